@@ -1,0 +1,133 @@
+"""Every error that embedctl raises on purpose.
+
+::
+
+    EmbedctlError
+    ├── SettingsError             a flag, variable, file entry or argument
+    ├── InputError                the corpus
+    │   └── CorpusChanged         the corpus is not the one that the job was begun with
+    ├── OutputError               the file to write
+    ├── MissingExtra              an optional dependency
+    ├── BrokerUnavailable         Redis
+    ├── JobError
+    │   ├── JobNotFound
+    │   │   └── JobLost           it was there, and Redis lost it or a part of it
+    │   ├── JobUnfinished
+    │   ├── JobCancelled
+    │   └── JobFailed
+    ├── WaitTimeout
+    ├── WireError                 bytes of a chunk or of a result
+    │   ├── WireTruncated
+    │   ├── WireForeign
+    │   └── WireNewer
+    ├── ModelError
+    │   └── ModelNotFound
+    └── WorkerError               a worker or a private Redis that does not start
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EmbedctlError(Exception):
+    """The root of every error that embedctl raises on purpose."""
+
+    #: The exit status that the command line gives for this error.
+    exit_code: ClassVar[int] = 1
+
+
+class SettingsError(EmbedctlError, ValueError):
+    """Raised when a flag, an environment variable, a configuration entry or an argument is not valid."""
+
+    exit_code = 2
+
+
+class InputError(EmbedctlError, ValueError):
+    """Raised when the corpus can't be read as records; the message names the line, the field and the fix."""
+
+    exit_code = 2
+
+
+class CorpusChanged(InputError):
+    """Raised when a job is resumed with records or options other than those it was begun with."""
+
+
+class OutputError(EmbedctlError):
+    """Raised when vectors can't be written; nothing half-written is left under the final name."""
+
+
+class MissingExtra(EmbedctlError, ImportError):
+    """Raised when an optional dependency is not installed; the message holds the `pip install` that mends it."""
+
+    def __init__(self, extra: str, needed_for: str) -> None:
+        super().__init__(f"{needed_for} needs an optional dependency: pip install 'embedctl[{extra}]'")
+        self.extra = extra
+
+
+class BrokerUnavailable(EmbedctlError, ConnectionError):
+    """Raised when Redis can't be reached, refuses us, or can't take more."""
+
+    exit_code = 69  # EX_UNAVAILABLE of sysexits.h
+
+
+class JobError(EmbedctlError):
+    """The root of errors about one job."""
+
+
+class JobNotFound(JobError, LookupError):
+    """Raised when Redis knows no job of that id: it never existed here, was freed, or its time ran out."""
+
+    exit_code = 4
+
+
+class JobLost(JobNotFound):
+    """Raised when Redis was emptied after the job was made, or lost some of its chunks."""
+
+
+class JobUnfinished(JobError):
+    """Raised when the vectors of a job are asked for before it has ended."""
+
+
+class JobCancelled(JobError):
+    """Raised when the vectors of a cancelled job are asked for or waited for."""
+
+
+class JobFailed(JobError):
+    """Raised when every record of a job failed."""
+
+
+class WaitTimeout(EmbedctlError, TimeoutError):
+    """Raised when a job did not end within the time given; the job goes on."""
+
+    exit_code = 124  # as timeout(1) exits
+
+
+class WireError(EmbedctlError, ValueError):
+    """The root of errors about the bytes of a chunk."""
+
+
+class WireTruncated(WireError):
+    """Raised when a chunk's bytes end before what their header promises."""
+
+
+class WireForeign(WireError):
+    """Raised when bytes are not a chunk of ours, or contradict themselves."""
+
+
+class WireNewer(WireError):
+    """Raised when a chunk was written by a newer embedctl than this one."""
+
+
+class ModelError(EmbedctlError):
+    """Raised when a model can't be loaded or is of a kind that the backend does not support."""
+
+
+class ModelNotFound(ModelError, LookupError):
+    """Raised when a model is neither a local folder, nor an installed package, nor in the hub's cache."""
+
+    exit_code = 4
+
+
+class WorkerError(EmbedctlError):
+    """Raised when a worker, its device or the private Redis can't be started."""

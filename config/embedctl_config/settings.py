@@ -1,0 +1,258 @@
+"""The settings of producers and workers: read once, validated whole, passed in.
+
+Sources, the strongest first: explicit arguments, `EMBEDCTL_*` variables, the project's file (`EMBEDCTL_CONFIG`, else
+`embedctl.toml` in the working directory), the user's file (`$XDG_CONFIG_HOME/embedctl/config.toml`), defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from embedctl_config.errors import SettingsError
+from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
+
+ENV_PREFIX = "EMBEDCTL_"
+CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
+_SCHEMES = ("redis", "rediss", "unix")
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
+
+
+def _setting(default: Any, help: str, *, unit: str = "", minimum: float | None = None) -> Any:  # noqa: A002  (argparse's and click's word)
+    return field(default=default, metadata={"help": help, "unit": unit, "minimum": minimum})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be configured. Durations are seconds, sizes are bytes."""
+
+    redis_url: str = _setting("", "Redis: redis://, rediss:// or unix://. Empty: a private one (`embedctl run`)")
+    model: str = _setting("all-MiniLM-L6-v2", "the model of jobs and workers that name none")
+    hardware: str = _setting("auto", "the hardware class of jobs that name none; auto: the fastest alive")
+    chunk_rows: int = _setting(512, "most records in a chunk", unit="records", minimum=1)
+    chunk_bytes: int = _setting(512 * 1024, "most text in a chunk", unit="bytes", minimum=1024)
+    max_text_bytes: int = _setting(1024 * 1024, "longest text of one record", unit="bytes", minimum=1)
+    high_water_bytes: int = _setting(
+        256 * 1024 * 1024,
+        "a producer pauses while a job has more text than this waiting",
+        unit="bytes",
+        minimum=1024,
+    )
+    window: int = _setting(8, "fewest tickets of one job in the queue at once", unit="tickets", minimum=1)
+    window_per_worker: int = _setting(4, "tickets of one job for each live worker", unit="tickets", minimum=1)
+    ttl_s: float = _setting(
+        7 * 24 * 3600.0, "a job is kept this long after its last progress", unit="seconds", minimum=1
+    )
+    lease_s: float = _setting(60.0, "a worker that is silent this long loses its chunk", unit="seconds", minimum=0.5)
+    reissue_s: float = _setting(
+        60.0, "a ticket that nobody takes is sent again after this long", unit="seconds", minimum=0.5
+    )
+    hang_s: float = _setting(
+        120.0, "an encode without progress for this long ends the worker", unit="seconds", minimum=1
+    )
+    state_dir: str = _setting("", "where the private Redis keeps its data. Empty: the user's state folder")
+    classes: Mapping[str, HardwareClass] = field(
+        default_factory=lambda: SHIPPED_CLASSES, metadata={"help": "hardware classes: tables `[classes.NAME]`"}
+    )
+    models: Mapping[str, ModelEntry] = field(
+        default_factory=dict, metadata={"help": "where models come from: tables `[models.NAME]`"}
+    )
+
+    def hardware_class(self, name: str) -> HardwareClass:
+        """The hardware class of that name.
+
+        Raises:
+            SettingsError: there is none; the message lists those that exist.
+        """
+        try:
+            return self.classes[name]
+        except KeyError:
+            raise SettingsError(
+                f"there is no hardware class {name!r}{_did_you_mean(name, self.classes)} Known: "
+                f"{', '.join(sorted(self.classes))}. Add your own as [classes.{name}] in embedctl.toml."
+            ) from None
+
+    def replace(self, **changes: Any) -> Settings:
+        """These settings with some changed, validated again."""
+        changed = dataclasses.replace(self, **changes)
+        _raise_all(_problems(changed))
+        return changed
+
+
+def load_settings(
+    environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
+) -> Settings:
+    """Read the settings from all their sources.
+
+    Args:
+        environ: variables; the process's own where None.
+        directory: where `embedctl.toml` is looked for; the working directory where None.
+        explicit: settings that win over every source; None means not given.
+
+    Raises:
+        SettingsError: something is wrong; the message lists every problem with its source.
+    """
+    environ = os.environ if environ is None else environ
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    for path in _config_files(environ, directory or Path.cwd()):
+        values |= _from_file(path, values, problems)
+    values |= _from_environment(environ, problems)
+    values |= {name: value for name, value in explicit.items() if value is not None}
+    _raise_all(problems)
+    settings = Settings(**values)
+    _raise_all(_problems(settings))
+    return settings
+
+
+def check_model_name(name: str) -> str | None:
+    """What is wrong with a model's name, or None. It becomes part of a queue's name, so its alphabet is small."""
+    if not name or len(name) > 200 or not _NAME_CHARACTERS.issuperset(name):
+        return f"model name {name!r}: use 1 to 200 of letters, digits and . _ - / @"
+    return None
+
+
+def _raise_all(problems: list[str]) -> None:
+    if problems:
+        raise SettingsError("\n".join(problems))
+
+
+def _config_files(environ: Mapping[str, str], directory: Path) -> Iterable[Path]:
+    home = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
+    user = Path(home) / "embedctl" / "config.toml"
+    if user.is_file():
+        yield user
+    named = environ.get(CONFIG_VARIABLE)
+    project = Path(named) if named else directory / "embedctl.toml"
+    if named or project.is_file():
+        yield project
+
+
+def _from_file(path: Path, below: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        problems.append(f"{path}: can't be read: {error}")
+        return {}
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        if name == "classes":
+            shipped = below.get("classes", SHIPPED_CLASSES)
+            values["classes"] = {
+                **shipped,
+                **_entries(value, HardwareClass, shipped, f"{path}: classes", problems),
+            }
+        elif name == "models":
+            known = below.get("models", {})
+            values["models"] = {**known, **_entries(value, ModelEntry, known, f"{path}: models", problems)}
+        else:
+            _take(values, name, value, f"{path}: {name}", problems)
+    return values
+
+
+def _entries(table: Any, form: type[Any], below: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
+    """The named entries of one table; an entry that exists below is changed, not replaced."""
+    if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
+        problems.append(f"{where}: expected tables like [classes.cpu] or [models.NAME]")
+        return {}
+    entries = {}
+    fields = {each.name: each for each in dataclasses.fields(form)}
+    for name, entry in table.items():
+        if unknown := set(entry) - set(fields):
+            problems += [f"{where}.{name}.{key}: no such key{_did_you_mean(key, fields)}" for key in sorted(unknown)]
+            continue
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        defaults = below.get(name, form())
+        wrong = [
+            f"{where}.{name}.{key}: {value!r} is not of the right type"
+            for key, value in given.items()
+            if not _same_type(value, getattr(defaults, key))
+        ]
+        problems += wrong
+        if not wrong:
+            entries[name] = dataclasses.replace(defaults, **given)
+    return entries
+
+
+def _same_type(value: object, default: object) -> bool:
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if isinstance(default, Mapping):
+        return isinstance(value, Mapping)
+    return type(value) is type(default)
+
+
+def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, value in environ.items():
+        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE:
+            _take(values, variable.removeprefix(ENV_PREFIX).lower(), value, variable, problems)
+    return values
+
+
+def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: list[str]) -> None:
+    scalars: dict[str, Any] = {
+        each.name: each for each in dataclasses.fields(Settings) if each.name not in ("classes", "models")
+    }
+    if name not in scalars:
+        problems.append(f"{where}: no such setting{_did_you_mean(name, scalars)}")
+        return
+    default = scalars[name].default
+    if isinstance(default, str):
+        if isinstance(value, str):
+            values[name] = value
+        else:
+            problems.append(f"{where}: {value!r} is not text")
+        return
+    try:
+        values[name] = type(default)(value)
+    except (TypeError, ValueError):
+        problems.append(f"{where}: {value!r} is not a {'whole ' if isinstance(default, int) else ''}number")
+
+
+def _problems(settings: Settings) -> list[str]:
+    problems = []
+    for each in dataclasses.fields(Settings):
+        minimum, value = each.metadata.get("minimum"), getattr(settings, each.name)
+        if minimum is not None and not value >= minimum:
+            problems.append(f"{each.name}: {value!r} is below its minimum of {minimum} {each.metadata['unit']}")
+    scheme = urlsplit(settings.redis_url).scheme
+    if settings.redis_url and scheme not in _SCHEMES:
+        problems.append(f"redis_url: {scheme or 'no'} scheme; use redis://, rediss:// or unix://")
+    if wrong := check_model_name(settings.model):
+        problems.append(f"model: {wrong}")
+    if settings.hardware != "auto" and settings.hardware not in settings.classes:
+        problems.append(f"hardware: no class {settings.hardware!r}{_did_you_mean(settings.hardware, settings.classes)}")
+    for name, entry in settings.classes.items():
+        problems += _class_problems(name, entry)
+    problems += [f"models.{name}: {wrong}" for name in settings.models if (wrong := check_model_name(name))]
+    return problems
+
+
+def _class_problems(name: str, entry: HardwareClass) -> list[str]:
+    where = f"classes.{name}"
+    problems = []
+    if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or name == "auto":
+        problems.append(f"{where}: a class's name is of letters, digits, - and _, and not 'auto'")
+    if entry.device not in DEVICES:
+        problems.append(f"{where}.device: {entry.device!r} is none of {', '.join(DEVICES)}")
+    if entry.precision not in PRECISIONS:
+        problems.append(f"{where}.precision: {entry.precision!r} is none of {', '.join(PRECISIONS)}")
+    if not 1 <= entry.prefetch <= 16:
+        problems.append(f"{where}.prefetch: {entry.prefetch} is not between 1 and 16")
+    if entry.token_budget < 1:
+        problems.append(f"{where}.token_budget: {entry.token_budget} is below 1")
+    problems += [f"{where}.models: {wrong}" for model in entry.models if (wrong := check_model_name(model))]
+    return problems
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f". Did you mean {close[0]!r}?" if close else "."

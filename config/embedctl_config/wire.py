@@ -1,0 +1,343 @@
+"""The binary formats of a chunk's input and of its result.
+
+Both begin with the same 36 bytes, all little-endian::
+
+    0   4s   magic "EMBC"
+    4   u8   kind: 1 input, 2 result
+    5   u8   format version
+    6   u16  flags: 1 ids, 2 explicit positions
+    8   16s  digest of the input (in a result: of the input that it answers)
+    24  u64  position of the first record
+    32  u32  rows
+
+Scripts read the digest from both at the same place. A *column* is u32 lengths, one a row, then the bytes; length
+0xFFFFFFFF is null.
+
+Input: ``u8 kinds[rows]``, ``column texts``, [``column ids``], [``u64 positions[rows]``].
+
+Result: ``u32 dim``, ``u8 dtype`` (1 = float32), ``32s fingerprint``, ``column (precision, backend)``,
+``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], ``u32 n``, ``u32 row[n]``,
+``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``, zero bytes up to a multiple of 64, then
+``rows × dim`` float32, row-major; a failed record's row is NaN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+from embedctl_config.errors import WireForeign, WireNewer, WireTruncated
+
+MAGIC = b"EMBC"
+VERSION = 1
+#: Where the digest stands, as first and last byte: GETRANGE's arguments.
+DIGEST_RANGE = (8, 23)
+
+_KIND_INPUT, _KIND_RESULT = 1, 2
+_HAS_IDS, _HAS_POSITIONS = 1, 2
+_PREFIX = struct.Struct("<4sBBH16sQI")
+_RESULT_HEAD = struct.Struct("<IB32s")
+_FLOAT32 = 1
+_NULL = 0xFFFFFFFF
+_ALIGNMENT = 64
+
+
+class RecordKind(IntEnum):
+    """What the producer saw in a record's text field."""
+
+    TEXT = 0
+    NOT_TEXT = 1  # the row's bytes name the type that was found
+    INVALID_UTF8 = 2  # the row's bytes are what was found
+    OVERSIZE = 3  # the row's bytes are its size in bytes, in decimal
+
+
+class ErrorCode(StrEnum):
+    """Why a record has no vector."""
+
+    EMPTY = "empty"
+    NOT_TEXT = "not_text"
+    INVALID_UTF8 = "invalid_utf8"
+    TOO_LONG = "too_long"
+    NON_FINITE = "non_finite"
+    OUT_OF_MEMORY = "out_of_memory"
+    ENCODE_ERROR = "encode_error"
+    CRASHED_WORKER = "crashed_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInput:
+    """Records of one job that travel together.
+
+    `kinds` and `texts` have one entry a row; a text is UTF-8. `ids` is None where the job has none. `positions` is
+    None where the records are consecutive from `first`.
+    """
+
+    first: int
+    kinds: bytes
+    texts: Sequence[bytes]
+    ids: Sequence[str | None] | None = None
+    positions: Sequence[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def row_checksums(self) -> list[int]:
+        """crc32 of each row's kind, text and id: names the record that differs when a corpus changed."""
+        sums = []
+        for row, text in enumerate(self.texts):
+            crc = zlib.crc32(text, self.kinds[row])
+            if self.ids is not None:
+                label = self.ids[row]
+                crc = zlib.crc32(b"" if label is None else b"\0" + label.encode(), crc)
+            sums.append(crc)
+        return sums
+
+    def select(self, rows: Sequence[int]) -> ChunkInput:
+        """The chunk of these rows alone, at their original positions."""
+        at = self.positions
+        return ChunkInput(
+            first=self.first,
+            kinds=bytes(self.kinds[row] for row in rows),
+            texts=[self.texts[row] for row in rows],
+            ids=None if self.ids is None else [self.ids[row] for row in rows],
+            positions=[self.first + row if at is None else at[row] for row in rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordError:
+    """A record that was given up: its row in the chunk, the reason and a sentence for people."""
+
+    row: int
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A record that was cut to the model's maximum length: tokens used and tokens lost."""
+
+    row: int
+    used: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """The vectors of a chunk: `rows × dim` float32, little-endian, row-major, as bytes.
+
+    `fingerprint` is a sha256 in hexadecimal. `checksums` are the input's :meth:`ChunkInput.row_checksums`.
+    """
+
+    first: int
+    rows: int
+    dim: int
+    digest: bytes
+    fingerprint: str
+    precision: str
+    backend: str
+    vectors: bytes | memoryview
+    checksums: Sequence[int]
+    ids: Sequence[str | None] | None = None
+    positions: Sequence[int] | None = None
+    errors: Sequence[RecordError] = ()
+    truncations: Sequence[Truncation] = field(default=())
+
+
+def encode_input(chunk: ChunkInput) -> bytes:
+    """The wire form of a chunk's input; its digest covers everything but the digest itself."""
+    flags, optional = _optional_columns(chunk.ids, chunk.positions)
+    body = b"".join([chunk.kinds, _column(chunk.texts), *optional])
+    facts = struct.pack("<HQI", flags, chunk.first, len(chunk))
+    digest = hashlib.blake2b(body, digest_size=16, key=facts).digest()
+    return _PREFIX.pack(MAGIC, _KIND_INPUT, VERSION, flags, digest, chunk.first, len(chunk)) + body
+
+
+def digest_of(data: bytes | memoryview) -> bytes:
+    """The 16 bytes that tell one chunk's input from another."""
+    return bytes(data[DIGEST_RANGE[0] : DIGEST_RANGE[1] + 1])
+
+
+def decode_input(data: bytes | memoryview) -> ChunkInput:
+    """Read a chunk's input.
+
+    Raises:
+        WireTruncated, WireForeign, WireNewer: the bytes are cut off, not ours, or newer than this version.
+    """
+    cursor, flags, digest, first, rows = _open(data, _KIND_INPUT)
+    body = cursor.rest()
+    kinds = cursor.take(rows)
+    if any(kind > max(RecordKind) for kind in kinds):
+        raise WireForeign("a chunk's input holds a kind of record that does not exist")
+    texts = [b"" if text is None else text for text in cursor.column(rows)]
+    ids, positions = _read_optional_columns(cursor, flags, rows)
+    cursor.finish()
+    facts = struct.pack("<HQI", flags, first, rows)
+    if hashlib.blake2b(body, digest_size=16, key=facts).digest() != digest:
+        raise WireForeign("a chunk's input does not match its digest: it was changed or mixed up on the way")
+    return ChunkInput(first, bytes(kinds), texts, ids, positions)
+
+
+def encode_result(result: ChunkResult) -> bytes:
+    """The wire form of a chunk's result.
+
+    Raises:
+        ValueError: `vectors` is not `rows × dim` float32.
+    """
+    if len(result.vectors) != result.rows * result.dim * 4:
+        raise ValueError(f"{len(result.vectors)} bytes of vectors are not {result.rows} rows × {result.dim} float32")
+    flags, optional = _optional_columns(result.ids, result.positions)
+    errors, cuts = result.errors, result.truncations
+    head = b"".join(
+        [
+            _PREFIX.pack(MAGIC, _KIND_RESULT, VERSION, flags, result.digest, result.first, result.rows),
+            _RESULT_HEAD.pack(result.dim, _FLOAT32, bytes.fromhex(result.fingerprint)),
+            _column([result.precision.encode(), result.backend.encode()]),
+            struct.pack(f"<{result.rows}I", *result.checksums),
+            *optional,
+            struct.pack(f"<I{len(errors)}I", len(errors), *(error.row for error in errors)),
+            _column([error.code.encode() for error in errors]),
+            _column([error.message.encode(errors="replace") for error in errors]),
+            struct.pack("<I", len(cuts)),
+            *(struct.pack("<III", cut.row, cut.used, cut.lost) for cut in cuts),
+        ]
+    )
+    return b"".join([head, bytes(-len(head) % _ALIGNMENT), result.vectors])
+
+
+def decode_result(data: bytes | memoryview) -> ChunkResult:
+    """Read a chunk's result; `vectors` is a view into `data`, not a copy.
+
+    Raises:
+        WireTruncated, WireForeign, WireNewer: the bytes are cut off, not ours, or newer than this version.
+    """
+    cursor, flags, digest, first, rows = _open(data, _KIND_RESULT)
+    dim, dtype, fingerprint = cursor.unpack(_RESULT_HEAD)
+    if dtype != _FLOAT32:
+        raise WireNewer(f"a result's vectors are of type {dtype}, which this version does not know")
+    precision, backend = _words(cursor.column(2))
+    checksums = cursor.numbers(rows, "I")
+    ids, positions = _read_optional_columns(cursor, flags, rows)
+    failed = cursor.numbers(cursor.count(), "I")
+    codes, messages = _words(cursor.column(len(failed))), _words(cursor.column(len(failed)))
+    cuts = cursor.numbers(3 * cursor.count(), "I")
+    if any(row >= rows for row in (*failed, *cuts[::3])):
+        raise WireForeign("a result names a row beyond its own end")
+    cursor.align(_ALIGNMENT)
+    vectors = cursor.take(rows * dim * 4)
+    cursor.finish()
+    return ChunkResult(
+        first=first,
+        rows=rows,
+        dim=dim,
+        digest=digest,
+        fingerprint=fingerprint.hex(),
+        precision=precision,
+        backend=backend,
+        vectors=vectors,
+        checksums=checksums,
+        ids=ids,
+        positions=positions,
+        errors=[
+            RecordError(row, _error_code(code), message)
+            for row, code, message in zip(failed, codes, messages, strict=True)
+        ],
+        truncations=[Truncation(*cuts[at : at + 3]) for at in range(0, len(cuts), 3)],
+    )
+
+
+def _error_code(word: str) -> ErrorCode:
+    try:
+        return ErrorCode(word)
+    except ValueError:
+        raise WireNewer(f"a result holds the error code {word!r}, which this version does not know") from None
+
+
+def _words(column: Sequence[bytes | None]) -> list[str]:
+    try:
+        return [(word or b"").decode() for word in column]
+    except UnicodeDecodeError as error:
+        raise WireForeign(f"a chunk holds a word that is not UTF-8: {error}") from None
+
+
+def _column(cells: Sequence[bytes | None]) -> bytes:
+    lengths = [_NULL if cell is None else len(cell) for cell in cells]
+    return b"".join([struct.pack(f"<{len(cells)}I", *lengths), *(cell for cell in cells if cell)])
+
+
+def _optional_columns(ids: Sequence[str | None] | None, positions: Sequence[int] | None) -> tuple[int, list[bytes]]:
+    flags, columns = 0, []
+    if ids is not None:
+        flags |= _HAS_IDS
+        columns.append(_column([None if label is None else label.encode() for label in ids]))
+    if positions is not None:
+        flags |= _HAS_POSITIONS
+        columns.append(struct.pack(f"<{len(positions)}Q", *positions))
+    return flags, columns
+
+
+def _read_optional_columns(cursor: _Cursor, flags: int, rows: int) -> tuple[list[str | None] | None, list[int] | None]:
+    ids: list[str | None] | None = None
+    if flags & _HAS_IDS:
+        column = cursor.column(rows)
+        words = _words(column)
+        ids = [None if cell is None else word for cell, word in zip(column, words, strict=True)]
+    positions = cursor.numbers(rows, "Q") if flags & _HAS_POSITIONS else None
+    return ids, positions
+
+
+def _open(data: bytes | memoryview, kind: int) -> tuple[_Cursor, int, bytes, int, int]:
+    cursor = _Cursor(memoryview(data))
+    if bytes(data[:4]) != MAGIC[: len(data[:4])]:
+        raise WireForeign(f"these are not a chunk's bytes: they begin with {bytes(data[:4])!r}")
+    magic, found, version, flags, digest, first, rows = cursor.unpack(_PREFIX)
+    if version > VERSION:
+        raise WireNewer(f"this chunk has format version {version}, and this embedctl reads up to {VERSION}: upgrade it")
+    if magic != MAGIC or version < 1 or found != kind:
+        raise WireForeign(f"a chunk of kind {kind} was expected, not kind {found} version {version}")
+    return cursor, flags, digest, first, rows
+
+
+class _Cursor:
+    """Reads forward through bytes and never past their end, so a bad count can't make us allocate for it."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, size: int) -> memoryview:
+        end = self._at + size
+        if end > len(self._data):
+            raise WireTruncated(f"a chunk ends after {len(self._data)} bytes, where it promises {end} or more")
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    def rest(self) -> memoryview:
+        return self._data[self._at :]
+
+    def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.take(form.size))
+
+    def numbers(self, count: int, code: str) -> list[int]:
+        size = struct.calcsize(f"<{code}")
+        return list(struct.unpack(f"<{count}{code}", self.take(count * size)))
+
+    def count(self) -> int:
+        return self.numbers(1, "I")[0]
+
+    def column(self, rows: int) -> list[bytes | None]:
+        return [None if size == _NULL else bytes(self.take(size)) for size in self.numbers(rows, "I")]
+
+    def align(self, to: int) -> None:
+        if any(self.take(-self._at % to)):
+            raise WireForeign("a result's padding is not zero")
+
+    def finish(self) -> None:
+        if self._at != len(self._data):
+            raise WireForeign(f"a chunk goes on for {len(self._data) - self._at} bytes after its end")

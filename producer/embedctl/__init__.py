@@ -1,0 +1,71 @@
+"""embedctl: turn a corpus into embedding vectors on whatever hardware there is, and lose nothing.
+
+from embedctl import enqueue_embeddings
+
+job = enqueue_embeddings(["first text", "second text"])
+job.wait()
+job.vectors()  # float32, records × dimensions, in input order
+"""
+
+from embedctl.enqueue import enqueue_embeddings
+from embedctl.job import ChunkVectors, FailedRecord, Job, TruncatedRecord
+from embedctl.store import JobState, JobStatus
+from embedctl_config import __version__
+from embedctl_config.errors import (
+    BrokerUnavailable,
+    CorpusChanged,
+    EmbedctlError,
+    InputError,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobLost,
+    JobNotFound,
+    JobUnfinished,
+    MissingExtra,
+    ModelError,
+    ModelNotFound,
+    OutputError,
+    SettingsError,
+    WaitTimeout,
+    WireError,
+    WireForeign,
+    WireNewer,
+    WireTruncated,
+    WorkerError,
+)
+from embedctl_config.settings import Settings, load_settings
+
+__all__ = [
+    "BrokerUnavailable",
+    "ChunkVectors",
+    "CorpusChanged",
+    "EmbedctlError",
+    "FailedRecord",
+    "InputError",
+    "Job",
+    "JobCancelled",
+    "JobError",
+    "JobFailed",
+    "JobLost",
+    "JobNotFound",
+    "JobState",
+    "JobStatus",
+    "JobUnfinished",
+    "MissingExtra",
+    "ModelError",
+    "ModelNotFound",
+    "OutputError",
+    "Settings",
+    "SettingsError",
+    "TruncatedRecord",
+    "WaitTimeout",
+    "WireError",
+    "WireForeign",
+    "WireNewer",
+    "WireTruncated",
+    "WorkerError",
+    "__version__",
+    "enqueue_embeddings",
+    "load_settings",
+]

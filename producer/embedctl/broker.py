@@ -1,0 +1,58 @@
+"""One connection to Redis and everything that speaks over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from embedctl.store import Connection, JobStore, Upkeep, WorkerRegistry
+from embedctl_config.settings import Settings
+
+if TYPE_CHECKING:
+    from embedctl.tickets import TicketSender
+
+
+@dataclass(frozen=True)
+class Broker:
+    """What producers, jobs and workers share. Safe to use from several threads."""
+
+    settings: Settings
+    connection: Connection
+    jobs: JobStore
+    workers: WorkerRegistry
+    upkeep: Upkeep
+
+    @classmethod
+    def connect(cls, settings: Settings) -> Broker:
+        """Open a connection to the Redis of these settings.
+
+        Raises:
+            SettingsError: no Redis is configured.
+        """
+        connection = Connection(settings)
+        return cls(
+            settings,
+            connection,
+            JobStore(connection, settings),
+            WorkerRegistry(connection),
+            Upkeep(connection, settings),
+        )
+
+    @cached_property
+    def tickets(self) -> TicketSender:
+        """Sends tickets; importing Celery waits until somebody does."""
+        from embedctl.tickets import TicketSender
+        from embedctl_config.celery_app import make_celery
+
+        return TicketSender(make_celery(self.settings))
+
+    def send_issued(self, job_id: str, queue: str) -> None:
+        """Send the tickets that a job's window has room for."""
+        self.tickets.send(queue, job_id, self.jobs.issue(job_id, queue))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.connection.close()
+        if "tickets" in self.__dict__:
+            self.tickets.close()

@@ -1,0 +1,28 @@
+"""`python -m embedctl.child PARENT-PID COMMAND …`: become COMMAND, and get SIGTERM from the kernel if the parent dies.
+
+Only then does a `kill -9` of `embedctl run` leave neither its Redis nor its worker behind. Linux only; elsewhere the
+command simply runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h; it survives exec
+
+
+def main() -> None:
+    """Run the command line."""
+    parent, *command = sys.argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):
+            sys.exit("the parent has ended")
+    os.execvp(command[0], command)  # noqa: S606  (the whole point; an argument list, no shell)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Records into chunks, bounded by rows and by bytes. The same records and bounds always make the same chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from embedctl.corpus import Record
+from embedctl_config.wire import ChunkInput
+
+
+def chunks_of(records: Iterable[Record], *, max_rows: int, max_bytes: int) -> Iterator[ChunkInput]:
+    """Cut records into chunks of consecutive records.
+
+    A record longer than `max_bytes` makes a chunk of its own.
+    """
+    held: list[Record] = []
+    size = first = 0
+    for record in records:
+        if held and (len(held) == max_rows or size + len(record.text) > max_bytes):
+            yield _chunk(first, held)
+            first += len(held)
+            held, size = [], 0
+        held.append(record)
+        size += len(record.text)
+    if held:
+        yield _chunk(first, held)
+
+
+def _chunk(first: int, records: list[Record]) -> ChunkInput:
+    ids = [record.id for record in records]
+    return ChunkInput(
+        first=first,
+        kinds=bytes(record.kind for record in records),
+        texts=[record.text for record in records],
+        ids=None if all(label is None for label in ids) else ids,
+    )

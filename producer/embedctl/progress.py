@@ -1,0 +1,99 @@
+"""What a person sees while a job is submitted and while it runs. Always on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from embedctl.routing import start_command
+from embedctl.store import JobStatus
+
+#: Without a terminal there is one line in this many seconds.
+_LINE_EVERY_S = 10.0
+#: A rate is taken over the last this many seconds.
+_RATE_OVER_S = 15.0
+
+
+class JobProgress:
+    """A progress bar on a terminal, a line now and then elsewhere, nothing if `quiet`."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet)
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._samples: list[tuple[float, int, int]] = []
+        self._next_line = time.monotonic() + _LINE_EVERY_S
+        self._told_no_worker = self._told_waiting = False
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty() and not self._console.quiet:
+            self._bar = Progress(
+                TextColumn("{task.description:<10}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("submitting", total=None, rate="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def submitting(self, records: int, waiting: bool) -> None:
+        """Records were added, or the producer waits for workers to make room."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=records, rate="waiting for workers" if waiting else "")
+        elif waiting and not self._told_waiting:
+            self._told_waiting = True
+            self._console.print(
+                f"{records} records submitted; waiting for workers to make room for more", soft_wrap=True
+            )
+
+    def running(self, job: JobStatus) -> None:
+        """The job's status at this moment."""
+        ended = job.done + job.failed
+        rate = self._rate(ended, job.tokens)
+        if not job.live_workers and not job.state.ended and not self._told_no_worker:
+            self._told_no_worker = True
+            self._console.print(
+                f"No live worker serves {job.model} on {job.hardware}. Start one: "
+                f"{start_command(job.hardware, job.model)}",
+                soft_wrap=True,
+                highlight=False,
+            )
+        if self._bar is not None:
+            self._bar.update(
+                self._task,
+                description=job.state.partition("_")[0],
+                completed=ended,
+                total=job.records,
+                rate=rate,
+            )
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_EVERY_S
+            self._console.print(
+                f"{job.state}: {ended} of {job.records} records {rate}", soft_wrap=True, highlight=False
+            )
+
+    def _rate(self, records: int, tokens: int) -> str:
+        now = time.monotonic()
+        self._samples.append((now, records, tokens))
+        while now - self._samples[0][0] > _RATE_OVER_S:
+            self._samples.pop(0)
+        then, records_then, tokens_then = self._samples[0]
+        if now - then < 1 or tokens == tokens_then:
+            return ""
+        return (
+            f"{(records - records_then) / (now - then):,.0f} rec/s {(tokens - tokens_then) / (now - then):,.0f} tok/s"
+        )

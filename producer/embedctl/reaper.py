@@ -1,0 +1,68 @@
+"""The reaper: brings back what was lost on the way. Any worker runs it, and so does a producer that waits."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from embedctl.broker import Broker
+from embedctl.store import JobState, JobStatus
+from embedctl.store.upkeep import AUDIT_AFTER_MS
+from embedctl_config.errors import BrokerUnavailable, JobNotFound
+
+log = logging.getLogger(__name__)
+
+
+class Reaper:
+    """Looks after every active job, at most once in an interval among all processes on one Redis.
+
+    Args:
+        interval_s: seconds between two rounds.
+        audit_after_s: a sealed job without progress for this long is audited.
+    """
+
+    def __init__(
+        self, broker: Broker, *, interval_s: float = 5.0, audit_after_s: float = AUDIT_AFTER_MS / 1000
+    ) -> None:
+        self._broker = broker
+        self._interval_s = interval_s
+        self._audit_after_s = audit_after_s
+        self._next = 0.0
+
+    def round(self) -> None:
+        """Do a round if one is due and no other process has done it.
+
+        Raises:
+            BrokerUnavailable: Redis can't be reached; the next round goes on.
+        """
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._interval_s
+        if not self._broker.upkeep.take_turn(self._interval_s):
+            return
+        now_ms = self._broker.connection.now_ms()
+        for job_id in list(self._broker.upkeep.active_jobs()):
+            try:
+                self._look_after(self._broker.jobs.status(job_id), now_ms)
+            except BrokerUnavailable:
+                raise
+            except JobNotFound:
+                self._broker.upkeep.forget(job_id)
+
+    def _look_after(self, job: JobStatus, now_ms: int) -> None:
+        upkeep = self._broker.upkeep
+        if job.state is JobState.CANCELLED:
+            if upkeep.free(job.id, job.chunks):
+                upkeep.forget(job.id)
+            return
+        again = upkeep.reap(job.id, job.queue)
+        if again:
+            log.info("job %s: tickets sent again for chunks %s", job.id, again)
+            self._broker.tickets.send(job.queue, job.id, again)
+        # A window that grew with new workers, or whose last sender died.
+        self._broker.send_issued(job.id, job.queue)
+        if job.sealed and now_ms - job.progressed_at.timestamp() * 1000 > self._audit_after_s * 1000:
+            lost = upkeep.audit(job.id)
+            if lost:
+                log.error("job %s: Redis lost %d of its chunks", job.id, lost)
+        upkeep.extend(job.id, job.chunks, int(job.ttl_s * 1000), now_ms)

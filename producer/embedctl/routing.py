@@ -1,0 +1,43 @@
+"""Which hardware class a job goes to; decided once, at submit."""
+
+from __future__ import annotations
+
+from embedctl.store import WorkerRegistry
+from embedctl_config.errors import SettingsError
+from embedctl_config.hardware import PRECISIONS
+from embedctl_config.settings import Settings
+
+#: Where a job goes when `auto` finds no live worker.
+FALLBACK_CLASS = "cpu"
+
+
+def resolve(
+    settings: Settings, workers: WorkerRegistry, *, model: str, hardware: str, precision: str | None
+) -> tuple[str, str]:
+    """The hardware class and the precision of a job.
+
+    `auto` takes, among the classes with a live worker for this model that offers this precision (fp32 where none is
+    asked for), the one whose workers together encode the most tokens/s; with none alive, `cpu`.
+
+    Raises:
+        SettingsError: there is no such class or precision, or the class does not offer that precision.
+    """
+    if precision is not None and precision not in PRECISIONS:
+        raise SettingsError(f"precision {precision!r} is none of {', '.join(PRECISIONS)}")
+    if hardware == "auto":
+        wanted = precision or "fp32"
+        rates: dict[str, float] = {}
+        for worker in workers.alive():
+            served = worker.models.get(model)
+            if served and worker.precision == wanted and worker.hardware in settings.classes:
+                rates[worker.hardware] = rates.get(worker.hardware, 0.0) + served.tokens_per_s
+        hardware = max(rates, key=lambda name: (rates[name], name), default=FALLBACK_CLASS)
+    offered = settings.hardware_class(hardware).precision
+    if precision is not None and precision != offered:
+        raise SettingsError(f"hardware class {hardware!r} offers precision {offered}, not {precision}")
+    return hardware, offered
+
+
+def start_command(hardware: str, model: str) -> str:
+    """The command that starts a worker for a class and a model."""
+    return f"embedctl worker --class {hardware} --model {model}"

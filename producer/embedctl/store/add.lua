@@ -1,0 +1,25 @@
+-- Store the next chunk's input, or check that this chunk is what was stored before.
+-- KEYS[8..10]: producer, input, result. ARGV: job, chunk, digest, rows, input, token, lease, digest's first and last byte.
+-- → ok <bytes waiting> | skipped <bytes waiting> | differs | held | sealed <chunks> | gap <chunks>
+local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
+if not sealed and not hold(KEYS[8], ARGV[6], ARGV[7]) then return {'held'} end
+local added = tonumber(redis.call('HGET', job, 'added'))
+if chunk > added then return {'gap', added} end
+if chunk == added and sealed then return {'sealed', added} end
+local waiting = redis.call('HGET', job, 'waiting_bytes')
+if chunk < added then
+  local digest = redis.call('GETRANGE', KEYS[10], ARGV[8], ARGV[9])
+  if digest == '' then digest = redis.call('GETRANGE', KEYS[9], ARGV[8], ARGV[9]) end
+  if digest == ARGV[3] then return {'skipped', waiting} end
+  if digest ~= '' then return {'differs'} end
+  -- Redis lost this chunk, and the corpus repairs it.
+  redis.call('HDEL', job, 'lost_first', 'lost_last')
+  if chunk < tonumber(redis.call('HGET', job, 'next')) then schedule(chunk, 0) end
+else
+  redis.call('HSET', job, 'added', added + 1)
+  redis.call('HINCRBY', job, 'records', rows)
+end
+redis.call('SET', KEYS[9], input, 'PX', keep_ms)
+waiting = redis.call('HINCRBY', job, 'waiting_bytes', #input)
+progress()
+return {'ok', waiting}

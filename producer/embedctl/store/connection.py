@@ -1,0 +1,119 @@
+"""The connection to Redis: time-outs, retries, scripts, and errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import OutOfMemoryError
+from redis.retry import Retry
+
+from embedctl_config import keys, wire
+from embedctl_config.errors import BrokerUnavailable, SettingsError
+from embedctl_config.settings import Settings
+
+#: Longest blocking read in ms: well under the socket's time-out.
+MAX_BLOCK_MS = 5000
+_SOCKET_TIMEOUT_S = 10
+
+
+class Connection:
+    """A pool of connections to the Redis of these settings. Safe to share between threads.
+
+    Raises:
+        SettingsError: no Redis is configured, or its URL can't be read.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        if not settings.redis_url:
+            raise SettingsError(
+                "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run`, which starts one"
+            )
+        self._shown_url = without_password(settings.redis_url)
+        try:
+            self._redis = redis.Redis.from_url(
+                settings.redis_url,
+                socket_timeout=_SOCKET_TIMEOUT_S,
+                socket_connect_timeout=3,
+                **({} if settings.redis_url.startswith("unix:") else {"socket_keepalive": True}),
+                health_check_interval=10,
+                retry=Retry(ExponentialBackoff(cap=1, base=0.05), 3),
+            )
+        except ValueError as error:
+            raise SettingsError(f"redis_url {self._shown_url}: {error}") from None
+        self._scripts: dict[str, Any] = {}
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """The redis-py client; its errors leave as :class:`BrokerUnavailable`.
+
+        Typed Any: redis-py's own return types are unions of its sync and async forms.
+        """
+        try:
+            yield self._redis
+        except redis.exceptions.AuthenticationError as error:
+            raise BrokerUnavailable(f"Redis at {self._shown_url} refuses the user or the password: {error}") from error
+        except OutOfMemoryError as error:
+            raise BrokerUnavailable(
+                f"Redis at {self._shown_url} is full: fetch and cancel old jobs, or raise its maxmemory"
+            ) from error
+        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
+            raise BrokerUnavailable(
+                f"Redis at {self._shown_url} can't be reached: {error}. Is it running, and is EMBEDCTL_REDIS_URL right?"
+            ) from error
+        except redis.exceptions.ResponseError as error:
+            raise BrokerUnavailable(f"Redis at {self._shown_url} refused a command: {error}") from error
+
+    def script(self, name: str, script_keys: Sequence[str], args: Sequence[Any] = ()) -> tuple[str, list[Any]]:
+        """Run a script: its answer and what came with it."""
+        with self.client() as client:
+            script = self._scripts.get(name)
+            if script is None:
+                script = self._scripts[name] = client.register_script(script_source(name))
+            answer, *rest = script(keys=script_keys, args=args)
+        return answer.decode(), rest
+
+    def now_ms(self) -> int:
+        """Redis' clock."""
+        with self.client() as client:
+            seconds, micros = client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def uptime_s(self) -> int:
+        """Whole seconds since Redis started."""
+        with self.client() as client:
+            return int(client.info("server")["uptime_in_seconds"])
+
+    def close(self) -> None:
+        """Close the pool's idle connections."""
+        self._redis.close()
+
+
+@cache
+def script_source(name: str) -> str:
+    """The text of a script: the shared prelude with its constants, then the script."""
+    folder = files("embedctl.store")
+    own = folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    if name == "create":
+        return own
+    constants = (
+        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, EVENTS_KEPT = "
+        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.EVENTS_KEPT}\n"
+    )
+    return constants + folder.joinpath("prelude.lua").read_text(encoding="utf-8") + own
+
+
+def without_password(url: str) -> str:
+    """A URL that may be shown and logged."""
+    parts = urlsplit(url)
+    if parts.password is None and not parts.query:
+        return url
+    location = parts.netloc.rpartition("@")[2]
+    user = f"{parts.username}:***@" if parts.username else "***@" if parts.password else ""
+    return urlunsplit(parts._replace(netloc=user + location, query=""))

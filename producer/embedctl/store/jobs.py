@@ -1,0 +1,457 @@
+"""The life of a job and of its chunks: one method a script, one round trip each."""
+
+from __future__ import annotations
+
+import calendar
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from embedctl.store.connection import MAX_BLOCK_MS, Connection
+from embedctl_config import keys, wire
+from embedctl_config.errors import CorpusChanged, InputError, JobCancelled, JobError, JobLost, JobNotFound
+from embedctl_config.settings import Settings
+
+#: A ticket refused for its model's fingerprint is offered again after this long (ms).
+MISMATCH_DELAY_MS = 5_000
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    SUBMITTING = "submitting"
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    COMPLETED_WITH_ERRORS = "completed_with_errors"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will change any more."""
+        return self in _ENDED
+
+
+_ENDED = frozenset({JobState.COMPLETED, JobState.COMPLETED_WITH_ERRORS, JobState.FAILED, JobState.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a job is made with; a resumed job must be made with the same.
+
+    `options` are the ones that decide the vectors or the chunks, as JSON values.
+    """
+
+    model: str
+    hardware: str
+    precision: str
+    options: Mapping[str, Any]
+    ttl_s: float
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job's facts at one moment. Counts are of records unless they say chunks; times are in UTC.
+
+    Attributes:
+        records: records accepted so far; all of them once `sealed`.
+        truncated: records with a vector of their first tokens only.
+        tokens: tokens encoded so far; exact duplicates within a chunk count once.
+        claims: executions begun; beyond `chunks_done` they were repeated or are under way.
+        lapsed: leases that ran out.
+        refused: results that came after the first one for their chunk.
+        waiting_bytes: text stored and not yet encoded.
+        expires_in: until the job is forgotten, if nothing more happens to it.
+        dim: length of a vector; None before the first chunk is done.
+        pinned_by: the worker whose claim fixed the job's model fingerprint.
+        mismatch: the last worker that was refused for serving other weights, and its fingerprint.
+        lost_chunks: first and last chunk that Redis lost.
+        live_workers: workers that serve this job's class and model now.
+    """
+
+    id: str
+    state: JobState
+    model: str
+    hardware: str
+    precision: str
+    options: Mapping[str, Any]
+    created_at: datetime
+    progressed_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    expires_in: timedelta
+    ttl_s: float
+    producer_alive: bool
+    sealed: bool
+    records: int
+    done: int
+    failed: int
+    truncated: int
+    tokens: int
+    chunks: int
+    chunks_done: int
+    claims: int
+    lapsed: int
+    refused: int
+    waiting_bytes: int
+    dim: int | None
+    model_fingerprint: str | None
+    pinned_by: str | None
+    mismatch: str | None
+    lost_chunks: tuple[int, int] | None
+    live_workers: int = 0
+
+    @property
+    def queue(self) -> str:
+        """The Celery queue of the job's tickets."""
+        return keys.queue(self.hardware, self.model)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether its producer died while submitting."""
+        return self.state is JobState.SUBMITTING and not self.producer_alive
+
+
+class Added(StrEnum):
+    """The answers to :meth:`JobStore.add` that are no error."""
+
+    OK = "ok"
+    SKIPPED = "skipped"
+    DIFFERS = "differs"
+    HELD = "held"
+    SEALED = "sealed"
+
+
+class ClaimAnswer(StrEnum):
+    """The answers to :meth:`JobStore.claim`."""
+
+    OK = "ok"
+    DONE = "done"
+    BUSY = "busy"
+    MISMATCH = "mismatch"
+    LOST = "lost"
+    GONE = "gone"
+    CANCELLED = "cancelled"
+    NEWER = "newer"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a claim came back with: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH."""
+
+    answer: ClaimAnswer
+    attempt: int = 0
+    input: bytes = b""
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What a worker reports with a chunk's result: counts of records, tokens encoded, and what `retry` needs."""
+
+    done: int
+    failed: int
+    truncated: int
+    tokens: int
+    dim: int
+    failed_input: bytes = b""
+
+
+class JobStore:
+    """Jobs in Redis.
+
+    Every method makes one round trip, but for :meth:`create` and :meth:`complete`, which make two. A method raises
+    BrokerUnavailable when Redis can't be reached. Where the answer concerns the caller (a worker with a ticket), it is
+    returned; where it concerns a person, it is raised as an error of the job.
+    """
+
+    def __init__(self, connection: Connection, settings: Settings) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._lease_ms = int(settings.lease_s * 1000)
+
+    def create(self, spec: JobSpec) -> tuple[str, bool]:
+        """Make a job, or find the one that this idempotency key made.
+
+        Returns:
+            The job's id, and whether it is new.
+        """
+        now = self._connection.now_ms()
+        ttl_ms = int(spec.ttl_s * 1000)
+        job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now / 1000))}-{secrets.token_hex(5)}"
+        fields: dict[str, Any] = {
+            "version": wire.VERSION,
+            "state": JobState.SUBMITTING,
+            "model": spec.model,
+            "hardware": spec.hardware,
+            "precision": spec.precision,
+            "options": json.dumps(dict(spec.options), sort_keys=True),
+            "ttl_ms": ttl_ms,
+            "created_ms": now,
+            "progressed_ms": now,
+            "window": self._settings.window,
+            **dict.fromkeys(_COUNTS, 0),
+            "next": 0,
+        }
+        script_keys = [keys.job(job_id), keys.ACTIVE, keys.BIRTH]
+        if spec.idempotency_key is not None:
+            script_keys.append(keys.idempotency(spec.idempotency_key))
+            fields["idempotency_key"] = script_keys[-1]
+        kept_ms = int(ttl_ms * keys.CHUNK_TTL_FACTOR)
+        flat = [part for item in fields.items() for part in item]
+        answer, rest = self._connection.script(
+            "create", script_keys, [job_id, now, ttl_ms, kept_ms, keys.job(""), *flat]
+        )
+        return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
+
+    def hold(self, job_id: str, token: str) -> bool:
+        """Keep the right to add to a job, or take it over from a producer that died. True also once it is sealed."""
+        answer, _ = self._job_script("hold", job_id, [keys.producer(job_id)], [token, keys.PRODUCER_LEASE_S * 1000])
+        return answer != "held"
+
+    def add(
+        self, job_id: str, chunk: int, payload: bytes, *, digest: bytes, rows: int, token: str
+    ) -> tuple[Added, int]:
+        """Store a chunk's input once.
+
+        Args:
+            payload: the chunk in wire format.
+            token: this producer's, as given to :meth:`hold`.
+
+        Returns:
+            The answer, and the bytes of text of this job that wait to be encoded.
+
+        Raises:
+            InputError: an earlier chunk was never added.
+        """
+        answer, rest = self._job_script(
+            "add",
+            job_id,
+            [keys.producer(job_id), keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
+            [chunk, digest, rows, payload, token, keys.PRODUCER_LEASE_S * 1000, *wire.DIGEST_RANGE],
+        )
+        if answer == "gap":
+            raise InputError(f"chunk {chunk} of job {job_id} can't follow chunk {int(rest[0]) - 1}")
+        return Added(answer), int(rest[0]) if rest else 0
+
+    def seal(self, job_id: str, chunks: int) -> None:
+        """Say that a job has all its chunks.
+
+        Raises:
+            CorpusChanged: the job already holds another number of chunks.
+        """
+        answer, rest = self._job_script("seal", job_id, [keys.producer(job_id)], [chunks])
+        if answer == "gap" or (answer == "sealed" and int(rest[0]) != chunks):
+            raise CorpusChanged(
+                f"job {job_id} holds {int(rest[0])} chunks, and the corpus now makes {chunks}: it was begun with "
+                "another corpus. Submit it as a new job."
+            )
+
+    def issue(self, job_id: str, queue: str) -> list[int]:
+        """Choose the chunks whose tickets are to be sent now, as far as the job's window has room."""
+        answer, rest = self._ticket_script(
+            "issue",
+            job_id,
+            [keys.queue_workers(queue)],
+            [
+                self._settings.window_per_worker,
+                int(self._settings.reissue_s * 1000),
+                keys.chunk_result(job_id, ""),
+            ],
+        )
+        return [int(chunk) for chunk in rest] if answer == "ok" else []
+
+    def claim(self, job_id: str, chunk: int, *, token: str, instance: str, fingerprint: str) -> Claim:
+        """Ask for the lease of a chunk and its text.
+
+        Args:
+            token: names this claim; renew and release want it again.
+            instance: this worker process.
+            fingerprint: of the model it serves.
+        """
+        answer, rest = self._ticket_script(
+            "claim",
+            job_id,
+            [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
+            [chunk, token, instance, fingerprint, self._lease_ms, MISMATCH_DELAY_MS],
+        )
+        if answer == ClaimAnswer.OK:
+            return Claim(ClaimAnswer.OK, attempt=int(rest[0]), input=rest[1])
+        if answer == ClaimAnswer.MISMATCH:
+            return Claim(ClaimAnswer.MISMATCH, fingerprint=rest[0].decode())
+        return Claim(ClaimAnswer(answer))
+
+    def renew(self, job_id: str, chunk: int, token: str) -> str:
+        """Keep a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `newer`."""
+        return self._ticket_script("renew", job_id, [], [chunk, token, self._lease_ms])[0]
+
+    def release(self, job_id: str, chunk: int, token: str, *, delay_s: float) -> bool:
+        """Give a lease back unfinished; the reaper sends a ticket after the delay unless the caller does."""
+        return self._ticket_script("release", job_id, [], [chunk, token, int(delay_s * 1000)])[0] == "ok"
+
+    def complete(
+        self, job_id: str, chunk: int, token: str, payload: bytes, report: Completed, *, fingerprint: str
+    ) -> str:
+        """Store a chunk's result and count it once: `ok`, `refused`, `mismatch`, `gone`, `cancelled` or `newer`.
+
+        The vectors travel outside of the script, under a name of this claim's own, so that the script moves no bytes.
+        """
+        temporary = keys.uncommitted_result(job_id, chunk, token)
+        script_keys = [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk), temporary]
+        args = [
+            chunk,
+            fingerprint,
+            report.done,
+            report.failed,
+            report.truncated,
+            report.tokens,
+            report.dim,
+            report.failed_input,
+        ]
+        while True:
+            with self._connection.client() as client:
+                client.set(temporary, payload, ex=keys.UNCOMMITTED_TTL_S)
+            answer, _ = self._ticket_script("complete", job_id, script_keys, args)
+            if answer in ("gone", "cancelled", "newer"):
+                with self._connection.client() as client:
+                    client.unlink(temporary)
+            if answer != "missing":
+                return answer
+
+    def cancel(self, job_id: str) -> JobState:
+        """End a job now; what was not fetched is freed. Returns the state that it has from here on."""
+        answer, rest = self._ticket_script("cancel", job_id, [], [])
+        if answer == "gone":
+            raise self.absent(job_id)
+        return JobState(rest[0].decode()) if answer == "ended" else JobState.CANCELLED
+
+    def status(self, job_id: str) -> JobStatus:
+        """A job's facts.
+
+        Raises:
+            JobLost: Redis is younger than the job.
+            JobNotFound: Redis knows no such job.
+        """
+        with self._connection.client() as client:
+            facts, ttl_ms, alive = (
+                client.pipeline(transaction=False)
+                .hgetall(keys.job(job_id))
+                .pttl(keys.job(job_id))
+                .exists(keys.producer(job_id))
+                .execute()
+            )
+        if not facts:
+            raise self.absent(job_id)
+        return _parse_status(
+            job_id, {name.decode(): value.decode() for name, value in facts.items()}, ttl_ms, bool(alive)
+        )
+
+    def input(self, job_id: str, chunk: int) -> bytes | None:
+        """A chunk's stored input, or None once it is encoded."""
+        with self._connection.client() as client:
+            data: bytes | None = client.get(keys.chunk_input(job_id, chunk))
+        return data
+
+    def result(self, job_id: str, chunk: int) -> bytes | None:
+        """A chunk's stored result, or None."""
+        with self._connection.client() as client:
+            data: bytes | None = client.get(keys.chunk_result(job_id, chunk))
+        return data
+
+    def wait_event(self, job_id: str, after: str, timeout_s: float) -> str:
+        """Block until something happens to a job or the time is over; the id of the last event seen.
+
+        Args:
+            after: the last event seen; "$" for what happens from now on.
+        """
+        block_ms = max(1, min(MAX_BLOCK_MS, int(timeout_s * 1000)))
+        with self._connection.client() as client:
+            found = client.xread({keys.events(job_id): after}, block=block_ms, count=keys.EVENTS_KEPT)
+        if not found:
+            return after
+        # RESP3 answers a mapping of stream to lists of entries, RESP2 a list of pairs.
+        entries = next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
+        return str(entries[-1][0].decode())
+
+    def absent(self, job_id: str) -> JobNotFound:
+        """The error for a job that Redis does not know: lost when the database is younger than the job's id."""
+        with self._connection.client() as client:
+            birth = client.get(keys.BIRTH)
+        try:
+            created = time.strptime(job_id[:15] + "UTC", "%Y%m%d-%H%M%S%Z")
+        except ValueError:
+            return JobNotFound(f"there is no job {job_id!r}; `embedctl submit` printed its id")
+        if not birth or calendar.timegm(created) + 1 < int(birth) / 1000:
+            return JobLost(
+                f"job {job_id} was lost by the broker: Redis was emptied or replaced after the job was made. "
+                "Submit its corpus again."
+            )
+        return JobNotFound(f"there is no job {job_id}: it was never made here, was freed, or its time to live ran out")
+
+    def _job_script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
+        """A script whose caller can do nothing about a job that is gone."""
+        answer, rest = self._ticket_script(name, job_id, more_keys, args)
+        if answer == "gone":
+            raise self.absent(job_id)
+        if answer == "cancelled":
+            raise JobCancelled(f"job {job_id} was cancelled")
+        if answer == "newer":
+            raise JobError(f"job {job_id} was made by a newer embedctl: upgrade this one")
+        return answer, rest
+
+    def _ticket_script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
+        return self._connection.script(name, [*keys.of_job(job_id), *more_keys], [job_id, *args])
+
+
+_COUNTS = (
+    "records",
+    "done",
+    "failed",
+    "truncated",
+    "tokens",
+    "added",
+    "chunks_done",
+    "claims",
+    "lapsed",
+    "refused",
+    "waiting_bytes",
+)
+
+
+def _moment(milliseconds: str) -> datetime:
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
+
+
+def _parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_alive: bool) -> JobStatus:
+    count = {name: int(facts[name]) for name in _COUNTS}
+    chunks = count.pop("added")
+    return JobStatus(
+        id=job_id,
+        state=JobState(facts["state"]),
+        model=facts["model"],
+        hardware=facts["hardware"],
+        precision=facts["precision"],
+        options=json.loads(facts["options"]),
+        created_at=_moment(facts["created_ms"]),
+        progressed_at=_moment(facts["progressed_ms"]),
+        started_at=_moment(facts["started_ms"]) if "started_ms" in facts else None,
+        ended_at=_moment(facts["ended_ms"]) if "ended_ms" in facts else None,
+        expires_in=timedelta(milliseconds=ttl_ms),
+        ttl_s=int(facts["ttl_ms"]) / 1000,
+        producer_alive=producer_alive,
+        sealed=facts.get("sealed") == "1",
+        chunks=chunks,
+        dim=int(facts["dim"]) if "dim" in facts else None,
+        model_fingerprint=facts.get("model_fingerprint"),
+        pinned_by=facts.get("pinned_by"),
+        mismatch=facts.get("mismatch"),
+        lost_chunks=(int(facts["lost_first"]), int(facts["lost_last"])) if "lost_first" in facts else None,
+        **count,
+    )

@@ -1,0 +1,65 @@
+-- Shared by every script but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
+local job, active, due, owners, attempts, reissues, events = unpack(KEYS, 1, 7)
+local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed')
+local state, ttl_ms, sealed = meta[1], tonumber(meta[3]), meta[4] == '1'
+if not state then return {'gone'} end
+if tonumber(meta[2]) > WIRE_VERSION then return {'newer'} end
+if state == 'cancelled' then return {'cancelled'} end
+local ended = state == 'completed' or state == 'completed_with_errors' or state == 'failed'
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local keep_ms = math.floor(ttl_ms * CHUNK_TTL_FACTOR)
+
+local function event(kind, detail)
+  redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', kind, detail)
+  redis.call('PEXPIRE', events, keep_ms)
+end
+
+-- When an issued chunk next needs a ticket, unless something happens to it before.
+local function schedule(chunk, delay_ms)
+  redis.call('ZADD', due, now + delay_ms, chunk)
+  redis.call('PEXPIRE', due, keep_ms)
+end
+
+-- The job's own hash lives one TTL from its last progress; when it is gone, so is the job.
+local function progress()
+  redis.call('HSET', job, 'progressed_ms', now)
+  redis.call('PEXPIRE', job, ttl_ms)
+  for _, key in ipairs({due, owners, attempts, reissues}) do redis.call('PEXPIRE', key, keep_ms) end
+  if redis.call('PTTL', active) < keep_ms then redis.call('PEXPIRE', active, keep_ms) end
+  local idempotency = redis.call('HGET', job, 'idempotency_key')
+  if idempotency then redis.call('PEXPIRE', idempotency, ttl_ms) end
+end
+
+local function enter(new_state)
+  state = new_state
+  redis.call('HSET', job, 'state', state)
+  event('state', state)
+end
+
+-- Every record counted once and no more to come: the job has ended.
+local function end_if_done()
+  if not sealed or ended then return end
+  local count = redis.call('HMGET', job, 'records', 'done', 'failed')
+  local records, done, failed = tonumber(count[1]), tonumber(count[2]), tonumber(count[3])
+  if done + failed < records then return end
+  redis.call('HSET', job, 'ended_ms', now)
+  redis.call('ZREM', active, ARGV[1])
+  enter(failed == 0 and 'completed' or done == 0 and 'failed' or 'completed_with_errors')
+end
+
+-- A chunk leaves the bookkeeping of issued chunks.
+local function forget(chunk)
+  redis.call('ZREM', due, chunk)
+  redis.call('HDEL', owners, chunk)
+  redis.call('HDEL', attempts, chunk)
+  redis.call('HDEL', reissues, chunk)
+end
+
+-- Only one producer at a time may add to a job: mine, or whoever comes once a dead one's lease has lapsed.
+local function hold(producer, token, lease_ms)
+  local holder = redis.call('GET', producer)
+  if holder and holder ~= token then return false end
+  redis.call('SET', producer, token, 'PX', lease_ms)
+  return true
+end

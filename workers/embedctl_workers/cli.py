@@ -1,0 +1,56 @@
+"""The command line of a worker. Imports nothing that starts threads: pinning comes first."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from embedctl_config.errors import EmbedctlError
+from embedctl_config.settings import load_settings
+from embedctl_workers import devices
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command()
+@click.option("--class", "hardware", default="cpu", show_default=True, help="The hardware class to serve.")
+@click.option(
+    "--cpus", default=None, help="CPUs to run on, such as 0-3 or 0,2. Default: all that this process may use."
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="A model to serve; repeat for more. Default: the class's, else the setting.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS),
+    default="info",
+    show_default=True,
+    help="Least level that is logged.",
+)
+def main(hardware: str, cpus: str | None, models: tuple[str, ...], log_level: str) -> None:
+    """Encode chunks of one hardware class, pinned to one set of CPUs.
+
+    Needs EMBEDCTL_REDIS_URL. Stop it with SIGTERM: it finishes the chunk it encodes and hands back the one it prepared.
+    """
+    try:
+        settings = load_settings()
+        entry = settings.hardware_class(hardware)
+        pinned = devices.pin(cpus)
+        # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.
+        from embedctl_workers.lifecycle import run_worker
+
+        code = run_worker(
+            settings,
+            hardware=hardware,
+            models=models or entry.models or (settings.model,),
+            pinned=pinned,
+            log_level=log_level,
+        )
+    except EmbedctlError as error:
+        click.echo(f"embedctl worker: {error}", err=True)
+        sys.exit(error.exit_code)
+    sys.exit(code)

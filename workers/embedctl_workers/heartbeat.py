@@ -1,0 +1,96 @@
+"""The heartbeat thread: says that the worker is alive, renews leases, ends a hung process, and reaps."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from embedctl.broker import Broker
+from embedctl.reaper import Reaper
+from embedctl.store import WorkerRow
+from embedctl_config.errors import EmbedctlError
+from embedctl_workers.inhand import InHand
+
+log = logging.getLogger(__name__)
+
+#: Longest time between two beats: a third of the heartbeat's TTL.
+INTERVAL_S = 5.0
+#: The process's exit status when its encode hangs (EX_SOFTWARE of sysexits.h).
+HUNG_EXIT = 70
+
+
+class Heartbeat:
+    """Beats every `min(5 s, lease / 3)` until stopped.
+
+    Args:
+        describe: what the worker says of itself now.
+    """
+
+    def __init__(self, broker: Broker, in_hand: InHand, describe: Callable[[], WorkerRow]) -> None:
+        self._broker = broker
+        self._in_hand = in_hand
+        self._describe = describe
+        self._interval_s = min(INTERVAL_S, broker.settings.lease_s / 3)
+        self._reaper = Reaper(broker, interval_s=self._interval_s)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Say that the worker is there, then go on in a thread.
+
+        Raises:
+            BrokerUnavailable: Redis can't be reached.
+        """
+        self._broker.workers.beat(self._describe())
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more, and say that the worker has left."""
+        self._stop.set()
+        self._thread.join()
+        try:
+            self._broker.workers.leave(self._describe())
+        except EmbedctlError as error:
+            log.warning("could not say good-bye: %s", error)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            # The watch comes first: it must not depend on Redis.
+            self._end_if_hung()
+            for step in (self._beat, self._renew, self._reaper.round):
+                try:
+                    step()
+                except EmbedctlError as error:
+                    log.warning("heartbeat: %s", error)
+                except Exception:
+                    # Without this thread the worker would lose every lease from here on.
+                    log.exception("heartbeat: a step failed")
+
+    def _beat(self) -> None:
+        self._broker.workers.beat(self._describe())
+
+    def _renew(self) -> None:
+        for held in self._in_hand.all():
+            answer = self._broker.jobs.renew(held.job_id, held.chunk, held.token)
+            if answer in ("cancelled", "gone", "done"):
+                held.unwanted.set()
+            elif answer == "not_owner":
+                log.warning(
+                    "job %s chunk %d: the lease lapsed; its result may still be first",
+                    held.job_id,
+                    held.chunk,
+                )
+
+    def _end_if_hung(self) -> None:
+        held = self._in_hand.hanging(self._broker.settings.hang_s)
+        if held is not None:
+            log.critical(
+                "job %s chunk %d: no progress for %g s (hang_s): ending this process",
+                held.job_id,
+                held.chunk,
+                self._broker.settings.hang_s,
+            )
+            logging.shutdown()
+            os._exit(HUNG_EXIT)

