@@ -1,0 +1,107 @@
+"""Workers that die, hang or are told to stop in the middle of a chunk, and a Redis that goes away."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import numpy as np
+
+from embedctl import JobState, enqueue_embeddings
+from embedctl_config.settings import Settings
+from tests.e2e.conftest import eventually
+from tests.e2e.test_main_job import reference
+
+TEXTS = [f"text {i} " + "word " * 60 for i in range(120)]
+
+
+def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(settings: Settings, broker, start_worker) -> None:
+    doomed = start_worker("slow")
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
+    eventually(lambda: doomed.row().progressed_ms > 0 and doomed.row().holding)
+    doomed.kill()
+    start_worker("slow")
+    status = job.wait(timeout=60)
+    assert status.state is JobState.COMPLETED
+    assert (status.records, status.done, status.failed) == (120, 120, 0)
+    assert status.chunks_done == 6
+    assert status.claims > 6
+    assert status.lapsed >= 1
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(settings: Settings, start_worker) -> None:
+    patient = settings.replace(lease_s=60, reissue_s=60)
+    leaving = start_worker("slow")
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=patient)
+    eventually(lambda: job.status().claims >= 2)
+    assert leaving.stop() == 0
+    left = job.status()
+    assert left.chunks_done >= 1
+    start_worker("slow")
+    status = job.wait(timeout=60)
+    assert status.lapsed == 0
+    assert (status.done, status.refused) == (120, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(settings: Settings, start_worker) -> None:
+    frozen = start_worker("slow")
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
+    eventually(lambda: frozen.row().holding)
+    frozen.process.send_signal(signal.SIGSTOP)
+    start_worker("slow")
+    eventually(lambda: job.status().lapsed > 0)
+    frozen.process.send_signal(signal.SIGCONT)
+    status = job.wait(timeout=60)
+    assert (status.done, status.failed) == (120, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_hung_encode_ends_the_process_and_another_worker_goes_on(settings: Settings, start_worker) -> None:
+    hung = start_worker("hung")
+    job = enqueue_embeddings(["text"], hardware="hung", settings=settings)
+    eventually(lambda: hung.process.poll() is not None, timeout_s=30)
+    assert hung.process.returncode == 70
+    assert "no progress for 2 s" in hung.log()
+    assert job.status().state is JobState.RUNNING
+
+
+def test_deleted_and_doubled_tickets(settings: Settings, broker, raw, start_worker) -> None:
+    job = enqueue_embeddings(TEXTS, chunk_size=10, settings=settings)
+    queue = job.status().queue
+    assert raw.llen(queue) == 8  # the window
+    raw.rpop(queue)
+    raw.rpop(queue)
+    broker.tickets.send(queue, job.id, [3, 3, 4])
+    broker.tickets.send(queue, "20200101-000000-0000000000", [0])
+    start_worker()
+    status = job.wait(timeout=60)
+    assert (status.done, status.claims, status.refused) == (120, 12, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_redis_goes_away_and_comes_back(settings: Settings, redis_server, start_worker) -> None:
+    start_worker("slow")
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
+    eventually(lambda: job.status().claims > 0)
+    redis_server.stop()
+    time.sleep(2)
+    redis_server.start()
+    status = job.wait(timeout=90)
+    assert (status.done, status.failed) == (120, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_every_worker_holds_two_tickets_at_most(settings: Settings, raw, start_worker) -> None:
+    wide = settings.replace(window=50)
+    job = enqueue_embeddings(TEXTS[:100], hardware="slow", chunk_size=2, settings=wide)
+    assert raw.llen(job.status().queue) == 50
+    workers = [start_worker("slow"), start_worker("slow")]
+    samples = []
+    while not job.status().state.ended:
+        samples.append(raw.hlen("unacked"))
+        time.sleep(0.01)
+    assert max(samples) <= 2 * len(workers)
+    assert max(samples) >= 2
+    assert len(samples) > 50

@@ -1,0 +1,240 @@
+"""Submit, encode, store, fetch: through a real Redis and a worker process, without a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl import InputError, JobCancelled, JobState, JobUnfinished, WaitTimeout, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.corpus import records_of
+from embedctl.enqueue import JobOptions, submit
+from embedctl_config.settings import Settings
+from embedctl_workers.backends.dummy import DummyBackend
+from tests.e2e.conftest import eventually
+
+BACKEND = DummyBackend(dim=16)
+
+
+def reference(texts: list[str], prompt: str | None = None) -> np.ndarray:
+    tokens = BACKEND.tokenize(texts, prompt)
+    return BACKEND.finish(BACKEND.forward(tokens, np.arange(len(texts))), normalize=True)
+
+
+def test_vectors_come_back_in_input_order_with_ids_and_errors(settings: Settings, start_worker) -> None:
+    start_worker()
+    texts = [f"text number {i} {'word ' * (i % 50)}" for i in range(3000)]
+    items: list[object] = [{"text": text, "id": f"id-{i}"} for i, text in enumerate(texts)]
+    bad = {7: {"text": None}, 600: {"text": "  "}, 2999: {"text": "\ud800"}}
+    for at, item in bad.items():
+        items[at] = {**item, "id": f"id-{at}"}
+
+    job = enqueue_embeddings(iter(items), settings=settings)
+    status = job.wait(timeout=60)
+
+    assert status.state is JobState.COMPLETED_WITH_ERRORS
+    assert (status.records, status.done, status.failed) == (3000, 2997, 3)
+    vectors = job.vectors()
+    assert vectors.shape == (3000, 16)
+    assert vectors.dtype == np.float32
+    good = [i for i in range(3000) if i not in bad]
+    np.testing.assert_array_equal(vectors[good], reference([texts[i] for i in good]))
+    assert np.isnan(vectors[list(bad)]).all()
+    assert [(e.position, e.id, e.code) for e in job.errors()] == [
+        (7, "id-7", "not_text"),
+        (600, "id-600", "empty"),
+        (2999, "id-2999", "invalid_utf8"),
+    ]
+    assert [label for chunk in job.results() for label in chunk.ids] == [f"id-{i}" for i in range(3000)]
+
+
+def test_options_reach_the_worker(settings: Settings, start_worker) -> None:
+    start_worker()
+    long = "word " * 300
+    prompted = enqueue_embeddings(["a b"], prompt="query: ", settings=settings)
+    strict = enqueue_embeddings(["a b", long], truncation="error", settings=settings)
+    cut = enqueue_embeddings(["a b", long], settings=settings)
+    raw = enqueue_embeddings(["a b"], normalize=False, settings=settings)
+    for job in (prompted, strict, cut, raw):
+        job.wait(timeout=30)
+    np.testing.assert_array_equal(prompted.vectors(), reference(["a b"], "query: "))
+    assert [(e.position, e.code) for e in strict.errors()] == [(1, "too_long")]
+    assert [(t.position, t.used, t.lost) for c in cut.results() for t in c.truncations] == [(1, 256, 44)]
+    assert cut.status().truncated == 1
+    assert abs(float(np.linalg.norm(raw.vectors())) - 1) > 0.01
+
+
+def test_an_empty_job_and_a_job_without_any_vector(settings: Settings, start_worker) -> None:
+    empty = enqueue_embeddings([], settings=settings)
+    assert empty.wait(timeout=5).state is JobState.COMPLETED
+    assert empty.vectors().shape == (0, 0)
+    start_worker()
+    hopeless = enqueue_embeddings(["", " "], settings=settings)
+    assert hopeless.wait(timeout=30).state is JobState.FAILED
+    assert len(hopeless.errors()) == 2
+
+
+def test_many_jobs_at_once_keep_apart(settings: Settings, start_worker) -> None:
+    start_worker()
+    jobs = [
+        enqueue_embeddings([f"job {j} text {i}" for i in range(40)], chunk_size=7, settings=settings) for j in range(8)
+    ]
+    for j, job in enumerate(jobs):
+        job.wait(timeout=30)
+        np.testing.assert_array_equal(job.vectors(), reference([f"job {j} text {i}" for i in range(40)]))
+
+
+def test_waiting_without_a_worker_times_out_and_the_job_goes_on(settings: Settings, start_worker) -> None:
+    job = enqueue_embeddings(["text"], settings=settings)
+    assert job.status().live_workers == 0
+    with pytest.raises(WaitTimeout, match="goes on"):
+        job.wait(timeout=0.3)
+    with pytest.raises(JobUnfinished):
+        job.vectors()
+    start_worker()
+    assert job.wait(timeout=30).state is JobState.COMPLETED
+
+
+def test_the_same_key_finds_the_same_job_and_a_changed_corpus_is_named(settings: Settings, start_worker) -> None:
+    start_worker()
+    texts = [f"text {i}" for i in range(100)]
+    first = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
+    first.wait(timeout=30)
+    again = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
+    assert again.id == first.id
+    with pytest.raises(InputError, match="record 55"):
+        enqueue_embeddings([*texts[:55], "other", *texts[56:]], idempotency_key="k", chunk_size=10, settings=settings)
+    with pytest.raises(InputError, match="normalize"):
+        enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, normalize=False, settings=settings)
+    with pytest.raises(InputError, match="more"):
+        enqueue_embeddings([*texts, *texts], idempotency_key="k", chunk_size=10, settings=settings)
+
+
+def test_a_producer_that_died_is_taken_up_where_it_stopped(
+    settings: Settings, broker: Broker, raw, start_worker
+) -> None:
+    start_worker()
+    texts = [f"text {i}" for i in range(100)]
+
+    def dies_half_way():
+        yield from texts[:55]
+        raise KeyboardInterrupt
+
+    options = JobOptions(idempotency_key="k", chunk_size=10)
+    with pytest.raises(KeyboardInterrupt):
+        submit(broker, records_of(dies_half_way(), max_bytes=1000), options)
+    [job_id] = [name.decode() for name in raw.zrange("embed:active", 0, -1)]
+    raw.delete(f"embed:job:{job_id}:producer")  # as when its lease lapses
+    assert broker.jobs.status(job_id).stalled
+    job = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
+    assert job.id == job_id
+    status = job.wait(timeout=30)
+    assert (status.records, status.claims) == (100, 10)
+    np.testing.assert_array_equal(job.vectors(), reference(texts))
+
+
+def test_a_corpus_that_fails_while_read_cancels_its_job(settings: Settings, raw) -> None:
+    with pytest.raises(InputError, match="fields seen: body"):
+        enqueue_embeddings([{"text": "a"}, {"body": "b"}], chunk_size=1, settings=settings)
+    [job_id] = [name.decode() for name in raw.zrange("embed:active", 0, -1)]
+    assert raw.hget(f"embed:job:{job_id}", "state") == b"cancelled"
+
+
+def test_cancel_stops_a_running_job_and_frees_it(settings: Settings, raw, start_worker) -> None:
+    start_worker("slow")
+    job = enqueue_embeddings(
+        [f"text {i} " + "word " * 60 for i in range(2000)], hardware="slow", chunk_size=100, settings=settings
+    )
+    eventually(lambda: job.status().claims > 0)
+    assert job.cancel().state is JobState.CANCELLED
+    with pytest.raises(JobCancelled):
+        job.vectors()
+    eventually(lambda: not list(raw.scan_iter(f"embed:job:{job.id}:in:*")))
+    eventually(lambda: not list(raw.scan_iter(f"embed:job:{job.id}:out:*")))
+    eventually(lambda: raw.zcard("embed:active") == 0)
+
+
+def test_producers_pause_at_the_high_water_mark(settings: Settings, start_worker) -> None:
+    start_worker()
+    tight = settings.replace(high_water_bytes=4096)
+    paused = []
+    texts = [f"text {i} " * 20 for i in range(400)]
+    broker = Broker.connect(tight)
+    job = submit(
+        broker,
+        records_of(texts, max_bytes=10_000),
+        JobOptions(chunk_size=10),
+        lambda records, waiting: paused.append(broker.jobs.status(raw_id(broker)).waiting_bytes),
+    )
+    job.wait(timeout=60)
+    np.testing.assert_array_equal(job.vectors(), reference(texts))
+    assert max(paused) < 4096 + 10 * 250
+    broker.close()
+
+
+def raw_id(broker: Broker) -> str:
+    return next(broker.upkeep.active_jobs())
+
+
+def test_the_command_line_from_submit_to_fetch(embedctl, start_worker, short_folder: Path) -> None:
+    start_worker()
+    lines = [{"id": i, "text": f"text {i}"} for i in range(30)]
+    (short_folder / "corpus.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    submitted = embedctl("submit", "corpus.jsonl", "--chunk-size", "7")
+    assert submitted.returncode == 0, submitted.stderr
+    job_id = submitted.stdout.strip()
+    assert submitted.stdout == f"{job_id}\n"
+
+    eventually(lambda: json.loads(embedctl("status", job_id, "--json").stdout)["state"] == "completed")
+    shown = embedctl("status", job_id)
+    assert "completed" in shown.stdout
+    assert "30" in shown.stdout
+
+    fetched = embedctl("fetch", job_id, "-o", "out.npy")
+    assert fetched.returncode == 0, fetched.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([line["text"] for line in lines]))
+    ids = [json.loads(line) for line in (short_folder / "out.ids.jsonl").read_text().splitlines()]
+    assert ids == [str(i) for i in range(30)]
+    assert not (short_folder / "out.errors.jsonl").exists()
+    assert not list(short_folder.glob(".*.part"))
+
+
+def test_standard_input_partial_failure_and_exit_codes(embedctl, start_worker, short_folder: Path) -> None:
+    start_worker()
+    partial = embedctl("submit", "-", "--format", "txt", "-o", "out.npy", stdin="one\n\nthree\n")
+    assert partial.returncode == 3, partial.stderr
+    assert np.isnan(np.load(short_folder / "out.npy")).all(axis=1).tolist() == [False, True, False]
+    [error] = [json.loads(line) for line in (short_folder / "out.errors.jsonl").read_text().splitlines()]
+    assert (error["position"], error["code"]) == (1, "empty")
+
+    assert embedctl("submit", "-", "--wait", "--format", "txt", stdin="\n").returncode == 1
+    assert embedctl("status", "20200101-000000-0000000000").returncode == 4
+    assert embedctl("submit", "missing.jsonl").returncode == 2
+    assert embedctl("submit", "missing.jsonl", "--nonsense").returncode == 2
+    down = embedctl("status", "x", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/nothing.sock")
+    assert down.returncode == 69
+    assert "can't be reached" in down.stderr
+    assert "Traceback" not in down.stderr
+
+
+def test_run_starts_everything_it_needs_and_leaves_nothing(embedctl, short_folder: Path) -> None:
+    (short_folder / "corpus.txt").write_text("one\ntwo\nthree\n")
+    ran = embedctl("run", "corpus.txt", "-o", "out.npy", "--class", "dummy", "--model", "dummy", EMBEDCTL_REDIS_URL="")
+    assert ran.returncode == 0, ran.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(["one", "two", "three"]))
+    eventually(lambda: not _processes_naming(str(short_folder)))
+
+
+def _processes_naming(text: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if text in command and "redis.conf" in command and "state" in command:
+            found.append(int(folder.name))
+    return found
