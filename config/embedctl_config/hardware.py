@@ -32,7 +32,7 @@ class HardwareClass:
     backend: str = "torch"
     precision: Precision = "fp32"
     prefetch: int = 2
-    token_budget: int = 2048
+    token_budget: int = 1024
     models: tuple[str, ...] = ()
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 

@@ -41,6 +41,9 @@ class _Group(click.Group):
         except EmbedctlError as error:
             click.echo(f"embedctl: {error}", err=True)
             sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("embedctl: interrupted", err=True)
+            sys.exit(_INTERRUPTED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

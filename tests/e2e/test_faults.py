@@ -12,18 +12,18 @@ from embedctl_config.settings import Settings
 from tests.e2e.conftest import eventually
 from tests.e2e.test_main_job import reference
 
-TEXTS = [f"text {i} " + "word " * 60 for i in range(120)]
+TEXTS = [f"text {i} " + "word " * 60 for i in range(60)]
 
 
 def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(settings: Settings, broker, start_worker) -> None:
     doomed = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=settings)
     eventually(lambda: doomed.row().progressed_ms > 0 and doomed.row().holding)
     doomed.kill()
     start_worker("slow")
     status = job.wait(timeout=60)
     assert status.state is JobState.COMPLETED
-    assert (status.records, status.done, status.failed) == (120, 120, 0)
+    assert (status.records, status.done, status.failed) == (60, 60, 0)
     assert status.chunks_done == 6
     assert status.claims > 6
     assert status.lapsed >= 1
@@ -33,7 +33,7 @@ def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(settings: Set
 def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(settings: Settings, start_worker) -> None:
     patient = settings.replace(lease_s=60, reissue_s=60)
     leaving = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=patient)
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=patient)
     eventually(lambda: job.status().claims >= 2)
     assert leaving.stop() == 0
     left = job.status()
@@ -41,20 +41,20 @@ def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(settings:
     start_worker("slow")
     status = job.wait(timeout=60)
     assert status.lapsed == 0
-    assert (status.done, status.refused) == (120, 0)
+    assert (status.done, status.refused) == (60, 0)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
 def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(settings: Settings, start_worker) -> None:
     frozen = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=settings)
     eventually(lambda: frozen.row().holding)
     frozen.process.send_signal(signal.SIGSTOP)
     start_worker("slow")
     eventually(lambda: job.status().lapsed > 0)
     frozen.process.send_signal(signal.SIGCONT)
     status = job.wait(timeout=60)
-    assert (status.done, status.failed) == (120, 0)
+    assert (status.done, status.failed) == (60, 0)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
@@ -68,7 +68,7 @@ def test_a_hung_encode_ends_the_process_and_another_worker_goes_on(settings: Set
 
 
 def test_deleted_and_doubled_tickets(settings: Settings, broker, raw, start_worker) -> None:
-    job = enqueue_embeddings(TEXTS, chunk_size=10, settings=settings)
+    job = enqueue_embeddings(TEXTS, chunk_size=5, settings=settings)
     queue = job.status().queue
     assert raw.llen(queue) == 8  # the window
     raw.rpop(queue)
@@ -77,25 +77,25 @@ def test_deleted_and_doubled_tickets(settings: Settings, broker, raw, start_work
     broker.tickets.send(queue, "20200101-000000-0000000000", [0])
     start_worker()
     status = job.wait(timeout=60)
-    assert (status.done, status.claims, status.refused) == (120, 12, 0)
+    assert (status.done, status.claims, status.refused) == (60, 12, 0)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
 def test_redis_goes_away_and_comes_back(settings: Settings, redis_server, start_worker) -> None:
     start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=settings)
     eventually(lambda: job.status().claims > 0)
     redis_server.stop()
     time.sleep(2)
     redis_server.start()
     status = job.wait(timeout=90)
-    assert (status.done, status.failed) == (120, 0)
+    assert (status.done, status.failed) == (60, 0)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
 def test_every_worker_holds_two_tickets_at_most(settings: Settings, raw, start_worker) -> None:
     wide = settings.replace(window=50)
-    job = enqueue_embeddings(TEXTS[:100], hardware="slow", chunk_size=2, settings=wide)
+    job = enqueue_embeddings(TEXTS * 2, hardware="slow", chunk_size=2, settings=wide)
     assert raw.llen(job.status().queue) == 50
     workers = [start_worker("slow"), start_worker("slow")]
     samples = []
@@ -105,3 +105,19 @@ def test_every_worker_holds_two_tickets_at_most(settings: Settings, raw, start_w
     assert max(samples) <= 2 * len(workers)
     assert max(samples) >= 2
     assert len(samples) > 50
+
+
+def test_workers_with_other_weights_never_mix_their_vectors(
+    settings: Settings, environment, short_folder, start_worker
+) -> None:
+    first = start_worker()
+    other = short_folder / "other.toml"
+    other.write_text((short_folder / "embedctl.toml").read_text().replace("{dim = 16}", "{dim = 16, seed = 1}"))
+    environment["EMBEDCTL_CONFIG"] = str(other)
+    second = start_worker()
+    jobs = [enqueue_embeddings(TEXTS, chunk_size=2, settings=settings) for _ in range(3)]
+    for job in jobs:
+        status = job.wait(timeout=60)
+        assert status.done == 60
+        seeds = {first.row().instance: 0, second.row().instance: 1}
+        np.testing.assert_array_equal(job.vectors(), reference(TEXTS, seed=seeds[status.pinned_by]))

@@ -16,12 +16,10 @@ from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.e2e.conftest import eventually
 
-BACKEND = DummyBackend(dim=16)
 
-
-def reference(texts: list[str], prompt: str | None = None) -> np.ndarray:
-    tokens = BACKEND.tokenize(texts, prompt)
-    return BACKEND.finish(BACKEND.forward(tokens, np.arange(len(texts))), normalize=True)
+def reference(texts: list[str], prompt: str | None = None, seed: int = 0) -> np.ndarray:
+    backend = DummyBackend(dim=16, seed=seed)
+    return backend.finish(backend.forward(backend.tokenize(texts, prompt), np.arange(len(texts))), normalize=True)
 
 
 def test_vectors_come_back_in_input_order_with_ids_and_errors(settings: Settings, start_worker) -> None:

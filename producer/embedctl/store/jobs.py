@@ -17,8 +17,9 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import CorpusChanged, InputError, JobCancelled, JobError, JobLost, JobNotFound
 from embedctl_config.settings import Settings
 
-#: A ticket refused for its model's fingerprint is offered again after this long (ms).
-MISMATCH_DELAY_MS = 5_000
+#: A ticket refused for its model's fingerprint is offered again after this part of `reissue_s`: soon enough for a
+#: worker with the right weights, seldom enough when there is none.
+_MISMATCH_PART = 1 / 12
 
 
 class JobState(StrEnum):
@@ -176,6 +177,7 @@ class JobStore:
         self._connection = connection
         self._settings = settings
         self._lease_ms = int(settings.lease_s * 1000)
+        self._mismatch_ms = int(settings.reissue_s * 1000 * _MISMATCH_PART)
 
     def create(self, spec: JobSpec) -> tuple[str, bool]:
         """Make a job, or find the one that this idempotency key made.
@@ -280,7 +282,7 @@ class JobStore:
             "claim",
             job_id,
             [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
-            [chunk, token, instance, fingerprint, self._lease_ms, MISMATCH_DELAY_MS],
+            [chunk, token, instance, fingerprint, self._lease_ms, self._mismatch_ms],
         )
         if answer == ClaimAnswer.OK:
             return Claim(ClaimAnswer.OK, attempt=int(rest[0]), input=rest[1])
