@@ -21,7 +21,6 @@ from embedctl_config.settings import Settings, load_settings
 CONFIG = """
 lease_s = 1.0
 reissue_s = 1.0
-hang_s = 2.0
 hardware = "dummy"
 model = "dummy"
 

@@ -58,7 +58,8 @@ def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(settin
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
-def test_a_hung_encode_ends_the_process_and_another_worker_goes_on(settings: Settings, start_worker) -> None:
+def test_a_hung_encode_ends_the_process(settings: Settings, environment, start_worker) -> None:
+    environment["EMBEDCTL_HANG_S"] = "2"
     hung = start_worker("hung")
     job = enqueue_embeddings(["text"], hardware="hung", settings=settings)
     eventually(lambda: hung.process.poll() is not None, timeout_s=30)

@@ -1,0 +1,88 @@
+"""The main job on real text with the real model: two workers on two CPU sets, against sentence-transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl import JobState, enqueue_embeddings
+from embedctl_config.settings import Settings
+from tests.e2e.conftest import WorkerProcess, eventually
+
+MODEL = "all-MiniLM-L6-v2"
+CORPUS = Path(__file__).parents[2] / "demo" / "corpus.py"
+
+
+def real_passages(count: int) -> list[str]:
+    """Paragraphs of docstrings, among them some of a word and some beyond the model's 256 tokens."""
+    spec = importlib.util.spec_from_file_location("demo_corpus", CORPUS)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    texts = [text for _, text in islice(module.passages(), count)]
+    long = [" ".join(texts[at : at + 14]) for at in range(0, 1400, 70)]
+    short = sorted({word for text in texts[:40] for word in text.split()})[:20]
+    mixed = texts + long + short
+    return [mixed[at] for at in np.random.default_rng(0).permutation(len(mixed))]
+
+
+def assert_pinned(worker: WorkerProcess, cpu: int) -> None:
+    """Every thread of the process may run on its one CPU alone, and one of them computes."""
+    for task in Path(f"/proc/{worker.pid}/task").iterdir():
+        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+        assert status["Cpus_allowed_list"] == str(cpu)
+    variables = Path(f"/proc/{worker.pid}/environ").read_bytes()
+    assert b"OMP_NUM_THREADS" not in variables  # it was the worker that set it, not what started it
+    assert (worker.row().cpus, worker.row().threads) == (str(cpu), 1)
+
+
+def spent_ticks(worker: WorkerProcess) -> int:
+    fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
+    settings: Settings, environment, start_worker
+) -> None:
+    environment["EMBEDCTL_LEASE_S"] = "30"  # two busy CPUs may keep a heartbeat waiting for more than a second
+    texts = real_passages(5000)
+    assert len(texts) >= 5000
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    workers = {cpu: start_worker("cpu", model=MODEL, cpus=str(cpu), wait=False) for cpu in (first, second)}
+    for worker in workers.values():
+        worker.wait_ready()
+
+    job = enqueue_embeddings(texts, model=MODEL, hardware="auto", settings=settings)
+    eventually(lambda: all(worker.row().progressed_ms for worker in workers.values()))
+    for cpu, worker in workers.items():
+        assert_pinned(worker, cpu)
+    status = job.wait(timeout=300)
+
+    assert status.state is JobState.COMPLETED
+    assert (status.hardware, status.precision) == ("cpu", "fp32")
+    assert status.done == len(texts)
+    assert status.claims == status.chunks_done == status.chunks
+    share = [spent_ticks(worker) for worker in workers.values()]
+    assert min(share) > 0.6 * max(share), f"they did not share the work: {share}"
+
+    from sentence_transformers import SentenceTransformer
+
+    from embedctl_workers.models import resolve_model
+
+    reference_model = SentenceTransformer(str(resolve_model(MODEL).folder), device="cpu")
+    reference = reference_model.encode(texts, batch_size=32, normalize_embeddings=True)
+    difference = float(np.abs(job.vectors() - reference).max())
+    print(json.dumps({"passages": len(texts), "tokens": status.tokens, "max_abs_difference": difference}))
+    assert difference <= 1e-5
+    cut = [cut for chunk in job.results() for cut in chunk.truncations]
+    assert len(cut) >= 10
+    assert all(each.used == 256 and each.lost > 0 for each in cut)
