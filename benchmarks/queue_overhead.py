@@ -76,15 +76,15 @@ def _chunks(arguments: argparse.Namespace) -> list:
     from embedctl_config.settings import Settings
 
     settings = Settings()
-    return list(chunks_of(_records(arguments), max_rows=settings.chunk_rows, max_bytes=settings.chunk_bytes))
+    return list(chunks_of(_records(arguments), max_rows=settings.chunk_size, max_bytes=settings.chunk_bytes))
 
 
 def _records(arguments: argparse.Namespace) -> list:
-    from embedctl.corpus import read_corpus
+    from embedctl.corpus import open_corpus
     from embedctl_config.settings import Settings
 
-    records = read_corpus(arguments.corpus, max_bytes=Settings().max_text_bytes)
-    return list(islice(records, arguments.records))
+    corpus = open_corpus(arguments.corpus, max_bytes=Settings().max_text_bytes)
+    return list(islice(corpus.records(), arguments.records))
 
 
 def _compare(arguments: argparse.Namespace) -> None:

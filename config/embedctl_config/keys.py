@@ -13,6 +13,9 @@ PREFIX = "embed:"
 #: Sorted set of job ids that still need a reaper, by creation time in ms.
 ACTIVE = "embed:active"
 
+#: Sorted set of all job ids by creation time in ms; one whose job is gone is dropped when somebody looks.
+JOBS = "embed:jobs"
+
 #: When this database was first used, in ms since 1970: a job id older than that was lost with an earlier one.
 BIRTH = "embed:birth"
 
@@ -90,6 +93,11 @@ def chunk_input(job_id: str, chunk: int | str) -> str:
 def chunk_result(job_id: str, chunk: int | str) -> str:
     """String: a chunk's result in wire format."""
     return f"embed:job:{job_id}:out:{chunk}"
+
+
+def retry_pointer(job_id: str, chunk: int | str) -> str:
+    """String: the chunk into which a chunk's failed records were put to be tried again."""
+    return f"embed:job:{job_id}:retry:{chunk}"
 
 
 def uncommitted_result(job_id: str, chunk: int, token: str) -> str:

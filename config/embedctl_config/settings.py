@@ -21,6 +21,10 @@ from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, Hardw
 
 ENV_PREFIX = "EMBEDCTL_"
 CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
+#: Flags of the command line that are no settings but have a variable all the same. A test holds this to the commands.
+FLAGS = frozenset(
+    ["cpus", "dry_run", "format", "id_field", "idempotency_key", "json", "limit", "log_level", "max_errors", "normalize", "output", "precision", "prompt", "quiet", "skip_bad_lines", "text_field", "timeout", "truncation", "wait"]
+)
 _SCHEMES = ("redis", "rediss", "unix")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
 
@@ -36,7 +40,7 @@ class Settings:
     redis_url: str = _setting("", "Redis: redis://, rediss:// or unix://. Empty: a private one (`embedctl run`)")
     model: str = _setting("all-MiniLM-L6-v2", "the model of jobs and workers that name none")
     hardware: str = _setting("auto", "the hardware class of jobs that name none; auto: the fastest alive")
-    chunk_rows: int = _setting(512, "most records in a chunk", unit="records", minimum=1)
+    chunk_size: int = _setting(512, "most records in a chunk", unit="records", minimum=1)
     chunk_bytes: int = _setting(512 * 1024, "most text in a chunk", unit="bytes", minimum=1024)
     max_text_bytes: int = _setting(1024 * 1024, "longest text of one record", unit="bytes", minimum=1)
     high_water_bytes: int = _setting(
@@ -89,6 +93,13 @@ class Settings:
 def load_settings(
     environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
 ) -> Settings:
+    """Read the settings from all their sources; see :func:`explain_settings`."""
+    return explain_settings(environ, directory=directory, **explicit)[0]
+
+
+def explain_settings(
+    environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
+) -> tuple[Settings, Mapping[str, str]]:
     """Read the settings from all their sources.
 
     Args:
@@ -96,20 +107,30 @@ def load_settings(
         directory: where `embedctl.toml` is looked for; the working directory where None.
         explicit: settings that win over every source; None means not given.
 
+    Returns:
+        The settings, and where each of them comes from, in words.
+
     Raises:
         SettingsError: something is wrong; the message lists every problem with its source.
     """
     environ = os.environ if environ is None else environ
     problems: list[str] = []
     values: dict[str, Any] = {}
+    sources = {each.name: "default" for each in dataclasses.fields(Settings)}
+
+    def lay(source: str, layer: Mapping[str, Any]) -> None:
+        values.update(layer)
+        sources.update(dict.fromkeys(layer, source))
+
     for path in _config_files(environ, directory or Path.cwd()):
-        values |= _from_file(path, values, problems)
-    values |= _from_environment(environ, problems)
-    values |= {name: value for name, value in explicit.items() if value is not None}
+        lay(str(path), _from_file(path, values, problems))
+    for name, value in _from_environment(environ, problems).items():
+        lay(ENV_PREFIX + name.upper(), {name: value})
+    lay("argument", {name: value for name, value in explicit.items() if value is not None})
     _raise_all(problems)
     settings = Settings(**values)
     _raise_all(_problems(settings))
-    return settings
+    return settings, sources
 
 
 def check_model_name(name: str) -> str | None:
@@ -192,8 +213,9 @@ def _same_type(value: object, default: object) -> bool:
 def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable, value in environ.items():
-        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE:
-            _take(values, variable.removeprefix(ENV_PREFIX).lower(), value, variable, problems)
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE and name not in FLAGS:
+            _take(values, name, value, variable, problems)
     return values
 
 

@@ -37,6 +37,8 @@ MAGIC = b"EMBC"
 VERSION = 1
 #: Where the digest stands, as first and last byte: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)
+#: Where the number of rows stands, as u32.
+ROWS_AT = 32
 
 _KIND_INPUT, _KIND_RESULT = 1, 2
 _HAS_IDS, _HAS_POSITIONS = 1, 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from embedctl.corpus import Record
+from embedctl.records import Record
 from embedctl_config.wire import ChunkInput
 
 

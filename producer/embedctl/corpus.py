@@ -1,112 +1,197 @@
-"""Records: from files, streams and other people's iterables."""
+"""Corpus files and streams as records: jsonl, txt, csv, tsv and parquet, plain or compressed."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, BinaryIO, cast
 
-from embedctl_config.errors import InputError
-from embedctl_config.wire import RecordKind
+from embedctl.records import Record, check_id, kind_of, make_record, no_field, text_and_id
+from embedctl_config.errors import InputError, MissingExtra
 
-FORMATS = ("jsonl", "txt")
+FORMATS = ("jsonl", "csv", "tsv", "txt", "parquet")
+_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "txt", ".parquet": "parquet"}
+_COMPRESSIONS = (".gz", ".zst")
+#: The longest line that is read at all: one line must not take the machine's memory (bytes).
+MAX_LINE_BYTES = 64 * 1024 * 1024
+_PARQUET_ROWS = 1024
 
-#: What a caller may give as a record: text, or a mapping that holds text and, if it likes, an id.
-RecordLike = str | Mapping[str, Any]
-
-
-class Record(NamedTuple):
-    """One input row. `text` is UTF-8 where `kind` is TEXT; see RecordKind for the others."""
-
-    kind: RecordKind
-    text: bytes
-    id: str | None = None
+#: A record, or what is wrong with the line that should have held one.
+_Line = Record | InputError
 
 
-def make_record(text: object, label: str | None, max_bytes: int) -> Record:
-    """A record of whatever stood in the text field; what is no text stays a record, and fails alone."""
-    if isinstance(text, str):
-        try:
-            data = text.encode()
-        except UnicodeEncodeError:
-            return Record(RecordKind.INVALID_UTF8, text.encode("utf-8", "surrogatepass")[:max_bytes], label)
-    elif isinstance(text, bytes):
-        data = text
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            return Record(RecordKind.INVALID_UTF8, text[:max_bytes], label)
-    else:
-        return Record(RecordKind.NOT_TEXT, type(text).__name__.encode(), label)
-    if len(data) > max_bytes:
-        return Record(RecordKind.OVERSIZE, str(len(data)).encode(), label)
-    return Record(RecordKind.TEXT, data, label)
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """A file of records, or standard input where `path` is `-`.
 
-
-def records_of(
-    texts: Iterable[RecordLike],
-    *,
-    ids: Iterable[str | int] | None = None,
-    text_field: str = "text",
-    id_field: str = "id",
-    max_bytes: int,
-) -> Iterator[Record]:
-    """Records of strings, or of mappings with a text and perhaps an id; read as they are needed.
-
-    Raises:
-        InputError: `texts` is one string, a mapping has no text field, an id is not usable, or `ids` is shorter or
-            longer than `texts`.
+    `txt` holds a record a line, and an empty line is an (empty) record, so that vectors and lines count alike. `jsonl`
+    holds an object a line; empty lines count for nothing. `csv` and `tsv` begin with a line of field names. A name
+    ending in `.gz` or `.zst` is decompressed.
     """
-    if isinstance(texts, str | bytes | Mapping):
-        raise InputError(f"texts is one {type(texts).__name__}; give an iterable of texts, such as a list of them")
-    labels = None if ids is None else iter(ids)
-    position = -1
-    for position, item in enumerate(texts):
-        where = f"record {position}"
-        label: object = None
-        text: object = item
-        if isinstance(item, Mapping):
-            text, label = _fields(item, text_field, id_field, where)
-        if labels is not None:
-            label = next(labels, None)
-            if label is None:
-                raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
-        yield make_record(text, _label(label, where), max_bytes)
-    if labels is not None and next(labels, None) is not None:
-        raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
+
+    path: str
+    file_format: str
+    text_field: str
+    id_field: str
+    max_bytes: int
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "standard input" if self.path == "-" else self.path
+
+    @property
+    def rereadable(self) -> bool:
+        """Whether it can be read twice: a file can, a pipe can't."""
+        return self.path != "-" and Path(self.path).is_file()
+
+    def records(self, on_bad_line: Callable[[InputError], None] | None = None) -> Iterator[Record]:
+        """Its records, read as they are needed.
+
+        Args:
+            on_bad_line: told of each line that is no record, which is then left out; None makes it an error.
+
+        Raises:
+            InputError: the file can't be read, or a line is no record; the message names it.
+        """
+        try:
+            for line in self._lines():
+                if isinstance(line, Record):
+                    yield line
+                elif on_bad_line is None:
+                    raise line
+                else:
+                    on_bad_line(line)
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{self.name} can't be read: {reason}") from error
+
+    def check(self) -> None:
+        """Read all of it once, so that a bad line is found before anything is queued.
+
+        Raises:
+            InputError: as for :meth:`records`, or it holds no record.
+        """
+        if not sum(1 for _ in self.records()):
+            raise InputError(f"{self.name} holds no record")
+
+    def _lines(self) -> Iterator[_Line]:
+        if self.file_format == "parquet":
+            yield from self._parquet()
+            return
+        with self._open() as stream:
+            if self.file_format == "jsonl":
+                yield from self._jsonl(stream)
+            elif self.file_format == "txt":
+                yield from self._txt(stream)
+            else:
+                yield from self._csv(stream)
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
+        if self.path == "-":
+            yield sys.stdin.buffer
+            return
+        suffix = Path(self.path).suffix.lower()
+        with Path(self.path).open("rb") as raw:
+            if suffix == ".gz":
+                with gzip.open(raw) as stream:
+                    yield cast("BinaryIO", stream)
+            elif suffix == ".zst":
+                pyarrow = _pyarrow("reading .zst")
+                yield io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"))
+            else:
+                yield raw
+
+    def _jsonl(self, stream: BinaryIO) -> Iterator[_Line]:
+        for number, line in enumerate(_bounded_lines(stream, self.name), start=1):
+            if not line.strip():
+                continue
+            where = f"{self.name}, line {number}"
+            try:
+                text, label = text_and_id(_load(line, where), self.text_field, self.id_field, where)
+                record = make_record(text, check_id(label, where), self.max_bytes)
+            except InputError as error:
+                yield error
+            else:
+                yield record
+
+    def _txt(self, stream: BinaryIO) -> Iterator[_Line]:
+        for line in _bounded_lines(stream, self.name):
+            yield make_record(line.removesuffix(b"\n").removesuffix(b"\r"), None, self.max_bytes)
+
+    def _csv(self, stream: BinaryIO) -> Iterator[_Line]:
+        lines = (line.decode("utf-8", "surrogateescape") for line in _bounded_lines(stream, self.name))
+        csv.field_size_limit(MAX_LINE_BYTES)
+        rows = csv.DictReader(lines, dialect="excel-tab" if self.file_format == "tsv" else "excel")
+        fields = rows.fieldnames or []
+        if fields and self.text_field not in fields:
+            raise no_field(self.text_field, fields, f"{self.name}, line 1")
+        while True:
+            where = f"{self.name}, line {rows.line_num + 1}"
+            try:
+                row = next(rows)
+                record = make_record(row[self.text_field], check_id(row.get(self.id_field), where), self.max_bytes)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield InputError(f"{where}: not {self.file_format}: {error}")
+            except InputError as error:
+                yield error
+            else:
+                yield record
+
+    def _parquet(self) -> Iterator[_Line]:
+        pyarrow = _pyarrow("reading parquet")
+        if self.path == "-":
+            raise InputError("standard input can't be parquet, which is read from its end: give a file")
+        try:
+            with Path(self.path).open("rb") as stream:
+                file = pyarrow.parquet.ParquetFile(stream)
+                names = file.schema_arrow.names
+                if self.text_field not in names:
+                    raise no_field(self.text_field, names, self.name)
+                columns = [self.text_field, *([self.id_field] if self.id_field in names else [])]
+                row = 0
+                for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
+                    for item in batch.to_pylist():
+                        row += 1
+                        where = f"{self.name}, row {row}"
+                        try:
+                            label = check_id(item.get(self.id_field), where)
+                        except InputError as error:
+                            yield error
+                        else:
+                            yield make_record(item[self.text_field], label, self.max_bytes)
+        except pyarrow.ArrowException as error:
+            raise InputError(f"{self.name} can't be read as parquet: {error}") from error
 
 
-def read_corpus(
+def open_corpus(
     path: str,
     *,
     file_format: str | None = None,
     text_field: str = "text",
     id_field: str = "id",
     max_bytes: int,
-) -> Iterator[Record]:
-    """Records of a file, or of standard input where `path` is `-`.
-
-    `txt` holds a record a line, and an empty line is an (empty) record, so that vectors and lines count alike. `jsonl`
-    holds an object a line; empty lines count for nothing.
+) -> Corpus:
+    """A corpus by its path; nothing is read yet.
 
     Raises:
-        InputError: the file can't be read, its format is unknown, or a line is not a record; the message names it.
+        InputError: the format is unknown, or the name does not tell it.
     """
     chosen = file_format or guess_format(path)
-    name = "standard input" if path == "-" else path
     if chosen not in FORMATS:
         raise InputError(f"format {chosen!r} is none of {', '.join(FORMATS)}")
-    try:
-        if path == "-":
-            yield from _parse(sys.stdin.buffer, chosen, name, text_field, id_field, max_bytes)
-        else:
-            with Path(path).open("rb") as stream:
-                yield from _parse(stream, chosen, name, text_field, id_field, max_bytes)
-    except OSError as error:
-        raise InputError(f"{name} can't be read: {error.strerror or error}") from error
+    return Corpus(path, chosen, text_field, id_field, max_bytes)
 
 
 def guess_format(path: str) -> str:
@@ -117,38 +202,24 @@ def guess_format(path: str) -> str:
     """
     if path == "-":
         return "jsonl"
-    suffix = Path(path).suffix.lower()
-    if suffix in (".jsonl", ".ndjson"):
-        return "jsonl"
-    if suffix == ".txt":
-        return "txt"
-    raise InputError(f"{path}: can't tell the format from {suffix or 'a name without suffix'!r}; give --format")
+    plain = Path(path)
+    if plain.suffix.lower() in _COMPRESSIONS:
+        plain = plain.with_suffix("")
+    suffix = plain.suffix.lower()
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    raise InputError(
+        f"{path}: can't tell the format from {suffix or 'a name without suffix'!r}; give --format {'|'.join(FORMATS)}"
+    )
 
 
-def _parse(
-    stream: IO[bytes],
-    file_format: str,
-    name: str,
-    text_field: str,
-    id_field: str,
-    max_bytes: int,
-) -> Iterator[Record]:
-    lines = _without_mark(stream)
-    if file_format == "txt":
-        for line in lines:
-            yield make_record(line.removesuffix(b"\n").removesuffix(b"\r"), None, max_bytes)
-        return
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{name}, line {number}"
-        text, label = _fields(_load(line, where), text_field, id_field, where)
-        yield make_record(text, _label(label, where), max_bytes)
-
-
-def _without_mark(stream: IO[bytes]) -> Iterator[bytes]:
-    first = stream.readline()
-    return chain([first.removeprefix(b"\xef\xbb\xbf")] if first else [], stream)
+def _bounded_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise InputError(f"{name}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB")
+        yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
 
 
 def _load(line: bytes, where: str) -> Mapping[str, Any]:
@@ -158,35 +229,14 @@ def _load(line: bytes, where: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InputError(f'{where}: expected an object such as {{"text": …}}, found {_json_type(value)}')
+        raise InputError(f'{where}: expected an object such as {{"text": …}}, found {kind_of(value)}')
     return value
 
 
-def _fields(item: Mapping[str, Any], text_field: str, id_field: str, where: str) -> tuple[object, object]:
+def _pyarrow(needed_for: str) -> Any:
     try:
-        return item[text_field], item.get(id_field)
-    except KeyError:
-        seen = ", ".join(sorted(map(str, item))) or "none"
-        raise InputError(
-            f"{where}: no field {text_field!r}; fields seen: {seen}. Name the right one with --text-field "
-            "(text_field= in Python)"
-        ) from None
-
-
-def _label(label: object, where: str) -> str | None:
-    if label is None:
-        return None
-    if isinstance(label, int) and not isinstance(label, bool):
-        return str(label)
-    if not isinstance(label, str):
-        raise InputError(f"{where}: an id must be text or a whole number, not {_json_type(label)}")
-    try:
-        label.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: the id {label!r} is not valid UTF-8") from None
-    return label
-
-
-def _json_type(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtra("parquet", needed_for) from error
+    return pyarrow

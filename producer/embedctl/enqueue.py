@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args
 
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
-from embedctl.corpus import Record, RecordLike, records_of
 from embedctl.job import Job
+from embedctl.records import Record, RecordLike, records_of
 from embedctl.routing import resolve
 from embedctl.store import Added, JobSpec, JobStatus
 from embedctl_config import wire
-from embedctl_config.errors import CorpusChanged, SettingsError
+from embedctl_config.errors import CorpusChanged, JobFailed, SettingsError
 from embedctl_config.settings import Settings, check_model_name, load_settings
 from embedctl_config.wire import ChunkInput
 
@@ -38,6 +38,8 @@ class JobOptions:
     chunk_size: int | None = None
     ttl: float | None = None
     idempotency_key: str | None = None
+    max_errors: int | None = None
+    max_errors_share: float | None = None
 
 
 def enqueue_embeddings(
@@ -92,15 +94,21 @@ def submit(
     broker: Broker, records: Iterable[Record], options: JobOptions, progress: SubmitProgress | None = None
 ) -> Job:
     """Queue records; see :func:`enqueue_embeddings`."""
+    broker.connection.check_server()
     spec = _spec(broker, options)
     job_id, created = broker.jobs.create(spec)
     if not created:
         _check_same(broker.jobs.status(job_id), spec)
     submission = _Submission(broker, job_id, progress)
-    chunks = chunks_of(records, max_rows=spec.options["chunk_rows"], max_bytes=spec.options["chunk_bytes"])
-    for chunk in _cancelling(chunks, broker, job_id, unless=options.idempotency_key is not None):
-        submission.add(chunk)
-    submission.seal()
+    chunks = chunks_of(records, max_rows=spec.options["chunk_size"], max_bytes=spec.options["chunk_bytes"])
+    try:
+        for chunk in _cancelling(chunks, broker, job_id, unless=options.idempotency_key is not None):
+            submission.add(chunk)
+        submission.seal()
+    except KeyboardInterrupt:
+        if options.idempotency_key is None:
+            broker.jobs.cancel(job_id)
+        raise
     return Job(job_id, broker)
 
 
@@ -111,10 +119,10 @@ def _spec(broker: Broker, options: JobOptions) -> JobSpec:
         raise SettingsError(wrong)
     if options.truncation not in get_args(Truncation):
         raise SettingsError(f"truncation {options.truncation!r} is neither 'truncate' nor 'error'")
-    chunk_rows = settings.chunk_rows if options.chunk_size is None else options.chunk_size
+    chunk_size = settings.chunk_size if options.chunk_size is None else options.chunk_size
     ttl = settings.ttl_s if options.ttl is None else options.ttl
-    if chunk_rows < 1:
-        raise SettingsError(f"chunk_size {chunk_rows} is below 1")
+    if chunk_size < 1:
+        raise SettingsError(f"chunk_size {chunk_size} is below 1")
     if ttl < 1:
         raise SettingsError(f"ttl {ttl} is below 1 second")
     hardware, precision = resolve(
@@ -128,10 +136,19 @@ def _spec(broker: Broker, options: JobOptions) -> JobSpec:
         "prompt": options.prompt,
         "truncation": options.truncation,
         "normalize": options.normalize,
-        "chunk_rows": chunk_rows,
+        "chunk_size": chunk_size,
         "chunk_bytes": settings.chunk_bytes,
     }
-    return JobSpec(model, hardware, precision, deciding, ttl, options.idempotency_key)
+    return JobSpec(
+        model,
+        hardware,
+        precision,
+        deciding,
+        ttl,
+        options.idempotency_key,
+        options.max_errors,
+        options.max_errors_share,
+    )
 
 
 def _check_same(job: JobStatus, spec: JobSpec) -> None:
@@ -184,6 +201,8 @@ class _Submission:
             time.sleep(1.0)  # another producer lives; it ends, or its lease does
         if answer is Added.SEALED:
             raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
+        if answer is Added.STOPPED:
+            raise JobFailed(f"job {self._job_id} was ended by its error budget (max_errors) while it was submitted")
         if answer is Added.DIFFERS:
             raise CorpusChanged(self._first_difference(chunk))
         self._added += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from embedctl.broker import Broker
 from embedctl.reaper import Reaper
 from embedctl.store import JobState, JobStatus
 from embedctl_config import wire
-from embedctl_config.errors import JobCancelled, JobLost, JobUnfinished, WaitTimeout
+from embedctl_config.errors import JobCancelled, JobFailed, JobLost, JobUnfinished, WaitTimeout
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.settings import Settings, load_settings
 from embedctl_config.wire import ChunkResult, ErrorCode
+
+_SLICE = 500
 
 #: float32, records × dimensions.
 Vectors = npt.NDArray[np.float32]
@@ -117,35 +120,104 @@ class Job:
             seen = self._broker.jobs.wait_event(self._id, seen, timeout_s=min(1.0, left))
             reaper.round()
 
-    def results(self) -> Iterator[ChunkVectors]:
-        """The results of an ended job, chunk by chunk in input order; holds one chunk at a time.
+    def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus:
+        """Wait until the job has all its records; they may not be encoded yet.
 
         Raises:
-            JobUnfinished: the job has not ended.
             JobCancelled: it was cancelled.
+        """
+        seen = "0"
+        while True:
+            status = self._told(progress)
+            if status.original_chunks is not None or status.state.ended:
+                return status
+            seen = self._broker.jobs.wait_event(self._id, seen, timeout_s=1.0)
+
+    def iter_results(
+        self, *, start: int = 0, progress: Callable[[JobStatus], None] | None = None
+    ) -> Iterator[ChunkVectors]:
+        """The results in input order, chunk by chunk, each as soon as it is there; holds one chunk at a time.
+
+        Records that were retried come in their original places.
+
+        Args:
+            start: how many chunks to leave out.
+            progress: as for :meth:`wait`; called while a chunk is waited for.
+
+        Raises:
+            JobCancelled: the job was cancelled.
+            JobFailed: its error budget ended it before it was done.
             JobLost: Redis lost a result.
         """
-        yield from self._results(self._ended_status())
+        status = self._told(progress)
+        index = start
+        while status.original_chunks is None or index < status.original_chunks:
+            chunk = self._chunk(index, status)
+            if chunk is None:
+                status = self._wait_for_chunk(index, progress)
+            else:
+                yield chunk
+                index += 1
 
     def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order; NaN where a record failed.
 
         Raises:
-            JobUnfinished, JobCancelled, JobLost: as for :meth:`results`.
+            JobUnfinished: the job has not ended.
+            JobCancelled, JobFailed, JobLost: as for :meth:`iter_results`.
         """
         status = self._ended_status()
         vectors = np.full((status.records, status.dim or 0), np.nan, np.float32)
-        for chunk in self._results(status):
+        for chunk in self.iter_results():
             vectors[chunk.positions] = chunk.vectors
         return vectors
 
-    def errors(self) -> list[FailedRecord]:
-        """The records without a vector, in input order.
+    def iter_errors(self) -> Iterator[FailedRecord]:
+        """The records of an ended job that have no vector, in input order; holds one chunk at a time.
+
+        Of a job that its error budget ended, those that failed until then.
 
         Raises:
-            JobUnfinished, JobCancelled, JobLost: as for :meth:`results`.
+            JobUnfinished: the job has not ended.
+            JobCancelled, JobLost: as for :meth:`iter_results`.
         """
-        return [error for chunk in self.results() for error in chunk.errors]
+        status = self._ended_status()
+        for index in range(status.original_chunks or status.chunks):
+            chunk = self._chunk(index, status)
+            if chunk is not None:
+                yield from chunk.errors
+            elif status.stopped_by is None:
+                self._wait_for_chunk(index, None)
+
+    def errors(self) -> list[FailedRecord]:
+        """The records without a vector, in input order; see :meth:`iter_errors`."""
+        return list(self.iter_errors())
+
+    def retry_failed(self) -> int:
+        """Queue the records that failed once more; how many they are. Holds no text, whatever the job's size.
+
+        Raises:
+            JobUnfinished: the job has not ended.
+            JobCancelled: it was cancelled.
+            JobError: its error budget ended it, or another process retries it.
+        """
+        status = self._broker.jobs.status(self._id)
+        if status.state is JobState.CANCELLED:
+            raise JobCancelled(f"job {self._id} was cancelled: submit its corpus again")
+        token = secrets.token_hex(8)
+        chunks, retried = status.chunks, 0
+        for start in range(0, status.chunks, _SLICE):
+            count = min(_SLICE, status.chunks - start)
+            for chunk in self._broker.jobs.failed_chunks(self._id, start, count):
+                records = self._broker.jobs.retry(self._id, chunk, chunks, token)
+                if records:
+                    retried += records
+                    chunks += 1
+                    self._broker.send_issued(self._id, status.queue)
+        if retried or (status.original_chunks is not None and not status.sealed):
+            self._broker.jobs.seal(self._id, chunks)
+            self._broker.send_issued(self._id, status.queue)
+        return retried
 
     def cancel(self) -> JobStatus:
         """End the job now. Workers stop at their next batch; what was stored is freed. An ended job stays as it is."""
@@ -170,26 +242,85 @@ class Job:
             )
         return status
 
-    def _results(self, status: JobStatus) -> Iterator[ChunkVectors]:
-        fingerprint = job_fingerprint(status.model_fingerprint or "", status.options)
-        for index in range(status.chunks):
-            data = self._broker.jobs.result(self._id, index)
-            if data is None:
-                self._broker.jobs.status(self._id)  # expired or freed meanwhile: says so
-                raise self._lost_chunks(index, index)
-            result = wire.decode_result(data)
-            if result.fingerprint != fingerprint:
-                raise JobLost(
-                    f"chunk {index} of job {self._id} has vectors of another model ({result.fingerprint[:12]}, not "
-                    f"{fingerprint[:12]}): Redis was restored from parts of two states. Submit the corpus again."
+    def _told(self, progress: Callable[[JobStatus], None] | None) -> JobStatus:
+        """The status, told to `progress`.
+
+        Raises:
+            JobCancelled: the job was cancelled.
+        """
+        status = self.status()
+        if progress is not None:
+            progress(status)
+        if status.state is JobState.CANCELLED:
+            raise JobCancelled(f"job {self._id} was cancelled: it has no vectors")
+        return status
+
+    def _wait_for_chunk(self, index: int, progress: Callable[[JobStatus], None] | None) -> JobStatus:
+        """Wait until a chunk's result is there, or until it is known that it never will be."""
+        reaper, seen = Reaper(self._broker), "0"
+        while True:
+            status = self._told(progress)
+            if status.original_chunks is not None and index >= status.chunks:
+                return status
+            if self._broker.jobs.has_result(self._id, index):
+                return status
+            if status.stopped_by is not None:
+                raise JobFailed(
+                    f"job {self._id} was ended by its error budget after {status.failed} failed records; "
+                    f"`embedctl errors {self._id}` lists them"
                 )
-            yield _chunk_vectors(result)
+            if status.state.ended or status.lost_chunks is not None:
+                raise self._lost_chunks(*(status.lost_chunks or (index, index)))
+            seen = self._broker.jobs.wait_event(self._id, seen, timeout_s=1.0)
+            reaper.round()
+
+    def _chunk(self, index: int, status: JobStatus) -> ChunkVectors | None:
+        """A chunk's results, with those of its records that were retried in their places; None if not there yet."""
+        data = self._broker.jobs.result(self._id, index)
+        if data is None:
+            return None
+        result = wire.decode_result(data)
+        fingerprint = job_fingerprint(status.model_fingerprint or self._pinned_fingerprint(), status.options)
+        if result.fingerprint != fingerprint:
+            raise JobLost(
+                f"chunk {index} of job {self._id} has vectors of another model ({result.fingerprint[:12]}, not "
+                f"{fingerprint[:12]}): Redis was restored from parts of two states. Submit the corpus again."
+            )
+        chunk = _chunk_vectors(result)
+        retried = self._broker.jobs.retried_as(self._id, index) if chunk.errors else None
+        if retried is None:
+            return chunk
+        later = self._chunk(retried, status)
+        if later is None:
+            self._wait_for_chunk(retried, None)
+            later = self._chunk(retried, status)
+        return chunk if later is None else _overlaid(chunk, later)
+
+    def _pinned_fingerprint(self) -> str:
+        """The model's fingerprint of a job whose status was read before its first claim."""
+        return self._broker.jobs.status(self._id).model_fingerprint or ""
 
     def _lost_chunks(self, first: int, last: int) -> JobLost:
         return JobLost(
             f"Redis lost chunks {first} to {last} of job {self._id}. Submit the same corpus with the same idempotency "
             "key to repair it, or as a new job."
         )
+
+
+def _overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
+    """A chunk with some of its records replaced by a later try."""
+    replaced = set(later.positions.tolist())
+    vectors = chunk.vectors.copy()
+    vectors[np.searchsorted(chunk.positions, later.positions)] = later.vectors
+    return dataclasses.replace(
+        chunk,
+        vectors=vectors,
+        errors=sorted(
+            [*(each for each in chunk.errors if each.position not in replaced), *later.errors],
+            key=lambda each: each.position,
+        ),
+        truncations=sorted([*chunk.truncations, *later.truncations], key=lambda each: each.position),
+    )
 
 
 def _chunk_vectors(result: ChunkResult) -> ChunkVectors:

@@ -55,6 +55,11 @@ class Reaper:
             if upkeep.free(job.id, job.chunks):
                 upkeep.forget(job.id)
             return
+        if job.stopped_by is not None:
+            # Its results stay, to say what went wrong; the text that nobody will encode does not.
+            if upkeep.free(job.id, job.chunks, results=False):
+                upkeep.forget(job.id)
+            return
         again = upkeep.reap(job.id, job.queue)
         if again:
             log.info("job %s: tickets sent again for chunks %s", job.id, again)

@@ -10,8 +10,8 @@ import pytest
 
 from embedctl import InputError, JobCancelled, JobState, JobUnfinished, WaitTimeout, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.corpus import records_of
 from embedctl.enqueue import JobOptions, submit
+from embedctl.records import records_of
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.e2e.conftest import eventually
@@ -46,7 +46,7 @@ def test_vectors_come_back_in_input_order_with_ids_and_errors(settings: Settings
         (600, "id-600", "empty"),
         (2999, "id-2999", "invalid_utf8"),
     ]
-    assert [label for chunk in job.results() for label in chunk.ids] == [f"id-{i}" for i in range(3000)]
+    assert [label for chunk in job.iter_results() for label in chunk.ids] == [f"id-{i}" for i in range(3000)]
 
 
 def test_options_reach_the_worker(settings: Settings, start_worker) -> None:
@@ -60,7 +60,7 @@ def test_options_reach_the_worker(settings: Settings, start_worker) -> None:
         job.wait(timeout=30)
     np.testing.assert_array_equal(prompted.vectors(), reference(["a b"], "query: "))
     assert [(e.position, e.code) for e in strict.errors()] == [(1, "too_long")]
-    assert [(t.position, t.used, t.lost) for c in cut.results() for t in c.truncations] == [(1, 256, 44)]
+    assert [(t.position, t.used, t.lost) for c in cut.iter_results() for t in c.truncations] == [(1, 256, 44)]
     assert cut.status().truncated == 1
     assert abs(float(np.linalg.norm(raw.vectors())) - 1) > 0.01
 

@@ -83,6 +83,6 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     difference = float(np.abs(job.vectors() - reference).max())
     print(json.dumps({"passages": len(texts), "tokens": status.tokens, "max_abs_difference": difference}))
     assert difference <= 1e-5
-    cut = [cut for chunk in job.results() for cut in chunk.truncations]
+    cut = [cut for chunk in job.iter_results() for cut in chunk.truncations]
     assert len(cut) >= 10
     assert all(each.used == 256 and each.lost > 0 for each in cut)

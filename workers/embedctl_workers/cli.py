@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -11,13 +12,14 @@ from embedctl_config.settings import load_settings
 from embedctl_workers import devices
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
 
 
 @click.command()
-@click.option("--class", "hardware", default="cpu", show_default=True, help="The hardware class to serve.")
 @click.option(
-    "--cpus", default=None, help="CPUs to run on, such as 0-3 or 0,2. Default: all that this process may use."
+    "--class", "hardware", envvar="EMBEDCTL_HARDWARE", default="cpu", **_SHOWN, help="The hardware class to serve."
 )
+@click.option("--cpus", envvar="EMBEDCTL_CPUS", **_SHOWN, help="CPUs to run on, such as 0-3 or 0,2. Default: all.")
 @click.option(
     "--model",
     "models",
@@ -26,9 +28,10 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--log-level",
+    envvar="EMBEDCTL_LOG_LEVEL",
     type=click.Choice(LOG_LEVELS),
     default="info",
-    show_default=True,
+    **_SHOWN,
     help="Least level that is logged.",
 )
 def main(hardware: str, cpus: str | None, models: tuple[str, ...], log_level: str) -> None:
@@ -38,6 +41,7 @@ def main(hardware: str, cpus: str | None, models: tuple[str, ...], log_level: st
     """
     try:
         settings = load_settings()
+        hardware = "cpu" if hardware == "auto" else hardware
         entry = settings.hardware_class(hardware)
         pinned = devices.pin(cpus)
         # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.

@@ -1,11 +1,12 @@
 -- Store the next chunk's input, or check that this chunk is what was stored before.
 -- KEYS[8..10]: producer, input, result. ARGV: job, chunk, digest, rows, input, token, lease, digest's first and last byte.
--- → ok <bytes waiting> | skipped <bytes waiting> | differs | held | sealed <chunks> | gap <chunks>
+-- → ok <bytes waiting> | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
+if redis.call('HGET', job, 'stopped_by') then return {'stopped'} end
 if not sealed and not hold(KEYS[8], ARGV[6], ARGV[7]) then return {'held'} end
 local added = tonumber(redis.call('HGET', job, 'added'))
 if chunk > added then return {'gap', added} end
-if chunk == added and sealed then return {'sealed', added} end
+if chunk >= (original or (sealed and added) or math.huge) then return {'sealed', original or added} end
 local waiting = redis.call('HGET', job, 'waiting_bytes')
 if chunk < added then
   local digest = redis.call('GETRANGE', KEYS[10], ARGV[8], ARGV[9])

@@ -23,6 +23,7 @@ redis.call('HINCRBY', job, 'truncated', ARGV[6])
 redis.call('HINCRBY', job, 'tokens', ARGV[7])
 redis.call('HSET', job, 'dim', ARGV[8], 'model_fingerprint', ARGV[3])
 event('chunk', chunk)
+end_if_hopeless()
 end_if_done()
 progress()
 return {'ok'}

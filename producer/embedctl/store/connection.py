@@ -18,6 +18,8 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable, SettingsError
 from embedctl_config.settings import Settings
 
+#: The oldest Redis whose commands the scripts use.
+OLDEST_REDIS = (6, 2)
 #: Longest blocking read in ms: well under the socket's time-out.
 MAX_BLOCK_MS = 5000
 _SOCKET_TIMEOUT_S = 10
@@ -90,9 +92,41 @@ class Connection:
         with self.client() as client:
             return int(client.info("server")["uptime_in_seconds"])
 
+    def check_server(self) -> None:
+        """Refuse a Redis that can't keep jobs.
+
+        Raises:
+            BrokerUnavailable: it is too old, or may evict keys.
+        """
+        with self.client() as client:
+            info = {**client.info("server"), **client.info("memory")}
+        version = str(info["redis_version"])
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
+            raise BrokerUnavailable(f"Redis at {self._shown_url} is {version}: embedctl needs 6.2 or newer")
+        policy = info.get("maxmemory_policy", "noeviction")
+        if info.get("maxmemory") and policy != "noeviction":
+            raise BrokerUnavailable(
+                f"Redis at {self._shown_url} evicts keys when it is full (maxmemory-policy {policy}) and would forget "
+                "texts and vectors: set maxmemory-policy noeviction"
+            )
+
+    def server(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """INFO and CONFIG of the server; no CONFIG where this user may not ask for it."""
+        with self.client() as client:
+            info = client.info()
+            try:
+                config = client.config_get("*")
+            except redis.exceptions.NoPermissionError:
+                config = {}
+        return info, {_text(name): _text(value) for name, value in config.items()}
+
     def close(self) -> None:
         """Close the pool's idle connections."""
         self._redis.close()
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 @cache
@@ -103,8 +137,8 @@ def script_source(name: str) -> str:
     if name == "create":
         return own
     constants = (
-        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, EVENTS_KEPT = "
-        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.EVENTS_KEPT}\n"
+        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, EVENTS_KEPT, ROWS_AT = "
+        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.EVENTS_KEPT}, {wire.ROWS_AT}\n"
     )
     return constants + folder.joinpath("prelude.lua").read_text(encoding="utf-8") + own
 

@@ -6,7 +6,7 @@ import calendar
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -14,12 +14,23 @@ from typing import Any
 
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
 from embedctl_config import keys, wire
-from embedctl_config.errors import CorpusChanged, InputError, JobCancelled, JobError, JobLost, JobNotFound
+from embedctl_config.errors import (
+    CorpusChanged,
+    InputError,
+    JobCancelled,
+    JobError,
+    JobLost,
+    JobNotFound,
+    JobUnfinished,
+)
 from embedctl_config.settings import Settings
 
 #: A ticket refused for its model's fingerprint is offered again after this part of `reissue_s`: soon enough for a
 #: worker with the right weights, seldom enough when there is none.
 _MISMATCH_PART = 1 / 12
+
+
+_SLICE = 200
 
 
 class JobState(StrEnum):
@@ -46,7 +57,8 @@ _ENDED = frozenset({JobState.COMPLETED, JobState.COMPLETED_WITH_ERRORS, JobState
 class JobSpec:
     """What a job is made with; a resumed job must be made with the same.
 
-    `options` are the ones that decide the vectors or the chunks, as JSON values.
+    `options` are the ones that decide the vectors or the chunks, as JSON values. More failed records than `max_errors`,
+    or than `max_errors_share` of all, end the job early.
     """
 
     model: str
@@ -55,6 +67,8 @@ class JobSpec:
     options: Mapping[str, Any]
     ttl_s: float
     idempotency_key: str | None = None
+    max_errors: int | None = None
+    max_errors_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,8 @@ class JobStatus:
         dim: length of a vector; None before the first chunk is done.
         pinned_by: the worker whose claim fixed the job's model fingerprint.
         mismatch: the last worker that was refused for serving other weights, and its fingerprint.
+        original_chunks: chunks that the corpus made, once it is sealed; those beyond hold failed records tried again.
+        stopped_by: `max_errors` where the error budget ended the job.
         lost_chunks: first and last chunk that Redis lost.
         live_workers: workers that serve this job's class and model now.
     """
@@ -98,6 +114,8 @@ class JobStatus:
     tokens: int
     chunks: int
     chunks_done: int
+    original_chunks: int | None
+    stopped_by: str | None
     claims: int
     lapsed: int
     refused: int
@@ -128,6 +146,7 @@ class Added(StrEnum):
     DIFFERS = "differs"
     HELD = "held"
     SEALED = "sealed"
+    STOPPED = "stopped"
 
 
 class ClaimAnswer(StrEnum):
@@ -202,10 +221,14 @@ class JobStore:
             **dict.fromkeys(_COUNTS, 0),
             "next": 0,
         }
-        script_keys = [keys.job(job_id), keys.ACTIVE, keys.BIRTH]
+        script_keys = [keys.job(job_id), keys.ACTIVE, keys.BIRTH, keys.JOBS]
         if spec.idempotency_key is not None:
             script_keys.append(keys.idempotency(spec.idempotency_key))
             fields["idempotency_key"] = script_keys[-1]
+        if spec.max_errors is not None:
+            fields["max_errors"] = spec.max_errors
+        if spec.max_errors_share is not None:
+            fields["max_errors_share"] = spec.max_errors_share
         kept_ms = int(ttl_ms * keys.CHUNK_TTL_FACTOR)
         flat = [part for item in fields.items() for part in item]
         answer, rest = self._connection.script(
@@ -327,6 +350,69 @@ class JobStore:
             if answer != "missing":
                 return answer
 
+    def failed_chunks(self, job_id: str, start: int, count: int) -> list[int]:
+        """Which of `count` chunks from `start` hold failed records that were not put into a new chunk."""
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for chunk in range(start, start + count):
+                pipe.exists(keys.chunk_input(job_id, chunk))
+            found = pipe.execute()
+        return [start + at for at, exists in enumerate(found) if exists]
+
+    def retry(self, job_id: str, chunk: int, new_chunk: int, token: str) -> int:
+        """Put a chunk's failed records into a new chunk; how many they are. The job is open until sealed again.
+
+        Raises:
+            JobUnfinished: the job has not ended.
+            JobError: its error budget ended it, or another process retries it at this moment.
+        """
+        answer, rest = self._job_script(
+            "retry",
+            job_id,
+            [
+                keys.producer(job_id),
+                keys.chunk_input(job_id, chunk),
+                keys.retry_pointer(job_id, chunk),
+                keys.chunk_input(job_id, new_chunk),
+            ],
+            [new_chunk, token, keys.PRODUCER_LEASE_S * 1000],
+        )
+        if answer == "busy":
+            raise JobUnfinished(f"job {job_id} has not ended: what fails can be retried once it has")
+        if answer == "stopped":
+            raise JobError(
+                f"job {job_id} was ended by its error budget (max_errors): mend its corpus and submit it anew"
+            )
+        if answer in ("held", "gap"):
+            raise JobError(f"job {job_id} is being retried by another process")
+        return int(rest[0]) if answer == "ok" else 0
+
+    def retried_as(self, job_id: str, chunk: int) -> int | None:
+        """The chunk that a chunk's failed records were put into, or None."""
+        with self._connection.client() as client:
+            pointer = client.get(keys.retry_pointer(job_id, chunk))
+        return None if pointer is None else int(pointer)
+
+    def newest(self) -> Iterator[JobStatus]:
+        """Every job, the newest first, read in slices; forgets those that are gone."""
+        at = 0
+        while True:
+            with self._connection.client() as client:
+                ids = [job_id.decode() for job_id in client.zrevrange(keys.JOBS, at, at + _SLICE - 1)]
+            gone = []
+            for job_id in ids:
+                status = self._find(job_id)
+                if status is None:
+                    gone.append(job_id)
+                else:
+                    yield status
+            if gone:
+                with self._connection.client() as client:
+                    client.zrem(keys.JOBS, *gone)
+            if len(ids) < _SLICE:
+                return
+            at += _SLICE - len(gone)
+
     def cancel(self, job_id: str) -> JobState:
         """End a job now; what was not fetched is freed. Returns the state that it has from here on."""
         answer, rest = self._ticket_script("cancel", job_id, [], [])
@@ -341,6 +427,12 @@ class JobStore:
             JobLost: Redis is younger than the job.
             JobNotFound: Redis knows no such job.
         """
+        status = self._find(job_id)
+        if status is None:
+            raise self.absent(job_id)
+        return status
+
+    def _find(self, job_id: str) -> JobStatus | None:
         with self._connection.client() as client:
             facts, ttl_ms, alive = (
                 client.pipeline(transaction=False)
@@ -350,7 +442,7 @@ class JobStore:
                 .execute()
             )
         if not facts:
-            raise self.absent(job_id)
+            return None
         return _parse_status(
             job_id, {name.decode(): value.decode() for name, value in facts.items()}, ttl_ms, bool(alive)
         )
@@ -366,6 +458,11 @@ class JobStore:
         with self._connection.client() as client:
             data: bytes | None = client.get(keys.chunk_result(job_id, chunk))
         return data
+
+    def has_result(self, job_id: str, chunk: int) -> bool:
+        """Whether a chunk's result is stored."""
+        with self._connection.client() as client:
+            return bool(client.exists(keys.chunk_result(job_id, chunk)))
 
     def wait_event(self, job_id: str, after: str, timeout_s: float) -> str:
         """Block until something happens to a job or the time is over; the id of the last event seen.
@@ -452,6 +549,8 @@ def _parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_a
         chunks=chunks,
         dim=int(facts["dim"]) if "dim" in facts else None,
         model_fingerprint=facts.get("model_fingerprint"),
+        original_chunks=int(facts["original_chunks"]) if "original_chunks" in facts else None,
+        stopped_by=facts.get("stopped_by"),
         pinned_by=facts.get("pinned_by"),
         mismatch=facts.get("mismatch"),
         lost_chunks=(int(facts["lost_first"]), int(facts["lost_last"])) if "lost_first" in facts else None,

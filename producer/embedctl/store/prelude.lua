@@ -1,7 +1,7 @@
 -- Shared by every script but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
 local job, active, due, owners, attempts, reissues, events = unpack(KEYS, 1, 7)
-local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed')
-local state, ttl_ms, sealed = meta[1], tonumber(meta[3]), meta[4] == '1'
+local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks')
+local state, ttl_ms, sealed, original = meta[1], tonumber(meta[3]), meta[4] == '1', tonumber(meta[5])
 if not state then return {'gone'} end
 if tonumber(meta[2]) > WIRE_VERSION then return {'newer'} end
 if state == 'cancelled' then return {'cancelled'} end
@@ -35,6 +35,17 @@ local function enter(new_state)
   state = new_state
   redis.call('HSET', job, 'state', state)
   event('state', state)
+end
+
+-- The error budget is spent: the job ends now, and the reaper frees the text that nobody will encode.
+local function end_if_hopeless()
+  local facts = redis.call('HMGET', job, 'failed', 'records', 'max_errors', 'max_errors_share')
+  local failed, records, most, share = tonumber(facts[1]), tonumber(facts[2]), tonumber(facts[3]), tonumber(facts[4])
+  if ended or not ((most and failed > most) or (share and sealed and failed > share * records)) then return end
+  ended = true
+  redis.call('HSET', job, 'ended_ms', now, 'stopped_by', 'max_errors')
+  redis.call('UNLINK', due, owners, attempts, reissues)
+  enter('failed')
 end
 
 -- Every record counted once and no more to come: the job has ended.

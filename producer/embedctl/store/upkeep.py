@@ -89,22 +89,20 @@ class Upkeep:
             for chunk in range(at, end):
                 pipe.pexpire(keys.chunk_input(job_id, chunk), kept_ms)
                 pipe.pexpire(keys.chunk_result(job_id, chunk), kept_ms)
+                pipe.pexpire(keys.retry_pointer(job_id, chunk), kept_ms)
             pipe.execute()
         self._move_cursor(job_id, "extend_at", 0 if end >= chunks else end)
 
-    def free(self, job_id: str, chunks: int) -> bool:
-        """Free a slice of a job's chunks; whether none is left."""
+    def free(self, job_id: str, chunks: int, *, results: bool = True) -> bool:
+        """Free a slice of a job's chunks, with or without their results; whether none is left."""
         at = self._cursor(job_id, "freed_to")
         end = min(at + _SLICE, chunks)
-        doomed = [
-            key
-            for chunk in range(at, end)
-            for key in (keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk))
-        ]
+        kinds = [keys.chunk_input, *([keys.chunk_result, keys.retry_pointer] if results else [])]
+        doomed = [key(job_id, chunk) for chunk in range(at, end) for key in kinds]
         with self._connection.client() as client:
             if doomed:
                 client.unlink(*doomed)
-        self._move_cursor(job_id, "freed_to", end)
+        self._move_cursor(job_id, "freed_to", 0 if end >= chunks else end)
         return end >= chunks
 
     def remove(self, job_id: str) -> None:
@@ -116,6 +114,7 @@ class Upkeep:
             if idempotency and client.get(idempotency) == job_id.encode():
                 own.append(idempotency)
             client.unlink(*own)
+            client.zrem(keys.JOBS, job_id)
         self.forget(job_id)
 
     def _cursor(self, job_id: str, name: str) -> int:

@@ -16,16 +16,20 @@ from embedctl_workers.backends.base import Rows, Tokens, Vectors
 class DummyBackend:
     """A vector is drawn from the sha256 of its tokens; a token is a word.
 
-    Options: `dim`, `max_tokens`, `seconds_per_batch` (sleeps that long), `seed` (another one is another fingerprint).
+    Options: `dim`, `max_tokens`, `seconds_per_batch` (sleeps that long), `seed` (another one is another fingerprint),
+    `fail_on` (a word that makes a batch fail).
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("dim", "max_tokens", "seconds_per_batch", "seed")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("dim", "max_tokens", "seconds_per_batch", "seed", "fail_on")
 
-    def __init__(self, *, dim: int = 8, max_tokens: int = 256, seconds_per_batch: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, *, dim: int = 8, max_tokens: int = 256, seconds_per_batch: float = 0.0, seed: int = 0, fail_on: str = ""
+    ) -> None:
         self.dim = dim
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch
         self._seed = seed
+        self._fail_on = _token(fail_on) if fail_on else None
         self.fingerprint = hashlib.sha256(f"dummy {dim} {max_tokens} {seed}".encode()).hexdigest()
 
     @classmethod
@@ -46,6 +50,8 @@ class DummyBackend:
         if self._seconds:
             time.sleep(self._seconds)
         ids = tokens.columns["input_ids"]
+        if any(self._fail_on in ids[row] for row in rows):
+            raise RuntimeError("a text holds the word that this backend was told to fail on")
         return np.stack([self._vector(ids[row]) for row in rows])
 
     def finish(self, output: Vectors, *, normalize: bool) -> Vectors:

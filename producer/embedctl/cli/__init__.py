@@ -1,0 +1,68 @@
+"""The command line: parse, call the library, print. Job ids and data go to standard output, all else to stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from embedctl.cli import corpora, jobs, operate, stack
+from embedctl_config import __version__
+from embedctl_config.errors import EmbedctlError
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+
+
+class _Group(click.Group):
+    """Turns our errors into one line and their exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EmbedctlError as error:
+            click.echo(f"embedctl: {error}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt as interrupt:
+            click.echo(f"embedctl: interrupted{'; ' if interrupt.args else ''}{' '.join(interrupt.args)}", err=True)
+            sys.exit(_INTERRUPTED)
+        except BrokenPipeError:
+            # Whoever read our output has seen enough; Python must not complain again as it flushes.
+            sys.stdout = None
+            sys.exit(0)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="embedctl")
+def main() -> None:
+    """Turn a corpus into embedding vectors, and lose nothing.
+
+    On one machine: embedctl run corpus.jsonl -o vectors.npy
+
+    On many: set EMBEDCTL_REDIS_URL, start `embedctl worker` on each, then `embedctl submit corpus.jsonl`.
+
+    Exit status: 0 all vectors, 1 job failed, 2 usage, 3 some records failed, 4 not found, 69 Redis unavailable,
+    124 waited too long, 130 interrupted.
+
+    Shell completion: eval "$(_EMBEDCTL_COMPLETE=bash_source embedctl)", or zsh_source, fish_source.
+    """
+
+
+for _command in (
+    corpora.submit,
+    stack.run,
+    jobs.status,
+    jobs.list_jobs,
+    jobs.wait,
+    jobs.fetch,
+    jobs.errors,
+    jobs.retry,
+    jobs.cancel,
+    stack.worker,
+    stack.up,
+    operate.doctor,
+    operate.config,
+):
+    main.add_command(_command)

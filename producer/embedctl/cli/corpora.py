@@ -1,0 +1,167 @@
+"""Submitting a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from embedctl import enqueue, output
+from embedctl.broker import Broker
+from embedctl.cli.options import corpus_options, option, output_option
+from embedctl.cli.results import exit_code, report, save, wait_for
+from embedctl.corpus import Corpus, open_corpus
+from embedctl.estimate import estimate
+from embedctl.job import Job
+from embedctl.progress import JobProgress
+from embedctl.records import Record
+from embedctl.routing import start_command
+from embedctl_config.errors import InputError, SettingsError
+from embedctl_config.settings import Settings, load_settings
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusChoice:
+    """What the options of a command that takes a corpus say."""
+
+    corpus: Corpus
+    options: enqueue.JobOptions
+    skip_bad_lines: bool
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        *,
+        corpus_path: str,
+        format: str | None,  # noqa: A002  (the flag's name)
+        text_field: str,
+        id_field: str,
+        skip_bad_lines: bool,
+        max_errors: str | None,
+        **options: Any,
+    ) -> CorpusChoice:
+        corpus = open_corpus(
+            corpus_path,
+            file_format=format,
+            text_field=text_field,
+            id_field=id_field,
+            max_bytes=settings.max_text_bytes,
+        )
+        most, share = parse_budget(max_errors)
+        return cls(corpus, enqueue.JobOptions(**options, max_errors=most, max_errors_share=share), skip_bad_lines)
+
+    def records(self) -> Iterator[Record]:
+        """The records; of a file that can be read twice, only once all of it is known to be readable.
+
+        Raises:
+            InputError: a line is no record, or there is none at all.
+        """
+        if not self.skip_bad_lines and self.corpus.rereadable:
+            self.corpus.check()
+        empty = True
+        for record in self.corpus.records(_tell_bad_line if self.skip_bad_lines else None):
+            empty = False
+            yield record
+        if empty:
+            raise InputError(f"{self.corpus.name} holds no record")
+
+
+@click.command()
+@corpus_options
+@option("--class", "hardware", help="The hardware class, or auto for the fastest alive. Default: the setting.")
+@option("--ttl", "ttl_s", type=float, help="Seconds to keep the job after its last progress. Default: the setting.")
+@option("--idempotency-key", help="Submitting again with this key takes up or finds the same job.")
+@option("--wait", is_flag=True, help="Wait until the job has ended.")
+@output_option()
+@option("--dry-run", is_flag=True, help="Queue nothing; say what the job would take.")
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    /,
+    *,
+    wait: bool,
+    output: Path | None,
+    dry_run: bool,
+    quiet: bool,
+    ttl_s: float | None,
+    **options: Any,
+) -> None:
+    """Queue CORPUS and print the job's id.
+
+    CORPUS is a .jsonl, .csv, .tsv, .txt or .parquet file, perhaps .gz or .zst, or - for standard input. With --output
+    the vectors are written while workers work; `embedctl fetch` takes that up if it is interrupted.
+    """
+    settings = load_settings()
+    choice = CorpusChoice.of(settings, ttl=ttl_s, **options)
+    _check_output(output)
+    broker = Broker.connect(settings)
+    if dry_run:
+        click.echo(estimate(broker, choice.records(), choice.options).describe())
+        return
+    with JobProgress(quiet=quiet) as progress:
+        job = submit_choice(broker, choice, progress)
+        click.echo(job.id)
+        if output is not None:
+            save(job, output, progress)
+        elif wait:
+            wait_for(job, progress)
+    status = job.status()
+    if not status.state.ended and not status.live_workers:
+        click.echo(
+            f"No live worker serves {status.model} on {status.hardware}. Start one: "
+            f"{start_command(status.hardware, status.model)}",
+            err=True,
+        )
+    if status.state.ended:
+        report(status)
+    ctx.exit(exit_code(status))
+
+
+def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -> Job:
+    """Queue a corpus.
+
+    Raises:
+        KeyboardInterrupt: with a sentence on how to go on.
+    """
+    try:
+        return enqueue.submit(broker, choice.records(), choice.options, progress.submitting)
+    except KeyboardInterrupt:
+        if choice.options.idempotency_key is None:
+            raise KeyboardInterrupt(
+                "the half-submitted job is cancelled (with --idempotency-key it could have been taken up again)"
+            ) from None
+        raise KeyboardInterrupt("the same command goes on where it stopped") from None
+
+
+def parse_budget(text: str | None) -> tuple[int | None, float | None]:
+    """`--max-errors` as a number of records or as a share of them.
+
+    Raises:
+        SettingsError: it is neither.
+    """
+    if text is None:
+        return None, None
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1]) / 100
+            if 0 <= share <= 1:
+                return None, share
+        elif int(text) >= 0:
+            return int(text), None
+    except ValueError:
+        pass
+    raise SettingsError(f"--max-errors {text!r} is neither a number of records such as 100 nor a share such as 1%")
+
+
+def _check_output(path: Path | None) -> None:
+    """A name that tells no format should not cost a whole job."""
+    if path is not None:
+        output.guess_format(path)
+
+
+def _tell_bad_line(error: InputError) -> None:
+    click.echo(f"skipped {error}", err=True)

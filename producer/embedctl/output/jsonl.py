@@ -1,0 +1,53 @@
+"""`.jsonl`: an object a record, in input order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from embedctl.job import ChunkVectors
+from embedctl.output.parts import LineFile, part_of, publish
+
+
+class JsonlWriter:
+    """`{"position", "id", "embedding"}`, or `{"position", "id", "error": {"code", "message"}}` where it failed.
+
+    A truncated record also has `"truncated": {"used", "lost"}`. Numbers have nine digits, which name a float32 exactly
+    (IEEE 754-2019, 5.12.2).
+    """
+
+    needs_total = False
+
+    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None) -> None:
+        self._file = LineFile(path, (noted or {}).get("size", 0))
+
+    def write(self, chunk: ChunkVectors) -> None:
+        errors = {error.position: error for error in chunk.errors}
+        cuts = {cut.position: cut for cut in chunk.truncations}
+        numbers = ",".join(["%.9g"] * chunk.vectors.shape[1])
+        for position, label, vector in zip(chunk.positions.tolist(), chunk.ids, chunk.vectors.tolist(), strict=True):
+            head: dict[str, object] = {"position": position, "id": label}
+            if position in cuts:
+                head["truncated"] = {"used": cuts[position].used, "lost": cuts[position].lost}
+            if position in errors:
+                head["error"] = {"code": errors[position].code.value, "message": errors[position].message}
+                self._file.write(json.dumps(head, ensure_ascii=False))
+            else:
+                text = json.dumps(head, ensure_ascii=False)
+                self._file.write(f'{text[:-1]}, "embedding": [{numbers % tuple(vector)}]}}')
+
+    def checkpoint(self) -> Mapping[str, int]:
+        return {"size": self._file.flush()}
+
+    def finish(self) -> list[Path]:
+        self.checkpoint()
+        self.close()
+        publish(self._file.path)
+        return [self._file.path]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def discard(self) -> None:
+        part_of(self._file.path).unlink(missing_ok=True)

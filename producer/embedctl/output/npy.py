@@ -1,0 +1,98 @@
+"""`.npy`: one float32 array, records × dimensions, and what does not fit in it in files beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from embedctl.job import ChunkVectors, Vectors
+from embedctl.output.parts import LineFile, part_of, publish
+
+#: The files beside `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.
+BESIDE = ("ids", "errors", "truncated")
+
+
+class NpyWriter:
+    """Vectors into a preallocated array; a failed record's row is NaN.
+
+    Beside it stand a JSON string or null a record (`ids`), an object a failed record (`errors`) and an object a
+    truncated record (`truncated`), each only where there is something to say.
+    """
+
+    needs_total = True
+
+    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None) -> None:
+        self._path = path
+        self._records = records
+        self._array: Vectors | None = None
+        noted = noted or {}
+        self._said = {kind: noted.get(f"said_{kind}", 0) for kind in BESIDE}
+        stem = path.with_suffix("") if path.suffix == ".npy" else path
+        self._files = {
+            kind: LineFile(stem.with_name(f"{stem.name}.{kind}.jsonl"), noted.get(kind, 0)) for kind in BESIDE
+        }
+        if noted:
+            self._array = np.lib.format.open_memmap(part_of(path), mode="r+")
+
+    def write(self, chunk: ChunkVectors) -> None:
+        if self._array is None:
+            self._array = _preallocated(part_of(self._path), (self._records, chunk.vectors.shape[1]))
+        self._array[chunk.positions] = chunk.vectors
+        self._said["ids"] += sum(label is not None for label in chunk.ids)
+        for label in chunk.ids:
+            self._files["ids"].write(json.dumps(label, ensure_ascii=False))
+        for error in chunk.errors:
+            self._say("errors", position=error.position, id=error.id, code=error.code.value, message=error.message)
+        for cut in chunk.truncations:
+            self._say("truncated", position=cut.position, id=cut.id, used=cut.used, lost=cut.lost)
+
+    def checkpoint(self) -> Mapping[str, int]:
+        if isinstance(self._array, np.memmap):
+            self._array.flush()
+        sizes = {kind: file.flush() for kind, file in self._files.items()}
+        return {**sizes, **{f"said_{kind}": count for kind, count in self._said.items()}}
+
+    def finish(self) -> list[Path]:
+        if self._array is None:
+            self._array = _preallocated(part_of(self._path), (self._records, 0))
+        self.checkpoint()
+        self.close()
+        written = [self._path]
+        for kind, file in self._files.items():
+            if self._said[kind]:
+                publish(file.path)
+                written.append(file.path)
+            else:
+                part_of(file.path).unlink()
+                file.path.unlink(missing_ok=True)
+        publish(self._path)
+        return written
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def discard(self) -> None:
+        for path in (self._path, *(file.path for file in self._files.values())):
+            part_of(path).unlink(missing_ok=True)
+
+    def _say(self, kind: str, **fields: object) -> None:
+        self._said[kind] += 1
+        self._files[kind].write(json.dumps(fields, ensure_ascii=False))
+
+
+def _preallocated(path: Path, shape: tuple[int, int]) -> Vectors:
+    if 0 in shape:  # nothing can be mapped
+        empty = np.empty(shape, np.float32)
+        with path.open("wb") as stream:
+            np.save(stream, empty)
+        return empty
+    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    # A mapped page that finds the disk full kills the process; asked for beforehand, it is an error.
+    with path.open("r+b") as stream:
+        os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
+    return mapped

@@ -1,0 +1,80 @@
+"""`.parquet`: a row a record, in input order; a row group a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedctl.job import ChunkVectors
+from embedctl.output.parts import part_of, publish
+from embedctl_config.errors import MissingExtra
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as error:
+    raise MissingExtra("parquet", "parquet") from error
+
+
+class ParquetWriter:
+    """Columns `position`, `id`, `embedding` (a fixed-size list of float32; null where the record failed),
+    `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records)."""
+
+    needs_total = False
+
+    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None) -> None:
+        self._path = path
+        self._writer: Any = None
+
+    def write(self, chunk: ChunkVectors) -> None:
+        if self._writer is None:
+            self._open(chunk.vectors.shape[1])
+        errors = {error.position: error for error in chunk.errors}
+        cuts = {cut.position: cut for cut in chunk.truncations}
+        at = chunk.positions.tolist()
+        failed = np.array([position in errors for position in at], bool)
+        flat = pa.array(np.ascontiguousarray(chunk.vectors).reshape(-1))
+        columns = [
+            pa.array(at, pa.int64()),
+            pa.array(chunk.ids, pa.string()),
+            pa.FixedSizeListArray.from_arrays(flat, chunk.vectors.shape[1], mask=pa.array(failed)),
+            pa.array([errors[p].code.value if p in errors else None for p in at], pa.string()),
+            pa.array([errors[p].message if p in errors else None for p in at], pa.string()),
+            pa.array([cuts[p].used if p in cuts else None for p in at], pa.int32()),
+            pa.array([cuts[p].lost if p in cuts else None for p in at], pa.int32()),
+        ]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._writer.schema))
+
+    def checkpoint(self) -> None:
+        """None: a parquet file is nothing before its footer, so a fetch that died begins again."""
+
+    def finish(self) -> list[Path]:
+        if self._writer is None:
+            self._open(0)
+        self.close()
+        publish(self._path)
+        return [self._path]
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def discard(self) -> None:
+        part_of(self._path).unlink(missing_ok=True)
+
+    def _open(self, dim: int) -> None:
+        schema = pa.schema(
+            [
+                ("position", pa.int64()),
+                ("id", pa.string()),
+                ("embedding", pa.list_(pa.float32(), dim)),
+                ("error_code", pa.string()),
+                ("error_message", pa.string()),
+                ("tokens_used", pa.int32()),
+                ("tokens_lost", pa.int32()),
+            ]
+        )
+        self._writer = pq.ParquetWriter(part_of(self._path), schema, compression="zstd")

@@ -1,0 +1,95 @@
+"""Files in the making: a temporary name beside the final one, a lock, and a note of how far they have come."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from embedctl_config.errors import OutputError
+
+
+def part_of(path: Path) -> Path:
+    """The temporary name of a file in the making."""
+    return path.with_name(f".{path.name}.part")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Be the only process that makes this file.
+
+    Raises:
+        OutputError: another process does.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    with lock.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputError(f"another fetch is writing {path}: wait for it, or choose another file") from None
+        yield
+        lock.unlink(missing_ok=True)
+
+
+def publish(path: Path) -> None:
+    """Put a finished part on the disk and give it its final name."""
+    with part_of(path).open("rb") as stream:
+        os.fsync(stream.fileno())
+    part_of(path).replace(path)
+
+
+class Progress:
+    """How far a file in the making has come, kept beside it, so that a fetch that died goes on."""
+
+    def __init__(self, path: Path, job_id: str, file_format: str) -> None:
+        self._path = path.with_name(f".{path.name}.progress")
+        self._of = {"job": job_id, "format": file_format}
+
+    def load(self) -> Mapping[str, int] | None:
+        """What :meth:`save` noted for this job and format, or None."""
+        try:
+            noted = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        if not isinstance(noted, dict) or noted.get("of") != self._of:
+            return None
+        facts: Mapping[str, int] = noted["facts"]
+        return facts
+
+    def save(self, facts: Mapping[str, int]) -> None:
+        """Note how far the file has come; what it says must be in the file already."""
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(json.dumps({"of": self._of, "facts": dict(facts)}), encoding="utf-8")
+        fresh.replace(self._path)
+
+    def clear(self) -> None:
+        """Forget it."""
+        self._path.unlink(missing_ok=True)
+
+
+class LineFile:
+    """A file of JSON lines in the making, which can be cut back to what a progress note says."""
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        self.path = path
+        part = part_of(path)
+        part.touch()
+        os.truncate(part, size)
+        self._stream: IO[bytes] = part.open("ab")
+
+    def write(self, line: str) -> None:
+        """Add a line."""
+        self._stream.write(line.encode("utf-8", "surrogateescape") + b"\n")
+
+    def flush(self) -> int:
+        """Hand everything to the system; the file's size."""
+        self._stream.flush()
+        return self._stream.tell()
+
+    def close(self) -> None:
+        """Close it."""
+        self._stream.close()

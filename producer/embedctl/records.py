@@ -1,0 +1,119 @@
+"""Records: one input row each, whatever it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from embedctl_config.errors import InputError
+from embedctl_config.wire import RecordKind
+
+#: What a caller may give as a record: text, or a mapping that holds text and, if it likes, an id.
+RecordLike = str | Mapping[str, Any]
+
+
+class Record(NamedTuple):
+    """One input row. `text` is UTF-8 where `kind` is TEXT; see RecordKind for the others."""
+
+    kind: RecordKind
+    text: bytes
+    id: str | None = None
+
+
+def make_record(text: object, label: str | None, max_bytes: int) -> Record:
+    """A record of whatever stood in the text field; what is no text stays a record, and fails alone."""
+    if isinstance(text, str):
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            return Record(RecordKind.INVALID_UTF8, text.encode("utf-8", "surrogatepass")[:max_bytes], label)
+    elif isinstance(text, bytes):
+        data = text
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return Record(RecordKind.INVALID_UTF8, text[:max_bytes], label)
+    else:
+        return Record(RecordKind.NOT_TEXT, type(text).__name__.encode(), label)
+    if len(data) > max_bytes:
+        return Record(RecordKind.OVERSIZE, str(len(data)).encode(), label)
+    return Record(RecordKind.TEXT, data, label)
+
+
+def records_of(
+    texts: Iterable[RecordLike],
+    *,
+    ids: Iterable[str | int] | None = None,
+    text_field: str = "text",
+    id_field: str = "id",
+    max_bytes: int,
+) -> Iterator[Record]:
+    """Records of strings, or of mappings with a text and perhaps an id; read as they are needed.
+
+    Raises:
+        InputError: `texts` is one string, a mapping has no text field, an id is not usable, or `ids` is shorter or
+            longer than `texts`.
+    """
+    if isinstance(texts, str | bytes | Mapping):
+        raise InputError(f"texts is one {type(texts).__name__}; give an iterable of texts, such as a list of them")
+    labels = None if ids is None else iter(ids)
+    position = -1
+    for position, item in enumerate(texts):
+        where = f"record {position}"
+        label: object = None
+        text: object = item
+        if isinstance(item, Mapping):
+            text, label = text_and_id(item, text_field, id_field, where)
+        if labels is not None:
+            label = next(labels, None)
+            if label is None:
+                raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
+        yield make_record(text, check_id(label, where), max_bytes)
+    if labels is not None and next(labels, None) is not None:
+        raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
+
+
+def text_and_id(item: Mapping[str, Any], text_field: str, id_field: str, where: str) -> tuple[object, object]:
+    """The two fields of a mapping that matter.
+
+    Raises:
+        InputError: it has no such text field; the message names those that it has.
+    """
+    try:
+        return item[text_field], item.get(id_field)
+    except KeyError:
+        raise no_field(text_field, item, where) from None
+
+
+def no_field(text_field: str, seen: Iterable[object], where: str) -> InputError:
+    """The error for a record without the text field."""
+    names = ", ".join(sorted(map(str, seen))) or "none"
+    return InputError(
+        f"{where}: no field {text_field!r}; fields seen: {names}. Name the right one with --text-field "
+        "(text_field= in Python)"
+    )
+
+
+def check_id(label: object, where: str) -> str | None:
+    """An id as text; None stays None.
+
+    Raises:
+        InputError: it is neither text nor a whole number, or can't be written as UTF-8.
+    """
+    if label is None:
+        return None
+    if isinstance(label, int) and not isinstance(label, bool):
+        return str(label)
+    if not isinstance(label, str):
+        raise InputError(f"{where}: an id must be text or a whole number, not {kind_of(label)}")
+    try:
+        label.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: the id {label!r} is not valid UTF-8") from None
+    return label
+
+
+def kind_of(value: object) -> str:
+    """What a JSON value is, in words."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
