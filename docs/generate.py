@@ -1,0 +1,193 @@
+"""Write the pages that the source already holds: docs/cli.md and docs/settings.md. Run it with `make docs`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from click.testing import CliRunner
+
+from embedctl.cli import main as embedctl
+from embedctl_config import errors
+from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
+from embedctl_config.settings import ENV_PREFIX, Settings
+from embedctl_workers.backends import BACKENDS
+from embedctl_workers.cli import main as worker
+
+DOCS = Path(__file__).parent
+#: Columns of the terminal for which help is printed.
+WIDTH = 100
+
+MEANINGS = {
+    0: "all is well: every record has its vector, as far as the command waited for them",
+    1: "the job failed or was cancelled, or an error without a status of its own",
+    2: "a wrong option, argument, setting or corpus",
+    3: "some records failed, and all others have their vectors",
+    4: "there is no such job or model",
+    69: "Redis can't be reached, refuses us, or is full",
+    124: "the time to wait is over; the job goes on",
+    130: "Ctrl-C; the message says what becomes of the job",
+}
+
+CLI = """\
+<!-- Written by `make docs` from the source: changes made here are overwritten. -->
+
+# The command line
+
+A job's id and the data asked for go to standard output; progress, messages and errors go to standard error. An option
+that is not given takes its value from the [settings](settings.md) where there is one of that name.
+
+{commands}
+## Exit statuses
+
+{statuses}"""
+
+SETTINGS = """\
+<!-- Written by `make docs` from the source: changes made here are overwritten. -->
+
+# Settings
+
+A setting can come from several places. The strongest first:
+
+1. a command's option, or an argument in Python;
+2. its environment variable;
+3. the project's file: the one named by `EMBEDCTL_CONFIG`, else `embedctl.toml` in the working directory;
+4. the user's file: `embedctl/config.toml` in `$XDG_CONFIG_HOME`, by default in `~/.config`;
+5. its default.
+
+All are checked together when a command starts, and one message lists every problem with its source.
+
+{scalars}
+All producers and workers on one Redis should have the same `lease_s` and `reissue_s`.
+
+## `[classes.NAME]`: hardware classes
+
+A hardware class is a named way to encode. A table with a shipped class's name changes that class; another name makes a
+new one, with the defaults below.
+
+{classes}
+Devices: {devices}. Precisions: {precisions}. Backends: {backends} (`dummy` makes vectors without a model, for tests).
+
+The shipped classes:
+
+{shipped}
+## `[models.NAME]`: models
+
+Where a model comes from, under the name that jobs, workers and queues use. Its source, or the name itself where there
+is no table, is looked for as a folder, then as an installed model package, then in the hub's cache. Nothing is
+downloaded.
+
+{models}
+## An example
+
+```toml
+redis_url = "redis://queue.example:6379/0"
+model = "bge-small"
+
+[models.bge-small]
+source = "BAAI/bge-small-en-v1.5"
+
+[classes.cpu]
+token_budget = 2048
+```
+"""
+
+
+def cli_page() -> str:
+    """docs/cli.md."""
+    sections = [f"## {name}\n\n```text\n{help_of(name, command)}```\n" for name, command in commands()]
+    return CLI.format(commands="\n".join(sections), statuses=table(("status", "meaning"), exit_statuses()))
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command with the words that call it."""
+    yield "embedctl", embedctl
+    for name, command in embedctl.commands.items():
+        yield f"embedctl {name}", worker if name == "worker" else command
+
+
+def help_of(name: str, command: click.Command) -> str:
+    """What `--help` prints."""
+    words = name.split()
+    if command is worker:  # a process of its own, and so a command line of its own
+        called, program, arguments = worker, name, ["--help"]
+    else:
+        called, program, arguments = embedctl, words[0], [*words[1:], "--help"]
+    return CliRunner().invoke(called, arguments, prog_name=program, terminal_width=WIDTH).output
+
+
+def exit_statuses() -> Iterator[tuple[str, str]]:
+    """Each status, what it means and the errors that end in it."""
+    raised: dict[int, list[str]] = {}
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, errors.EmbedctlError):
+            raised.setdefault(kind.exit_code, []).append(kind.__name__)
+    for status in sorted({*raised, *MEANINGS}):
+        names = f": {listed(raised[status])}" if status in raised else ""
+        yield str(status), MEANINGS[status] + names
+
+
+def settings_page() -> str:
+    """docs/settings.md."""
+    scalars = [
+        (f"`{each.name}`", f"`{ENV_PREFIX}{each.name.upper()}`", code(each.default), *_help(each))
+        for each in dataclasses.fields(Settings)
+        if "unit" in each.metadata
+    ]
+    shipped = [
+        (f"`{name}`", entry.device, entry.backend, entry.precision, str(entry.prefetch), str(entry.token_budget))
+        for name, entry in SHIPPED_CLASSES.items()
+    ]
+    return SETTINGS.format(
+        scalars=table(("name", "variable", "default", "unit", "meaning"), scalars),
+        classes=fields_table(HardwareClass),
+        devices=listed(DEVICES),
+        precisions=listed(PRECISIONS),
+        backends=listed(BACKENDS),
+        shipped=table(("class", "device", "backend", "precision", "prefetch", "token budget"), shipped),
+        models=fields_table(ModelEntry),
+    )
+
+
+def _help(setting: dataclasses.Field[Any]) -> tuple[str, str]:
+    return setting.metadata["unit"], setting.metadata["help"]
+
+
+def fields_table(form: type[Any]) -> str:
+    """The fields of a dataclass, with their defaults and what its docstring says of them."""
+    meanings = dict(re.findall(r"^ +(\w+): (.+)\.$", form.__doc__ or "", re.MULTILINE))
+    defaults = form()
+    rows = [
+        (f"`{each.name}`", code(getattr(defaults, each.name)), meanings[each.name]) for each in dataclasses.fields(form)
+    ]
+    return table(("key", "default", "meaning"), rows)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    lines = [tuple(head)]
+    lines += [tuple("---" for _ in lines[0]), *map(tuple, rows)]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def code(value: object) -> str:
+    """A value as code."""
+    if value in ("", (), {}):
+        return "empty"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as code, separated by commas."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+PAGES = {"cli.md": cli_page, "settings.md": settings_page}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")

@@ -1,0 +1,83 @@
+"""Chunks: all records, in order, within both bounds."""
+
+from __future__ import annotations
+
+from itertools import chain, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedctl.chunking import chunks_of
+from embedctl.corpus import Record
+from embedctl_config.wire import ChunkInput, RecordKind
+
+RECORDS = st.lists(
+    st.builds(
+        Record, st.sampled_from(RecordKind), st.binary(max_size=40), st.none() | st.text("abc", min_size=1, max_size=3)
+    ),
+    max_size=40,
+)
+ROWS = st.integers(1, 10)
+BYTES = st.integers(1, 100)
+
+
+def cut(records: list[Record], rows: int, size: int) -> list[ChunkInput]:
+    return list(chunks_of(records, max_rows=rows, max_bytes=size))
+
+
+def records_in(chunk: ChunkInput) -> list[Record]:
+    ids = chunk.ids or [None] * len(chunk)
+    return [Record(RecordKind(k), t, i) for k, t, i in zip(chunk.kinds, chunk.texts, ids, strict=True)]
+
+
+@given(RECORDS, ROWS, BYTES)
+def test_chunks_joined_are_the_records(records: list[Record], rows: int, size: int) -> None:
+    chunks = cut(records, rows, size)
+    assert list(chain.from_iterable(map(records_in, chunks))) == records
+    assert [chunk.first for chunk in chunks] == [sum(map(len, chunks[:at])) for at in range(len(chunks))]
+    assert all(chunk.positions is None for chunk in chunks)
+
+
+@given(RECORDS, ROWS, BYTES)
+def test_both_bounds_hold_but_for_a_record_that_is_too_long_alone(records: list[Record], rows: int, size: int) -> None:
+    for chunk in cut(records, rows, size):
+        assert 1 <= len(chunk) <= rows
+        assert sum(map(len, chunk.texts)) <= size or len(chunk) == 1
+
+
+@given(RECORDS, ROWS, BYTES)
+def test_no_chunk_ends_before_it_must(records: list[Record], rows: int, size: int) -> None:
+    chunks = cut(records, rows, size)
+    for chunk, following in pairwise(chunks):
+        assert len(chunk) == rows or sum(map(len, chunk.texts)) + len(following.texts[0]) > size
+
+
+@given(RECORDS, ROWS, BYTES)
+def test_the_same_records_make_the_same_chunks(records: list[Record], rows: int, size: int) -> None:
+    assert cut(records, rows, size) == list(chunks_of(iter(records), max_rows=rows, max_bytes=size))
+
+
+def test_a_chunk_without_any_id_has_none_and_one_with_some_keeps_the_gaps() -> None:
+    text = RecordKind.TEXT
+    without, with_some = cut(
+        [Record(text, b"a"), Record(text, b"b"), Record(text, b"c", "x"), Record(text, b"d")], 2, 99
+    )
+    assert without.ids is None
+    assert with_some.ids == ["x", None]
+
+
+def test_records_are_read_no_further_than_the_chunk_asked_for() -> None:
+    read = 0
+
+    def records():
+        nonlocal read
+        while True:
+            read += 1
+            yield Record(RecordKind.TEXT, b"x")
+
+    next(chunks_of(records(), max_rows=5, max_bytes=100))
+    assert read == 6
+
+
+def test_no_records_make_no_chunk() -> None:
+    assert cut([], 5, 100) == []

@@ -1,0 +1,267 @@
+"""Records from files, streams and iterables; and what is said about those that are none."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedctl.corpus import Record, guess_format, make_record, read_corpus, records_of
+from embedctl_config.errors import InputError
+from embedctl_config.wire import RecordKind
+
+MAX = 1000
+TEXT, NOT_TEXT, INVALID, OVERSIZE = RecordKind
+
+
+def read(folder: Path, content: bytes, suffix: str = ".jsonl", **options: str) -> list[Record]:
+    path = folder / f"corpus{suffix}"
+    path.write_bytes(content)
+    return list(read_corpus(str(path), max_bytes=MAX, **options))
+
+
+def of(texts: object, **options: object) -> list[Record]:
+    return list(records_of(texts, max_bytes=MAX, **options))
+
+
+def texts(*values: str) -> list[Record]:
+    return [Record(TEXT, value.encode()) for value in values]
+
+
+def test_jsonl_gives_a_record_a_line(tmp_path: Path) -> None:
+    found = read(tmp_path, '{"text": "one", "id": "a"}\n{"text": "zwei ü", "id": 7}\n{"text": "3"}'.encode())
+    assert found == [Record(TEXT, b"one", "a"), Record(TEXT, "zwei ü".encode(), "7"), Record(TEXT, b"3")]
+
+
+def test_other_field_names_are_read_when_named(tmp_path: Path) -> None:
+    found = read(tmp_path, b'{"body": "b", "key": "k", "text": "t"}\n', text_field="body", id_field="key")
+    assert found == [Record(TEXT, b"b", "k")]
+
+
+def test_txt_gives_a_record_a_line_and_blank_lines_count(tmp_path: Path) -> None:
+    assert read(tmp_path, b"one\n\n  two \n\nthree", ".txt") == texts("one", "", "  two ", "", "three")
+
+
+def test_blank_lines_in_jsonl_count_for_nothing_but_line_numbers(tmp_path: Path) -> None:
+    assert read(tmp_path, b'\n{"text": "a"}\n  \t\n{"text": "b"}\n\n') == texts("a", "b")
+    with pytest.raises(InputError, match="line 4"):
+        read(tmp_path, b'\n{"text": "a"}\n\nnope\n')
+
+
+@pytest.mark.parametrize(("suffix", "line"), [(".txt", b"a"), (".jsonl", b'{"text": "a"}')])
+def test_a_byte_order_mark_belongs_to_no_record(tmp_path: Path, suffix: str, line: bytes) -> None:
+    mark = b"\xef\xbb\xbf"
+    assert read(tmp_path, mark + line + b"\n", suffix) == texts("a")
+
+
+def test_a_byte_order_mark_later_in_a_text_file_is_text(tmp_path: Path) -> None:
+    assert read(tmp_path, b"a\n\xef\xbb\xbfb\n", ".txt") == texts("a", "\ufeffb")
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
+def test_an_empty_file_has_no_records(tmp_path: Path, suffix: str, content: bytes) -> None:
+    assert read(tmp_path, content, suffix) == []
+
+
+def test_crlf_ends_a_line_too(tmp_path: Path) -> None:
+    assert read(tmp_path, b"a\r\n\r\nb\rc\r\n", ".txt") == texts("a", "", "b\rc")
+    assert read(tmp_path, b'{"text": "a"}\r\n\r\n{"text": "b"}\r\n') == texts("a", "b")
+
+
+def test_unicode_line_separators_end_no_line(tmp_path: Path) -> None:
+    assert read(tmp_path, "a\u2028b\x85c\x0bd\n".encode(), ".txt") == texts("a\u2028b\x85c\x0bd")
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n")), max_size=8))
+def test_lines_of_text_come_back_one_by_one(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
+    path = tmp_path_factory.getbasetemp() / "lines.txt"
+    path.write_bytes(b"x\n" + b"".join(line.encode() + b"\n" for line in lines))
+    assert list(read_corpus(str(path), max_bytes=10**6)) == texts("x", *lines)
+
+
+def test_invalid_utf8_costs_one_record_in_either_format(tmp_path: Path) -> None:
+    bad, good = read(tmp_path, b"caf\xe9\nok\n", ".txt")
+    assert bad == Record(INVALID, b"caf\xe9")
+    assert good == Record(TEXT, b"ok")
+    bad, good = read(tmp_path, b'{"text": "caf\xe9", "id": 1}\n{"text": "ok", "id": 2}\n')
+    assert (bad.kind, bad.id) == (INVALID, "1")
+    assert good == Record(TEXT, b"ok", "2")
+
+
+def test_a_lone_surrogate_costs_one_record(tmp_path: Path) -> None:
+    bad, good = read(tmp_path, b'{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n')
+    assert bad.kind is INVALID
+    assert good == Record(TEXT, "\N{GRINNING FACE}".encode())
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [("7", b"int"), ("1.5", b"float"), ("null", b"NoneType"), ("true", b"bool"), ("[1]", b"list"), ("{}", b"dict")],
+)
+def test_what_is_no_text_stays_a_record(tmp_path: Path, value: str, kind: bytes) -> None:
+    found = read(tmp_path, f'{{"text": {value}, "id": "x"}}\n{{"text": "fine"}}\n'.encode())
+    assert found == [Record(NOT_TEXT, kind, "x"), Record(TEXT, b"fine")]
+
+
+def test_a_text_over_the_bound_stays_a_record_that_says_its_size() -> None:
+    assert make_record("é" * 5, "x", 10) == Record(TEXT, b"\xc3\xa9" * 5, "x")
+    assert make_record("é" * 5 + "a", "x", 10) == Record(OVERSIZE, b"11", "x")
+
+
+def test_invalid_bytes_are_kept_as_found_up_to_the_bound() -> None:
+    assert make_record(b"\xff" * 50, None, 10) == Record(INVALID, b"\xff" * 10)
+    assert make_record("\udc00" * 50, None, 10).text == (b"\xed\xb0\x80" * 50)[:10]
+
+
+def test_a_missing_field_names_the_line_the_fields_seen_and_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        read(tmp_path, b'{"text": "a"}\n{"title": "b", "body": "c"}\n')
+    message = str(raised.value)
+    assert f"{tmp_path / 'corpus.jsonl'}, line 2" in message
+    assert "'text'" in message
+    assert "body, title" in message
+    assert "--text-field" in message
+    with pytest.raises(InputError, match="fields seen: none"):
+        read(tmp_path, b"{}\n")
+
+
+@pytest.mark.parametrize(
+    "line", [b"nope", b'{"text": "a"', b'{"text": "a"} x', b"[" * 100_000, b"\x00", b"{'text': 1}"]
+)
+def test_what_is_not_json_names_the_line(tmp_path: Path, line: bytes) -> None:
+    with pytest.raises(InputError, match=r"corpus\.jsonl, line 2: not JSON"):
+        read(tmp_path, b'{"text": "a"}\n' + line + b"\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [(b"[1]", "a list"), (b'"x"', "a string"), (b"3", "a number"), (b"null", "null"), (b"true", "true or false")],
+)
+def test_a_line_that_is_no_object_says_what_it_is(tmp_path: Path, line: bytes, kind: str) -> None:
+    with pytest.raises(InputError, match=rf"line 1: expected an object such as .*, found {kind}"):
+        read(tmp_path, line)
+
+
+@pytest.mark.parametrize(("value", "label"), [('"a"', "a"), ("0", "0"), ("-3", "-3"), ('""', ""), ("null", None)])
+def test_ids_are_text_or_whole_numbers(tmp_path: Path, value: str, label: str | None) -> None:
+    assert read(tmp_path, f'{{"text": "t", "id": {value}}}'.encode()) == [Record(TEXT, b"t", label)]
+
+
+@pytest.mark.parametrize("value", ["true", "1.0", "[1]", "{}"])
+def test_other_ids_are_refused_with_the_line(tmp_path: Path, value: str) -> None:
+    with pytest.raises(InputError, match="line 1: an id must be text or a whole number"):
+        read(tmp_path, f'{{"text": "t", "id": {value}}}'.encode())
+
+
+def test_an_id_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"line 1: the id .* is not valid UTF-8") as raised:
+        read(tmp_path, b'{"text": "t", "id": "\xff"}')
+    str(raised.value).encode()
+
+
+def test_standard_input_is_read_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'{"text": "a"}\nnope\n')))
+    found: Iterator[Record] = read_corpus("-", max_bytes=MAX)
+    assert next(found) == Record(TEXT, b"a")
+    with pytest.raises(InputError, match="standard input, line 2"):
+        next(found)
+
+
+def test_standard_input_may_be_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a\nb\n")))
+    assert list(read_corpus("-", file_format="txt", max_bytes=MAX)) == texts("a", "b")
+
+
+def test_a_file_that_vanished_or_is_a_folder_is_an_input_error(tmp_path: Path) -> None:
+    for path in (tmp_path / "gone.jsonl", tmp_path):
+        with pytest.raises(InputError, match="can't be read") as raised:
+            list(read_corpus(str(path), file_format="jsonl", max_bytes=MAX))
+        assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("a.jsonl", "jsonl"), ("a.NDJSON", "jsonl"), ("b/c.TXT", "txt"), ("-", "jsonl"), ("a.b.txt", "txt")],
+)
+def test_the_format_is_told_from_the_name(path: str, expected: str) -> None:
+    assert guess_format(path) == expected
+
+
+@pytest.mark.parametrize("path", ["corpus.xlsx", "corpus", "corpus.json.gz"])
+def test_an_unknown_suffix_asks_for_the_format(path: str) -> None:
+    with pytest.raises(InputError, match="--format"):
+        list(read_corpus(path, max_bytes=MAX))
+
+
+def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'xml' is none of jsonl, txt"):
+        read(tmp_path, b"", file_format="xml")
+
+
+def test_a_format_wins_over_the_suffix(tmp_path: Path) -> None:
+    assert read(tmp_path, b"{not json\n", ".jsonl", file_format="txt") == texts("{not json")
+
+
+def test_records_of_strings_and_mappings() -> None:
+    found = of(["a", {"text": "b", "id": 2}, {"text": None}, 3, b"bytes", b"\xff"])
+    assert found == [
+        Record(TEXT, b"a"),
+        Record(TEXT, b"b", "2"),
+        Record(NOT_TEXT, b"NoneType"),
+        Record(NOT_TEXT, b"int"),
+        Record(TEXT, b"bytes"),
+        Record(INVALID, b"\xff"),
+    ]
+
+
+def test_records_are_read_only_as_they_are_needed() -> None:
+    taken: list[int] = []
+
+    def endless() -> Iterator[str]:
+        for number in count():
+            taken.append(number)
+            yield str(number)
+
+    assert len(list(islice(records_of(endless(), max_bytes=MAX), 3))) == 3
+    assert taken == [0, 1, 2]
+
+
+def test_ids_go_with_texts() -> None:
+    assert of(["a", "b"], ids=iter([0, "x"])) == [Record(TEXT, b"a", "0"), Record(TEXT, b"b", "x")]
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["x"], "ids has 1 entries, and texts has more"),
+        ([], "ids has 0 entries, and texts has more"),
+        (["x", "y", "z"], "texts has 2 entries, and ids has more"),
+    ],
+)
+def test_ids_that_are_fewer_or_more_than_texts_are_refused(ids: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        of(["a", "b"], ids=ids)
+
+
+def test_ids_for_no_texts_are_refused() -> None:
+    with pytest.raises(InputError, match="texts has 0 entries"):
+        of([], ids=["x"])
+
+
+@pytest.mark.parametrize("one", ["text", b"text", {"text": "a"}])
+def test_one_text_is_no_iterable_of_texts(one: object) -> None:
+    with pytest.raises(InputError, match="such as a list"):
+        of(one)
+
+
+def test_a_mapping_without_a_text_names_the_record() -> None:
+    with pytest.raises(InputError, match="record 1: no field 'text'; fields seen: body"):
+        of([{"text": "a"}, {"body": "b"}])

@@ -1,0 +1,79 @@
+"""The error tree: one root, one sentence each, exit statuses that scripts may rely on."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import embedctl
+from embedctl_config import errors
+from embedctl_config.errors import EmbedctlError, MissingExtra
+
+ERRORS = [
+    each
+    for each in vars(errors).values()
+    if inspect.isclass(each) and issubclass(each, Exception) and each.__module__ == errors.__name__
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_every_error_descends_from_the_root_and_says_when_it_is_raised(error: type[Exception]) -> None:
+    assert issubclass(error, EmbedctlError)
+    assert error.__doc__
+    expected = "The root of" if error.__subclasses__() and not error.__doc__.startswith("Raised") else "Raised when"
+    assert error.__doc__.startswith(expected)
+
+
+def test_every_exception_that_users_can_import_descends_from_the_root() -> None:
+    exported = [getattr(embedctl, name) for name in embedctl.__all__]
+    exceptions = [each for each in exported if inspect.isclass(each) and issubclass(each, BaseException)]
+    assert len(exceptions) > 10
+    assert all(issubclass(each, EmbedctlError) for each in exceptions)
+
+
+def test_every_error_can_be_imported_from_the_package() -> None:
+    assert {error.__name__ for error in ERRORS} <= set(embedctl.__all__)
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    lines = errors.__doc__.split("::", 1)[1].splitlines()
+    parents: list[tuple[int, str]] = []
+    found: dict[str, str] = {}
+    for line in filter(str.strip, lines):
+        name = line.replace("│", " ").replace("├── ", "    ").replace("└── ", "    ")
+        depth = len(name) - len(name.lstrip())
+        name = name.split()[0]
+        while parents and parents[-1][0] >= depth:
+            parents.pop()
+        found[name] = parents[-1][1] if parents else "Exception"
+        parents.append((depth, name))
+    assert found == {error.__name__: error.__bases__[0].__name__ for error in ERRORS}
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (errors.SettingsError, ValueError),
+        (errors.InputError, ValueError),
+        (errors.WireError, ValueError),
+        (errors.MissingExtra, ImportError),
+        (errors.BrokerUnavailable, ConnectionError),
+        (errors.JobNotFound, LookupError),
+        (errors.ModelNotFound, LookupError),
+        (errors.WaitTimeout, TimeoutError),
+    ],
+)
+def test_errors_are_caught_by_their_builtin_kind_too(error: type[Exception], builtin: type[Exception]) -> None:
+    assert issubclass(error, builtin)
+
+
+def test_exit_statuses_are_small_and_never_zero() -> None:
+    assert {error.__name__ for error in ERRORS if not 1 <= error.exit_code <= 125} == set()
+    assert (errors.SettingsError.exit_code, errors.JobNotFound.exit_code, errors.WaitTimeout.exit_code) == (2, 4, 124)
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    error = MissingExtra("torch", "backend 'torch'")
+    assert str(error) == "backend 'torch' needs an optional dependency: pip install 'embedctl[torch]'"
+    assert error.extra == "torch"

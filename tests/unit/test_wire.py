@@ -1,0 +1,317 @@
+"""The binary formats: what goes in comes out, and nothing else is ever taken for a chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedctl_config import wire
+from embedctl_config.errors import WireError, WireForeign, WireNewer, WireTruncated
+from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError, RecordKind, Truncation
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+FIXED = ChunkInput(7, bytes([0, 0, 1]), [b"one", b"", b"int"], ["a", None, "c"], [9, 3, 2**40])
+
+
+@st.composite
+def inputs(draw: st.DrawFn, max_rows: int = 6) -> ChunkInput:
+    rows = draw(st.integers(0, max_rows))
+    return ChunkInput(
+        first=draw(U64),
+        kinds=bytes(draw(_list(st.sampled_from(RecordKind), rows))),
+        texts=draw(_list(st.binary(max_size=20), rows)),
+        ids=draw(st.none() | _list(st.none() | WORDS, rows)),
+        positions=draw(st.none() | _list(U64, rows)),
+    )
+
+
+@st.composite
+def results(draw: st.DrawFn, max_rows: int = 5) -> ChunkResult:
+    rows, dim = draw(st.integers(0, max_rows)), draw(st.integers(0, 4))
+    row = st.integers(0, rows - 1) if rows else st.nothing()
+    errors = st.builds(RecordError, row, st.sampled_from(ErrorCode), WORDS)
+    cuts = st.builds(Truncation, row, U32, U32)
+    return ChunkResult(
+        first=draw(U64),
+        rows=rows,
+        dim=dim,
+        digest=draw(st.binary(min_size=16, max_size=16)),
+        fingerprint=draw(st.binary(min_size=32, max_size=32)).hex(),
+        precision=draw(WORDS),
+        backend=draw(WORDS),
+        vectors=draw(st.binary(min_size=rows * dim * 4, max_size=rows * dim * 4)),
+        checksums=draw(_list(U32, rows)),
+        ids=draw(st.none() | _list(st.none() | WORDS, rows)),
+        positions=draw(st.none() | _list(U64, rows)),
+        errors=draw(st.lists(errors, max_size=3)) if rows else [],
+        truncations=draw(st.lists(cuts, max_size=3)) if rows else [],
+    )
+
+
+def _list(of: st.SearchStrategy, size: int) -> st.SearchStrategy[list]:
+    return st.lists(of, min_size=size, max_size=size)
+
+
+def a_result(**changes: object) -> ChunkResult:
+    plain = ChunkResult(
+        first=5,
+        rows=3,
+        dim=2,
+        digest=bytes(range(16)),
+        fingerprint="ab" * 32,
+        precision="fp32",
+        backend="torch",
+        vectors=np.arange(6, dtype="<f4").tobytes(),
+        checksums=[1, 2, 3],
+        ids=["a", None, "ü"],
+        errors=[RecordError(1, ErrorCode.EMPTY, "the text is empty")],
+        truncations=[Truncation(2, 256, 40)],
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+@given(inputs())
+def test_an_input_comes_back_as_it_was(chunk: ChunkInput) -> None:
+    assert wire.decode_input(wire.encode_input(chunk)) == chunk
+
+
+@given(results())
+def test_a_result_comes_back_as_it_was(result: ChunkResult) -> None:
+    found = wire.decode_result(wire.encode_result(result))
+    assert dataclasses.replace(found, vectors=bytes(found.vectors)) == result
+
+
+@given(inputs(max_rows=3))
+def test_every_strict_prefix_of_an_input_is_an_error_of_ours(chunk: ChunkInput) -> None:
+    data = wire.encode_input(chunk)
+    for end in range(len(data)):
+        with pytest.raises(WireTruncated):
+            wire.decode_input(data[:end])
+
+
+@given(results(max_rows=2))
+def test_every_strict_prefix_of_a_result_is_an_error_of_ours(result: ChunkResult) -> None:
+    data = wire.encode_result(result)
+    for end in range(len(data)):
+        with pytest.raises(WireTruncated):
+            wire.decode_result(data[:end])
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_an_error_of_ours(data: bytes) -> None:
+    for decode in (wire.decode_input, wire.decode_result):
+        with pytest.raises(WireError):
+            decode(data)
+
+
+@given(
+    st.sampled_from([1, 2]),
+    st.integers(0, 255),
+    st.integers(0, 7),
+    st.sampled_from([0, 1, 3, 2**31, 2**32 - 1]),
+    st.binary(max_size=300),
+)
+def test_random_bytes_behind_a_good_beginning_are_an_error_of_ours_or_read(
+    kind: int, version: int, flags: int, rows: int, rest: bytes
+) -> None:
+    data = struct.pack("<4sBBH16sQI", b"EMBC", kind, version, flags, bytes(16), 0, rows) + rest
+    for decode in (wire.decode_input, wire.decode_result):
+        try:
+            decode(data)
+        except WireError:
+            continue
+        assert decode is wire.decode_result
+        assert version == wire.VERSION
+
+
+@given(st.integers(0, len(wire.encode_input(FIXED)) - 1), st.integers(1, 255))
+def test_a_changed_byte_in_an_input_is_noticed(at: int, change: int) -> None:
+    data = bytearray(wire.encode_input(FIXED))
+    data[at] ^= change
+    with pytest.raises(WireError):
+        wire.decode_input(bytes(data))
+
+
+@given(st.integers(0, len(wire.encode_result(a_result())) - 1), st.integers(1, 255))
+def test_a_changed_byte_in_a_result_never_raises_anything_but_an_error_of_ours(at: int, change: int) -> None:
+    data = bytearray(wire.encode_result(a_result()))
+    data[at] ^= change
+    with suppress(WireError):
+        wire.decode_result(bytes(data))
+
+
+@pytest.mark.parametrize("foreign", [b"PK\x03\x04" + bytes(100), b"\x93NUMPY" + bytes(100), b'{"text": "x"}' * 9, b"X"])
+def test_foreign_bytes_say_how_they_begin(foreign: bytes) -> None:
+    with pytest.raises(WireForeign, match="begin with") as raised:
+        wire.decode_input(foreign)
+    assert repr(foreign[:4]) in str(raised.value)
+
+
+@pytest.mark.parametrize("decode", [wire.decode_input, wire.decode_result])
+def test_no_bytes_at_all_are_truncated(decode) -> None:
+    with pytest.raises(WireTruncated):
+        decode(b"")
+
+
+@pytest.mark.parametrize(
+    ("encoded", "decode"),
+    [(wire.encode_input(FIXED), wire.decode_input), (wire.encode_result(a_result()), wire.decode_result)],
+)
+def test_a_newer_version_asks_for_an_upgrade(encoded: bytes, decode) -> None:
+    data = bytearray(encoded)
+    data[5] = wire.VERSION + 1
+    with pytest.raises(WireNewer, match="upgrade"):
+        decode(bytes(data))
+
+
+def test_version_zero_is_foreign() -> None:
+    data = bytearray(wire.encode_input(FIXED))
+    data[5] = 0
+    with pytest.raises(WireForeign):
+        wire.decode_input(bytes(data))
+
+
+def test_an_input_is_no_result_and_the_other_way_round() -> None:
+    with pytest.raises(WireForeign, match="kind"):
+        wire.decode_result(wire.encode_input(FIXED))
+    with pytest.raises(WireForeign, match="kind"):
+        wire.decode_input(wire.encode_result(a_result()))
+
+
+@given(st.binary(min_size=1, max_size=70))
+def test_trailing_bytes_are_foreign(more: bytes) -> None:
+    with pytest.raises(WireForeign, match=f"{len(more)} bytes after its end"):
+        wire.decode_input(wire.encode_input(FIXED) + more)
+    with pytest.raises(WireForeign, match=f"{len(more)} bytes after its end"):
+        wire.decode_result(wire.encode_result(a_result()) + more)
+
+
+def test_a_record_kind_that_does_not_exist_is_foreign() -> None:
+    with pytest.raises(WireForeign, match="kind of record"):
+        wire.decode_input(wire.encode_input(dataclasses.replace(FIXED, kinds=bytes([0, 4, 0]))))
+
+
+def test_an_error_code_that_this_version_does_not_know_is_newer() -> None:
+    data = wire.encode_result(a_result())
+    with pytest.raises(WireNewer, match="'emptz'"):
+        wire.decode_result(data.replace(b"empty", b"emptz", 1))
+
+
+def test_a_vector_type_that_this_version_does_not_know_is_newer() -> None:
+    data = bytearray(wire.encode_result(a_result()))
+    data[40] = 9
+    with pytest.raises(WireNewer, match="type 9"):
+        wire.decode_result(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "beyond", [{"errors": [RecordError(3, ErrorCode.EMPTY, "")]}, {"truncations": [Truncation(3, 1, 1)]}]
+)
+def test_a_row_beyond_the_end_is_foreign(beyond: dict[str, object]) -> None:
+    with pytest.raises(WireForeign, match="beyond its own end"):
+        wire.decode_result(wire.encode_result(a_result(**beyond)))
+
+
+def test_padding_that_is_not_zero_is_foreign() -> None:
+    data = bytearray(wire.encode_result(a_result()))
+    start = len(data) - len(a_result().vectors)
+    assert data[start - 1] == 0
+    data[start - 1] = 1
+    with pytest.raises(WireForeign, match="padding"):
+        wire.decode_result(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"texts": [b"One", b"", b"int"]},
+        {"texts": [b"on", b"e", b"int"]},
+        {"ids": ["b", None, "c"]},
+        {"ids": ["a", "", "c"]},
+        {"ids": None},
+        {"kinds": bytes([0, 2, 1])},
+        {"first": 8},
+        {"positions": [9, 3, 2**41]},
+        {"positions": None},
+    ],
+)
+def test_the_digest_differs_when_anything_differs(other: dict[str, object]) -> None:
+    changed = dataclasses.replace(FIXED, **other)
+    assert wire.digest_of(wire.encode_input(changed)) != wire.digest_of(wire.encode_input(FIXED))
+
+
+def test_the_digest_stands_where_scripts_read_it() -> None:
+    data = wire.encode_input(FIXED)
+    assert wire.digest_of(data) == data[8:24]
+    assert wire.digest_of(wire.encode_result(a_result(digest=wire.digest_of(data)))) == wire.digest_of(data)
+
+
+@given(inputs())
+def test_equal_chunks_have_equal_digests(chunk: ChunkInput) -> None:
+    assert wire.encode_input(chunk) == wire.encode_input(dataclasses.replace(chunk))
+
+
+@pytest.mark.parametrize(
+    "other", [{"texts": [b"One", b"", b"int"]}, {"ids": ["z", None, "c"]}, {"kinds": bytes([2, 0, 1])}]
+)
+def test_the_checksum_of_the_row_that_differs_differs_alone(other: dict[str, object]) -> None:
+    mine, theirs = FIXED.row_checksums(), dataclasses.replace(FIXED, **other).row_checksums()
+    assert [a != b for a, b in zip(mine, theirs, strict=True)] == [True, False, False]
+
+
+def test_a_null_id_and_an_empty_id_have_different_checksums() -> None:
+    null, empty = (ChunkInput(0, b"\0", [b"x"], [label]).row_checksums() for label in (None, ""))
+    assert null != empty
+
+
+@given(inputs(), st.data())
+def test_select_keeps_texts_kinds_ids_and_positions(chunk: ChunkInput, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.integers(0, len(chunk) - 1), unique=True)) if len(chunk) else []
+    some = chunk.select(rows)
+    assert list(some.texts) == [chunk.texts[row] for row in rows]
+    assert list(some.kinds) == [chunk.kinds[row] for row in rows]
+    assert some.ids == (None if chunk.ids is None else [chunk.ids[row] for row in rows])
+    at = range(chunk.first, chunk.first + len(chunk)) if chunk.positions is None else chunk.positions
+    assert some.positions == [at[row] for row in rows]
+
+
+def test_selecting_from_a_selection_keeps_the_original_positions() -> None:
+    chunk = ChunkInput(100, bytes(5), [b"a", b"b", b"c", b"d", b"e"])
+    again = chunk.select([1, 3, 4]).select([0, 2])
+    assert (again.positions, again.texts) == ([101, 104], [b"b", b"e"])
+
+
+def test_vectors_are_a_view_and_begin_at_a_multiple_of_64_bytes() -> None:
+    data = bytearray(wire.encode_result(a_result()))
+    found = wire.decode_result(data)
+    assert isinstance(found.vectors, memoryview)
+    start = len(data) - len(found.vectors)
+    assert start % 64 == 0
+    data[start:] = np.full(6, 2.5, "<f4").tobytes()
+    np.testing.assert_array_equal(np.frombuffer(found.vectors, "<f4"), np.full(6, 2.5))
+
+
+def test_nan_vectors_survive_bit_by_bit() -> None:
+    vectors = np.array([[np.nan, 1], [np.inf, -0.0], [1e-45, 3]], "<f4").tobytes()
+    assert bytes(wire.decode_result(wire.encode_result(a_result(vectors=vectors))).vectors) == vectors
+
+
+@pytest.mark.parametrize("size", [0, 23, 25, 48])
+def test_vectors_of_another_size_are_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"{size} bytes of vectors are not 3 rows"):
+        wire.encode_result(a_result(vectors=bytes(size)))
+
+
+def test_an_empty_chunk_is_a_chunk() -> None:
+    assert wire.decode_input(wire.encode_input(ChunkInput(0, b"", []))) == ChunkInput(0, b"", [])
+    empty = a_result(rows=0, vectors=b"", checksums=[], ids=None, errors=[], truncations=[])
+    assert wire.decode_result(wire.encode_result(empty)).rows == 0
