@@ -115,7 +115,7 @@ def _compare(arguments: argparse.Namespace) -> None:
                 return float(direct.stdout.readline())
 
             with (
-                private_redis(Settings(state_dir=folder)) as settings,
+                private_redis(Settings(), Path(folder)) as settings,
                 local_worker(
                     settings,
                     hardware="cpu",

@@ -27,14 +27,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class EmbedctlError(Exception):
     """The root of every error that embedctl raises on purpose."""
 
     #: The exit status that the command line gives for this error.
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
 
 class SettingsError(EmbedctlError, ValueError):
@@ -130,4 +128,11 @@ class ModelNotFound(ModelError, LookupError):
 
 
 class WorkerError(EmbedctlError):
-    """Raised when a worker, its device or the private Redis can't be started."""
+    """Raised when a worker, its device or the private Redis can't be started.
+
+    Where a process of ours said why by its exit status, that is this error's `exit_code` too.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -23,7 +23,10 @@ ENV_PREFIX = "EMBEDCTL_"
 CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are no settings but have a variable all the same. A test holds this to the commands.
 FLAGS = frozenset(
-    ["cpus", "dry_run", "format", "id_field", "idempotency_key", "json", "limit", "log_level", "max_errors", "normalize", "output", "precision", "prompt", "quiet", "skip_bad_lines", "text_field", "timeout", "truncation", "wait"]
+    """
+    cpus dry_run format id_field idempotency_key json limit log_level max_errors normalize output precision prompt quiet
+    skip_bad_lines text_field timeout truncation wait
+    """.split()  # noqa: SIM905  (as a list it would be a screen of its own)
 )
 _SCHEMES = ("redis", "rediss", "unix")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")

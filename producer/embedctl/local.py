@@ -28,13 +28,36 @@ _STOP_S = 60.0
 #: Longest path that a unix socket may have, less the file's name: sun_path of unix(7) is 108 bytes.
 _SOCKET_PATH_MAX = 90
 _LOG_TAIL = 20
+#: What a command that died left is kept this long after it began: a job's own default TTL.
+_KEPT_S = 7 * 24 * 3600
 
 
 @contextmanager
-def private_redis(settings: Settings) -> Iterator[Settings]:
-    """Run a Redis of our own on a unix socket, with its data in the user's state folder.
+def state_of(settings: Settings, name: str) -> Iterator[Path]:
+    """A folder in the user's state folder for one command at a time: what it leaves when it dies, the next one finds.
 
-    Two commands at once get one each; a command that died leaves its data to the next.
+    Args:
+        name: the same for two commands that should go on with each other's work.
+
+    Raises:
+        WorkerError: another process is using it.
+    """
+    parent = state_folder(settings)
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _forget_old(parent)
+    folder = parent / hashlib.sha256(name.encode()).hexdigest()[:16]
+    folder.mkdir(exist_ok=True, mode=0o700)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorkerError(f"the same command is running already (its state is in {folder})") from None
+        yield folder
+
+
+@contextmanager
+def private_redis(settings: Settings, folder: Path) -> Iterator[Settings]:
+    """Run a Redis of our own on a unix socket, with its data in `folder`.
 
     Yields:
         The settings with its URL.
@@ -44,7 +67,7 @@ def private_redis(settings: Settings) -> Iterator[Settings]:
         WorkerError: it did not start.
     """
     server = _redis_server()
-    with _state_slot(settings) as folder, as_file(files("embedctl_config") / "redis.conf") as config:
+    with as_file(files("embedctl_config") / "redis.conf") as config:
         socket = _socket_path(folder)
         command = [server, str(config), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
         command += ["--dir", str(folder), "--daemonize", "no", "--logfile", ""]
@@ -90,21 +113,11 @@ def _redis_server() -> str:
     raise MissingExtra("local", "a private Redis (no redis-server on PATH; or install your system's redis-server)")
 
 
-@contextmanager
-def _state_slot(settings: Settings) -> Iterator[Path]:
-    """The first state folder that no other process uses."""
-    parent = state_folder(settings)
-    for number in range(100):
-        folder = parent / f"redis-{number}"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (folder / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            yield folder
-            return
-    raise WorkerError(f"100 private Redis servers are running from {parent}")
+def _forget_old(parent: Path) -> None:
+    """Remove what commands left that nobody came back to for as long as a job is kept."""
+    for folder in parent.iterdir():
+        if time.time() - folder.stat().st_mtime > _KEPT_S and folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _socket_path(folder: Path) -> Path:
@@ -181,7 +194,7 @@ def _still_running(process: subprocess.Popen[bytes], what: str, log_file: Path) 
     if status is not None:
         with log_file.open(encoding="utf-8", errors="replace") as log:
             tail = _tail(log)
-        raise WorkerError(f"{what} ended at its start with status {status}:\n{tail}")
+        raise WorkerError(f"{what} ended at its start with status {status}:\n{tail}", exit_code=max(1, status))
 
 
 def _tail(log: IO[str]) -> str:

@@ -50,15 +50,17 @@ class JobProgress:
         if self._bar is not None:
             self._bar.stop()
 
+    def say(self, line: str) -> None:
+        """A line for people, above the bar if there is one."""
+        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
     def submitting(self, records: int, waiting: bool) -> None:
         """Records were added, or the producer waits for workers to make room."""
         if self._bar is not None:
             self._bar.update(self._task, completed=records, rate="waiting for workers" if waiting else "")
         elif waiting and not self._told_waiting:
             self._told_waiting = True
-            self._console.print(
-                f"{records} records submitted; waiting for workers to make room for more", soft_wrap=True
-            )
+            self.say(f"{records} records submitted; waiting for workers to make room for more")
 
     def running(self, job: JobStatus) -> None:
         """The job's status at this moment."""
@@ -66,25 +68,17 @@ class JobProgress:
         rate = self._rate(ended, job.tokens)
         if not job.live_workers and not job.state.ended and not self._told_no_worker:
             self._told_no_worker = True
-            self._console.print(
+            self.say(
                 f"No live worker serves {job.model} on {job.hardware}. Start one: "
-                f"{start_command(job.hardware, job.model)}",
-                soft_wrap=True,
-                highlight=False,
+                f"{start_command(job.hardware, job.model)}"
             )
         if self._bar is not None:
             self._bar.update(
-                self._task,
-                description=job.state.partition("_")[0],
-                completed=ended,
-                total=job.records,
-                rate=rate,
+                self._task, description=job.state.partition("_")[0], completed=ended, total=job.records, rate=rate
             )
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
-            self._console.print(
-                f"{job.state}: {ended} of {job.records} records {rate}", soft_wrap=True, highlight=False
-            )
+            self.say(f"{job.state}: {ended} of {job.records} records {rate}")
 
     def _rate(self, records: int, tokens: int) -> str:
         now = time.monotonic()

@@ -34,7 +34,7 @@ def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(settings:
     patient = settings.replace(lease_s=60, reissue_s=60)
     leaving = start_worker("slow")
     job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=patient)
-    eventually(lambda: job.status().claims >= 2)
+    eventually(lambda: job.status().claims >= 2 and leaving.row().progressed_ms)
     assert leaving.stop() == 0
     left = job.status()
     assert left.chunks_done >= 1

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl.corpus import Record, guess_format, make_record, read_corpus, records_of
+from embedctl.corpus import guess_format, open_corpus
+from embedctl.records import Record, make_record, records_of
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 
@@ -24,7 +25,7 @@ TEXT, NOT_TEXT, INVALID, OVERSIZE = RecordKind
 def read(folder: Path, content: bytes, suffix: str = ".jsonl", **options: str) -> list[Record]:
     path = folder / f"corpus{suffix}"
     path.write_bytes(content)
-    return list(read_corpus(str(path), max_bytes=MAX, **options))
+    return list(open_corpus(str(path), max_bytes=MAX, **options).records())
 
 
 def of(texts: object, **options: object) -> list[Record]:
@@ -84,7 +85,7 @@ def test_unicode_line_separators_end_no_line(tmp_path: Path) -> None:
 def test_lines_of_text_come_back_one_by_one(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> None:
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     path.write_bytes(b"x\n" + b"".join(line.encode() + b"\n" for line in lines))
-    assert list(read_corpus(str(path), max_bytes=10**6)) == texts("x", *lines)
+    assert list(open_corpus(str(path), max_bytes=10**6).records()) == texts("x", *lines)
 
 
 def test_invalid_utf8_costs_one_record_in_either_format(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_an_id_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
 
 def test_standard_input_is_read_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'{"text": "a"}\nnope\n')))
-    found: Iterator[Record] = read_corpus("-", max_bytes=MAX)
+    found: Iterator[Record] = open_corpus("-", max_bytes=MAX).records()
     assert next(found) == Record(TEXT, b"a")
     with pytest.raises(InputError, match="standard input, line 2"):
         next(found)
@@ -177,13 +178,13 @@ def test_standard_input_is_read_and_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_standard_input_may_be_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a\nb\n")))
-    assert list(read_corpus("-", file_format="txt", max_bytes=MAX)) == texts("a", "b")
+    assert list(open_corpus("-", file_format="txt", max_bytes=MAX).records()) == texts("a", "b")
 
 
 def test_a_file_that_vanished_or_is_a_folder_is_an_input_error(tmp_path: Path) -> None:
     for path in (tmp_path / "gone.jsonl", tmp_path):
         with pytest.raises(InputError, match="can't be read") as raised:
-            list(read_corpus(str(path), file_format="jsonl", max_bytes=MAX))
+            list(open_corpus(str(path), file_format="jsonl", max_bytes=MAX).records())
         assert str(path) in str(raised.value)
 
 
@@ -198,7 +199,7 @@ def test_the_format_is_told_from_the_name(path: str, expected: str) -> None:
 @pytest.mark.parametrize("path", ["corpus.xlsx", "corpus", "corpus.json.gz"])
 def test_an_unknown_suffix_asks_for_the_format(path: str) -> None:
     with pytest.raises(InputError, match="--format"):
-        list(read_corpus(path, max_bytes=MAX))
+        list(open_corpus(path, max_bytes=MAX).records())
 
 
 def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--class", "hardware", envvar="EMBEDCTL_HARDWARE", default="cpu", **_SHOWN, help="The hardware class to serve."
 )

@@ -60,6 +60,7 @@ for _command in (
     jobs.errors,
     jobs.retry,
     jobs.cancel,
+    jobs.discard,
     stack.worker,
     stack.up,
     operate.doctor,

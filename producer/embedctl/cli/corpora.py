@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from embedctl import enqueue, output
+from embedctl import enqueue
 from embedctl.broker import Broker
 from embedctl.cli.options import corpus_options, option, output_option
 from embedctl.cli.results import exit_code, report, save, wait_for
 from embedctl.corpus import Corpus, open_corpus
 from embedctl.estimate import estimate
 from embedctl.job import Job
+from embedctl.output import check_output
 from embedctl.progress import JobProgress
 from embedctl.records import Record
 from embedctl.routing import start_command
@@ -54,14 +55,23 @@ class CorpusChoice:
         most, share = parse_budget(max_errors)
         return cls(corpus, enqueue.JobOptions(**options, max_errors=most, max_errors_share=share), skip_bad_lines)
 
+    def check(self) -> None:
+        """Find a bad line before anything is queued, in a file, which can be read twice.
+
+        Raises:
+            InputError: a line is no record, there is none at all, or there is no such file.
+        """
+        if self.corpus.rereadable and not self.skip_bad_lines:
+            self.corpus.check()
+        elif self.corpus.path != "-" and not Path(self.corpus.path).exists():
+            raise InputError(f"{self.corpus.name} can't be read: no such file")
+
     def records(self) -> Iterator[Record]:
-        """The records; of a file that can be read twice, only once all of it is known to be readable.
+        """The records.
 
         Raises:
             InputError: a line is no record, or there is none at all.
         """
-        if not self.skip_bad_lines and self.corpus.rereadable:
-            self.corpus.check()
         empty = True
         for record in self.corpus.records(_tell_bad_line if self.skip_bad_lines else None):
             empty = False
@@ -97,7 +107,9 @@ def submit(
     """
     settings = load_settings()
     choice = CorpusChoice.of(settings, ttl=ttl_s, **options)
-    _check_output(output)
+    if output is not None:
+        check_output(output)
+    choice.check()
     broker = Broker.connect(settings)
     if dry_run:
         click.echo(estimate(broker, choice.records(), choice.options).describe())
@@ -117,7 +129,7 @@ def submit(
             err=True,
         )
     if status.state.ended:
-        report(status)
+        report(status, progress)
     ctx.exit(exit_code(status))
 
 
@@ -155,12 +167,6 @@ def parse_budget(text: str | None) -> tuple[int | None, float | None]:
     except ValueError:
         pass
     raise SettingsError(f"--max-errors {text!r} is neither a number of records such as 100 nor a share such as 1%")
-
-
-def _check_output(path: Path | None) -> None:
-    """A name that tells no format should not cost a whole job."""
-    if path is not None:
-        output.guess_format(path)
 
 
 def _tell_bad_line(error: InputError) -> None:

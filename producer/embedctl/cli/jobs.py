@@ -60,7 +60,7 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool)
     job = Job.get(job_id)
     with JobProgress(quiet=quiet) as progress:
         ended = wait_for(job, progress, timeout)
-    report(ended)
+    report(ended, progress)
     ctx.exit(exit_code(ended))
 
 
@@ -104,6 +104,14 @@ def retry(job_id: str) -> None:
 
 @click.command()
 @job_argument
+def discard(job_id: str) -> None:
+    """Free a job and all that Redis stores for it, now. What was not fetched is gone."""
+    Job.get(job_id).discard()
+    click.echo(f"{job_id}: discarded", err=True)
+
+
+@click.command()
+@job_argument
 def cancel(job_id: str) -> None:
     """End a job now and free what it stored. A job that has ended stays as it is."""
     click.echo(f"{job_id}: {Job.get(job_id).cancel().state}", err=True)
@@ -127,7 +135,11 @@ def _facts(job: JobStatus) -> list[tuple[str, str]]:
         ("done", f"{job.done:,}"),
         ("failed", f"{job.failed:,}"),
         ("truncated", f"{job.truncated:,}"),
-        ("chunks", f"{job.chunks_done:,} of {job.chunks:,}; {job.claims:,} claims, {job.lapsed:,} leases lapsed"),
+        ("chunks", f"{job.chunks_done:,} of {job.chunks:,}"),
+        (
+            "repeated",
+            f"{job.lapsed:,} leases lapsed, {job.refused:,} late results" if job.lapsed or job.refused else "",
+        ),
         ("created", _when(job.created_at)),
         ("started", _when(job.started_at)),
         ("ended", _when(job.ended_at)),

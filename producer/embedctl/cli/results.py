@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from embedctl import output
 from embedctl.job import Job
 from embedctl.progress import JobProgress
@@ -37,11 +35,11 @@ def save(job: Job, path: Path, progress: JobProgress) -> list[Path]:
         job.wait(progress=progress.running)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {path}") from None
-    click.echo("Wrote " + ", ".join(map(str, written)), err=True)
+    progress.say("Wrote " + ", ".join(map(str, written)))
     return written
 
 
-def report(status: JobStatus) -> None:
+def report(status: JobStatus, progress: JobProgress) -> None:
     """Say what came of a job, in a line."""
     line = f"{status.done:,} vectors"
     if status.dim:
@@ -50,7 +48,7 @@ def report(status: JobStatus) -> None:
     if status.started_at is not None and status.ended_at is not None:
         seconds = max(1e-3, (status.ended_at - status.started_at).total_seconds())
         line += f"; {seconds:,.1f} s, {status.done / seconds:,.0f} records/s, {status.tokens / seconds:,.0f} tokens/s"
-    click.echo(line, err=True)
+    progress.say(line)
 
 
 def exit_code(status: JobStatus) -> int:

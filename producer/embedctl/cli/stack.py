@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from embedctl.broker import Broker
 from embedctl.cli.corpora import CorpusChoice, submit_choice
 from embedctl.cli.options import corpus_options, cpus_option, model_option, option, output_option
 from embedctl.cli.results import exit_code, report, save
+from embedctl.output import check_output
 from embedctl.progress import JobProgress
+from embedctl_config.errors import JobError
 from embedctl_config.settings import Settings, load_settings
 
 
@@ -35,20 +39,27 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
     where it stopped.
     """
     settings = load_settings()
+    check_output(output)
     key = _run_key(output, cpus=cpus, **options)
     choice = CorpusChoice.of(settings, idempotency_key=key, **options)
+    choice.check()
     model = choice.options.model or settings.model
-    with _stack(settings, options["hardware"], model, cpus) as ours, JobProgress(quiet=quiet) as progress:
+    progress = JobProgress(quiet=quiet)
+    with _stack(settings, key or secrets.token_hex(8), options["hardware"], model, cpus, progress.say) as ours:
         broker = Broker.connect(ours)
-        job = submit_choice(broker, choice, progress)
-        try:
-            save(job, output, progress)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("the same command goes on where it stopped") from None
+        with progress:
+            job = submit_choice(broker, choice, progress)
+            try:
+                save(job, output, progress)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt("the same command goes on where it stopped") from None
+            except JobError:
+                job.discard()
+                raise
         status = job.status()
         job.discard()
         broker.close()
-    report(status)
+    report(status, progress)
     ctx.exit(exit_code(status))
 
 
@@ -64,7 +75,7 @@ def up(hardware: str, model: str | None, cpus: str | None) -> None:
     settings = load_settings()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with _stack(settings, hardware, model or settings.model, cpus) as ours:
+    with _stack(settings, "up", hardware, model or settings.model, cpus, _say) as ours:
         click.echo(f"export EMBEDCTL_REDIS_URL={ours.redis_url}")
         click.echo("Running; stop with Ctrl-C. In another terminal: the line above, then embedctl submit …", err=True)
         try:
@@ -82,18 +93,28 @@ def worker(arguments: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _stack(settings: Settings, hardware: str, model: str, cpus: str | None) -> Iterator[Settings]:
-    """A Redis, unless one is configured, and a worker, for as long as the block lasts."""
+def _stack(
+    settings: Settings, name: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
+) -> Iterator[Settings]:
+    """A Redis, unless one is configured, and a worker, for as long as the block lasts.
+
+    What a block that fails leaves in its state folder is found by the next one of this name.
+    """
     from embedctl import local
 
     settings.hardware_class(hardware)
-    log_file = local.state_folder(settings) / "logs" / f"worker-{os.getpid()}.log"
-    redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings)
-    with redis as ours:
-        click.echo(f"Loading {model} (the worker's log: {log_file})", err=True)
-        with local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file):
-            yield ours
-    log_file.unlink()
+    with local.state_of(settings, name) as folder:
+        redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings, folder)
+        with redis as ours:
+            log_file = folder / "worker.log"
+            say(f"Loading {model} (the worker's log: {log_file})")
+            with local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file):
+                yield ours
+        shutil.rmtree(folder)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _run_key(output: Path, **options: Any) -> str | None:

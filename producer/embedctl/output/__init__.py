@@ -1,5 +1,5 @@
 """Vectors into files. Nothing half-written ever bears a final name."""
 
-from embedctl.output.fetch import FORMATS, fetch, guess_format
+from embedctl.output.fetch import FORMATS, check_output, fetch, guess_format
 
-__all__ = ["FORMATS", "fetch", "guess_format"]
+__all__ = ["FORMATS", "check_output", "fetch", "guess_format"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
@@ -83,7 +85,21 @@ def fetch(
         with locked(path):
             return _fetch(job, path, chosen, make_writer, progress)
     except OSError as error:
-        raise OutputError(f"{error.filename or path} can't be written: {error.strerror or error}") from error
+        raise OutputError(f"{path} can't be written: {error.strerror or error}") from error
+
+
+def check_output(path: Path) -> None:
+    """Find out beforehand what would keep vectors from being written there.
+
+    Raises:
+        OutputError: its name tells no format, or its folder is missing or closed to us.
+    """
+    guess_format(path)
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise OutputError(f"{path} can't be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK) or path.is_dir():
+        raise OutputError(f"{path} can't be written: permission denied, or it is a folder")
 
 
 def guess_format(path: Path) -> str:
@@ -123,8 +139,9 @@ def _fetch(
                 next_note = time.monotonic() + _NOTE_EVERY_S
         written = writer.finish()
     except OSError:
-        # A full disk wants its space back, and what was written can't be trusted.
-        writer.close()
+        # A full disk wants its space back, and what was written can't be trusted. Closing flushes, and fails again.
+        with suppress(OSError):
+            writer.close()
         writer.discard()
         note.clear()
         raise

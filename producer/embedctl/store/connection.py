@@ -63,7 +63,8 @@ class Connection:
             raise BrokerUnavailable(f"Redis at {self._shown_url} refuses the user or the password: {error}") from error
         except OutOfMemoryError as error:
             raise BrokerUnavailable(
-                f"Redis at {self._shown_url} is full: fetch and cancel old jobs, or raise its maxmemory"
+                f"Redis at {self._shown_url} is full: `embedctl list` and `embedctl discard` old jobs, or raise its "
+                "maxmemory"
             ) from error
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
             raise BrokerUnavailable(
