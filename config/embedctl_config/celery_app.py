@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 
 from celery import Celery
 
@@ -67,10 +67,15 @@ def broker_url(redis_url: str) -> str:
         raise SettingsError("no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run`, which starts one")
     parts = urlsplit(redis_url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    database = query.pop("db", None)
     if parts.scheme == "unix":
-        if "db" in query:
-            query["virtual_host"] = query.pop("db")
-        return f"redis+socket://{parts.netloc}{parts.path}" + (f"?{urlencode(query)}" if query else "")
+        if database is not None:
+            query["virtual_host"] = database
+        user, password = quote(query.pop("username", ""), safe=""), quote(query.pop("password", ""), safe="")
+        location = parts.netloc or (f"{user}:{password}@" if user or password else "")
+        return f"redis+socket://{location}{parts.path}" + (f"?{urlencode(query)}" if query else "")
+    if database is not None:
+        parts = parts._replace(path=f"/{database}")
     if parts.scheme == "rediss":
         query.setdefault("ssl_cert_reqs", "required")
     return urlunsplit(parts._replace(query=urlencode(query)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -234,12 +235,16 @@ def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: l
         if isinstance(value, str):
             values[name] = value
         else:
-            problems.append(f"{where}: {value!r} is not text")
+            problems.append(f"{where}: text is expected, not {type(value).__name__}")
         return
+    whole = isinstance(default, int)
+    allowed = (str, int) if whole else (str, int, float)
     try:
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            raise ValueError  # noqa: TRY004, TRY301  (one message for a value of the wrong type and for text that is no number)
         values[name] = type(default)(value)
-    except (TypeError, ValueError):
-        problems.append(f"{where}: {value!r} is not a {'whole ' if isinstance(default, int) else ''}number")
+    except ValueError:
+        problems.append(f"{where}: {value!r} is not a {'whole ' if whole else ''}number")
 
 
 def _problems(settings: Settings) -> list[str]:
@@ -248,9 +253,11 @@ def _problems(settings: Settings) -> list[str]:
         minimum, value = each.metadata.get("minimum"), getattr(settings, each.name)
         if minimum is not None and not value >= minimum:
             problems.append(f"{each.name}: {value!r} is below its minimum of {minimum} {each.metadata['unit']}")
-    scheme = urlsplit(settings.redis_url).scheme
-    if settings.redis_url and scheme not in _SCHEMES:
-        problems.append(f"redis_url: {scheme or 'no'} scheme; use redis://, rediss:// or unix://")
+        elif minimum is not None and not math.isfinite(value):
+            problems.append(f"{each.name}: {value!r} is not a finite number of {each.metadata['unit']}")
+    if settings.redis_url and not _is_redis_url(settings.redis_url):
+        # The value is not shown: it may hold a password.
+        problems.append("redis_url: can't be read; use redis://, rediss:// or unix://")
     if wrong := check_model_name(settings.model):
         problems.append(f"model: {wrong}")
     if settings.hardware != "auto" and settings.hardware not in settings.classes:
@@ -259,6 +266,13 @@ def _problems(settings: Settings) -> list[str]:
         problems += _class_problems(name, entry)
     problems += [f"models.{name}: {wrong}" for name in settings.models if (wrong := check_model_name(name))]
     return problems
+
+
+def _is_redis_url(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme in _SCHEMES
+    except ValueError:
+        return False
 
 
 def _class_problems(name: str, entry: HardwareClass) -> list[str]:

@@ -23,6 +23,8 @@ _COMPRESSIONS = (".gz", ".zst")
 #: The longest line that is read at all: one line must not take the machine's memory (bytes).
 MAX_LINE_BYTES = 64 * 1024 * 1024
 _PARQUET_ROWS = 1024
+#: What some editors write before UTF-8.
+_MARK = b"\xef\xbb\xbf"
 
 #: A record, or what is wrong with the line that should have held one.
 _Line = Record | InputError
@@ -219,7 +221,11 @@ def _bounded_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
         number += 1
         if len(line) > MAX_LINE_BYTES:
             raise InputError(f"{name}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB")
-        yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if number == 1 and line.startswith(_MARK):
+            line = line.removeprefix(_MARK)
+            if not line:
+                continue
+        yield line
 
 
 def _load(line: bytes, where: str) -> Mapping[str, Any]:

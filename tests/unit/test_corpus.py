@@ -203,7 +203,7 @@ def test_an_unknown_suffix_asks_for_the_format(path: str) -> None:
 
 
 def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="'xml' is none of jsonl, txt"):
+    with pytest.raises(InputError, match="'xml' is none of jsonl, csv, tsv, txt, parquet"):
         read(tmp_path, b"", file_format="xml")
 
 

@@ -63,13 +63,13 @@ def test_every_setting_has_help_and_every_number_a_unit_and_a_minimum() -> None:
 
 
 def test_the_stronger_source_wins(sources: Sources) -> None:
-    sources.user("chunk_rows = 1\nwindow = 1\nlease_s = 1\nttl_s = 10\n")
-    assert sources.load().chunk_rows == 1
-    sources.here("chunk_rows = 2\nwindow = 2\nlease_s = 2\n")
-    assert sources.load().chunk_rows == 2
-    environ = {"EMBEDCTL_CHUNK_ROWS": "3", "EMBEDCTL_WINDOW": "3"}
-    found = sources.load(environ, chunk_rows=4)
-    assert (found.chunk_rows, found.window, found.lease_s, found.ttl_s) == (4, 3, 2.0, 10.0)
+    sources.user("chunk_size = 1\nwindow = 1\nlease_s = 1\nttl_s = 10\n")
+    assert sources.load().chunk_size == 1
+    sources.here("chunk_size = 2\nwindow = 2\nlease_s = 2\n")
+    assert sources.load().chunk_size == 2
+    environ = {"EMBEDCTL_CHUNK_SIZE": "3", "EMBEDCTL_WINDOW": "3"}
+    found = sources.load(environ, chunk_size=4)
+    assert (found.chunk_size, found.window, found.lease_s, found.ttl_s) == (4, 3, 2.0, 10.0)
 
 
 def test_none_as_an_argument_means_not_given(sources: Sources) -> None:
@@ -78,8 +78,8 @@ def test_none_as_an_argument_means_not_given(sources: Sources) -> None:
 
 def test_numbers_keep_their_types(sources: Sources) -> None:
     sources.here("lease_s = 30\n")
-    found = sources.load({"EMBEDCTL_CHUNK_ROWS": "7", "EMBEDCTL_TTL_S": "12.5"})
-    assert (found.chunk_rows, found.ttl_s, found.lease_s) == (7, 12.5, 30.0)
+    found = sources.load({"EMBEDCTL_CHUNK_SIZE": "7", "EMBEDCTL_TTL_S": "12.5"})
+    assert (found.chunk_size, found.ttl_s, found.lease_s) == (7, 12.5, 30.0)
     assert isinstance(found.lease_s, float)
 
 
@@ -93,12 +93,12 @@ def test_the_xdg_folder_holds_the_users_file(sources: Sources, tmp_path: Path) -
 
 
 def test_a_named_file_stands_for_the_projects(sources: Sources, tmp_path: Path) -> None:
-    sources.user("window = 4\nchunk_rows = 4\n")
+    sources.user("window = 4\nchunk_size = 4\n")
     sources.here("window = 5\nlease_s = 5\n")
     named = tmp_path / "other.toml"
     named.write_text("window = 6\n")
     found = sources.load({"EMBEDCTL_CONFIG": str(named)})
-    assert (found.window, found.chunk_rows, found.lease_s) == (6, 4, 60.0)
+    assert (found.window, found.chunk_size, found.lease_s) == (6, 4, 60.0)
 
 
 def test_a_named_file_that_is_missing_is_a_problem(sources: Sources, tmp_path: Path) -> None:
@@ -116,21 +116,21 @@ def test_a_file_that_cannot_be_read_is_named(sources: Sources, content: bytes) -
 
 
 def test_every_problem_is_listed_with_its_source(sources: Sources) -> None:
-    path = sources.here('chunk_row = 5\nwindow = "many"\nmodel = 3\n[classes.cpu]\nbackand = "torch"\n')
+    path = sources.here('chunk_siz = 5\nwindow = "many"\nmodel = 3\n[classes.cpu]\nbackand = "torch"\n')
     problems = sources.problems({"EMBEDCTL_TTL": "5", "EMBEDCTL_LEASE_S": "soon"})
     assert len(problems) == 6
     text = "\n".join(problems)
-    assert f"{path}: chunk_row: no such setting. Did you mean 'chunk_rows'?" in text
+    assert f"{path}: chunk_siz: no such setting. Did you mean 'chunk_size'?" in text
     assert f"{path}: window: 'many' is not a whole number" in text
-    assert f"{path}: model: 3 is not text" in text
+    assert f"{path}: model: text is expected, not int" in text
     assert f"{path}: classes.cpu.backand: no such key. Did you mean 'backend'?" in text
     assert "EMBEDCTL_TTL: no such setting. Did you mean 'ttl_s'?" in text
     assert "EMBEDCTL_LEASE_S: 'soon' is not a number" in text
 
 
 def test_every_value_out_of_bounds_is_listed(sources: Sources) -> None:
-    problems = sources.problems({"EMBEDCTL_CHUNK_ROWS": "0", "EMBEDCTL_LEASE_S": "0.1"}, ttl_s=0.0, window=-1)
-    assert [problem.split(":")[0] for problem in problems] == ["chunk_rows", "window", "ttl_s", "lease_s"]
+    problems = sources.problems({"EMBEDCTL_CHUNK_SIZE": "0", "EMBEDCTL_LEASE_S": "0.1"}, ttl_s=0.0, window=-1)
+    assert [problem.split(":")[0] for problem in problems] == ["chunk_size", "window", "ttl_s", "lease_s"]
     assert "0 is below its minimum of 1 records" in problems[0]
 
 
@@ -140,7 +140,7 @@ def test_durations_are_finite(sources: Sources, value: str) -> None:
     assert "lease_s" in problem.lower()
 
 
-@pytest.mark.parametrize("line", ["chunk_rows = 1.5", "chunk_rows = true", "lease_s = true", "window = [8]"])
+@pytest.mark.parametrize("line", ["chunk_size = 1.5", "chunk_size = true", "lease_s = true", "window = [8]"])
 def test_numbers_in_files_are_numbers_of_the_right_kind(sources: Sources, line: str) -> None:
     sources.here(line)
     (problem,) = sources.problems()

@@ -69,13 +69,16 @@ def parse_cpus(text: str) -> set[int]:
         SettingsError: it is not of that form.
     """
     cpus: set[int] = set()
+    readable = True
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            cpus.update(range(int(first), int(last or first) + 1))
+            first, dash, last = part.partition("-")
+            span = range(int(first), int(last if dash else first) + 1)
+            cpus.update(span)
+            readable = readable and bool(span)
     except ValueError:
-        cpus.clear()
-    if not cpus:
+        readable = False
+    if not readable:
         raise SettingsError(f"--cpus {text!r} is no list of CPUs such as 0-3 or 0,2")
     return cpus
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -47,8 +46,9 @@ class Connection:
                 health_check_interval=10,
                 retry=Retry(ExponentialBackoff(cap=1, base=0.05), 3),
             )
-        except ValueError as error:
-            raise SettingsError(f"redis_url {self._shown_url}: {error}") from None
+        except ValueError:
+            # Neither the URL nor the reason is shown: what can't be told apart may be a password.
+            raise SettingsError("redis_url can't be read as redis://[user:password@]host[:port][/database]") from None
         self._scripts: dict[str, Any] = {}
 
     @contextmanager
@@ -145,10 +145,10 @@ def script_source(name: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """A URL that may be shown and logged."""
-    parts = urlsplit(url)
-    if parts.password is None and not parts.query:
-        return url
-    location = parts.netloc.rpartition("@")[2]
-    user = f"{parts.username}:***@" if parts.username else "***@" if parts.password else ""
-    return urlunsplit(parts._replace(netloc=user + location, query=""))
+    """A URL that may be shown and logged: no password and no query, however oddly they are written."""
+    scheme, mark, rest = url.partition("://")
+    before, at, location = rest.rpartition("@")
+    location = location.partition("?")[0].partition("#")[0]
+    user, colon, _ = before.partition(":")
+    hidden = ":***" if user and colon else "***" if colon else ""
+    return f"{scheme}{mark}{user}{hidden}{at}{location}"

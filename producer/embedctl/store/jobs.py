@@ -34,7 +34,7 @@ _SLICE = 200
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """Where a job stands, from its first chunk to its end."""
 
     SUBMITTING = "submitting"
     QUEUED = "queued"
