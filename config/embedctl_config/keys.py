@@ -75,6 +75,11 @@ def events(job_id: str) -> str:
     return f"embed:job:{job_id}:events"
 
 
+def counted(job_id: str) -> str:
+    """Bitmap: the chunks whose records are counted as done or failed; one bit a chunk."""
+    return f"embed:job:{job_id}:counted"
+
+
 def cursors(job_id: str) -> str:
     """Hash: how far each of the reaper's sweeps over the job's chunks has come."""
     return f"embed:job:{job_id}:cursors"
@@ -135,4 +140,5 @@ def of_job(job_id: str) -> list[str]:
         attempts(job_id),
         reissues(job_id),
         events(job_id),
+        counted(job_id),
     ]

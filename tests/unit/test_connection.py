@@ -33,6 +33,10 @@ SECRET = "hunter2"
         "redis://:hunter2?x@host:6379/0",
         "redis://:hunter2/x@host:6379/0",
         "redis://host/0#hunter2",
+        "redis://host/0?password=hunter2@x",
+        "redis://host/0?password=x@hunter2",
+        "redis://host:6379/0?password=x@hunter2",
+        "unix:///run/redis.sock?password=hunter2@x",
     ],
 )
 def test_no_form_of_a_url_shows_its_secret(url: str) -> None:

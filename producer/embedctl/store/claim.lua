@@ -1,8 +1,8 @@
 -- A worker asks for a chunk; its text comes back with the lease.
--- KEYS[8..9]: input, result. ARGV: job, chunk, token, instance, model fingerprint, lease, look again after a mismatch.
+-- KEYS[9..10]: input, result. ARGV: job, chunk, token, instance, model fingerprint, lease, look again after a mismatch.
 -- → ok <attempt> <input> | done | busy | mismatch <pinned fingerprint> | lost
 local chunk, token, instance, fingerprint = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-if ended or redis.call('EXISTS', KEYS[9]) == 1 then return {'done'} end
+if ended or redis.call('EXISTS', KEYS[10]) == 1 then return {'done'} end
 local owner = redis.call('HGET', owners, chunk)
 local leased = owner and tonumber(redis.call('ZSCORE', due, chunk) or 0) > now
 -- My own token: the answer to this very claim was lost on the way, and the client asks again.
@@ -10,10 +10,11 @@ if leased and owner:match('^%S+') ~= token then return {'busy'} end
 local pinned = redis.call('HGET', job, 'model_fingerprint')
 if pinned and pinned ~= fingerprint then
   redis.call('HSET', job, 'mismatch', instance .. ' ' .. fingerprint)
+  redis.call('HDEL', owners, chunk)  -- a lapsed lease must not look alive again
   schedule(chunk, ARGV[7])
   return {'mismatch', pinned}
 end
-local input = redis.call('GET', KEYS[8])
+local input = redis.call('GET', KEYS[9])
 if not input then
   forget(chunk)  -- so that the audit sees the hole
   return {'lost'}

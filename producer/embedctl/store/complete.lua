@@ -1,21 +1,22 @@
 -- A chunk ends once: the first result of the right fingerprint wins, whoever holds the lease by now.
--- KEYS[8..10]: input, result, uncommitted result. ARGV: job, chunk, model fingerprint, records with a vector, records
+-- KEYS[9..11]: input, result, uncommitted result. ARGV: job, chunk, model fingerprint, records with a vector, records
 -- failed, records truncated, tokens, dim, input of the failed records or ''. → ok | refused | mismatch <pinned> | missing
 local chunk = ARGV[2]
 local pinned = redis.call('HGET', job, 'model_fingerprint')
-local stored = redis.call('EXISTS', KEYS[9]) == 1
+local stored = redis.call('EXISTS', KEYS[10]) == 1
 if ended or stored or (pinned and pinned ~= ARGV[3]) then
-  redis.call('UNLINK', KEYS[10])
+  redis.call('UNLINK', KEYS[11])
   redis.call('HINCRBY', job, 'refused', 1)
   if not ended and not stored then return {'mismatch', pinned} end
   return {'refused'}
 end
-if redis.call('EXISTS', KEYS[10]) == 0 then return {'missing'} end
-redis.call('RENAMENX', KEYS[10], KEYS[9])
-redis.call('PEXPIRE', KEYS[9], keep_ms)
-redis.call('HINCRBY', job, 'waiting_bytes', -redis.call('STRLEN', KEYS[8]))
-if ARGV[9] == '' then redis.call('UNLINK', KEYS[8]) else redis.call('SET', KEYS[8], ARGV[9], 'PX', keep_ms) end
+if redis.call('EXISTS', KEYS[11]) == 0 then return {'missing'} end
+redis.call('RENAMENX', KEYS[11], KEYS[10])
+redis.call('PEXPIRE', KEYS[10], keep_ms)
+redis.call('HINCRBY', job, 'waiting_bytes', 0 - redis.call('STRLEN', KEYS[9]))
+if ARGV[9] == '' then redis.call('UNLINK', KEYS[9]) else redis.call('SET', KEYS[9], ARGV[9], 'PX', keep_ms) end
 forget(chunk)
+redis.call('SETBIT', counted, chunk, 1)
 redis.call('HINCRBY', job, 'chunks_done', 1)
 redis.call('HINCRBY', job, 'done', ARGV[4])
 redis.call('HINCRBY', job, 'failed', ARGV[5])

@@ -62,16 +62,21 @@ class Connection:
         except redis.exceptions.AuthenticationError as error:
             raise BrokerUnavailable(f"Redis at {self._shown_url} refuses the user or the password: {error}") from error
         except OutOfMemoryError as error:
-            raise BrokerUnavailable(
-                f"Redis at {self._shown_url} is full: `embedctl list` and `embedctl discard` old jobs, or raise its "
-                "maxmemory"
-            ) from error
+            raise self._full() from error
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
             raise BrokerUnavailable(
                 f"Redis at {self._shown_url} can't be reached: {error}. Is it running, and is EMBEDCTL_REDIS_URL right?"
             ) from error
         except redis.exceptions.ResponseError as error:
+            if "OOM command not allowed" in str(error):  # raised inside a script, where redis-py does not know it
+                raise self._full() from error
             raise BrokerUnavailable(f"Redis at {self._shown_url} refused a command: {error}") from error
+
+    def _full(self) -> BrokerUnavailable:
+        return BrokerUnavailable(
+            f"Redis at {self._shown_url} is full: `embedctl list` and `embedctl discard` old jobs, or raise "
+            "its maxmemory"
+        )
 
     def script(self, name: str, script_keys: Sequence[str], args: Sequence[Any] = ()) -> tuple[str, list[Any]]:
         """Run a script: its answer and what came with it."""

@@ -1,9 +1,10 @@
 -- Choose the chunks whose tickets the caller sends now, as far as the job's window has room.
--- KEYS[8]: live workers of the queue. ARGV: job, tickets a worker, reissue after, result key without its chunk.
+-- KEYS[9]: live workers of the queue. ARGV: job, tickets a worker, reissue after, result key without its chunk.
 -- → ok <chunk>…
+if ended then return {'ok'} end
 local facts = redis.call('HMGET', job, 'next', 'added', 'window')
 local chunk, added = tonumber(facts[1]), tonumber(facts[2])
-local live = redis.call('ZCOUNT', KEYS[8], now, '+inf')
+local live = redis.call('ZCOUNT', KEYS[9], now, '+inf')
 local room = math.max(tonumber(facts[3]), live * tonumber(ARGV[2])) - redis.call('ZCARD', due)
 local issued, looked = {'ok'}, 0
 while room > 0 and chunk < added and looked < 1000 do

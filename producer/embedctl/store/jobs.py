@@ -375,7 +375,7 @@ class JobStore:
                 keys.retry_pointer(job_id, chunk),
                 keys.chunk_input(job_id, new_chunk),
             ],
-            [new_chunk, token, keys.PRODUCER_LEASE_S * 1000],
+            [chunk, new_chunk, token, keys.PRODUCER_LEASE_S * 1000],
         )
         if answer == "busy":
             raise JobUnfinished(f"job {job_id} has not ended: what fails can be retried once it has")

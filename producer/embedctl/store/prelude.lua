@@ -1,5 +1,5 @@
 -- Shared by every script but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
-local job, active, due, owners, attempts, reissues, events = unpack(KEYS, 1, 7)
+local job, active, due, owners, attempts, reissues, events, counted = unpack(KEYS, 1, 8)
 local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks')
 local state, ttl_ms, sealed, original = meta[1], tonumber(meta[3]), meta[4] == '1', tonumber(meta[5])
 if not state then return {'gone'} end
@@ -25,7 +25,7 @@ end
 local function progress()
   redis.call('HSET', job, 'progressed_ms', now)
   redis.call('PEXPIRE', job, ttl_ms)
-  for _, key in ipairs({due, owners, attempts, reissues}) do redis.call('PEXPIRE', key, keep_ms) end
+  for _, key in ipairs({due, owners, attempts, reissues, counted}) do redis.call('PEXPIRE', key, keep_ms) end
   if redis.call('PTTL', active) < keep_ms then redis.call('PEXPIRE', active, keep_ms) end
   local idempotency = redis.call('HGET', job, 'idempotency_key')
   if idempotency then redis.call('PEXPIRE', idempotency, ttl_ms) end
@@ -57,6 +57,30 @@ local function end_if_done()
   redis.call('HSET', job, 'ended_ms', now)
   redis.call('ZREM', active, ARGV[1])
   enter(failed == 0 and 'completed' or done == 0 and 'failed' or 'completed_with_errors')
+end
+
+-- An ended job has something to do again.
+local function reopen(new_state)
+  redis.call('HDEL', job, 'ended_ms')
+  redis.call('ZADD', active, now, ARGV[1])
+  if ended then enter(new_state) end
+  ended = false
+end
+
+-- How many records an input holds; none where there is no input.
+local function rows_of(input)
+  local count = redis.call('GETRANGE', input, ROWS_AT, ROWS_AT + 3)
+  return count == '' and 0 or struct.unpack('<I4', count)
+end
+
+-- The records of a chunk whose result Redis lost are to be counted again. Its input holds those that had failed.
+local function uncount(chunk, rows, input)
+  local failed = rows_of(input)
+  redis.call('SETBIT', counted, chunk, 0)
+  redis.call('HINCRBY', job, 'chunks_done', -1)
+  redis.call('HINCRBY', job, 'done', failed - rows)
+  redis.call('HINCRBY', job, 'failed', 0 - failed)  -- not -0, which is no integer to Redis
+  reopen('running')
 end
 
 -- A chunk leaves the bookkeeping of issued chunks.

@@ -1,7 +1,7 @@
 -- Choose issued chunks that need another ticket: their lease lapsed, or nobody took the last one.
--- KEYS[8]: live workers of the queue. ARGV: job, first reissue after, longest reissue, most chunks. → ok <chunk>… | idle
+-- KEYS[9]: live workers of the queue. ARGV: job, first reissue after, longest reissue, most chunks. → ok <chunk>… | idle
 if ended then return {'ok'} end
-if redis.call('ZCOUNT', KEYS[8], now, '+inf') == 0 then return {'idle'} end
+if redis.call('ZCOUNT', KEYS[9], now, '+inf') == 0 then return {'idle'} end
 local lapsed = {'ok'}
 for _, chunk in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[4])) do
   local wait = tonumber(ARGV[2])

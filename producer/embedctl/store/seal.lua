@@ -1,4 +1,4 @@
--- No more chunks will come. KEYS[8]: producer. ARGV: job, number of chunks. → ok <state> | sealed <chunks> | gap <chunks>
+-- No more chunks will come. KEYS[9]: producer. ARGV: job, number of chunks. → ok <state> | sealed <chunks> | gap <chunks>
 local added = tonumber(redis.call('HGET', job, 'added'))
 -- A job whose failed records are being retried has more chunks than its corpus made.
 if sealed or (original and tonumber(ARGV[2]) == original and original < added) then return {'sealed', original} end
@@ -6,7 +6,7 @@ if tonumber(ARGV[2]) ~= added then return {'gap', added} end
 sealed = true
 redis.call('HSET', job, 'sealed', '1')
 redis.call('HSETNX', job, 'original_chunks', added)
-redis.call('UNLINK', KEYS[8])
+redis.call('UNLINK', KEYS[9])
 enter(redis.call('HEXISTS', job, 'started_ms') == 1 and 'running' or 'queued')
 end_if_hopeless()
 end_if_done()

@@ -1,0 +1,250 @@
+"""Every key of ours has a lifetime; progress renews it; and nothing is written for a job that is gone."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+
+from embedctl.broker import Broker
+from embedctl.job import Job
+from embedctl.store import upkeep
+from embedctl_config import keys
+from embedctl_config.errors import JobNotFound
+from embedctl_config.settings import Settings
+from tests.contract.helpers import (
+    MINE,
+    OTHER,
+    QUEUE,
+    TTL_S,
+    add,
+    claim,
+    complete,
+    keys_of,
+    new_job,
+    overdue,
+    payload,
+    row,
+    spec,
+    work,
+)
+
+TTL_MS = int(TTL_S * 1000)
+CHUNK_TTL_MS = TTL_MS * keys.CHUNK_TTL_FACTOR
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace(lease_s=30.0, reissue_s=60.0)
+
+
+def without_lifetime(raw) -> list[bytes]:
+    return [key for key in raw.scan_iter(match=f"{keys.PREFIX}*", count=1000) if raw.pttl(key) < 0]
+
+
+def test_no_key_of_a_whole_jobs_life_is_without_a_lifetime(broker: Broker, raw) -> None:
+    job_id, _ = broker.jobs.create(spec(idempotency_key="nightly"))
+    assert without_lifetime(raw) == []
+    broker.workers.beat(row())
+    broker.jobs.hold(job_id, "p")
+    steps = [
+        lambda: [add(broker, job_id, chunk) for chunk in range(6)],
+        lambda: broker.jobs.issue(job_id, QUEUE),
+        lambda: claim(broker, job_id, 0),
+        lambda: broker.jobs.seal(job_id, 6),
+        lambda: claim(broker, job_id, 1, "t1", fingerprint=OTHER),
+        lambda: complete(broker, job_id, 0, failed=1),
+        lambda: claim(broker, job_id, 2),
+        lambda: broker.jobs.renew(job_id, 2, "t"),
+        lambda: broker.jobs.release(job_id, 2, "t", delay_s=0),
+        lambda: overdue(raw, job_id, 2, 3),
+        lambda: broker.upkeep.reap(job_id, QUEUE),
+        lambda: broker.upkeep.audit(job_id),
+        lambda: broker.upkeep.extend(job_id, 6, TTL_MS, broker.connection.now_ms()),
+        lambda: broker.upkeep.take_turn(5),
+        lambda: work(broker, job_id, 1, 2, 3, 4, 5),
+        lambda: broker.jobs.cancel(job_id),
+        lambda: complete(broker, job_id, 5, "late"),
+    ]
+    for step in steps:
+        step()
+        assert without_lifetime(raw) == []
+    assert broker.jobs.status(job_id).state == "completed_with_errors"
+
+
+def test_no_key_of_a_cancelled_job_is_without_a_lifetime(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3, seal=False)
+    broker.jobs.issue(job_id, QUEUE)
+    claim(broker, job_id, 0)
+    broker.jobs.cancel(job_id)
+    complete(broker, job_id, 0)
+    broker.upkeep.free(job_id, 3)
+    assert without_lifetime(raw) == []
+
+
+@pytest.mark.parametrize("step", ["add", "claim", "complete", "seal"])
+def test_progress_renews_the_lifetime_of_a_job_and_of_its_idempotency_key(broker: Broker, raw, step: str) -> None:
+    job_id = new_job(broker, 1, seal=False, idempotency_key="nightly")
+    if step == "complete":
+        claim(broker, job_id, 0)
+    for key in (keys.job(job_id), keys.idempotency("nightly")):
+        raw.pexpire(key, 5000)
+    assert broker.jobs.status(job_id).expires_in < timedelta(seconds=6)
+    steps = {
+        "add": lambda: add(broker, job_id, 1),
+        "claim": lambda: claim(broker, job_id, 0),
+        "complete": lambda: complete(broker, job_id, 0),
+        "seal": lambda: broker.jobs.seal(job_id, 1),
+    }
+    steps[step]()
+    for key in (keys.job(job_id), keys.idempotency("nightly")):
+        assert TTL_MS - 5000 < raw.pttl(key) <= TTL_MS
+    assert broker.jobs.status(job_id).expires_in > timedelta(seconds=TTL_S - 5)
+
+
+def test_questions_do_not_renew_a_lifetime(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1)
+    raw.pexpire(keys.job(job_id), 5000)
+    broker.jobs.status(job_id)
+    broker.jobs.issue(job_id, QUEUE)
+    broker.upkeep.audit(job_id)
+    broker.jobs.input(job_id, 0)
+    assert raw.pttl(keys.job(job_id)) <= 5000
+
+
+def test_inputs_and_results_outlive_the_job_itself(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0)
+    work(broker, job_id, 1, failed=1)
+    for key in (
+        keys.chunk_input(job_id, 2),
+        keys.chunk_input(job_id, 1),
+        keys.chunk_result(job_id, 0),
+        keys.events(job_id),
+        keys.ACTIVE,
+    ):
+        assert TTL_MS < raw.pttl(key) <= CHUNK_TTL_MS, key
+
+
+def test_the_shared_keys_live_as_long_as_the_longest_job(broker: Broker, raw) -> None:
+    new_job(broker, 1, ttl_s=100_000)
+    new_job(broker, 1, ttl_s=10)
+    for key in (keys.ACTIVE, keys.BIRTH):
+        assert raw.ttl(key) > 100_000
+
+
+def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 1)
+    chunk_keys = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 1), keys.chunk_input(job_id, 2)]
+
+    def lifetimes_after(now_ms: int) -> list[bool]:
+        for key in chunk_keys:
+            raw.pexpire(key, 60_000)
+        broker.upkeep.extend(job_id, 3, TTL_MS, now_ms)
+        return [raw.pttl(key) > TTL_MS for key in chunk_keys]
+
+    now = broker.connection.now_ms()
+    assert lifetimes_after(now) == [True] * 3
+    assert lifetimes_after(now + TTL_MS // 4 - 1) == [False] * 3
+    assert lifetimes_after(now + TTL_MS // 4) == [True] * 3
+
+
+def test_extending_goes_through_a_long_job_by_slices(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_SLICE", 2)
+    job_id = new_job(broker, 5)
+    for chunk in range(5):
+        raw.pexpire(keys.chunk_input(job_id, chunk), 60_000)
+    now = broker.connection.now_ms()
+    renewed = []
+    for _ in range(4):
+        broker.upkeep.extend(job_id, 5, TTL_MS, now)
+        renewed.append(sum(raw.pttl(keys.chunk_input(job_id, chunk)) > TTL_MS for chunk in range(5)))
+    assert renewed == [2, 4, 5, 5]
+
+
+def test_extending_makes_no_key_of_a_chunk_that_is_not_there(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1)
+    broker.upkeep.extend(job_id, 10, TTL_MS, broker.connection.now_ms())
+    assert not raw.exists(*(keys.chunk_input(job_id, chunk) for chunk in range(1, 10)))
+
+
+@pytest.mark.parametrize("end", ["completed", "running", "cancelled", "submitting"])
+def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw, end: str) -> None:
+    job_id = new_job(broker, 3, seal=end != "submitting", idempotency_key="nightly")
+    if end != "submitting":
+        broker.jobs.issue(job_id, QUEUE)
+        work(broker, job_id, 0, failed=1)
+        claim(broker, job_id, 1)
+    if end == "completed":
+        work(broker, job_id, 2)
+        complete(broker, job_id, 1)
+    if end == "cancelled":
+        broker.jobs.cancel(job_id)
+    Job(job_id, broker).discard()
+    assert keys_of(raw, job_id) == set()
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+    assert not raw.exists(keys.idempotency("nightly"))
+    with pytest.raises(JobNotFound):
+        Job(job_id, broker).status()
+
+
+def test_discarding_a_job_leaves_the_key_of_the_one_that_came_after_it(broker: Broker) -> None:
+    first = new_job(broker, 1, idempotency_key="nightly")
+    broker.jobs.cancel(first)
+    second = new_job(broker, 1, idempotency_key="nightly")
+    Job(first, broker).discard()
+    assert broker.jobs.create(spec(idempotency_key="nightly")) == (second, False)
+
+
+def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, ttl_s=1.0)
+    work(broker, job_id, 0)
+    deadline = time.monotonic() + 5
+    while keys_of(raw, job_id) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert keys_of(raw, job_id) == set()
+    with pytest.raises(JobNotFound):
+        broker.jobs.status(job_id)
+
+
+def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3, seal=False, idempotency_key="nightly")
+    broker.workers.beat(row())
+    broker.jobs.issue(job_id, QUEUE)
+    claim(broker, job_id, 0)
+    raw.delete(*keys_of(raw, job_id))
+    before = set(raw.scan_iter())
+    of_job, report = keys.of_job(job_id), [2, 0, 0, 10, 3, b""]
+    producer, queue = keys.producer(job_id), keys.queue_workers(QUEUE)
+    source, target = keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)
+    scripts: dict[str, tuple[list[str], list[object]]] = {
+        "hold": ([producer], ["p", 1000]),
+        "add": ([producer, source, target], [0, bytes(16), 2, payload(0), "p", 1000, 8, 23]),
+        "seal": ([producer], [3]),
+        "issue": ([queue], [4, 1000, keys.chunk_result(job_id, "")]),
+        "claim": ([source, target], [0, "t", "w", MINE, 1000, 1000]),
+        "renew": ([], [0, "t", 1000]),
+        "release": ([], [0, "t", 1000]),
+        "complete": ([source, target, keys.uncommitted_result(job_id, 0, "t")], [0, MINE, *report]),
+        "reap": ([queue], [1000, 1000, 10]),
+        "audit": ([], [0, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), 10]),
+        "cancel": ([], []),
+        "retry": ([producer, source, keys.retry_pointer(job_id, 0), keys.chunk_input(job_id, 3)], [0, 3, "p", 1000]),
+    }
+    for name, (more, args) in scripts.items():
+        assert broker.connection.script(name, [*of_job, *more], [job_id, *args]) == ("gone", []), name
+        assert set(raw.scan_iter()) == before, name
+
+
+def test_every_script_is_covered_by_the_test_above() -> None:
+    from importlib.resources import files
+
+    scripts = {path.name for path in files("embedctl.store").iterdir() if path.name.endswith(".lua")}
+    assert scripts == {
+        f"{name}.lua"
+        for name in (
+            "prelude create hold add seal issue claim renew release complete reap audit cancel retry".split()  # noqa: SIM905
+        )
+    }

@@ -1,0 +1,227 @@
+"""Failed records queued once more, and the error budget: every answer, with counts that stay true."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedctl.broker import Broker
+from embedctl.job import Job
+from embedctl.store import Added, Completed, JobState
+from embedctl_config import keys, wire
+from embedctl_config.errors import CorpusChanged, JobCancelled, JobError, JobNotFound, JobUnfinished
+from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.settings import Settings
+from tests.contract.helpers import (
+    DIM,
+    MINE,
+    OPTIONS,
+    add,
+    assert_consistent,
+    claim,
+    complete,
+    keys_of,
+    new_job,
+    work,
+)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace(lease_s=30.0, reissue_s=60.0)
+
+
+def half_failed(broker: Broker, **changes: object) -> str:
+    """An ended job of three chunks of two records, of which one failed in chunks 0 and 2."""
+    job_id = new_job(broker, 3, **changes)
+    work(broker, job_id, 0, failed=1)
+    work(broker, job_id, 1)
+    work(broker, job_id, 2, failed=1)
+    return job_id
+
+
+def encode_again(broker: Broker, job_id: str, chunk: int) -> None:
+    """Complete a chunk that retries records, with whatever it holds."""
+    found = claim(broker, job_id, chunk, "again")
+    assert found.answer == "ok"
+    source = wire.decode_input(found.input)
+    payload = wire.encode_result(
+        wire.ChunkResult(
+            first=source.first,
+            rows=len(source),
+            dim=DIM,
+            digest=wire.digest_of(found.input),
+            fingerprint=job_fingerprint(MINE, OPTIONS),
+            precision="fp32",
+            backend="dummy",
+            vectors=bytes(4 * DIM * len(source)),
+            checksums=source.row_checksums(),
+            positions=source.positions,
+        )
+    )
+    report = Completed(len(source), 0, 0, tokens=1, dim=DIM)
+    assert broker.jobs.complete(job_id, chunk, "again", payload, report, fingerprint=MINE) == "ok"
+
+
+def test_failed_records_move_to_a_new_chunk_and_the_job_is_open_again(broker: Broker) -> None:
+    job_id = half_failed(broker)
+    assert broker.jobs.failed_chunks(job_id, 0, 3) == [0, 2]
+    assert broker.jobs.retry(job_id, 0, 3, "p") == 1
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.sealed, status.chunks) == (JobState.SUBMITTING, False, 4)
+    assert (status.records, status.done, status.failed, status.ended_at) == (6, 4, 1, None)
+    assert broker.jobs.retried_as(job_id, 0) == 3
+    assert broker.jobs.retried_as(job_id, 2) is None
+    moved = wire.decode_input(broker.jobs.input(job_id, 3) or b"")
+    assert (moved.positions, moved.texts) == ([0], [b"text 0 0"])
+    assert status.waiting_bytes == len(broker.jobs.input(job_id, 3) or b"")
+    assert broker.jobs.failed_chunks(job_id, 0, 3) == [2]
+
+
+def test_a_job_whose_failed_records_were_encoded_after_all_has_completed(broker: Broker, raw) -> None:
+    job_id = half_failed(broker)
+    assert Job(job_id, broker).retry_failed() == 2
+    status = broker.jobs.status(job_id)
+    assert (status.state.ended, status.sealed, status.chunks, status.failed) == (False, True, 5, 0)
+    for chunk in (3, 4):
+        encode_again(broker, job_id, chunk)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.records, status.done, status.failed) == (JobState.COMPLETED, 6, 6, 0)
+    assert status.waiting_bytes == 0
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+
+
+def test_nothing_failed_leaves_an_ended_job_as_it_is(broker: Broker) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0, 1)
+    assert broker.jobs.retry(job_id, 0, 2, "p") == 0
+    assert Job(job_id, broker).retry_failed() == 0
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
+
+
+def test_the_same_records_are_not_retried_twice_at_once(broker: Broker) -> None:
+    job_id = half_failed(broker)
+    assert broker.jobs.retry(job_id, 0, 3, "p") == 1
+    assert broker.jobs.retry(job_id, 0, 4, "p") == 0
+    assert broker.jobs.status(job_id).chunks == 4
+
+
+def test_a_retry_that_died_is_taken_up_by_the_next(broker: Broker, raw) -> None:
+    job_id = half_failed(broker)
+    broker.jobs.retry(job_id, 0, 3, "dead")
+    with pytest.raises(JobError, match="another process"):
+        Job(job_id, broker).retry_failed()
+    raw.delete(keys.producer(job_id))
+    assert Job(job_id, broker).retry_failed() == 1
+    assert broker.jobs.status(job_id).sealed
+    for chunk in (3, 4):
+        encode_again(broker, job_id, chunk)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
+
+
+def test_a_chunk_is_put_at_the_end_and_nowhere_else(broker: Broker) -> None:
+    job_id = half_failed(broker)
+    for wrong in (2, 4):
+        with pytest.raises(JobError, match="another process"):
+            broker.jobs.retry(job_id, 0, wrong, "p")
+    assert broker.jobs.status(job_id).chunks == 3
+
+
+def test_a_job_that_goes_on_can_not_be_retried(broker: Broker) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0, failed=1)
+    with pytest.raises(JobUnfinished, match="has not ended"):
+        broker.jobs.retry(job_id, 0, 2, "p")
+    with pytest.raises(JobUnfinished):
+        broker.jobs.retry(new_job(broker, 1, seal=False), 0, 1, "p")
+
+
+def test_a_job_that_is_cancelled_or_gone_can_not_be_retried(broker: Broker, raw) -> None:
+    cancelled = new_job(broker, 1)
+    broker.jobs.cancel(cancelled)
+    with pytest.raises(JobCancelled):
+        Job(cancelled, broker).retry_failed()
+    gone = half_failed(broker)
+    raw.delete(*keys_of(raw, gone))
+    with pytest.raises(JobNotFound):
+        broker.jobs.retry(gone, 0, 3, "p")
+    assert keys_of(raw, gone) == set()
+
+
+def test_the_corpus_of_a_retried_job_is_still_the_one_it_was_begun_with(broker: Broker) -> None:
+    job_id = half_failed(broker)
+    Job(job_id, broker).retry_failed()
+    for chunk in range(3):
+        assert add(broker, job_id, chunk, token="again")[0] is Added.SKIPPED
+    assert add(broker, job_id, 3, token="again") == (Added.SEALED, 3)
+    broker.jobs.seal(job_id, 3)
+    with pytest.raises(CorpusChanged):
+        broker.jobs.seal(job_id, 4)
+
+
+def test_every_key_of_a_retried_job_has_a_lifetime_and_goes_with_it(broker: Broker, raw) -> None:
+    job_id = half_failed(broker)
+    Job(job_id, broker).retry_failed()
+    encode_again(broker, job_id, 3)
+    assert {key for key in keys_of(raw, job_id) if raw.ttl(key) < 0} == set()
+    Job(job_id, broker).discard()
+    assert keys_of(raw, job_id) == set()
+
+
+def test_more_failed_records_than_the_budget_end_the_job(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 4, max_errors=2)
+    work(broker, job_id, 0, failed=2)
+    assert not broker.jobs.status(job_id).state.ended
+    claim(broker, job_id, 3, "elsewhere")
+    work(broker, job_id, 1, failed=1)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.stopped_by) == (JobState.FAILED, "max_errors")
+    assert status.ended_at is not None
+    assert not raw.exists(keys.due(job_id), keys.owners(job_id), keys.attempts(job_id))
+    assert broker.jobs.issue(job_id, "q") == []
+    assert claim(broker, job_id, 2).answer == "done"
+    assert broker.jobs.renew(job_id, 3, "elsewhere") == "done"
+    assert complete(broker, job_id, 3, "elsewhere") == "refused"
+    with pytest.raises(JobError, match="error budget"):
+        broker.jobs.retry(job_id, 0, 4, "p")
+
+
+def test_a_share_of_all_records_counts_once_all_are_known(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False, max_errors_share=0.5)
+    work(broker, job_id, 0, failed=2)
+    add(broker, job_id, 2)
+    assert broker.jobs.status(job_id).stopped_by is None
+    broker.jobs.seal(job_id, 3)
+    assert broker.jobs.status(job_id).stopped_by is None
+    work(broker, job_id, 1, failed=2)
+    assert broker.jobs.status(job_id).stopped_by == "max_errors"
+
+
+def test_sealing_may_spend_the_budget(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False, max_errors_share=0.25)
+    work(broker, job_id, 0, failed=2)
+    broker.jobs.seal(job_id, 2)
+    assert broker.jobs.status(job_id).state is JobState.FAILED
+
+
+def test_a_producer_is_told_that_the_budget_is_spent(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False, max_errors=0)
+    work(broker, job_id, 0, failed=1)
+    assert add(broker, job_id, 2)[0] is Added.STOPPED
+    assert broker.jobs.status(job_id).chunks == 2
+
+
+def test_a_budget_that_is_kept_changes_nothing(broker: Broker, raw) -> None:
+    job_id = half_failed(broker, max_errors=2, max_errors_share=0.34)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.stopped_by) == (JobState.COMPLETED_WITH_ERRORS, None)
+    assert_consistent(broker, raw, job_id)
+
+
+def test_discarding_a_job_that_its_budget_ended_leaves_nothing_of_it(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3, max_errors=0)
+    work(broker, job_id, 0, failed=1)
+    assert broker.upkeep.free(job_id, 3, results=False)  # as the reaper does
+    assert not raw.exists(*(keys.chunk_input(job_id, chunk) for chunk in range(3)))
+    assert broker.jobs.result(job_id, 0) is not None
+    Job(job_id, broker).discard()
+    assert keys_of(raw, job_id) == set()

@@ -1,0 +1,181 @@
+"""enqueue_embeddings without any worker: what it stores, resumes, refuses and cleans up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from embedctl import CorpusChanged, InputError, Job, JobState, SettingsError, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.enqueue import JobOptions, submit
+from embedctl.records import records_of
+from embedctl.store import Completed
+from embedctl_config import keys, wire
+from embedctl_config.settings import Settings
+from tests.contract.helpers import QUEUE, claim, complete, eventually
+
+TEXTS = [f"text {number}" for number in range(10)]
+
+
+def test_every_text_is_stored_in_chunks_and_sealed(settings: Settings, broker: Broker, raw) -> None:
+    job = enqueue_embeddings(TEXTS, chunk_size=4, ids=range(10), settings=settings)
+    status = job.status()
+    assert (status.state, status.sealed, status.records, status.chunks) == (JobState.QUEUED, True, 10, 3)
+    chunks = [wire.decode_input(broker.jobs.input(job.id, at) or b"") for at in range(3)]
+    assert [text.decode() for chunk in chunks for text in chunk.texts] == TEXTS
+    assert [label for chunk in chunks for label in chunk.ids or []] == [str(number) for number in range(10)]
+    assert [chunk.first for chunk in chunks] == [0, 4, 8]
+    assert raw.llen(QUEUE) == 3
+
+
+def test_no_texts_are_a_job_that_has_completed(settings: Settings) -> None:
+    job = enqueue_embeddings(iter([]), settings=settings)
+    assert job.status().state is JobState.COMPLETED
+    assert job.vectors().shape == (0, 0)
+
+
+def test_a_window_of_tickets_is_sent_and_no_more(settings: Settings, raw) -> None:
+    enqueue_embeddings(TEXTS, chunk_size=1, settings=settings.replace(window=4))
+    assert raw.llen(QUEUE) == 4
+
+
+def test_the_same_key_and_texts_give_the_same_job(settings: Settings) -> None:
+    first = enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
+    second = enqueue_embeddings(iter(TEXTS), idempotency_key="k", settings=settings)
+    assert first.id == second.id
+    assert second.status().records == 10
+
+
+def test_a_submission_that_died_is_taken_up_where_it_stopped(settings: Settings, raw) -> None:
+    def dying() -> Iterator[str]:
+        yield from TEXTS[:7]
+        raise RuntimeError("the power went")
+
+    with pytest.raises(RuntimeError):
+        enqueue_embeddings(dying(), chunk_size=2, idempotency_key="k", settings=settings)
+    (job_id,) = [name.decode() for name in raw.zrange(keys.ACTIVE, 0, -1)]
+    half = Job.get(job_id, settings).status()
+    assert (half.state, half.chunks) == (JobState.SUBMITTING, 3)
+    raw.delete(keys.producer(job_id))
+    job = enqueue_embeddings(TEXTS, chunk_size=2, idempotency_key="k", settings=settings)
+    assert job.id == job_id
+    assert (job.status().records, job.status().sealed) == (10, True)
+
+
+def test_a_submission_without_a_key_that_can_not_be_read_is_cancelled(settings: Settings, broker: Broker, raw) -> None:
+    with pytest.raises(InputError, match="record 7"):
+        enqueue_embeddings([*TEXTS[:7], {"body": "x"}], chunk_size=2, settings=settings)
+    (job_id,) = [name.decode() for name in raw.zrange(keys.ACTIVE, 0, -1)]
+    assert broker.jobs.status(job_id).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_another_corpus_under_the_same_key_names_the_first_record_that_differs(
+    settings: Settings, broker: Broker, done: bool
+) -> None:
+    job = enqueue_embeddings(TEXTS, chunk_size=4, idempotency_key="k", settings=settings)
+    if done:
+        source = broker.jobs.input(job.id, 1) or b""
+        claim(broker, job.id, 1)
+        store_result(broker, job.id, 1, source)
+    changed = [*TEXTS[:6], "another text", *TEXTS[7:]]
+    with pytest.raises(CorpusChanged, match="record 6 is not the one"):
+        enqueue_embeddings(changed, chunk_size=4, idempotency_key="k", settings=settings)
+
+
+def store_result(broker: Broker, job_id: str, chunk: int, source: bytes) -> None:
+    """Complete a chunk of four records with its own digest and checksums."""
+    found = wire.decode_input(source)
+    payload = wire.encode_result(
+        wire.ChunkResult(
+            first=found.first,
+            rows=len(found),
+            dim=1,
+            digest=wire.digest_of(source),
+            fingerprint="aa" * 32,
+            precision="fp32",
+            backend="dummy",
+            vectors=bytes(4 * len(found)),
+            checksums=found.row_checksums(),
+        )
+    )
+    report = Completed(len(found), 0, 0, 1, 1)
+    assert broker.jobs.complete(job_id, chunk, "t", payload, report, fingerprint="aa" * 32) == "ok"
+
+
+def test_a_corpus_that_is_longer_or_shorter_under_the_same_key_is_refused(settings: Settings) -> None:
+    enqueue_embeddings(TEXTS[:8], chunk_size=4, idempotency_key="k", settings=settings)
+    with pytest.raises(CorpusChanged, match="after record 7; the corpus now has more"):
+        enqueue_embeddings(TEXTS, chunk_size=4, idempotency_key="k", settings=settings)
+    with pytest.raises(CorpusChanged, match="holds 2 chunks, and the corpus now makes 1"):
+        enqueue_embeddings(TEXTS[:4], chunk_size=4, idempotency_key="k", settings=settings)
+    with pytest.raises(CorpusChanged, match="record 7"):
+        enqueue_embeddings(TEXTS[:7], chunk_size=4, idempotency_key="k", settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ({"prompt": "query: "}, "prompt"),
+        ({"truncation": "error"}, "truncation"),
+        ({"normalize": False}, "normalize"),
+        ({"chunk_size": 3}, "chunk_size"),
+        ({"model": "another"}, "model"),
+    ],
+)
+def test_other_options_under_the_same_key_are_refused_by_name(
+    settings: Settings, option: dict[str, object], name: str
+) -> None:
+    enqueue_embeddings(TEXTS, chunk_size=4, idempotency_key="k", settings=settings)
+    with pytest.raises(CorpusChanged, match=f"other options: .*{name} was"):
+        enqueue_embeddings(TEXTS, **{"chunk_size": 4, **option}, idempotency_key="k", settings=settings)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"chunk_size": 0},
+        {"ttl": 0.5},
+        {"truncation": "cut"},
+        {"model": "a b"},
+        {"hardware": "gpux"},
+        {"precision": "fp8"},
+        {"precision": "int8"},
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_stored(
+    settings: Settings, raw, option: dict[str, object]
+) -> None:
+    with pytest.raises(SettingsError):
+        enqueue_embeddings(TEXTS, settings=settings, **option)
+    assert raw.dbsize() == 0
+
+
+def test_a_producer_pauses_while_more_text_waits_than_the_mark(settings: Settings, broker: Broker) -> None:
+    low = Broker.connect(settings.replace(high_water_bytes=1024))
+    texts = ["x" * 500 for _ in range(6)]
+    seen: list[tuple[int, bool]] = []
+    jobs: list[Job] = []
+    options = JobOptions(chunk_size=1)
+
+    def run() -> None:
+        jobs.append(submit(low, records_of(texts, max_bytes=10_000), options, lambda *told: seen.append(told)))
+
+    producer = threading.Thread(target=run)
+    producer.start()
+    eventually(lambda: (2, True) in seen)
+    (job_id,) = broker.upkeep.active_jobs()
+    assert producer.is_alive()
+    waiting = broker.jobs.status(job_id)
+    assert (waiting.chunks, waiting.state) == (2, JobState.SUBMITTING)
+    for chunk in range(6):
+        eventually(lambda chunk=chunk: broker.jobs.status(job_id).chunks > chunk)
+        claim(broker, job_id, chunk, str(chunk))
+        assert complete(broker, job_id, chunk, str(chunk), rows=1) == "ok"
+    producer.join(10)
+    low.close()
+    assert [job.id for job in jobs] == [job_id]
+    assert seen[-1][0] == 6
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
