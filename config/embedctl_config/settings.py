@@ -228,7 +228,7 @@ def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: l
         each.name: each for each in dataclasses.fields(Settings) if each.name not in ("classes", "models")
     }
     if name not in scalars:
-        problems.append(f"{where}: no such setting{_did_you_mean(name, scalars)}")
+        problems.append(f"{where}: no such setting{_did_you_mean(name, [*scalars, 'classes', 'models'])}")
         return
     default = scalars[name].default
     if isinstance(default, str):

@@ -189,16 +189,19 @@ def encode_result(result: ChunkResult) -> bytes:
     """The wire form of a chunk's result.
 
     Raises:
-        ValueError: `vectors` is not `rows × dim` float32.
+        ValueError: `vectors` is not `rows × dim` float32, or the fingerprint no sha256.
     """
     if len(result.vectors) != result.rows * result.dim * 4:
         raise ValueError(f"{len(result.vectors)} bytes of vectors are not {result.rows} rows × {result.dim} float32")
+    fingerprint = bytes.fromhex(result.fingerprint)
+    if len(fingerprint) != 32:
+        raise ValueError(f"a fingerprint of {len(fingerprint)} bytes is no sha256")
     flags, optional = _optional_columns(result.ids, result.positions)
     errors, cuts = result.errors, result.truncations
     head = b"".join(
         [
             _PREFIX.pack(MAGIC, _KIND_RESULT, VERSION, flags, result.digest, result.first, result.rows),
-            _RESULT_HEAD.pack(result.dim, _FLOAT32, bytes.fromhex(result.fingerprint)),
+            _RESULT_HEAD.pack(result.dim, _FLOAT32, fingerprint),
             _column([result.precision.encode(), result.backend.encode()]),
             struct.pack(f"<{result.rows}I", *result.checksums),
             *optional,

@@ -226,8 +226,8 @@ class Job:
 
     def discard(self) -> None:
         """Free the job and everything stored for it, now."""
+        self._broker.jobs.cancel(self._id)  # first, so that no producer adds to it any more
         status = self._broker.jobs.status(self._id)
-        self._broker.jobs.cancel(self._id)
         while not self._broker.upkeep.free(self._id, status.chunks):
             pass
         self._broker.upkeep.remove(self._id)

@@ -26,7 +26,7 @@ def make_record(text: object, label: str | None, max_bytes: int) -> Record:
         try:
             data = text.encode()
         except UnicodeEncodeError:
-            return Record(RecordKind.INVALID_UTF8, text.encode("utf-8", "surrogatepass")[:max_bytes], label)
+            return Record(RecordKind.INVALID_UTF8, _invalid_bytes(text)[:max_bytes], label)
     elif isinstance(text, bytes):
         data = text
         try:
@@ -38,6 +38,14 @@ def make_record(text: object, label: str | None, max_bytes: int) -> Record:
     if len(data) > max_bytes:
         return Record(RecordKind.OVERSIZE, str(len(data)).encode(), label)
     return Record(RecordKind.TEXT, data, label)
+
+
+def _invalid_bytes(text: str) -> bytes:
+    """The bytes behind a text that is not valid: those of the file where it was read with surrogateescape."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 def records_of(

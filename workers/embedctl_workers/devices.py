@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from embedctl_config.errors import SettingsError, WorkerError
 #: What OpenMP, MKL, OpenBLAS and the tokenizers' thread pool read as they load.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _SIZES_THREADS_AT_IMPORT = ("torch", "numpy", "onnxruntime", "tokenizers")
+_SPAN = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -69,17 +71,12 @@ def parse_cpus(text: str) -> set[int]:
         SettingsError: it is not of that form.
     """
     cpus: set[int] = set()
-    readable = True
-    try:
-        for part in text.split(","):
-            first, dash, last = part.partition("-")
-            span = range(int(first), int(last if dash else first) + 1)
-            cpus.update(span)
-            readable = readable and bool(span)
-    except ValueError:
-        readable = False
-    if not readable:
-        raise SettingsError(f"--cpus {text!r} is no list of CPUs such as 0-3 or 0,2")
+    for part in text.split(","):
+        found = _SPAN.fullmatch(part.strip())
+        span = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+        if not span:
+            raise SettingsError(f"--cpus {text!r} is no list of CPUs such as 0-3 or 0,2")
+        cpus.update(span)
     return cpus
 
 

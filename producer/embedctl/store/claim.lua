@@ -7,10 +7,13 @@ local owner = redis.call('HGET', owners, chunk)
 local leased = owner and tonumber(redis.call('ZSCORE', due, chunk) or 0) > now
 -- My own token: the answer to this very claim was lost on the way, and the client asks again.
 if leased and owner:match('^%S+') ~= token then return {'busy'} end
+if owner and not leased then
+  redis.call('HINCRBY', job, 'lapsed', 1)
+  redis.call('HDEL', owners, chunk)
+end
 local pinned = redis.call('HGET', job, 'model_fingerprint')
 if pinned and pinned ~= fingerprint then
   redis.call('HSET', job, 'mismatch', instance .. ' ' .. fingerprint)
-  redis.call('HDEL', owners, chunk)  -- a lapsed lease must not look alive again
   schedule(chunk, ARGV[7])
   return {'mismatch', pinned}
 end

@@ -22,6 +22,8 @@ OLDEST_REDIS = (6, 2)
 #: Longest blocking read in ms: well under the socket's time-out.
 MAX_BLOCK_MS = 5000
 _SOCKET_TIMEOUT_S = 10
+#: What ends the part of a URL in which a password may stand.
+_SEPARATORS = frozenset("/?#")
 
 
 class Connection:
@@ -143,16 +145,18 @@ def script_source(name: str) -> str:
     if name == "create":
         return own
     constants = (
-        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, EVENTS_KEPT, ROWS_AT = "
-        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.EVENTS_KEPT}, {wire.ROWS_AT}\n"
+        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, EVENTS_KEPT, ROWS_AT, BIRTH, JOBS = "
+        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.EVENTS_KEPT}, {wire.ROWS_AT}, '{keys.BIRTH}', '{keys.JOBS}'\n"
     )
     return constants + folder.joinpath("prelude.lua").read_text(encoding="utf-8") + own
 
 
 def without_password(url: str) -> str:
-    """A URL that may be shown and logged: no password and no query, however oddly they are written."""
+    """A URL that may be shown and logged: no password and no query. One that can be read in two ways is not shown."""
     scheme, mark, rest = url.partition("://")
     before, at, location = rest.rpartition("@")
+    if at and not _SEPARATORS.isdisjoint(before):
+        return f"{scheme}{mark}***"
     location = location.partition("?")[0].partition("#")[0]
     user, colon, _ = before.partition(":")
     hidden = ":***" if user and colon else "***" if colon else ""

@@ -489,8 +489,8 @@ class JobStore:
             return JobNotFound(f"there is no job {job_id!r}; `embedctl submit` printed its id")
         if not birth or calendar.timegm(created) + 1 < int(birth) / 1000:
             return JobLost(
-                f"job {job_id} was lost by the broker: Redis was emptied or replaced after the job was made. "
-                "Submit its corpus again."
+                f"job {job_id} was lost by the broker: Redis was emptied or replaced after the job was made, or nobody "
+                "used it for longer than the job is kept. Submit its corpus again."
             )
         return JobNotFound(f"there is no job {job_id}: it was never made here, was freed, or its time to live ran out")
 

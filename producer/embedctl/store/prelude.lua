@@ -26,7 +26,9 @@ local function progress()
   redis.call('HSET', job, 'progressed_ms', now)
   redis.call('PEXPIRE', job, ttl_ms)
   for _, key in ipairs({due, owners, attempts, reissues, counted}) do redis.call('PEXPIRE', key, keep_ms) end
-  if redis.call('PTTL', active) < keep_ms then redis.call('PEXPIRE', active, keep_ms) end
+  for _, shared in ipairs({active, JOBS, BIRTH}) do
+    if redis.call('PTTL', shared) < keep_ms then redis.call('PEXPIRE', shared, keep_ms) end
+  end
   local idempotency = redis.call('HGET', job, 'idempotency_key')
   if idempotency then redis.call('PEXPIRE', idempotency, ttl_ms) end
 end

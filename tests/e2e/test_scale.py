@@ -1,0 +1,49 @@
+"""Big corpora need no more memory than small ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+MEBIBYTE_KB = 1024
+
+
+def peak_rss_kb(command: list[str], environment: dict[str, str], folder: Path) -> tuple[int, str]:
+    """Run a command; its peak resident set in KiB, and what it printed."""
+    with (folder / "printed").open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "embedctl", *command], env=environment, cwd=folder, stdout=out
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss, (folder / "printed").read_text()
+
+
+@pytest.mark.timeout(400)
+def test_submitting_and_fetching_take_no_more_memory_for_ten_times_the_records(
+    environment, start_worker, short_folder: Path
+) -> None:
+    start_worker()
+    submitted, fetched = {}, {}
+    for records in (20_000, 200_000):
+        with (short_folder / "corpus.jsonl").open("w") as stream:
+            for i in range(records):
+                stream.write(
+                    json.dumps({"id": i, "text": f"this is the text of record number {i} of this corpus"}) + "\n"
+                )
+        submitted[records], job_id = peak_rss_kb(["submit", "corpus.jsonl", "-q"], environment, short_folder)
+        fetched[records], _ = peak_rss_kb(["fetch", job_id.strip(), "-o", "out.jsonl", "-q"], environment, short_folder)
+        peak_rss_kb(["fetch", job_id.strip(), "-o", "out.npy", "-q"], environment, short_folder)
+        vectors = np.load(short_folder / "out.npy", mmap_mode="r")
+        assert vectors.shape == (records, 16)
+        assert np.isfinite(vectors[-1]).all()
+    print({"submit": submitted, "fetch": fetched})
+    for peaks in (submitted, fetched):
+        assert peaks[200_000] - peaks[20_000] <= 20 * MEBIBYTE_KB, (submitted, fetched)
