@@ -29,6 +29,9 @@ class JobProgress:
         self._samples: list[tuple[float, int, int]] = []
         self._next_line = time.monotonic() + _LINE_EVERY_S
         self._told_no_worker = self._told_waiting = False
+        #: How many records were done before this command came to the job; None where it saw the first.
+        self.taken_up: int | None = None
+        self._seen = False
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and not self._console.quiet:
@@ -65,6 +68,9 @@ class JobProgress:
     def running(self, job: JobStatus) -> None:
         """The job's status at this moment."""
         ended = job.done + job.failed
+        if not self._seen:
+            self._seen = True
+            self.taken_up = ended if ended and not job.state.ended else None
         rate = self._rate(ended, job.tokens)
         if not job.live_workers and not job.state.ended and not self._told_no_worker:
             self._told_no_worker = True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from embedctl import CorpusChanged, InputError, Job, JobState, SettingsError, enqueue_embeddings
+from embedctl import BrokerUnavailable, CorpusChanged, InputError, Job, JobState, SettingsError, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, submit
 from embedctl.records import records_of
@@ -179,3 +179,9 @@ def test_a_producer_pauses_while_more_text_waits_than_the_mark(settings: Setting
     assert [job.id for job in jobs] == [job_id]
     assert seen[-1][0] == 6
     assert broker.jobs.status(job_id).state is JobState.COMPLETED
+
+
+def test_a_redis_that_is_too_old_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl.store.connection.OLDEST_REDIS", (99, 0))
+    with pytest.raises(BrokerUnavailable, match=r"needs 6\.2 or newer"):
+        enqueue_embeddings(["text"], settings=settings)

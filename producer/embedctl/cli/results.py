@@ -45,7 +45,10 @@ def report(status: JobStatus, progress: JobProgress) -> None:
     if status.dim:
         line += f" of {status.dim} dimensions"
     line += f"; {status.failed:,} failed, {status.truncated:,} truncated"
-    if status.started_at is not None and status.ended_at is not None:
+    if progress.taken_up is not None:
+        # The job's own times span the pause.
+        line += f"; it was taken up at {progress.taken_up:,} records"
+    elif status.started_at is not None and status.ended_at is not None:
         seconds = max(1e-3, (status.ended_at - status.started_at).total_seconds())
         line += f"; {seconds:,.1f} s, {status.done / seconds:,.0f} records/s, {status.tokens / seconds:,.0f} tokens/s"
     progress.say(line)

@@ -1,0 +1,57 @@
+"""What the doctor makes of what Redis says of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedctl.doctor import Level, redis_findings
+
+GOOD = {
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "auto-aof-rewrite-percentage": "100",
+    "maxmemory-policy": "noeviction",
+    "maxmemory": "4000000000",
+    "lazyfree-lazy-eviction": "yes",
+    "lazyfree-lazy-expire": "yes",
+    "lazyfree-lazy-server-del": "yes",
+}
+MACHINE = 10_000_000_000
+INFO = {"redis_version": "7.0.15", "used_memory": 1_000_000}
+
+
+def levels(info: dict[str, object], config: dict[str, str]) -> dict[str, Level]:
+    return {finding.subject: finding.level for finding in redis_findings(info, config, MACHINE)}
+
+
+def test_a_good_redis_has_no_remedy() -> None:
+    assert set(levels(INFO, GOOD).values()) == {Level.OK}
+    assert all(not finding.remedy for finding in redis_findings(INFO, GOOD, MACHINE))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "subject", "level"),
+    [
+        ("appendonly", "no", "persistence", Level.WARN),
+        ("auto-aof-rewrite-percentage", "0", "AOF rewrite", Level.WARN),
+        ("maxmemory-policy", "volatile-lru", "eviction", Level.FAIL),
+        ("maxmemory", "7000000000", "memory", Level.WARN),
+        ("maxmemory", "0", "memory", Level.WARN),
+        ("lazyfree-lazy-expire", "no", "lazy freeing", Level.WARN),
+    ],
+)
+def test_one_bad_setting_is_found_alone_and_has_a_remedy(setting: str, value: str, subject: str, level: Level) -> None:
+    found = levels(INFO, {**GOOD, setting: value})
+    assert found.pop(subject) is level
+    assert set(found.values()) == {Level.OK}
+    [finding] = [each for each in redis_findings(INFO, {**GOOD, setting: value}, MACHINE) if each.subject == subject]
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(("version", "level"), [("6.0.16", Level.FAIL), ("6.2.0", Level.OK), ("10.1.0", Level.OK)])
+def test_versions_are_compared_as_numbers(version: str, level: Level) -> None:
+    assert levels({**INFO, "redis_version": version}, GOOD)["redis version"] is level
+
+
+def test_a_redis_that_hides_its_settings_is_judged_by_the_rest() -> None:
+    assert levels(INFO, {}) == {"redis version": Level.OK, "redis settings": Level.WARN}
