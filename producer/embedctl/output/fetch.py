@@ -79,11 +79,9 @@ def fetch(
         JobCancelled, JobFailed, JobLost: as for :meth:`Job.iter_results`.
     """
     chosen = file_format or guess_format(path)
-    module, _, name = _WRITERS[chosen].partition(":")
-    make_writer: type[Writer] = getattr(import_module(module), name)
     try:
         with locked(path):
-            return _fetch(job, path, chosen, make_writer, progress)
+            return _fetch(job, path, chosen, _writer(chosen), progress)
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror or error}") from error
 
@@ -93,8 +91,9 @@ def check_output(path: Path) -> None:
 
     Raises:
         OutputError: its name tells no format, or its folder is missing or closed to us.
+        MissingExtra: parquet without pyarrow.
     """
-    guess_format(path)
+    _writer(guess_format(path))
     folder = path.absolute().parent
     if not folder.is_dir():
         raise OutputError(f"{path} can't be written: there is no folder {folder}")
@@ -112,6 +111,12 @@ def guess_format(path: Path) -> str:
     if suffix not in FORMATS:
         raise OutputError(f"{path}: name it .{', .'.join(FORMATS)}, or give the format with --format")
     return suffix
+
+
+def _writer(file_format: str) -> type[Writer]:
+    module, _, name = _WRITERS[file_format].partition(":")
+    writer: type[Writer] = getattr(import_module(module), name)
+    return writer
 
 
 def _fetch(

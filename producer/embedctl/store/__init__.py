@@ -7,10 +7,9 @@ from embedctl.store.jobs import (
     ClaimAnswer,
     Completed,
     JobSpec,
-    JobState,
-    JobStatus,
     JobStore,
 )
+from embedctl.store.status import JobState, JobStatus
 from embedctl.store.upkeep import Upkeep
 from embedctl.store.workers import ServedModel, WorkerRegistry, WorkerRow
 

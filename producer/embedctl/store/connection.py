@@ -66,8 +66,9 @@ class Connection:
         except OutOfMemoryError as error:
             raise self._full() from error
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
+            reason = str(error).rstrip(".")
             raise BrokerUnavailable(
-                f"Redis at {self._shown_url} can't be reached: {error}. Is it running, and is EMBEDCTL_REDIS_URL right?"
+                f"Redis at {self._shown_url} can't be reached: {reason}. Does it run, and is EMBEDCTL_REDIS_URL right?"
             ) from error
         except redis.exceptions.ResponseError as error:
             if "OOM command not allowed" in str(error):  # raised inside a script, where redis-py does not know it
