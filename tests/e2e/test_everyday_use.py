@@ -452,3 +452,25 @@ def _running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_a_fetch_begins_again_where_its_parts_are_gone_or_records_were_retried(
+    settings: Settings, environment, start_worker, short_folder: Path
+) -> None:
+    start_worker()
+    texts = [*TEXTS[:10], "", *TEXTS[10:]]
+    job = enqueue_embeddings(texts, chunk_size=5, settings=settings)
+    job.wait(timeout=30)
+    expected = reference([text or "x" for text in texts])
+    for name in ("out.npy", "out.jsonl"):
+        progress = short_folder / f".{name}.progress"
+        for retried in (0, 7):  # what is noted of another state of the job counts for nothing
+            facts = {"chunks": 3, "size": 10_000, "ids": 9, "errors": 10_000, "truncated": 0}
+            of = {"job": job.id, "format": name[4:], "retried": retried}
+            progress.write_text(json.dumps({"of": of, "facts": facts}))
+            fetch(job, short_folder / name)
+            assert not list(short_folder.glob(".out*"))
+    found = np.load(short_folder / "out.npy")
+    np.testing.assert_array_equal(np.delete(found, 10, 0), np.delete(expected, 10, 0))
+    rows = [json.loads(line) for line in (short_folder / "out.jsonl").read_text().splitlines()]
+    assert [row["position"] for row in rows] == list(range(51))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,9 @@ from typing import Protocol
 from embedctl.job import ChunkVectors, Job
 from embedctl.output.parts import Progress, locked
 from embedctl.store import JobStatus
-from embedctl_config.errors import OutputError
+from embedctl_config.errors import JobError, OutputError
+
+log = logging.getLogger(__name__)
 
 _WRITERS = {
     "npy": "embedctl.output.npy:NpyWriter",
@@ -128,10 +131,11 @@ def _fetch(
 ) -> list[Path]:
     if make_writer.needs_total:
         job.wait_until_sealed(progress)
-    note = Progress(path, job.id, file_format)
-    noted = note.load()
-    chunks = noted["chunks"] if noted else 0
-    writer = make_writer(path, job.status().records, noted)
+    status = job.status()
+    # Records that were retried since then may have changed what was written of them.
+    retried = status.chunks - (status.original_chunks or status.chunks)
+    note = Progress(path, {"job": job.id, "format": file_format, "retried": retried})
+    writer, chunks = _taken_up(make_writer, path, status.records, note.load())
     next_note = time.monotonic() + _NOTE_EVERY_S
     try:
         for chunk in job.iter_results(start=chunks, progress=progress):
@@ -150,8 +154,25 @@ def _fetch(
         writer.discard()
         note.clear()
         raise
+    except JobError:
+        writer.close()
+        writer.discard()
+        note.clear()
+        raise
     except BaseException:
         writer.close()
         raise
     note.clear()
     return written
+
+
+def _taken_up(
+    make_writer: type[Writer], path: Path, records: int, noted: Mapping[str, int] | None
+) -> tuple[Writer, int]:
+    """A writer, and how many chunks it holds already; none where the parts are not what was noted."""
+    if noted is not None:
+        try:
+            return make_writer(path, records, noted), noted["chunks"]
+        except (OSError, ValueError):
+            log.warning("%s: what an earlier fetch left can't be taken up; beginning again", path)
+    return make_writer(path, records, None), 0

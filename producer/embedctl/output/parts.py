@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -26,13 +26,20 @@ def locked(path: Path) -> Iterator[None]:
         OutputError: another process does.
     """
     lock = path.with_name(f".{path.name}.lock")
-    with lock.open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputError(f"another fetch is writing {path}: wait for it, or choose another file") from None
+    with ExitStack() as stack:
+        while True:
+            stream = stack.enter_context(lock.open("w"))
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Its last holder may have removed the file between our opening and our locking it.
+                if lock.stat().st_ino == os.fstat(stream.fileno()).st_ino:
+                    break
+            except BlockingIOError:
+                raise OutputError(f"another fetch is writing {path}: wait for it, or choose another file") from None
+            except FileNotFoundError:
+                pass
+        stack.callback(lock.unlink)
         yield
-        lock.unlink(missing_ok=True)
 
 
 def publish(path: Path) -> None:
@@ -45,12 +52,12 @@ def publish(path: Path) -> None:
 class Progress:
     """How far a file in the making has come, kept beside it, so that a fetch that died goes on."""
 
-    def __init__(self, path: Path, job_id: str, file_format: str) -> None:
+    def __init__(self, path: Path, of: Mapping[str, object]) -> None:
         self._path = path.with_name(f".{path.name}.progress")
-        self._of = {"job": job_id, "format": file_format}
+        self._of = dict(of)
 
     def load(self) -> Mapping[str, int] | None:
-        """What :meth:`save` noted for this job and format, or None."""
+        """What :meth:`save` noted of the same thing, or None."""
         try:
             noted = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -75,9 +82,16 @@ class LineFile:
     """A file of JSON lines in the making, which can be cut back to what a progress note says."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
+        """Go on from `size` bytes.
+
+        Raises:
+            ValueError: there are not that many.
+        """
         self.path = path
         part = part_of(path)
         part.touch()
+        if part.stat().st_size < size:
+            raise ValueError(f"{part} is shorter than was noted")
         os.truncate(part, size)
         self._stream: IO[bytes] = part.open("ab")
 
@@ -86,8 +100,9 @@ class LineFile:
         self._stream.write(line.encode("utf-8", "surrogateescape") + b"\n")
 
     def flush(self) -> int:
-        """Hand everything to the system; the file's size."""
+        """Put everything on the disk; the file's size."""
         self._stream.flush()
+        os.fsync(self._stream.fileno())
         return self._stream.tell()
 
     def close(self) -> None:
