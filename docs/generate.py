@@ -108,6 +108,8 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     yield "embedctl", embedctl
     for name, command in embedctl.commands.items():
         yield f"embedctl {name}", worker if name == "worker" else command
+        if isinstance(command, click.Group):
+            yield from ((f"embedctl {name} {inner}", each) for inner, each in command.commands.items())
 
 
 def help_of(name: str, command: click.Command) -> str:

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from embedctl_config.hardware import HardwareClass, ModelEntry
-from embedctl_config.settings import ENV_PREFIX, Settings
+from embedctl_config.settings import ENV_PREFIX, FLAGS, Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -106,3 +106,16 @@ def headings(page: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def test_every_option_has_a_variable_and_the_settings_know_all_of_them() -> None:
+    settings = {each.name for each in dataclasses.fields(Settings)}
+    flags = set()
+    for name, command in GENERATE.commands():
+        for parameter in command.params:
+            if not isinstance(parameter, click.Option) or parameter.name in ("help", "version", "models"):
+                continue
+            assert isinstance(parameter.envvar, str), f"{name} {parameter.opts[0]} has no variable"
+            assert parameter.envvar.startswith(ENV_PREFIX)
+            flags.add(parameter.envvar.removeprefix(ENV_PREFIX).lower())
+    assert flags - settings == FLAGS
