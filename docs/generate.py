@@ -39,7 +39,8 @@ CLI = """\
 # The command line
 
 A job's id and the data asked for go to standard output; progress, messages and errors go to standard error. An option
-that is not given takes its value from the [settings](settings.md) where there is one of that name.
+that is not given takes its value from the variable that its help names. Where help says "the setting", it is one of the
+[settings](settings.md), which may also stand in a file.
 
 {commands}
 ## Exit statuses

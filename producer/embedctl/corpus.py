@@ -6,7 +6,9 @@ import csv
 import gzip
 import io
 import json
+import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,6 +56,10 @@ class Corpus:
     def rereadable(self) -> bool:
         """Whether it can be read twice: a file can, a pipe can't."""
         return self.path != "-" and Path(self.path).is_file()
+
+    @property
+    def _compressed(self) -> bool:
+        return Path(self.path).suffix.lower() in _COMPRESSIONS
 
     def records(self, on_bad_line: Callable[[InputError], None] | None = None) -> Iterator[Record]:
         """Its records, read as they are needed.
@@ -153,10 +159,8 @@ class Corpus:
 
     def _parquet(self) -> Iterator[_Line]:
         pyarrow = _pyarrow("reading parquet")
-        if self.path == "-":
-            raise InputError("standard input can't be parquet, which is read from its end: give a file")
         try:
-            with Path(self.path).open("rb") as stream:
+            with self._open() as packed, _seekable(packed, plain=self.rereadable and not self._compressed) as stream:
                 file = pyarrow.parquet.ParquetFile(stream)
                 names = file.schema_arrow.names
                 if self.text_field not in names:
@@ -213,6 +217,18 @@ def guess_format(path: str) -> str:
     raise InputError(
         f"{path}: can't tell the format from {suffix or 'a name without suffix'!r}; give --format {'|'.join(FORMATS)}"
     )
+
+
+@contextmanager
+def _seekable(stream: BinaryIO, *, plain: bool) -> Iterator[BinaryIO]:
+    """A stream that can be read from its end, as parquet is: one that is no plain file goes to the disk first."""
+    if plain:
+        yield stream
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(stream, copy)
+        copy.seek(0)
+        yield cast("BinaryIO", copy)
 
 
 def _bounded_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:

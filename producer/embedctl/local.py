@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -115,9 +115,11 @@ def _redis_server() -> str:
 
 def _forget_old(parent: Path) -> None:
     """Remove what commands left that nobody came back to for as long as a job is kept."""
-    for folder in parent.iterdir():
-        if time.time() - folder.stat().st_mtime > _KEPT_S and folder.is_dir():
-            shutil.rmtree(folder, ignore_errors=True)
+    for lock_file in parent.glob("*/lock"):
+        with suppress(OSError), lock_file.open("r+") as lock:
+            if time.time() - lock_file.stat().st_mtime > _KEPT_S:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one that is still running holds it
+                shutil.rmtree(lock_file.parent, ignore_errors=True)
 
 
 def _socket_path(folder: Path) -> Path:

@@ -38,6 +38,18 @@ def resolve(
     return hardware, offered
 
 
+def local_class(settings: Settings, hardware: str | None) -> str:
+    """The hardware class of a worker that is started here: as asked, else the setting, where `auto` means `cpu`.
+
+    Raises:
+        SettingsError: there is no such class.
+    """
+    chosen = hardware or settings.hardware
+    chosen = FALLBACK_CLASS if chosen == "auto" else chosen
+    settings.hardware_class(chosen)
+    return chosen
+
+
 def start_command(hardware: str, model: str) -> str:
     """The command that starts a worker for a class and a model."""
     return f"embedctl worker --class {hardware} --model {model}"

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -16,6 +17,8 @@ from embedctl_config.settings import ENV_PREFIX, FLAGS, Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+#: `--version` does nothing else; the worker's `--model` may be given several times, which a variable can't say.
+WITHOUT_VARIABLE = {("embedctl", "--version"), ("embedctl worker", "--model")}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -112,10 +115,29 @@ def test_every_option_has_a_variable_and_the_settings_know_all_of_them() -> None
     settings = {each.name for each in dataclasses.fields(Settings)}
     flags = set()
     for name, command in GENERATE.commands():
+        # Help is wrapped, so that a variable may stand in two lines.
+        shown = " ".join(GENERATE.help_of(name, command).split())
         for parameter in command.params:
-            if not isinstance(parameter, click.Option) or parameter.name in ("help", "version", "models"):
+            if not isinstance(parameter, click.Option) or (name, parameter.opts[0]) in WITHOUT_VARIABLE:
                 continue
             assert isinstance(parameter.envvar, str), f"{name} {parameter.opts[0]} has no variable"
             assert parameter.envvar.startswith(ENV_PREFIX)
+            assert f"[env var: {parameter.envvar}" in shown, f"{name} {parameter.opts[0]} does not show its variable"
             flags.add(parameter.envvar.removeprefix(ENV_PREFIX).lower())
     assert flags - settings == FLAGS
+
+
+@pytest.mark.parametrize("name", [name for name, _ in GENERATE.commands()])
+def test_the_reference_has_a_section_for_every_command_and_for_no_other(name: str) -> None:
+    sections = re.findall(r"^## (embedctl.*)$", read("docs/cli.md"), re.MULTILINE)
+    assert sections.count(name) == 1
+    assert len(sections) == len(list(GENERATE.commands()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_mark_that_an_example_is_not_run_stands_just_before_one(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for mark, after in pairwise(lines):
+        if mark.startswith("<!-- not run"):
+            assert re.fullmatch(r"<!-- not run: .+ -->", mark)
+            assert after in ("```console", "```python")

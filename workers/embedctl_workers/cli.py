@@ -17,7 +17,11 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--class", "hardware", envvar="EMBEDCTL_HARDWARE", default="cpu", **_SHOWN, help="The hardware class to serve."
+    "--class",
+    "hardware",
+    envvar="EMBEDCTL_HARDWARE",
+    **_SHOWN,
+    help="The hardware class to serve. Default: the setting; for auto, cpu.",
 )
 @click.option("--cpus", envvar="EMBEDCTL_CPUS", **_SHOWN, help="CPUs to run on, such as 0-3 or 0,2. Default: all.")
 @click.option(
@@ -34,13 +38,14 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     **_SHOWN,
     help="Least level that is logged.",
 )
-def main(hardware: str, cpus: str | None, models: tuple[str, ...], log_level: str) -> None:
+def main(hardware: str | None, cpus: str | None, models: tuple[str, ...], log_level: str) -> None:
     """Encode chunks of one hardware class, pinned to one set of CPUs.
 
     Needs EMBEDCTL_REDIS_URL. Stop it with SIGTERM: it finishes the chunk it encodes and hands back the one it prepared.
     """
     try:
         settings = load_settings()
+        hardware = hardware or settings.hardware
         hardware = "cpu" if hardware == "auto" else hardware
         entry = settings.hardware_class(hardware)
         pinned = devices.pin(cpus)

@@ -138,7 +138,7 @@ def _facts(job: JobStatus) -> list[tuple[str, str]]:
         ("chunks", f"{job.chunks_done:,} of {job.chunks:,}"),
         (
             "repeated",
-            f"{job.lapsed:,} leases lapsed, {job.refused:,} late results" if job.lapsed or job.refused else "",
+            f"leases lapsed: {job.lapsed:,}, late results: {job.refused:,}" if job.lapsed or job.refused else "",
         ),
         ("created", _when(job.created_at)),
         ("started", _when(job.started_at)),

@@ -22,13 +22,16 @@ from embedctl.cli.options import corpus_options, cpus_option, model_option, opti
 from embedctl.cli.results import exit_code, report, save
 from embedctl.output import check_output
 from embedctl.progress import JobProgress
+from embedctl.routing import local_class
 from embedctl_config.errors import JobError
 from embedctl_config.settings import Settings, load_settings
+
+_class_option = option("--class", "hardware", help="The hardware class. Default: the setting; for auto, cpu.")
 
 
 @click.command()
 @corpus_options
-@option("--class", "hardware", default="cpu", show_default=True, help="The hardware class.")
+@_class_option
 @cpus_option
 @output_option(required=True)
 @click.pass_context
@@ -40,6 +43,7 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
     """
     settings = load_settings()
     check_output(output)
+    options["hardware"] = local_class(settings, options["hardware"])
     key = _run_key(output, cpus=cpus, **options)
     choice = CorpusChoice.of(settings, idempotency_key=key, **options)
     choice.check()
@@ -64,10 +68,10 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
 
 
 @click.command()
-@option("--class", "hardware", default="cpu", show_default=True, help="The hardware class.")
+@_class_option
 @model_option
 @cpus_option
-def up(hardware: str, model: str | None, cpus: str | None) -> None:
+def up(hardware: str | None, model: str | None, cpus: str | None) -> None:
     """Keep a Redis and a worker running on this machine until stopped with Ctrl-C.
 
     Prints the line that points other commands and programs at it.
@@ -75,7 +79,7 @@ def up(hardware: str, model: str | None, cpus: str | None) -> None:
     settings = load_settings()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with _stack(settings, "up", hardware, model or settings.model, cpus, _say) as ours:
+    with _stack(settings, "up", local_class(settings, hardware), model or settings.model, cpus, _say) as ours:
         click.echo(f"export EMBEDCTL_REDIS_URL={ours.redis_url}")
         click.echo("Running; stop with Ctrl-C. In another terminal: the line above, then embedctl submit …", err=True)
         try:
@@ -110,7 +114,7 @@ def _stack(
             say(f"Loading {model} (the worker's log: {log_file})")
             with local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file):
                 yield ours
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _say(line: str) -> None:

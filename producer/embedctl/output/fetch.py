@@ -14,7 +14,7 @@ from typing import Protocol
 from embedctl.job import ChunkVectors, Job
 from embedctl.output.parts import Progress, locked
 from embedctl.store import JobStatus
-from embedctl_config.errors import JobError, OutputError
+from embedctl_config.errors import JobError, OutputError, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,8 @@ def check_output(path: Path) -> None:
     """Find out beforehand what would keep vectors from being written there.
 
     Raises:
-        OutputError: its name tells no format, or its folder is missing or closed to us.
+        SettingsError: its name tells no format.
+        OutputError: its folder is missing or closed to us.
         MissingExtra: parquet without pyarrow.
     """
     _writer(guess_format(path))
@@ -108,11 +109,11 @@ def guess_format(path: Path) -> str:
     """The format that a file's name tells.
 
     Raises:
-        OutputError: it tells none.
+        SettingsError: it tells none.
     """
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
-        raise OutputError(f"{path}: name it .{', .'.join(FORMATS)}, or give the format with --format")
+        raise SettingsError(f"{path}: name it .{', .'.join(FORMATS)}")
     return suffix
 
 

@@ -1,0 +1,52 @@
+"""What commands that start a private Redis leave behind, and which class they start."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from embedctl.local import state_of
+from embedctl.routing import local_class
+from embedctl_config.errors import SettingsError, WorkerError
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+
+
+def age(folder: Path, days: float) -> None:
+    then = time.time() - days * 24 * 3600
+    os.utime(folder / "lock", (then, then))
+
+
+def test_a_folder_is_for_one_command_at_a_time(tmp_path: Path) -> None:
+    settings = Settings(state_dir=str(tmp_path))
+    with state_of(settings, "a") as first, state_of(settings, "b") as second:
+        assert first != second
+        with pytest.raises(WorkerError, match="running already"), state_of(settings, "a"):
+            pass
+    with state_of(settings, "a") as again:
+        assert again == first
+
+
+def test_what_nobody_came_back_to_is_removed_unless_it_is_in_use(tmp_path: Path) -> None:
+    settings = Settings(state_dir=str(tmp_path))
+    with state_of(settings, "old") as old, state_of(settings, "young") as young:
+        pass
+    with state_of(settings, "busy") as busy:
+        for folder, days in ((old, 8), (young, 6), (busy, 8)):
+            age(folder, days)
+        with state_of(settings, "new"):
+            assert not old.exists()
+            assert young.exists()
+            assert busy.exists()
+
+
+def test_a_local_class_is_the_one_asked_for_or_the_setting_and_auto_is_cpu() -> None:
+    settings = Settings(classes={"cpu": HardwareClass(), "mine": HardwareClass()})
+    assert local_class(settings, None) == "cpu"
+    assert local_class(settings, "mine") == "mine"
+    assert local_class(settings.replace(hardware="mine"), None) == "mine"
+    with pytest.raises(SettingsError, match="Did you mean 'mine'"):
+        local_class(settings, "min")
