@@ -28,7 +28,7 @@ class JobProgress:
         self._task = TaskID(0)
         self._samples: list[tuple[float, int, int]] = []
         self._next_line = time.monotonic() + _LINE_EVERY_S
-        self._told_no_worker = self._told_waiting = False
+        self._told_no_worker = self._told_waiting = self._told_stalled = False
         #: How many records were done before this command came to the job; None where it saw the first.
         self.taken_up: int | None = None
         self._seen = False
@@ -77,6 +77,12 @@ class JobProgress:
             self.say(
                 f"No live worker serves {job.model} on {job.hardware}. Start one: "
                 f"{start_command(job.hardware, job.model)}"
+            )
+        if job.stalled and not self._told_stalled:
+            self._told_stalled = True
+            self.say(
+                f"The producer of job {job.id} died after {job.records:,} records. Submit its corpus again with the "
+                "same idempotency key, or cancel the job"
             )
         if self._bar is not None:
             self._bar.update(

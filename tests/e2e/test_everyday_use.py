@@ -20,6 +20,7 @@ import pytest
 
 from embedctl import JobState, JobUnfinished, OutputError, enqueue_embeddings
 from embedctl.output import fetch
+from embedctl.store import JobSpec
 from embedctl_config.settings import Settings
 from tests.conftest import RedisServer
 from tests.e2e.conftest import eventually
@@ -487,3 +488,11 @@ def test_a_fetch_begins_again_where_its_parts_are_gone_or_records_were_retried(
     np.testing.assert_array_equal(np.delete(found, 10, 0), np.delete(expected, 10, 0))
     rows = [json.loads(line) for line in (short_folder / "out.jsonl").read_text().splitlines()]
     assert [row["position"] for row in rows] == list(range(51))
+
+
+def test_waiting_for_a_job_whose_producer_died_says_so(embedctl, broker, raw) -> None:
+    job_id, _ = broker.jobs.create(JobSpec("dummy", "dummy", "fp32", {}, 60.0))
+    late = embedctl("wait", job_id, "--timeout", "0.5")
+    assert late.returncode == 124
+    assert f"The producer of job {job_id} died" in late.stderr
+    assert "submitting (stalled)" in embedctl("list").stdout
