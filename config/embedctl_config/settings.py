@@ -29,6 +29,8 @@ FLAGS = frozenset(
     skip_bad_lines text_field timeout truncation wait
     """.split()  # noqa: SIM905  (as a list it would be a screen of its own)
 )
+#: The longest that a job may be kept (seconds): ten years, which no clock or counter of ours overflows at.
+MAX_TTL_S = 10 * 365 * 24 * 3600.0
 _SCHEMES = ("redis", "rediss", "unix")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
 
@@ -255,6 +257,8 @@ def _problems(settings: Settings) -> list[str]:
             problems.append(f"{each.name}: {value!r} is below its minimum of {minimum} {each.metadata['unit']}")
         elif minimum is not None and not math.isfinite(value):
             problems.append(f"{each.name}: {value!r} is not a finite number of {each.metadata['unit']}")
+    if settings.ttl_s > MAX_TTL_S:
+        problems.append(f"ttl_s: {settings.ttl_s!r} is above its maximum of {MAX_TTL_S:.0f} seconds")
     if settings.redis_url and not _is_redis_url(settings.redis_url):
         # The value is not shown: it may hold a password.
         problems.append("redis_url: can't be read; use redis://, rediss:// or unix://")

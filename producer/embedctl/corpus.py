@@ -106,6 +106,8 @@ class Corpus:
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
         if self.path == "-":
+            if sys.stdin is None:
+                raise InputError("standard input is closed")
             yield sys.stdin.buffer
             return
         suffix = Path(self.path).suffix.lower()
@@ -139,19 +141,24 @@ class Corpus:
     def _csv(self, stream: BinaryIO) -> Iterator[_Line]:
         lines = (line.decode("utf-8", "surrogateescape") for line in _bounded_lines(stream, self.name))
         csv.field_size_limit(MAX_LINE_BYTES)
-        rows = csv.DictReader(lines, dialect="excel-tab" if self.file_format == "tsv" else "excel")
-        fields = rows.fieldnames or []
+        rows = csv.DictReader(lines, dialect="excel-tab" if self.file_format == "tsv" else "excel", strict=True)
+        try:
+            fields = rows.fieldnames or []
+        except csv.Error as error:
+            raise InputError(f"{self.name}, line 1: not {self.file_format}: {error}") from None
         if fields and self.text_field not in fields:
             raise no_field(self.text_field, fields, f"{self.name}, line 1")
         while True:
             where = f"{self.name}, line {rows.line_num + 1}"
             try:
                 row = next(rows)
-                record = make_record(row[self.text_field], check_id(row.get(self.id_field), where), self.max_bytes)
             except StopIteration:
                 return
             except csv.Error as error:
                 yield InputError(f"{where}: not {self.file_format}: {error}")
+                continue
+            try:
+                record = make_record(row[self.text_field], check_id(row.get(self.id_field), where), self.max_bytes)
             except InputError as error:
                 yield error
             else:

@@ -16,7 +16,7 @@ from embedctl.routing import resolve
 from embedctl.store import Added, JobSpec, JobStatus
 from embedctl_config import wire
 from embedctl_config.errors import CorpusChanged, JobFailed, SettingsError
-from embedctl_config.settings import Settings, check_model_name, load_settings
+from embedctl_config.settings import MAX_TTL_S, Settings, check_model_name, load_settings
 from embedctl_config.wire import ChunkInput
 
 Truncation = Literal["truncate", "error"]
@@ -123,8 +123,8 @@ def _spec(broker: Broker, options: JobOptions) -> JobSpec:
     ttl = settings.ttl_s if options.ttl is None else options.ttl
     if chunk_size < 1:
         raise SettingsError(f"chunk_size {chunk_size} is below 1")
-    if ttl < 1:
-        raise SettingsError(f"ttl {ttl} is below 1 second")
+    if not 1 <= ttl <= MAX_TTL_S:
+        raise SettingsError(f"ttl {ttl} is not between 1 and {MAX_TTL_S:.0f} seconds")
     hardware, precision = resolve(
         settings,
         broker.workers,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.resources import as_file, files
 from importlib.util import find_spec
@@ -79,8 +79,13 @@ def private_redis(settings: Settings, folder: Path) -> Iterator[Settings]:
 
 
 @contextmanager
-def local_worker(settings: Settings, *, hardware: str, model: str, cpus: str | None, log_file: Path) -> Iterator[None]:
+def local_worker(
+    settings: Settings, *, hardware: str, model: str, cpus: str | None, log_file: Path
+) -> Iterator[Callable[[], None]]:
     """Run one worker on this machine until the block ends.
+
+    Yields:
+        A function that raises WorkerError if the worker has ended: nothing else would end the wait for it.
 
     Raises:
         WorkerError: it did not start; the message ends with the end of its log.
@@ -90,7 +95,7 @@ def local_worker(settings: Settings, *, hardware: str, model: str, cpus: str | N
         command += ["--cpus", cpus]
     with _child(command, log_file, {"EMBEDCTL_REDIS_URL": settings.redis_url}) as process:
         _wait_for_worker(settings, process, log_file)
-        yield
+        yield lambda: _still_running(process, "the worker", log_file)
 
 
 def state_folder(settings: Settings) -> Path:
@@ -196,7 +201,7 @@ def _still_running(process: subprocess.Popen[bytes], what: str, log_file: Path) 
     if status is not None:
         with log_file.open(encoding="utf-8", errors="replace") as log:
             tail = _tail(log)
-        raise WorkerError(f"{what} ended at its start with status {status}:\n{tail}", exit_code=max(1, status))
+        raise WorkerError(f"{what} ended with status {status}:\n{tail}", exit_code=status if status > 0 else 1)
 
 
 def _tail(log: IO[str]) -> str:

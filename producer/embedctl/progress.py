@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -32,6 +33,9 @@ class JobProgress:
         #: How many records were done before this command came to the job; None where it saw the first.
         self.taken_up: int | None = None
         self._seen = False
+        #: Called whenever something is told; raises if there is no use in waiting any longer.
+        self.watch: Callable[[], None] = lambda: None
+        self._told_mismatch = False
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and not self._console.quiet:
@@ -67,6 +71,8 @@ class JobProgress:
 
     def running(self, job: JobStatus) -> None:
         """The job's status at this moment."""
+        if not job.state.ended:
+            self.watch()
         ended = job.done + job.failed
         if not self._seen:
             self._seen = True
@@ -78,6 +84,9 @@ class JobProgress:
                 f"No live worker serves {job.model} on {job.hardware}. Start one: "
                 f"{start_command(job.hardware, job.model)}"
             )
+        if job.mismatch and not self._told_mismatch:
+            self._told_mismatch = True
+            self.say(f"A worker with other weights was refused: {job.mismatch}; the job is pinned to {job.pinned_by}")
         if job.stalled and not self._told_stalled:
             self._told_stalled = True
             self.say(

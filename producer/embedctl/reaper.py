@@ -48,6 +48,9 @@ class Reaper:
                 raise
             except JobNotFound:
                 self._broker.upkeep.forget(job_id)
+            except Exception:
+                # One job that can't be read, such as a newer version's, must not cost all others their reaper.
+                log.exception("job %s: can't be looked after", job_id)
 
     def _look_after(self, job: JobStatus, now_ms: int) -> None:
         upkeep = self._broker.upkeep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -110,8 +111,8 @@ def check_id(label: object, where: str) -> str | None:
     """
     if label is None:
         return None
-    if isinstance(label, int) and not isinstance(label, bool):
-        return str(label)
+    if hasattr(label, "__index__") and not isinstance(label, bool):
+        return str(operator.index(label))
     if not isinstance(label, str):
         raise InputError(f"{where}: an id must be text or a whole number, not {kind_of(label)}")
     try:

@@ -177,3 +177,14 @@ def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServ
 
     eventually(issued)
     broker.close()
+
+
+def test_a_job_that_cannot_be_read_costs_no_other_job_its_reaper(broker: Broker, raw) -> None:
+    strange, job_id = new_job(broker, 1), new_job(broker, 1)
+    broker.workers.beat(row())
+    broker.jobs.issue(job_id, QUEUE)
+    overdue(raw, job_id, 0)
+    raw.hset(keys.job(strange), "state", "paused")  # as a newer version might say
+    raw.zadd(keys.ACTIVE, {strange: 1})
+    Reaper(broker, interval_s=0.01).round()
+    assert raw.llen(QUEUE) == 1

@@ -496,3 +496,44 @@ def test_waiting_for_a_job_whose_producer_died_says_so(embedctl, broker, raw) ->
     assert late.returncode == 124
     assert f"The producer of job {job_id} died" in late.stderr
     assert "submitting (stalled)" in embedctl("list").stdout
+
+
+def test_a_run_whose_worker_dies_says_so_and_goes_on_when_run_again(environment, short_folder: Path) -> None:
+    (short_folder / "c.txt").write_text("\n".join(SLOW))
+    command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
+    own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
+    run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.PIPE, text=True)
+    eventually(lambda: (short_folder / ".out.npy.progress").exists(), timeout_s=60)
+    children = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
+    [worker] = [pid for pid in children if b"embedctl_workers" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(worker, signal.SIGKILL)
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "the worker ended with status -9" in told
+    done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
+
+
+def test_two_jobs_fetched_to_one_file_in_turn_never_mix(
+    settings: Settings, environment, start_worker, short_folder: Path
+) -> None:
+    start_worker()
+    jobs = [enqueue_embeddings([f"{name} {i}" for i in range(20)], chunk_size=5, settings=settings) for name in "ab"]
+    for job in jobs:
+        job.wait(timeout=30)
+    note = {"of": {"job": jobs[0].id, "format": "jsonl", "retried": 0}, "facts": {"chunks": 1, "size": 10}}
+    (short_folder / ".out.jsonl.progress").write_text(json.dumps(note))
+
+    class Stop(Exception):
+        pass
+
+    def stop(_: object) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        fetch(jobs[1], short_folder / "out.jsonl", progress=stop)
+    assert not (short_folder / ".out.jsonl.progress").exists()
+    fetch(jobs[0], short_folder / "out.jsonl")
+    rows = [json.loads(line)["embedding"] for line in (short_folder / "out.jsonl").read_text().splitlines()]
+    np.testing.assert_array_equal(np.array(rows, np.float32), reference([f"a {i}" for i in range(20)]))

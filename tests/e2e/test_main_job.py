@@ -230,9 +230,9 @@ def _processes_naming(text: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command = (folder / "cmdline").read_bytes().decode(errors="replace")
+            known = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
         except OSError:
             continue
-        if text in command and "redis.conf" in command and "state" in command:
+        if text.encode() in known:
             found.append(int(folder.name))
     return found

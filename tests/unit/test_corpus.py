@@ -266,3 +266,9 @@ def test_one_text_is_no_iterable_of_texts(one: object) -> None:
 def test_a_mapping_without_a_text_names_the_record() -> None:
     with pytest.raises(InputError, match="record 1: no field 'text'; fields seen: body"):
         of([{"text": "a"}, {"body": "b"}])
+
+
+@pytest.mark.parametrize("content", [b'id,text\n1,"hello\n2,world\n', b"id,text\r1,a\r2,b\r"])
+def test_csv_whose_rows_would_run_together_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(InputError, match="not csv"):
+        read(tmp_path, content, ".csv")

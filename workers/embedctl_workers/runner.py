@@ -80,6 +80,11 @@ class ChunkRunner:
 
     def _run(self, model: str, held: Held) -> None:
         encoder = self._encoders[model]
+        job = self._job(held.job_id)
+        if job.precision != self._hardware.precision:
+            # A host whose class of this name is configured otherwise; the reaper offers the chunk to the others.
+            log.warning("job %s wants %s, and this worker offers %s", job.id, job.precision, self._hardware.precision)
+            return
         fingerprint = encoder.backend.fingerprint
         claim = self._broker.jobs.claim(
             held.job_id, held.chunk, token=held.token, instance=self._instance, fingerprint=fingerprint
@@ -95,9 +100,12 @@ class ChunkRunner:
             )
             return
         self.in_hand.take(held)
-        job = self._job(held.job_id)
         chunk = wire.decode_input(claim.input)
-        prepared = encoder.prepare(chunk, job.options)
+        held.moving_since = time.monotonic()  # a tokeniser may hang as well
+        try:
+            prepared = encoder.prepare(chunk, job.options)
+        finally:
+            held.moving_since = None
         with self._device:
             if self.draining.is_set():
                 self._give_back(held, delay_s=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -38,7 +38,8 @@ def status(job_id: str, as_json: bool) -> None:
 def list_jobs(limit: int, as_json: bool) -> None:
     """Show the jobs that Redis knows, the newest first."""
     broker = Broker.connect(load_settings())
-    jobs = islice(broker.jobs.newest(), limit)
+    newest = islice(broker.jobs.newest(), limit)
+    jobs = (replace(job, live_workers=broker.workers.count(job.queue)) for job in newest)
     if as_json:
         for job in jobs:
             click.echo(_to_json(job))

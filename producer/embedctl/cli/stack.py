@@ -44,18 +44,24 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
     settings = load_settings()
     check_output(output)
     options["hardware"] = local_class(settings, options["hardware"])
-    key = _run_key(output, cpus=cpus, **options)
+    decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
+    key = _run_key(output, cpus=cpus, decided=decided, **options)
     choice = CorpusChoice.of(settings, idempotency_key=key, **options)
     choice.check()
     model = choice.options.model or settings.model
     progress = JobProgress(quiet=quiet)
-    with _stack(settings, key or secrets.token_hex(8), options["hardware"], model, cpus, progress.say) as ours:
+    name = key or secrets.token_hex(8)
+    with _stack(settings, name, options["hardware"], model, cpus, progress.say) as (ours, watch):
+        progress.watch = watch
         broker = Broker.connect(ours)
         with progress:
             job = submit_choice(broker, choice, progress)
             try:
                 save(job, output, progress)
             except KeyboardInterrupt:
+                if key is None:
+                    job.discard()
+                    raise KeyboardInterrupt("what was read from the pipe is gone; nothing is kept") from None
                 raise KeyboardInterrupt("the same command goes on where it stopped") from None
             except JobError:
                 job.discard()
@@ -79,11 +85,12 @@ def up(hardware: str | None, model: str | None, cpus: str | None) -> None:
     settings = load_settings()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with _stack(settings, "up", local_class(settings, hardware), model or settings.model, cpus, _say) as ours:
+    with _stack(settings, "up", local_class(settings, hardware), model or settings.model, cpus, _say) as (ours, watch):
         click.echo(f"export EMBEDCTL_REDIS_URL={ours.redis_url}")
         click.echo("Running; stop with Ctrl-C. In another terminal: the line above, then embedctl submit …", err=True)
         try:
-            stop.wait()
+            while not stop.wait(1.0):
+                watch()
         except KeyboardInterrupt:
             click.echo("Stopping: the worker finishes the chunk that it encodes", err=True)
 
@@ -99,8 +106,8 @@ def worker(arguments: tuple[str, ...]) -> None:
 @contextmanager
 def _stack(
     settings: Settings, name: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
-) -> Iterator[Settings]:
-    """A Redis, unless one is configured, and a worker, for as long as the block lasts.
+) -> Iterator[tuple[Settings, Callable[[], None]]]:
+    """A Redis, unless one is configured, and a worker, for as long as the block lasts; and a check that it is alive.
 
     What a block that fails leaves in its state folder is found by the next one of this name.
     """
@@ -112,8 +119,8 @@ def _stack(
         with redis as ours:
             log_file = folder / "worker.log"
             say(f"Loading {model} (the worker's log: {log_file})")
-            with local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file):
-                yield ours
+            with local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file) as watch:
+                yield ours, watch
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -136,7 +136,7 @@ def _fetch(
     # Records that were retried since then may have changed what was written of them.
     retried = status.chunks - (status.original_chunks or status.chunks)
     note = Progress(path, {"job": job.id, "format": file_format, "retried": retried})
-    writer, chunks = _taken_up(make_writer, path, status.records, note.load())
+    writer, chunks = _taken_up(make_writer, path, status.records, note)
     next_note = time.monotonic() + _NOTE_EVERY_S
     try:
         for chunk in job.iter_results(start=chunks, progress=progress):
@@ -167,13 +167,14 @@ def _fetch(
     return written
 
 
-def _taken_up(
-    make_writer: type[Writer], path: Path, records: int, noted: Mapping[str, int] | None
-) -> tuple[Writer, int]:
+def _taken_up(make_writer: type[Writer], path: Path, records: int, note: Progress) -> tuple[Writer, int]:
     """A writer, and how many chunks it holds already; none where the parts are not what was noted."""
+    noted = note.load()
     if noted is not None:
         try:
             return make_writer(path, records, noted), noted["chunks"]
         except (OSError, ValueError):
             log.warning("%s: what an earlier fetch left can't be taken up; beginning again", path)
+    # From here on the parts are of this fetch: what another one noted of its own must not be believed again.
+    note.clear()
     return make_writer(path, records, None), 0

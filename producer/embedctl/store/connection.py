@@ -125,7 +125,7 @@ class Connection:
             info = client.info()
             try:
                 config = client.config_get("*")
-            except redis.exceptions.NoPermissionError:
+            except redis.exceptions.ResponseError:  # not allowed, or renamed away by a provider
                 config = {}
         return info, {_text(name): _text(value) for name, value in config.items()}
 

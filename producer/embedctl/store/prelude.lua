@@ -47,6 +47,8 @@ local function end_if_hopeless()
   ended = true
   redis.call('HSET', job, 'ended_ms', now, 'stopped_by', 'max_errors')
   redis.call('UNLINK', due, owners, attempts, reissues)
+  local idempotency = redis.call('HGET', job, 'idempotency_key')
+  if idempotency then redis.call('UNLINK', idempotency) end
   enter('failed')
 end
 

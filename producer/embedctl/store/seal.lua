@@ -1,7 +1,9 @@
 -- No more chunks will come. KEYS[9]: producer. ARGV: job, number of chunks. → ok <state> | sealed <chunks> | gap <chunks>
 local added = tonumber(redis.call('HGET', job, 'added'))
 -- A job whose failed records are being retried has more chunks than its corpus made.
-if sealed or (original and tonumber(ARGV[2]) == original and original < added) then return {'sealed', original} end
+local chunks = tonumber(ARGV[2])
+if sealed and chunks == added then return {'ok', state} end  -- said before, and the answer was lost
+if sealed or (original and chunks == original and original < added) then return {'sealed', original} end
 if tonumber(ARGV[2]) ~= added then return {'gap', added} end
 sealed = true
 redis.call('HSET', job, 'sealed', '1')

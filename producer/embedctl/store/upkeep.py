@@ -95,14 +95,15 @@ class Upkeep:
 
     def free(self, job_id: str, chunks: int, *, results: bool = True) -> bool:
         """Free a slice of a job's chunks, with or without their results; whether none is left."""
-        at = self._cursor(job_id, "freed_to")
+        cursor = "freed_to" if results else "freed_inputs_to"
+        at = self._cursor(job_id, cursor)
         end = min(at + _SLICE, chunks)
         kinds = [keys.chunk_input, *([keys.chunk_result, keys.retry_pointer] if results else [])]
         doomed = [key(job_id, chunk) for chunk in range(at, end) for key in kinds]
         with self._connection.client() as client:
             if doomed:
                 client.unlink(*doomed)
-        self._move_cursor(job_id, "freed_to", 0 if end >= chunks else end)
+        self._move_cursor(job_id, cursor, 0 if end >= chunks else end)
         return end >= chunks
 
     def remove(self, job_id: str) -> None:
