@@ -225,3 +225,14 @@ def test_discarding_a_job_that_its_budget_ended_leaves_nothing_of_it(broker: Bro
     assert broker.jobs.result(job_id, 0) is not None
     Job(job_id, broker).discard()
     assert keys_of(raw, job_id) == set()
+
+
+def test_saying_again_what_was_said_is_no_mistake(broker: Broker, raw) -> None:
+    job_id = half_failed(broker)
+    chunks = broker.jobs.status(job_id).chunks
+    [failed, *_] = broker.jobs.failed_chunks(job_id, 0, chunks)
+    moved = broker.jobs.retry(job_id, failed, chunks, "p")
+    assert broker.jobs.retry(job_id, failed, chunks, "p") == moved > 0
+    broker.jobs.seal(job_id, chunks + 1)
+    broker.jobs.seal(job_id, chunks + 1)
+    assert broker.jobs.status(job_id).chunks == chunks + 1

@@ -122,3 +122,21 @@ def test_workers_with_other_weights_never_mix_their_vectors(
         assert status.done == 60
         seeds = {first.row().instance: 0, second.row().instance: 1}
         np.testing.assert_array_equal(job.vectors(), reference(TEXTS, seed=seeds[status.pinned_by]))
+
+
+def test_a_worker_of_another_precision_leaves_the_job_alone(
+    settings: Settings, environment, short_folder, start_worker
+) -> None:
+    config = short_folder / "embedctl.toml"
+    good = config.read_text()
+    config.write_text(
+        good.replace('[classes.dummy]\nbackend = "dummy"', '[classes.dummy]\nbackend = "dummy"\nprecision = "int8"')
+    )
+    other = start_worker()
+    job = enqueue_embeddings(TEXTS, chunk_size=20, settings=settings)
+    eventually(lambda: "offers int8" in other.log())
+    assert job.status().chunks_done == 0
+    config.write_text(good)
+    start_worker()
+    assert job.wait(timeout=60).done == 60
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
