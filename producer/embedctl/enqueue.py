@@ -95,7 +95,7 @@ def submit(
 ) -> Job:
     """Queue records; see :func:`enqueue_embeddings`."""
     broker.connection.check_server()
-    spec = _spec(broker, options)
+    spec = job_spec(broker, options)
     job_id, created = broker.jobs.create(spec)
     if not created:
         _check_same(broker.jobs.status(job_id), spec)
@@ -112,7 +112,12 @@ def submit(
     return Job(job_id, broker)
 
 
-def _spec(broker: Broker, options: JobOptions) -> JobSpec:
+def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
+    """What a job of these options is made with: settings filled in, the hardware class resolved, all of it checked.
+
+    Raises:
+        SettingsError: an option is wrong.
+    """
     settings = broker.settings
     model = settings.model if options.model is None else options.model
     if wrong := check_model_name(model):

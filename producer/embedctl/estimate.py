@@ -16,9 +16,8 @@ from typing import IO, Any
 import numpy as np
 
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions
+from embedctl.enqueue import JobOptions, job_spec
 from embedctl.records import Record
-from embedctl.routing import resolve
 from embedctl_config import keys
 from embedctl_config.wire import RecordKind
 
@@ -80,15 +79,8 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
     Raises:
         SettingsError, InputError: as submitting it would.
     """
-    settings = broker.settings
-    model = options.model or settings.model
-    hardware, _ = resolve(
-        settings,
-        broker.workers,
-        model=model,
-        hardware=options.hardware or settings.hardware,
-        precision=options.precision,
-    )
+    spec = job_spec(broker, options)
+    hardware, model = spec.hardware, spec.model
     served = [row.models[model] for row in broker.workers.alive() if row.hardware == hardware and model in row.models]
     total = unusable = text_bytes = 0
     with ExitStack() as stack:

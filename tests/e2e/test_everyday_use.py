@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
-import os
-import resource
 import signal
 import subprocess
 import sys
@@ -14,162 +10,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from embedctl import JobState, JobUnfinished, OutputError, enqueue_embeddings
-from embedctl.output import fetch
+from embedctl import JobState, JobUnfinished, enqueue_embeddings
 from embedctl.store import JobSpec
 from embedctl_config.settings import Settings
 from tests.conftest import RedisServer
 from tests.e2e.conftest import eventually
 from tests.e2e.test_main_job import reference
-
-TEXTS = [f'text {i}, with "quotes" and ünïcode' for i in range(50)]
-SLOW = [f"text {i} " + "word " * 60 for i in range(60)]
-
-
-def write_corpus(path: Path, texts: list[str] = TEXTS) -> str:
-    rows = [{"id": f"id-{i}", "text": text} for i, text in enumerate(texts)]
-    name = path.name
-    if ".jsonl" in name:
-        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    elif ".parquet" in name:
-        plain = path.with_suffix(".plain")
-        pq.write_table(pa.Table.from_pylist(rows), plain)
-        data = plain.read_bytes()
-    elif ".txt" in name:
-        data = "".join(text + "\n" for text in texts).encode()
-    else:
-        plain = path.with_suffix(".plain")
-        with plain.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, ["id", "text"], dialect="excel-tab" if ".tsv" in name else "excel")
-            writer.writeheader()
-            writer.writerows(rows)
-        data = plain.read_bytes()
-    if name.endswith(".gz"):
-        data = gzip.compress(data)
-    if name.endswith(".zst"):
-        data = pa.compress(data, "zstd", asbytes=True)
-    path.write_bytes(data)
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "c.jsonl",
-        "c.csv",
-        "c.tsv",
-        "c.txt",
-        "c.parquet",
-        "c.jsonl.gz",
-        "c.csv.gz",
-        "c.tsv.zst",
-        "c.jsonl.zst",
-        "c.parquet.gz",
-    ],
-)
-def test_every_format_in_gives_the_same_vectors(name: str, embedctl, start_worker, short_folder: Path) -> None:
-    start_worker()
-    done = embedctl("submit", write_corpus(short_folder / name), "-o", "out.npy", "--chunk-size", "13")
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(TEXTS))
-    if ".txt" not in name:
-        ids = [json.loads(line) for line in (short_folder / "out.ids.jsonl").read_text().splitlines()]
-        assert ids == [f"id-{i}" for i in range(50)]
-
-
-def test_every_format_out_holds_the_same_vectors(settings: Settings, start_worker, short_folder: Path) -> None:
-    start_worker()
-    texts = [*TEXTS[:20], "", *TEXTS[20:], "word " * 300]
-    job = enqueue_embeddings(texts, ids=[f"id-{i}" for i in range(52)], chunk_size=7, settings=settings)
-    job.wait(timeout=30)
-    vectors = job.vectors()
-
-    fetch(job, short_folder / "out.jsonl")
-    rows = [json.loads(line) for line in (short_folder / "out.jsonl").read_text().splitlines()]
-    assert [row["position"] for row in rows] == list(range(52))
-    assert rows[20] == {"position": 20, "id": "id-20", "error": {"code": "empty", "message": "the text is empty"}}
-    assert rows[51]["truncated"] == {"used": 256, "lost": 44}
-    good = [row for row in rows if "embedding" in row]
-    np.testing.assert_array_equal(np.array([row["embedding"] for row in good], np.float32), np.delete(vectors, 20, 0))
-
-    fetch(job, short_folder / "out.parquet")
-    table = pq.read_table(short_folder / "out.parquet")
-    assert table["id"].to_pylist() == [f"id-{i}" for i in range(52)]
-    assert table["embedding"].null_count == 1
-    assert table["error_code"].to_pylist()[20] == "empty"
-    assert (table["tokens_used"].to_pylist()[51], table["tokens_lost"].to_pylist()[51]) == (256, 44)
-    column = [row for row in table["embedding"].to_pylist() if row is not None]
-    np.testing.assert_array_equal(np.array(column, np.float32), np.delete(vectors, 20, 0))
-
-    assert len(fetch(job, short_folder / "out.npy")) == 4
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), vectors)
-    assert not list(short_folder.glob(".out*"))
-
-
-@pytest.mark.parametrize("name", ["out.npy", "out.jsonl", "out.parquet"])
-def test_a_reader_that_was_killed_is_taken_up_again(
-    name: str, settings: Settings, environment, start_worker, short_folder: Path
-) -> None:
-    start_worker("slow")
-    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
-    command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", name]
-    reader = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
-    if name != "out.parquet":
-        eventually(lambda: (short_folder / f".{name}.progress").exists())
-    reader.kill()
-    reader.wait()
-    assert not (short_folder / name).exists()
-    done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    expected = reference(SLOW)
-    if name == "out.npy":
-        found = np.load(short_folder / name)
-    elif name == "out.jsonl":
-        lines = (short_folder / name).read_text().splitlines()
-        found = np.array([json.loads(line)["embedding"] for line in lines], np.float32)
-    else:
-        found = np.array(pq.read_table(short_folder / name)["embedding"].to_pylist(), np.float32)
-    np.testing.assert_array_equal(found, expected)
-    assert not list(short_folder.glob(".out*"))
-
-
-def test_two_fetches_to_one_file_do_not_mix(settings: Settings, environment, start_worker, short_folder: Path) -> None:
-    job = enqueue_embeddings(SLOW, hardware="slow", settings=settings)
-    command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "out.npy"]
-    first = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
-    eventually(lambda: (short_folder / ".out.npy.lock").exists())
-    with pytest.raises(OutputError, match="another fetch"):
-        fetch(job, short_folder / "out.npy")
-    start_worker("slow")
-    assert first.wait(60) == 0
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
-
-
-@pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
-def test_a_full_disk_leaves_nothing_under_the_final_name(
-    name: str, settings: Settings, environment, start_worker, short_folder: Path
-) -> None:
-    start_worker()
-    job = enqueue_embeddings(TEXTS, settings=settings)
-    job.wait(timeout=30)
-    (short_folder / name).write_text("what stood here before")
-
-    def small_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
-
-    command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", name]
-    full = subprocess.run(
-        command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60, preexec_fn=small_disk
-    )
-    assert full.returncode == 1
-    assert "can't be written: File too large" in full.stderr
-    assert "Traceback" not in full.stderr
-    assert (short_folder / name).read_text() == "what stood here before"
-    assert not list(short_folder.glob(".out*.part"))
 
 
 def test_failed_records_are_retried_in_their_places(settings: Settings, environment, start_worker, embedctl) -> None:
@@ -426,114 +274,9 @@ def test_a_wrong_password_is_said_and_not_shown(embedctl, short_folder: Path) ->
         server.stop()
 
 
-def test_up_keeps_a_stack_running_for_other_commands(environment, embedctl, short_folder: Path) -> None:
-    (short_folder / "c.txt").write_text("one\ntwo\n")
-    command = [sys.executable, "-m", "embedctl", "up", "--class", "dummy", "--model", "dummy"]
-    own = {**environment, "EMBEDCTL_REDIS_URL": ""}
-    up = subprocess.Popen(command, env=own, cwd=short_folder, stdout=subprocess.PIPE, text=True)
-    try:
-        assert up.stdout
-        line = up.stdout.readline()
-        assert line.startswith("export EMBEDCTL_REDIS_URL=unix://")
-        url = line.strip().partition("=")[2]
-        done = embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url)
-        assert done.returncode == 0, done.stderr
-    finally:
-        up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 0
-    assert not Path(url.removeprefix("unix://")).exists()
-
-
-def test_a_run_that_was_killed_leaves_nothing_running_and_goes_on(environment, short_folder: Path) -> None:
-    (short_folder / "c.txt").write_text("\n".join(SLOW))
-    command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
-    own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
-    run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.DEVNULL)
-    eventually(lambda: (short_folder / ".out.npy.progress").exists(), timeout_s=60)
-    children = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
-    assert len(children) == 2
-    run.kill()
-    run.wait()
-    eventually(lambda: not any(_running(pid) for pid in children), timeout_s=30)
-    done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([text.strip() for text in SLOW]))
-
-
-def _running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
-
-
-def test_a_fetch_begins_again_where_its_parts_are_gone_or_records_were_retried(
-    settings: Settings, environment, start_worker, short_folder: Path
-) -> None:
-    start_worker()
-    texts = [*TEXTS[:10], "", *TEXTS[10:]]
-    job = enqueue_embeddings(texts, chunk_size=5, settings=settings)
-    job.wait(timeout=30)
-    expected = reference([text or "x" for text in texts])
-    for name in ("out.npy", "out.jsonl"):
-        progress = short_folder / f".{name}.progress"
-        for retried in (0, 7):  # what is noted of another state of the job counts for nothing
-            facts = {"chunks": 3, "size": 10_000, "ids": 9, "errors": 10_000, "truncated": 0}
-            of = {"job": job.id, "format": name[4:], "retried": retried}
-            progress.write_text(json.dumps({"of": of, "facts": facts}))
-            fetch(job, short_folder / name)
-            assert not list(short_folder.glob(".out*"))
-    found = np.load(short_folder / "out.npy")
-    np.testing.assert_array_equal(np.delete(found, 10, 0), np.delete(expected, 10, 0))
-    rows = [json.loads(line) for line in (short_folder / "out.jsonl").read_text().splitlines()]
-    assert [row["position"] for row in rows] == list(range(51))
-
-
 def test_waiting_for_a_job_whose_producer_died_says_so(embedctl, broker, raw) -> None:
     job_id, _ = broker.jobs.create(JobSpec("dummy", "dummy", "fp32", {}, 60.0))
     late = embedctl("wait", job_id, "--timeout", "0.5")
     assert late.returncode == 124
     assert f"The producer of job {job_id} died" in late.stderr
     assert "submitting (stalled)" in embedctl("list").stdout
-
-
-def test_a_run_whose_worker_dies_says_so_and_goes_on_when_run_again(environment, short_folder: Path) -> None:
-    (short_folder / "c.txt").write_text("\n".join(SLOW))
-    command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
-    own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
-    run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: (short_folder / ".out.npy.progress").exists(), timeout_s=60)
-    children = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
-    [worker] = [pid for pid in children if b"embedctl_workers" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(worker, signal.SIGKILL)
-    _, told = run.communicate(timeout=60)
-    assert run.returncode == 1
-    assert "the worker ended with status -9" in told
-    done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
-
-
-def test_two_jobs_fetched_to_one_file_in_turn_never_mix(
-    settings: Settings, environment, start_worker, short_folder: Path
-) -> None:
-    start_worker()
-    jobs = [enqueue_embeddings([f"{name} {i}" for i in range(20)], chunk_size=5, settings=settings) for name in "ab"]
-    for job in jobs:
-        job.wait(timeout=30)
-    note = {"of": {"job": jobs[0].id, "format": "jsonl", "retried": 0}, "facts": {"chunks": 1, "size": 10}}
-    (short_folder / ".out.jsonl.progress").write_text(json.dumps(note))
-
-    class Stop(Exception):
-        pass
-
-    def stop(_: object) -> None:
-        raise Stop
-
-    with pytest.raises(Stop):
-        fetch(jobs[1], short_folder / "out.jsonl", progress=stop)
-    assert not (short_folder / ".out.jsonl.progress").exists()
-    fetch(jobs[0], short_folder / "out.jsonl")
-    rows = [json.loads(line)["embedding"] for line in (short_folder / "out.jsonl").read_text().splitlines()]
-    np.testing.assert_array_equal(np.array(rows, np.float32), reference([f"a {i}" for i in range(20)]))

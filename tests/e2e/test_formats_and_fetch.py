@@ -1,0 +1,213 @@
+"""Every format in and out, and files that are written while something goes wrong."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embedctl import OutputError, enqueue_embeddings
+from embedctl.output import fetch
+from embedctl_config.settings import Settings
+from tests.e2e.conftest import eventually
+from tests.e2e.test_main_job import reference
+
+TEXTS = [f'text {i}, with "quotes" and ünïcode' for i in range(50)]
+SLOW = [f"text {i} " + "word " * 60 for i in range(60)]
+
+
+def write_corpus(path: Path, texts: list[str] = TEXTS) -> str:
+    rows = [{"id": f"id-{i}", "text": text} for i, text in enumerate(texts)]
+    name = path.name
+    if ".jsonl" in name:
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    elif ".parquet" in name:
+        plain = path.with_suffix(".plain")
+        pq.write_table(pa.Table.from_pylist(rows), plain)
+        data = plain.read_bytes()
+    elif ".txt" in name:
+        data = "".join(text + "\n" for text in texts).encode()
+    else:
+        plain = path.with_suffix(".plain")
+        with plain.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, ["id", "text"], dialect="excel-tab" if ".tsv" in name else "excel")
+            writer.writeheader()
+            writer.writerows(rows)
+        data = plain.read_bytes()
+    if name.endswith(".gz"):
+        data = gzip.compress(data)
+    if name.endswith(".zst"):
+        data = pa.compress(data, "zstd", asbytes=True)
+    path.write_bytes(data)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "c.jsonl",
+        "c.csv",
+        "c.tsv",
+        "c.txt",
+        "c.parquet",
+        "c.jsonl.gz",
+        "c.csv.gz",
+        "c.tsv.zst",
+        "c.jsonl.zst",
+        "c.parquet.gz",
+    ],
+)
+def test_every_format_in_gives_the_same_vectors(name: str, embedctl, start_worker, short_folder: Path) -> None:
+    start_worker()
+    done = embedctl("submit", write_corpus(short_folder / name), "-o", "out.npy", "--chunk-size", "13")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(TEXTS))
+    if ".txt" not in name:
+        ids = [json.loads(line) for line in (short_folder / "out.ids.jsonl").read_text().splitlines()]
+        assert ids == [f"id-{i}" for i in range(50)]
+
+
+def test_every_format_out_holds_the_same_vectors(settings: Settings, start_worker, short_folder: Path) -> None:
+    start_worker()
+    texts = [*TEXTS[:20], "", *TEXTS[20:], "word " * 300]
+    job = enqueue_embeddings(texts, ids=[f"id-{i}" for i in range(52)], chunk_size=7, settings=settings)
+    job.wait(timeout=30)
+    vectors = job.vectors()
+
+    fetch(job, short_folder / "out.jsonl")
+    rows = [json.loads(line) for line in (short_folder / "out.jsonl").read_text().splitlines()]
+    assert [row["position"] for row in rows] == list(range(52))
+    assert rows[20] == {"position": 20, "id": "id-20", "error": {"code": "empty", "message": "the text is empty"}}
+    assert rows[51]["truncated"] == {"used": 256, "lost": 44}
+    good = [row for row in rows if "embedding" in row]
+    np.testing.assert_array_equal(np.array([row["embedding"] for row in good], np.float32), np.delete(vectors, 20, 0))
+
+    fetch(job, short_folder / "out.parquet")
+    table = pq.read_table(short_folder / "out.parquet")
+    assert table["id"].to_pylist() == [f"id-{i}" for i in range(52)]
+    assert table["embedding"].null_count == 1
+    assert table["error_code"].to_pylist()[20] == "empty"
+    assert (table["tokens_used"].to_pylist()[51], table["tokens_lost"].to_pylist()[51]) == (256, 44)
+    column = [row for row in table["embedding"].to_pylist() if row is not None]
+    np.testing.assert_array_equal(np.array(column, np.float32), np.delete(vectors, 20, 0))
+
+    assert len(fetch(job, short_folder / "out.npy")) == 4
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), vectors)
+    assert not list(short_folder.glob(".out*"))
+
+
+@pytest.mark.parametrize("name", ["out.npy", "out.jsonl", "out.parquet"])
+def test_a_reader_that_was_killed_is_taken_up_again(
+    name: str, settings: Settings, environment, start_worker, short_folder: Path
+) -> None:
+    start_worker("slow")
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
+    command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", name]
+    reader = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
+    if name != "out.parquet":
+        eventually(lambda: (short_folder / f".{name}.progress").exists())
+    reader.kill()
+    reader.wait()
+    assert not (short_folder / name).exists()
+    done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    expected = reference(SLOW)
+    if name == "out.npy":
+        found = np.load(short_folder / name)
+    elif name == "out.jsonl":
+        lines = (short_folder / name).read_text().splitlines()
+        found = np.array([json.loads(line)["embedding"] for line in lines], np.float32)
+    else:
+        found = np.array(pq.read_table(short_folder / name)["embedding"].to_pylist(), np.float32)
+    np.testing.assert_array_equal(found, expected)
+    assert not list(short_folder.glob(".out*"))
+
+
+def test_two_fetches_to_one_file_do_not_mix(settings: Settings, environment, start_worker, short_folder: Path) -> None:
+    job = enqueue_embeddings(SLOW, hardware="slow", settings=settings)
+    command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "out.npy"]
+    first = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
+    eventually(lambda: (short_folder / ".out.npy.lock").exists())
+    with pytest.raises(OutputError, match="another fetch"):
+        fetch(job, short_folder / "out.npy")
+    start_worker("slow")
+    assert first.wait(60) == 0
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
+
+
+def test_two_jobs_fetched_to_one_file_in_turn_never_mix(
+    settings: Settings, environment, start_worker, short_folder: Path
+) -> None:
+    start_worker()
+    jobs = [enqueue_embeddings([f"{name} {i}" for i in range(20)], chunk_size=5, settings=settings) for name in "ab"]
+    for job in jobs:
+        job.wait(timeout=30)
+    note = {"of": {"job": jobs[0].id, "format": "jsonl", "retried": 0}, "facts": {"chunks": 1, "size": 10}}
+    (short_folder / ".out.jsonl.progress").write_text(json.dumps(note))
+
+    class Stop(Exception):
+        pass
+
+    def stop(_: object) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        fetch(jobs[1], short_folder / "out.jsonl", progress=stop)
+    assert not (short_folder / ".out.jsonl.progress").exists()
+    fetch(jobs[0], short_folder / "out.jsonl")
+    rows = [json.loads(line)["embedding"] for line in (short_folder / "out.jsonl").read_text().splitlines()]
+    np.testing.assert_array_equal(np.array(rows, np.float32), reference([f"a {i}" for i in range(20)]))
+
+
+@pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
+def test_a_full_disk_leaves_nothing_under_the_final_name(
+    name: str, settings: Settings, environment, start_worker, short_folder: Path
+) -> None:
+    start_worker()
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    job.wait(timeout=30)
+    (short_folder / name).write_text("what stood here before")
+
+    def small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+
+    command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", name]
+    full = subprocess.run(
+        command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60, preexec_fn=small_disk
+    )
+    assert full.returncode == 1
+    assert "can't be written: File too large" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert (short_folder / name).read_text() == "what stood here before"
+    assert not list(short_folder.glob(".out*.part"))
+
+
+def test_a_fetch_begins_again_where_its_parts_are_gone_or_records_were_retried(
+    settings: Settings, environment, start_worker, short_folder: Path
+) -> None:
+    start_worker()
+    texts = [*TEXTS[:10], "", *TEXTS[10:]]
+    job = enqueue_embeddings(texts, chunk_size=5, settings=settings)
+    job.wait(timeout=30)
+    expected = reference([text or "x" for text in texts])
+    for name in ("out.npy", "out.jsonl"):
+        progress = short_folder / f".{name}.progress"
+        for retried in (0, 7):  # what is noted of another state of the job counts for nothing
+            facts = {"chunks": 3, "size": 10_000, "ids": 9, "errors": 10_000, "truncated": 0}
+            of = {"job": job.id, "format": name[4:], "retried": retried}
+            progress.write_text(json.dumps({"of": of, "facts": facts}))
+            fetch(job, short_folder / name)
+            assert not list(short_folder.glob(".out*"))
+    found = np.load(short_folder / "out.npy")
+    np.testing.assert_array_equal(np.delete(found, 10, 0), np.delete(expected, 10, 0))
+    rows = [json.loads(line) for line in (short_folder / "out.jsonl").read_text().splitlines()]
+    assert [row["position"] for row in rows] == list(range(51))
