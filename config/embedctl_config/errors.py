@@ -9,6 +9,7 @@
     ├── OutputError               the file to write
     ├── MissingExtra              an optional dependency
     ├── BrokerUnavailable         Redis
+    │   └── BrokerFull            it has no memory left
     ├── JobError
     │   ├── JobNotFound
     │   │   └── JobLost           it was there, and Redis lost it or a part of it
@@ -67,6 +68,10 @@ class BrokerUnavailable(EmbedctlError, ConnectionError):
     """Raised when Redis can't be reached, refuses us, or can't take more."""
 
     exit_code = 69  # EX_UNAVAILABLE of sysexits.h
+
+
+class BrokerFull(BrokerUnavailable):
+    """Raised when Redis has reached its maxmemory. Producers and workers wait until it has room again."""
 
 
 class JobError(EmbedctlError):

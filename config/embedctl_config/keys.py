@@ -25,8 +25,11 @@ REAPER = "embed:reaper"
 #: Sorted set of worker instances by the time in ms until which their heartbeat counts.
 WORKERS = "embed:workers"
 
-#: A worker whose heartbeat is older than this is dead (seconds).
+#: A worker whose heartbeat is older than this is silent: dead, stopped or cut off (seconds).
 HEARTBEAT_TTL_S = 15
+
+#: A worker that is gone is remembered for this long: longer than any lease or careful attempt of it may last (seconds).
+GONE_TTL_S = 300
 
 #: A result waits this long under its temporary name for `complete` to rename it (seconds).
 UNCOMMITTED_TTL_S = 600
@@ -56,12 +59,12 @@ def due(job_id: str) -> str:
 
 
 def owners(job_id: str) -> str:
-    """Hash: leased chunk → `token worker-instance`."""
+    """Hash: leased chunk → `token worker-instance`, and the row that a careful worker is at."""
     return f"embed:job:{job_id}:owners"
 
 
 def attempts(job_id: str) -> str:
-    """Hash: issued chunk → how often it was claimed."""
+    """Hash: issued chunk → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON."""
     return f"embed:job:{job_id}:attempts"
 
 
@@ -118,6 +121,16 @@ def idempotency(key: str) -> str:
 def heartbeat(instance: str) -> str:
     """String: what a worker instance says of itself, as JSON."""
     return f"embed:worker:{instance}"
+
+
+def died(instance: str) -> str:
+    """String: how a worker instance is known to have died."""
+    return f"embed:died:{instance}"
+
+
+def machine(machine_id: str) -> str:
+    """Hash: worker instances of one machine → process. Whoever runs there too sees which of them still do."""
+    return f"embed:machine:{machine_id}"
 
 
 def queue_workers(queue: str) -> str:

@@ -60,7 +60,7 @@ class Settings:
     ttl_s: float = _setting(
         7 * 24 * 3600.0, "a job is kept this long after its last progress", unit="seconds", minimum=1
     )
-    lease_s: float = _setting(60.0, "a worker that is silent this long loses its chunk", unit="seconds", minimum=0.5)
+    lease_s: float = _setting(15.0, "a worker that is silent this long loses its chunk", unit="seconds", minimum=0.5)
     reissue_s: float = _setting(
         60.0, "a ticket that nobody takes is sent again after this long", unit="seconds", minimum=0.5
     )

@@ -9,9 +9,10 @@ job.vectors()  # float32, records × dimensions, in input order
 
 from embedctl.enqueue import enqueue_embeddings
 from embedctl.job import ChunkVectors, FailedRecord, Job, TruncatedRecord
-from embedctl.store import JobState, JobStatus
+from embedctl.store import Death, JobState, JobStatus, Suspect
 from embedctl_config import __version__
 from embedctl_config.errors import (
+    BrokerFull,
     BrokerUnavailable,
     CorpusChanged,
     EmbedctlError,
@@ -37,9 +38,11 @@ from embedctl_config.errors import (
 from embedctl_config.settings import Settings, load_settings
 
 __all__ = [
+    "BrokerFull",
     "BrokerUnavailable",
     "ChunkVectors",
     "CorpusChanged",
+    "Death",
     "EmbedctlError",
     "FailedRecord",
     "InputError",
@@ -58,6 +61,7 @@ __all__ = [
     "OutputError",
     "Settings",
     "SettingsError",
+    "Suspect",
     "TruncatedRecord",
     "WaitTimeout",
     "WireError",

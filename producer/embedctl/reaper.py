@@ -27,7 +27,11 @@ class Reaper:
         self._broker = broker
         self._interval_s = interval_s
         self._audit_after_s = audit_after_s
-        self._next = 0.0
+        self._next = self._rests_until = 0.0
+
+    def rest(self) -> None:
+        """Redis was away, or full: leave every owner the time of two leases to come back before any is judged."""
+        self._rests_until = time.monotonic() + 2 * self._broker.settings.lease_s
 
     def round(self) -> None:
         """Do a round if one is due and no other process has done it.
@@ -35,11 +39,21 @@ class Reaper:
         Raises:
             BrokerUnavailable: Redis can't be reached; the next round goes on.
         """
-        if time.monotonic() < self._next:
+        now = time.monotonic()
+        if now < max(self._next, self._rests_until):
             return
-        self._next = time.monotonic() + self._interval_s
+        self._next = now + self._interval_s
+        try:
+            self._round()
+        except BrokerUnavailable:
+            self.rest()
+            raise
+
+    def _round(self) -> None:
         if not self._broker.upkeep.take_turn(self._interval_s):
             return
+        for instance in self._broker.workers.witness():
+            log.warning("worker %s died: the chunks that it held are suspect", instance)
         now_ms = self._broker.connection.now_ms()
         for job_id in list(self._broker.upkeep.active_jobs()):
             try:
@@ -73,4 +87,4 @@ class Reaper:
             lost = upkeep.audit(job.id)
             if lost:
                 log.error("job %s: Redis lost %d of its chunks", job.id, lost)
-        upkeep.extend(job.id, job.chunks, int(job.ttl_s * 1000), now_ms)
+        upkeep.extend(job.id, job.chunks, int(job.ttl_s * 1000), now_ms, self._interval_s)

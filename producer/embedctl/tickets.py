@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from celery import Celery
 from kombu.exceptions import KombuError, OperationalError
@@ -14,6 +16,16 @@ from embedctl_config.errors import BrokerUnavailable
 
 #: Most tickets published in one round trip.
 _BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A message that says "look at this chunk"; `facts` are its version and whatever a later version adds."""
+
+    queue: str
+    job_id: str
+    chunk: int
+    facts: Mapping[str, Any]
 
 
 class TicketSender:
@@ -28,19 +40,27 @@ class TicketSender:
         Raises:
             BrokerUnavailable: Redis can't be reached, and some may not have been sent; the reaper sends them later.
         """
-        if not chunks:
+        self.forward([Ticket(queue, job_id, chunk, {"version": wire.VERSION}) for chunk in chunks])
+
+    def forward(self, tickets: Sequence[Ticket]) -> None:
+        """Publish tickets as they are, perhaps of another version than this.
+
+        Raises:
+            BrokerUnavailable: as for :meth:`send`.
+        """
+        if not tickets:
             return
         try:
             with self._app.producer_pool.acquire(block=True) as producer, producer.batch(_BATCH):  # type: ignore[attr-defined]  # new in kombu 5.7, not yet in its stubs
-                for chunk in chunks:
+                for ticket in tickets:
                     self._app.send_task(
                         TASK,
-                        args=(job_id, chunk),
-                        kwargs={"version": wire.VERSION},
-                        queue=queue,
+                        args=(ticket.job_id, ticket.chunk),
+                        kwargs=dict(ticket.facts),
+                        queue=ticket.queue,
                         producer=producer,
                         # What an operator reads in Flower; the suffix keeps a ticket that is sent again apart.
-                        task_id=f"{job_id}.{chunk}.{secrets.token_hex(3)}",
+                        task_id=f"{ticket.job_id}.{ticket.chunk}.{secrets.token_hex(3)}",
                     )
         except (KombuError, OperationalError, OSError) as error:
             raise BrokerUnavailable(f"tickets can't be sent: {error}") from error

@@ -129,6 +129,8 @@ def row(instance: str = "w", *models: str, hardware: str = "dummy", **changes: A
         "cpus": "0-1",
         "threads": 2,
         "models": served,
+        "machine": "here",
+        "process": "",
     }
     return WorkerRow(**{**plain, **changes})
 
@@ -162,7 +164,7 @@ def assert_consistent(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
     assert status.waiting_bytes == text_waiting(raw, job_id, status.chunks)
     assert due.isdisjoint(stored)
     for name in (keys.owners, keys.attempts, keys.reissues):
-        assert {int(chunk) for chunk in raw.hkeys(name(job_id))} <= due, name
+        assert {int(field.split(b":")[0]) for field in raw.hkeys(name(job_id))} <= due, name
     ended = status.sealed and status.done + status.failed == status.records
     assert status.state.ended is ended
     assert (raw.zscore(keys.ACTIVE, job_id) is None) is ended

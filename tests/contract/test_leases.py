@@ -127,10 +127,13 @@ def test_the_same_claim_again_is_answered_again(broker: Broker) -> None:
     assert complete(broker, job_id, 0, "mine") == "ok"
 
 
-def test_a_lapsed_lease_can_be_claimed_by_another(broker: Broker, raw) -> None:
+def test_a_lapsed_lease_is_for_the_reaper_to_judge_and_then_for_another_to_claim(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
     job_id = new_job(broker)
     claim(broker, job_id, 0, "first")
     overdue(raw, job_id, 0)
+    assert claim(broker, job_id, 0, "second").answer is ClaimAnswer.BUSY
+    assert broker.upkeep.reap(job_id, QUEUE) == [0]
     found = claim(broker, job_id, 0, "second")
     assert (found.answer, found.attempt) == (ClaimAnswer.OK, 2)
     assert broker.jobs.renew(job_id, 0, "first") == "not_owner"
@@ -140,10 +143,11 @@ def test_a_lapsed_lease_can_be_claimed_by_another(broker: Broker, raw) -> None:
 
 def test_a_lease_lapses_by_redis_own_clock(settings: Settings) -> None:
     short = Broker.connect(settings.replace(lease_s=0.5))
+    short.workers.beat(row())
     job_id = new_job(short)
     claim(short, job_id, 0, "first")
     begun = time.monotonic()
-    while claim(short, job_id, 0, "second").answer is ClaimAnswer.BUSY:
+    while short.upkeep.reap(job_id, QUEUE) != [0]:
         time.sleep(0.02)
     short.close()
     assert 0.4 < time.monotonic() - begun < 5
@@ -178,9 +182,11 @@ def test_a_worker_with_other_weights_is_refused_and_both_are_named(broker: Broke
 
 
 def test_a_mismatch_does_not_bring_a_lapsed_lease_back_to_life(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
     job_id = new_job(broker)
     claim(broker, job_id, 0, "dead")
     overdue(raw, job_id, 0)
+    broker.upkeep.reap(job_id, QUEUE)
     assert claim(broker, job_id, 0, "wrong", fingerprint=OTHER).answer is ClaimAnswer.MISMATCH
     assert claim(broker, job_id, 0, "right").answer is ClaimAnswer.OK
 

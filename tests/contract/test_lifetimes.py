@@ -61,7 +61,12 @@ def test_no_key_of_a_whole_jobs_life_is_without_a_lifetime(broker: Broker, raw) 
         lambda: overdue(raw, job_id, 2, 3),
         lambda: broker.upkeep.reap(job_id, QUEUE),
         lambda: broker.upkeep.audit(job_id),
-        lambda: broker.upkeep.extend(job_id, 6, TTL_MS, broker.connection.now_ms()),
+        lambda: claim(broker, job_id, 3, "t3"),
+        lambda: broker.workers.report_death("w", "killed"),
+        lambda: broker.workers.beat(row("another")),
+        lambda: overdue(raw, job_id, 3),
+        lambda: broker.upkeep.reap(job_id, QUEUE),
+        lambda: broker.upkeep.extend(job_id, 6, TTL_MS, broker.connection.now_ms(), 5.0),
         lambda: broker.upkeep.take_turn(5),
         lambda: work(broker, job_id, 1, 2, 3, 4, 5),
         lambda: broker.jobs.cancel(job_id),
@@ -142,7 +147,7 @@ def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw) -> Non
     def lifetimes_after(now_ms: int) -> list[bool]:
         for key in chunk_keys:
             raw.pexpire(key, 60_000)
-        broker.upkeep.extend(job_id, 3, TTL_MS, now_ms)
+        broker.upkeep.extend(job_id, 3, TTL_MS, now_ms, 5.0)
         return [raw.pttl(key) > TTL_MS for key in chunk_keys]
 
     now = broker.connection.now_ms()
@@ -159,14 +164,26 @@ def test_extending_goes_through_a_long_job_by_slices(broker: Broker, raw, monkey
     now = broker.connection.now_ms()
     renewed = []
     for _ in range(4):
-        broker.upkeep.extend(job_id, 5, TTL_MS, now)
+        broker.upkeep.extend(job_id, 5, TTL_MS, now, 5.0)
         renewed.append(sum(raw.pttl(keys.chunk_input(job_id, chunk)) > TTL_MS for chunk in range(5)))
     assert renewed == [2, 4, 5, 5]
 
 
+def test_extending_takes_more_slices_at_once_where_the_time_is_short(
+    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_SLICE", 2)
+    job_id = new_job(broker, 9)
+    for chunk in range(9):
+        raw.pexpire(keys.chunk_input(job_id, chunk), 60_000)
+    for _ in range(2):  # an eighth of the TTL is two intervals
+        broker.upkeep.extend(job_id, 9, TTL_MS, broker.connection.now_ms(), TTL_S / 16)
+    assert all(raw.pttl(keys.chunk_input(job_id, chunk)) > TTL_MS for chunk in range(9))
+
+
 def test_extending_makes_no_key_of_a_chunk_that_is_not_there(broker: Broker, raw) -> None:
     job_id = new_job(broker, 1)
-    broker.upkeep.extend(job_id, 10, TTL_MS, broker.connection.now_ms())
+    broker.upkeep.extend(job_id, 10, TTL_MS, broker.connection.now_ms(), 5.0)
     assert not raw.exists(*(keys.chunk_input(job_id, chunk) for chunk in range(1, 10)))
 
 
@@ -226,9 +243,9 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw) -
         "issue": ([queue], [4, 1000, keys.chunk_result(job_id, "")]),
         "claim": ([source, target], [0, "t", "w", MINE, 1000, 1000]),
         "renew": ([], [0, "t", 1000]),
-        "release": ([], [0, "t", 1000]),
+        "release": ([], [0, "t", 1000, "it failed"]),
         "complete": ([source, target, keys.uncommitted_result(job_id, 0, "t")], [0, MINE, *report]),
-        "reap": ([queue], [1000, 1000, 10]),
+        "reap": ([queue], [1000, 1000, 10, 1000, 3]),
         "audit": ([], [0, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), 10]),
         "cancel": ([], []),
         "retry": ([producer, source, keys.retry_pointer(job_id, 0), keys.chunk_input(job_id, 3)], [0, 3, "p", 1000]),
@@ -245,6 +262,6 @@ def test_every_script_is_covered_by_the_test_above() -> None:
     assert scripts == {
         f"{name}.lua"
         for name in (
-            "prelude create hold add seal issue claim renew release complete reap audit cancel retry".split()  # noqa: SIM905
+            "prelude deaths create hold add seal issue claim renew release complete reap audit cancel retry".split()  # noqa: SIM905
         )
     }

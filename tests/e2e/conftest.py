@@ -33,6 +33,14 @@ backend = "dummy"
 token_budget = 64
 options = {dim = 16, seconds_per_batch = 0.1}
 
+[classes.poison]
+backend = "dummy"
+options = {dim = 16, poison = true}
+
+[classes.small]
+backend = "dummy"
+options = {dim = 16, memory_tokens = 100}
+
 [classes.hung]
 backend = "dummy"
 options = {dim = 16, seconds_per_batch = 3600}

@@ -23,9 +23,9 @@ from tests.e2e.test_main_job import reference
 def test_failed_records_are_retried_in_their_places(settings: Settings, environment, start_worker, embedctl) -> None:
     config = Path(environment["EMBEDCTL_CONFIG"])
     good = config.read_text()
-    config.write_text(good.replace("{dim = 16}", '{dim = 16, fail_on = "boom"}'))
+    config.write_text(good.replace("{dim = 16}", "{dim = 16, poison = true}"))
     failing = start_worker()
-    texts = [f"text {i}" + (" boom" if i in (3, 4, 17) else "") for i in range(30)]
+    texts = [f"text {i}" + (" fail-encoder" if i in (3, 4, 17) else "") for i in range(30)]
     texts[9] = ""
     job = enqueue_embeddings(texts, chunk_size=10, settings=settings)
     assert job.wait(timeout=30).failed == 4

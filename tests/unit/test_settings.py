@@ -98,7 +98,7 @@ def test_a_named_file_stands_for_the_projects(sources: Sources, tmp_path: Path) 
     named = tmp_path / "other.toml"
     named.write_text("window = 6\n")
     found = sources.load({"EMBEDCTL_CONFIG": str(named)})
-    assert (found.window, found.chunk_size, found.lease_s) == (6, 4, 60.0)
+    assert (found.window, found.chunk_size, found.lease_s) == (6, 4, 15.0)
 
 
 def test_a_named_file_that_is_missing_is_a_problem(sources: Sources, tmp_path: Path) -> None:

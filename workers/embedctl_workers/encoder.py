@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
-from embedctl_workers.backends.base import Backend, Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Backend, Rows, Tokens, Vectors, is_out_of_memory
 from embedctl_workers.batching import batches_of
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class ChunkEncoder:
             try:
                 self.backend.tokenize([text], prompt)
             except Exception as error:  # noqa: BLE001  (as above)
-                bad[at] = (ErrorCode.ENCODE_ERROR, f"the tokeniser failed: {_first_line(error)}")
+                bad[at] = (ErrorCode.ENCODE_ERROR, f"the tokeniser failed: {first_line(error)}")
         harmless = ["" if at in bad else text for at, text in enumerate(texts)]
         return self.backend.tokenize(harmless, prompt), bad
 
@@ -145,16 +145,28 @@ class ChunkEncoder:
             output = self.backend.forward(prepared.tokens, rows)
             into[rows] = self.backend.finish(output, normalize=prepared.normalize)
         except Exception as error:  # noqa: BLE001  (whatever one row does to the backend is that record's error)
+            code = ErrorCode.OUT_OF_MEMORY if is_out_of_memory(error) else ErrorCode.ENCODE_ERROR
             if len(rows) == 1:
-                bad[int(rows[0])] = (ErrorCode.ENCODE_ERROR, f"the backend failed: {_first_line(error)}")
+                bad[int(rows[0])] = (code, f"the backend failed: {first_line(error)}")
                 return
             log.warning("a batch of %d rows failed (%s): halving it", len(rows), type(error).__name__)
             middle = len(rows) // 2
             self._encode_rows(prepared, rows[:middle], into, bad)
             self._encode_rows(prepared, rows[middle:], into, bad)
+            if code is ErrorCode.OUT_OF_MEMORY and not any(bad.get(row, ("",))[0] is code for row in rows.tolist()):
+                self._remember_limit(prepared.tokens.lengths[rows])
             return
         for row in rows[~np.isfinite(into[rows]).all(axis=1)].tolist():
             bad[row] = (ErrorCode.NON_FINITE, "the model's output holds infinity or NaN")
+
+    def _remember_limit(self, lengths: Rows) -> None:
+        """A batch was too large for the device, and no single row of it was: make no batch so large again."""
+        too_large = int(lengths.max()) * len(lengths)
+        if too_large // 2 < self._token_budget:
+            self._token_budget = max(1, too_large // 2)
+            log.warning(
+                "the device's memory is too small for %d tokens: budget is now %d", too_large, self._token_budget
+            )
 
     def _too_long(self, tokens: Tokens, at: int) -> str:
         total = int(tokens.lengths[at] + tokens.lost[at])
@@ -182,7 +194,7 @@ def _fail(source: Rows, bad: Mapping[int, tuple[ErrorCode, str]], errors: dict[i
         source[row] = -1
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Kind and beginning of a backend's error. Never all of it: some quote the text that they failed on."""
     line = str(error).partition("\n")[0][:200]
     return f"{type(error).__name__}: {line}"

@@ -26,16 +26,28 @@ class Heartbeat:
 
     Args:
         describe: what the worker says of itself now.
+        return_tickets: sends on the tickets that this worker can't deal with.
     """
 
-    def __init__(self, broker: Broker, in_hand: InHand, describe: Callable[[], WorkerRow]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        in_hand: InHand,
+        describe: Callable[[], WorkerRow],
+        return_tickets: Callable[[], None],
+    ) -> None:
         self._broker = broker
         self._in_hand = in_hand
         self._describe = describe
+        self._return_tickets = return_tickets
         self._interval_s = min(INTERVAL_S, broker.settings.lease_s / 3)
         self._reaper = Reaper(broker, interval_s=self._interval_s)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, name="heartbeat", daemon=True),
+            # A thread of its own: it must not wait for a Redis that does not answer.
+            threading.Thread(target=self._watch, name="watch", daemon=True),
+        ]
 
     def start(self) -> None:
         """Say that the worker is there, then go on in a thread.
@@ -44,26 +56,28 @@ class Heartbeat:
             BrokerUnavailable: Redis can't be reached.
         """
         self._broker.workers.beat(self._describe())
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Beat no more, and say that the worker has left."""
         self._stop.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         try:
+            self._return_tickets()
             self._broker.workers.leave(self._describe())
         except EmbedctlError as error:
             log.warning("could not say good-bye: %s", error)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
-            # The watch comes first: it must not depend on Redis.
-            self._end_if_hung()
-            for step in (self._beat, self._renew, self._reaper.round):
+            for step in (self._beat, self._renew, self._reaper.round, self._return_tickets):
                 try:
                     step()
                 except EmbedctlError as error:
                     log.warning("heartbeat: %s", error)
+                    self._reaper.rest()
                 except Exception:
                     # Without this thread the worker would lose every lease from here on.
                     log.exception("heartbeat: a step failed")
@@ -83,14 +97,18 @@ class Heartbeat:
                     held.chunk,
                 )
 
-    def _end_if_hung(self) -> None:
-        held = self._in_hand.hanging(self._broker.settings.hang_s)
-        if held is not None:
-            log.critical(
-                "job %s chunk %d: no progress for %g s (hang_s): ending this process",
-                held.job_id,
-                held.chunk,
-                self._broker.settings.hang_s,
-            )
-            logging.shutdown()
-            os._exit(HUNG_EXIT)
+    def _watch(self) -> None:
+        longest_s = self._broker.settings.hang_s
+        while not self._stop.wait(min(1.0, longest_s / 4)):
+            quietest = self._in_hand.quietest()
+            if quietest is not None and quietest[1] > longest_s:
+                held, quiet_s = quietest
+                log.critical(
+                    "job %s chunk %d: no progress for %.0f s (hang_s is %g): ending this process",
+                    held.job_id,
+                    held.chunk,
+                    quiet_s,
+                    longest_s,
+                )
+                logging.shutdown()
+                os._exit(HUNG_EXIT)

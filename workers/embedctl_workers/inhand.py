@@ -13,6 +13,7 @@ class Held:
 
     Attributes:
         token: of the claim.
+        attempt: how often the chunk was claimed, this time included.
         unwanted: set when its job has ended or was cancelled.
         moving_since: when its encode last made progress, by the monotonic clock; None while it is not encoding.
     """
@@ -20,6 +21,7 @@ class Held:
     job_id: str
     chunk: int
     token: str
+    attempt: int = 1
     unwanted: threading.Event = field(default_factory=threading.Event)
     moving_since: float | None = None
 
@@ -46,11 +48,8 @@ class InHand:
         with self._lock:
             return list(self._held.values())
 
-    def hanging(self, longest_s: float) -> Held | None:
-        """A chunk whose encode has made no progress for longer than that, if there is one."""
+    def quietest(self) -> tuple[Held, float] | None:
+        """The chunk whose encode has made no progress for longest, and for how many seconds; None if none encodes."""
         now = time.monotonic()
-        for held in self.all():
-            since = held.moving_since
-            if since is not None and now - since > longest_s:
-                return held
-        return None
+        moving = [(held, now - since) for held in self.all() if (since := held.moving_since) is not None]
+        return max(moving, key=lambda each: each[1], default=None)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from celery import Celery, signals
 
 from embedctl.broker import Broker
+from embedctl.machine import machine_id, process_id
 from embedctl.store import ServedModel, WorkerRow
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
@@ -58,6 +59,7 @@ def run_worker(settings: Settings, *, hardware: str, models: Sequence[str], pinn
             entry.backend,
             time.monotonic() - started,
         )
+    broker.workers.witness()  # a worker that died here before this one was started may have had nobody else to tell
     name = _free_name(broker, f"{hardware}:{pinned.label}@{socket.gethostname()}")
     instance = f"{name}/{secrets.token_hex(4)}"
     runner = ChunkRunner(broker, entry, encoders, instance)
@@ -81,9 +83,12 @@ def run_worker(settings: Settings, *, hardware: str, models: Sequence[str], pinn
             },
             holding=tuple((held.job_id, held.chunk) for held in runner.in_hand.all()),
             progressed_ms=runner.progressed_ms,
+            machine=machine_id(),
+            process=process_id(os.getpid()),
+            quiet_s=round(quietest[1], 1) if (quietest := runner.in_hand.quietest()) else 0.0,
         )
 
-    heartbeat = Heartbeat(broker, runner.in_hand, describe)
+    heartbeat = Heartbeat(broker, runner.in_hand, describe, runner.return_tickets)
     heartbeat.start()
     try:
         app = make_celery(settings)
@@ -120,20 +125,7 @@ def _consume(app: Celery, runner: ChunkRunner, name: str, queues: list[str], pre
 
 def _free_name(broker: Broker, name: str) -> str:
     """A Celery node name that no live worker bears: two workers on the same CPUs are told apart by a number."""
-    taken = {worker.name for worker in broker.workers.alive() if _alive_here(worker)}
+    taken = {worker.name for worker in broker.workers.alive()}
     node, _, host = name.partition("@")
     candidates = (name, *(f"{node}#{number}@{host}" for number in range(2, 1000)))
     return next(candidate for candidate in candidates if candidate not in taken)
-
-
-def _alive_here(worker: WorkerRow) -> bool:
-    """Whether a worker is more than a dead process's last heartbeat; on another host its word is taken for it."""
-    if worker.host != socket.gethostname():
-        return True
-    try:
-        os.kill(worker.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

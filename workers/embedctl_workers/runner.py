@@ -6,24 +6,28 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
-from typing import Any
 
 from embedctl.broker import Broker
 from embedctl.store import ClaimAnswer, Completed, JobStatus
+from embedctl.tickets import Ticket
 from embedctl_config import wire
-from embedctl_config.errors import BrokerUnavailable, JobError
+from embedctl_config.errors import BrokerUnavailable, JobError, WireForeign, WireTruncated
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ChunkResult
-from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Prepared, Stopped
+from embedctl_workers.careful import encode_carefully
+from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Prepared, Stopped, first_line
 from embedctl_workers.inhand import Held, InHand
+from embedctl_workers.room import Room
 
 log = logging.getLogger(__name__)
 
-#: A chunk whose task failed for a reason of its own (not of a record) is offered again after this long.
+#: A chunk whose task failed for a reason of its own (not of a record's) is offered again after this, then ever later.
 _RETRY_DELAY_S = 10.0
+_LONGEST_RETRY_DELAY_S = 30 * 60.0
 _LONGEST_PAUSE_S = 5.0
 #: Weight of the newest chunk in the running rate.
 _RATE_WEIGHT = 0.2
@@ -45,6 +49,8 @@ class ChunkRunner:
         self._encoders = encoders
         self._instance = instance
         self._device = threading.Lock()
+        self._room = Room()
+        self._returned: deque[Ticket] = deque()
         self.in_hand = InHand()
         self.draining = threading.Event()
         self.progressed_ms = 0
@@ -52,31 +58,44 @@ class ChunkRunner:
         # A job's options never change, and its chunks come one after the other.
         self._job = lru_cache(maxsize=256)(broker.jobs.status)
 
-    def run(self, model: str, job_id: str, chunk: int, version: int) -> None:
-        """Do what a ticket says. Never raises: whatever goes wrong, the reaper sends another ticket."""
-        if version > wire.VERSION:
-            log.warning(
-                "job %s chunk %d: its ticket is of version %d, mine is %d",
-                job_id,
-                chunk,
-                version,
-                wire.VERSION,
-            )
+    def run(self, model: str, ticket: Ticket) -> None:
+        """Do what a ticket says. Never raises: whatever goes wrong, there will be another ticket."""
+        if int(ticket.facts.get("version", 1)) > wire.VERSION:
+            log.debug("job %s chunk %d: its ticket is of a newer version", ticket.job_id, ticket.chunk)
+            self._returned.append(ticket)
             return
-        held = Held(job_id, chunk, secrets.token_hex(8))
+        held = Held(ticket.job_id, ticket.chunk, secrets.token_hex(8))
+        with self._room:
+            try:
+                self._run(model, held)
+            except Stopped:
+                log.info("job %s chunk %d: no longer wanted", held.job_id, held.chunk)
+            except BrokerUnavailable as error:
+                log.warning("job %s chunk %d: %s", held.job_id, held.chunk, error)
+                self._returned.append(ticket)
+            except JobError as error:
+                log.info("job %s chunk %d: %s", held.job_id, held.chunk, error)
+            except Exception as error:
+                log.exception("job %s chunk %d: failed, and will be offered again", held.job_id, held.chunk)
+                delay_s = min(_LONGEST_RETRY_DELAY_S, _RETRY_DELAY_S * 2 ** (held.attempt - 1))
+                self._give_back(held, delay_s=delay_s, trouble=first_line(error))
+            finally:
+                self.in_hand.drop(held)
+
+    def return_tickets(self) -> None:
+        """Send on the tickets that could not be dealt with here: a newer worker, or a better moment, may do it.
+
+        Called at each heartbeat and no sooner, so that a ticket which nobody can deal with does not run in circles.
+
+        Raises:
+            BrokerUnavailable: Redis can't be reached; they are kept until the next call.
+        """
+        tickets = [self._returned.popleft() for _ in range(len(self._returned))]
         try:
-            self._run(model, held)
-        except Stopped:
-            log.info("job %s chunk %d: no longer wanted", job_id, chunk)
-        except BrokerUnavailable as error:
-            log.warning("job %s chunk %d: %s", job_id, chunk, error)
-        except JobError as error:
-            log.info("job %s chunk %d: %s", job_id, chunk, error)
-        except Exception:
-            log.exception("job %s chunk %d: failed, and will be offered again", job_id, chunk)
-            self._give_back(held, delay_s=_RETRY_DELAY_S)
-        finally:
-            self.in_hand.drop(held)
+            self._broker.tickets.forward(tickets)
+        except BrokerUnavailable:
+            self._returned.extend(tickets)
+            raise
 
     def _run(self, model: str, held: Held) -> None:
         encoder = self._encoders[model]
@@ -99,20 +118,65 @@ class ChunkRunner:
                 claim.fingerprint,
             )
             return
+        held.attempt = claim.attempt
         self.in_hand.take(held)
-        chunk = wire.decode_input(claim.input)
+        try:
+            chunk = wire.decode_input(claim.input)
+        except (WireForeign, WireTruncated) as error:
+            log.error("job %s chunk %d: its input is damaged: %s", held.job_id, held.chunk, error)  # noqa: TRY400  (the bytes are to blame, not a line of ours)
+            self._broker.jobs.drop_input(held.job_id, held.chunk)
+            self._give_back(held, delay_s=0, trouble=f"its input was damaged in Redis: {first_line(error)}")
+            return
+        if claim.given_up is None:
+            encoded = self._encode_beside_others(model, encoder, chunk, job, held)
+        else:
+            encoded = self._encode_alone(encoder, chunk, job, held, claim.given_up)
+        if encoded is None:
+            self._give_back(held, delay_s=0)
+            self._broker.tickets.send(job.queue, held.job_id, [held.chunk])
+        else:
+            self._complete(job, held, claim.input, chunk, encoded, fingerprint)
+
+    def _encode_beside_others(
+        self, model: str, encoder: ChunkEncoder, chunk: ChunkInput, job: JobStatus, held: Held
+    ) -> EncodedChunk | None:
+        """Prepare a chunk while another one is encoded; None if the worker stops before its turn comes."""
         held.moving_since = time.monotonic()  # a tokeniser may hang as well
         try:
             prepared = encoder.prepare(chunk, job.options)
         finally:
             held.moving_since = None
         with self._device:
-            if self.draining.is_set():
-                self._give_back(held, delay_s=0)
-                self._broker.tickets.send(job.queue, held.job_id, [held.chunk])
-                return
-            encoded = self._encode(model, encoder, prepared, held)
-        self._complete(job, held, claim.input, chunk, encoded, fingerprint)
+            return None if self.draining.is_set() else self._encode(model, encoder, prepared, held)
+
+    def _encode_alone(
+        self, encoder: ChunkEncoder, chunk: ChunkInput, job: JobStatus, held: Held, given_up: Collection[int]
+    ) -> EncodedChunk | None:
+        """Encode a suspect chunk with nothing else in this process; None if that is not to be had, or it stops."""
+        if not self._room.clear():
+            return None
+        log.warning(
+            "job %s chunk %d: a worker died over it: encoding it alone, record by record", held.job_id, held.chunk
+        )
+
+        def announce(row: int) -> None:
+            if held.unwanted.is_set():
+                raise Stopped
+            if self.draining.is_set() and row >= 0:
+                raise _Draining
+            held.moving_since = time.monotonic()
+            if (
+                self._patiently(held, lambda: self._broker.jobs.renew(held.job_id, held.chunk, held.token, row=row))
+                != "ok"
+            ):
+                raise Stopped
+
+        try:
+            return encode_carefully(encoder, chunk, job.options, given_up=given_up, announce=announce)
+        except _Draining:
+            return None
+        finally:
+            held.moving_since = None
 
     def _encode(self, model: str, encoder: ChunkEncoder, prepared: Prepared, held: Held) -> EncodedChunk:
         def on_batch(tokens: int) -> None:
@@ -164,29 +228,33 @@ class ChunkRunner:
             dim=encoded.vectors.shape[1],
             failed_input=wire.encode_input(chunk.select(failed)) if failed else b"",
         )
-        answer = self._patiently_complete(held, payload, report, fingerprint)
+        answer = self._patiently(
+            held,
+            lambda: self._broker.jobs.complete(
+                held.job_id, held.chunk, held.token, payload, report, fingerprint=fingerprint
+            ),
+        )
         if answer == "ok":
             self._broker.send_issued(held.job_id, job.queue)
         else:
             log.info("job %s chunk %d: its result was not needed: %s", held.job_id, held.chunk, answer)
 
-    def _patiently_complete(self, held: Held, payload: bytes, report: Completed, fingerprint: str) -> Any:
-        """Hold on to a result until Redis takes it; the lease is renewed meanwhile, or lapses and does no harm."""
+    def _patiently(self, held: Held, ask: Callable[[], str]) -> str:
+        """Hold on to what was done until Redis takes it; the lease is renewed meanwhile, or lapses and does no harm."""
         pause = 0.1
         while True:
             try:
-                return self._broker.jobs.complete(
-                    held.job_id, held.chunk, held.token, payload, report, fingerprint=fingerprint
-                )
+                return ask()
             except BrokerUnavailable as error:
-                log.warning("job %s chunk %d: result held back: %s", held.job_id, held.chunk, error)
+                log.warning("job %s chunk %d: held back: %s", held.job_id, held.chunk, error)
                 if self.draining.wait(pause):
                     raise
                 pause = min(_LONGEST_PAUSE_S, pause * 2)
+                held.moving_since = None  # it is Redis that makes no progress
 
-    def _give_back(self, held: Held, *, delay_s: float) -> None:
+    def _give_back(self, held: Held, *, delay_s: float, trouble: str = "") -> None:
         try:
-            self._broker.jobs.release(held.job_id, held.chunk, held.token, delay_s=delay_s)
+            self._broker.jobs.release(held.job_id, held.chunk, held.token, delay_s=delay_s, trouble=trouble)
         except BrokerUnavailable as error:
             log.warning(
                 "job %s chunk %d: can't be given back, its lease will lapse: %s",
@@ -194,3 +262,7 @@ class ChunkRunner:
                 held.chunk,
                 error,
             )
+
+
+class _Draining(Exception):
+    """Raised between two records of a suspect chunk when the worker is to stop."""

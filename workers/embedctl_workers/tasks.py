@@ -6,6 +6,7 @@ from typing import Any
 
 from celery import Celery, Task
 
+from embedctl.tickets import Ticket
 from embedctl_config.celery_app import TASK
 from embedctl_workers.runner import ChunkRunner
 
@@ -18,6 +19,6 @@ def register(app: Celery, runner: ChunkRunner, model_of_queue: dict[str, str]) -
     """
 
     @app.task(name=TASK, bind=True, typing=False)
-    def encode(self: Task[Any, Any], job_id: str, chunk: int, version: int = 1) -> None:
-        queue = (self.request.delivery_info or {}).get("routing_key")
-        runner.run(model_of_queue[queue or ""], job_id, chunk, version)
+    def encode(self: Task[Any, Any], /, job_id: str, chunk: int, **facts: Any) -> None:
+        queue = (self.request.delivery_info or {}).get("routing_key") or ""
+        runner.run(model_of_queue[queue], Ticket(queue, job_id, chunk, facts))

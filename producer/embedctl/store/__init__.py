@@ -9,7 +9,7 @@ from embedctl.store.jobs import (
     JobSpec,
     JobStore,
 )
-from embedctl.store.status import JobState, JobStatus
+from embedctl.store.status import Death, JobState, JobStatus, Suspect
 from embedctl.store.upkeep import Upkeep
 from embedctl.store.workers import ServedModel, WorkerRegistry, WorkerRow
 
@@ -19,11 +19,13 @@ __all__ = [
     "ClaimAnswer",
     "Completed",
     "Connection",
+    "Death",
     "JobSpec",
     "JobState",
     "JobStatus",
     "JobStore",
     "ServedModel",
+    "Suspect",
     "Upkeep",
     "WorkerRegistry",
     "WorkerRow",

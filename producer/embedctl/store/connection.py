@@ -14,7 +14,7 @@ from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from embedctl_config import keys, wire
-from embedctl_config.errors import BrokerUnavailable, SettingsError
+from embedctl_config.errors import BrokerFull, BrokerUnavailable, SettingsError
 from embedctl_config.settings import Settings
 
 #: The oldest Redis whose commands the scripts use.
@@ -75,8 +75,8 @@ class Connection:
                 raise self._full() from error
             raise BrokerUnavailable(f"Redis at {self._shown_url} refused a command: {error}") from error
 
-    def _full(self) -> BrokerUnavailable:
-        return BrokerUnavailable(
+    def _full(self) -> BrokerFull:
+        return BrokerFull(
             f"Redis at {self._shown_url} is full: `embedctl list` and `embedctl discard` old jobs, or raise "
             "its maxmemory"
         )
@@ -140,16 +140,18 @@ def _text(value: bytes | str) -> str:
 
 @cache
 def script_source(name: str) -> str:
-    """The text of a script: the shared prelude with its constants, then the script."""
+    """The text of a script: what it shares with others and its constants, then the script."""
     folder = files("embedctl.store")
     own = folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
     if name == "create":
         return own
     constants = (
-        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, EVENTS_KEPT, ROWS_AT, BIRTH, JOBS = "
-        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.EVENTS_KEPT}, {wire.ROWS_AT}, '{keys.BIRTH}', '{keys.JOBS}'\n"
+        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, EVENTS_KEPT, ROWS_AT, BIRTH, JOBS, WORKERS, DIED = "
+        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.EVENTS_KEPT}, {wire.ROWS_AT}, '{keys.BIRTH}', '{keys.JOBS}', "
+        f"'{keys.WORKERS}', '{keys.died('')}'\n"
     )
-    return constants + folder.joinpath("prelude.lua").read_text(encoding="utf-8") + own
+    shared = ("prelude", "deaths") if name == "reap" else ("prelude",)
+    return "".join([constants, *(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in shared), own])
 
 
 def without_password(url: str) -> str:

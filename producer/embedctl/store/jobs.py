@@ -12,11 +12,10 @@ from enum import StrEnum
 from typing import Any
 
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
-from embedctl.store.status import COUNTS, JobState, JobStatus, parse_status
+from embedctl.store.status import COUNTS, JobState, JobStatus, Suspect, parse_status, parse_suspect
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     CorpusChanged,
-    InputError,
     JobCancelled,
     JobError,
     JobLost,
@@ -77,12 +76,17 @@ class ClaimAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a claim came back with: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH."""
+    """What a claim came back with: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
+
+    `given_up` is None unless the chunk is suspect: an owner of it died. Then it is to be encoded with care, without the
+    rows in `given_up`, at which earlier owners died.
+    """
 
     answer: ClaimAnswer
     attempt: int = 0
     input: bytes = b""
     fingerprint: str = ""
+    given_up: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,7 @@ class JobStore:
             The answer, and the bytes of text of this job that wait to be encoded.
 
         Raises:
-            InputError: an earlier chunk was never added.
+            JobLost: an earlier chunk is gone, with Redis' last writes before a crash.
         """
         answer, rest = self._job_script(
             "add",
@@ -176,7 +180,10 @@ class JobStore:
             [chunk, digest, rows, payload, token, keys.PRODUCER_LEASE_S * 1000, *wire.DIGEST_RANGE],
         )
         if answer == "gap":
-            raise InputError(f"chunk {chunk} of job {job_id} can't follow chunk {int(rest[0]) - 1}")
+            raise JobLost(
+                f"Redis lost what it was last told of job {job_id}: only {int(rest[0])} of its first {chunk} "
+                f"chunks are there. Go on where they end: embedctl submit CORPUS --resume {job_id}"
+            )
         return Added(answer), int(rest[0]) if rest else 0
 
     def seal(self, job_id: str, chunks: int) -> None:
@@ -221,18 +228,40 @@ class JobStore:
             [chunk, token, instance, fingerprint, self._lease_ms, self._mismatch_ms],
         )
         if answer == ClaimAnswer.OK:
-            return Claim(ClaimAnswer.OK, attempt=int(rest[0]), input=rest[1])
+            given_up = frozenset(map(int, filter(None, rest[2].split(b",")))) if len(rest) > 2 else None
+            return Claim(ClaimAnswer.OK, attempt=int(rest[0]), input=rest[1], given_up=given_up)
         if answer == ClaimAnswer.MISMATCH:
             return Claim(ClaimAnswer.MISMATCH, fingerprint=rest[0].decode())
         return Claim(ClaimAnswer(answer))
 
-    def renew(self, job_id: str, chunk: int, token: str) -> str:
-        """Keep a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `newer`."""
-        return self._ticket_script("renew", job_id, [], [chunk, token, self._lease_ms])[0]
+    def renew(self, job_id: str, chunk: int, token: str, *, row: int | None = None) -> str:
+        """Keep a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `newer`.
 
-    def release(self, job_id: str, chunk: int, token: str, *, delay_s: float) -> bool:
-        """Give a lease back unfinished; the reaper sends a ticket after the delay unless the caller does."""
-        return self._ticket_script("release", job_id, [], [chunk, token, int(delay_s * 1000)])[0] == "ok"
+        Args:
+            row: of a suspect chunk, the row that the worker comes to now; -1 for none any more. Should the worker die
+                before the next call with a row, that row is given up.
+        """
+        noted = [] if row is None else [row if row >= 0 else ""]
+        return self._ticket_script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
+
+    def release(self, job_id: str, chunk: int, token: str, *, delay_s: float, trouble: str = "") -> bool:
+        """Give a lease back unfinished; the reaper sends a ticket after the delay unless the caller does.
+
+        Args:
+            trouble: what went wrong, for :attr:`JobStatus.trouble`; no text of a record.
+        """
+        return self._ticket_script("release", job_id, [], [chunk, token, int(delay_s * 1000), trouble])[0] == "ok"
+
+    def drop_input(self, job_id: str, chunk: int) -> None:
+        """Forget an input whose bytes are damaged: the chunk counts as lost, which the same corpus repairs."""
+        with self._connection.client() as client:
+            client.unlink(keys.chunk_input(job_id, chunk))
+
+    def suspects(self, job_id: str) -> list[Suspect]:
+        """The chunks of a job whose owners died, in order."""
+        with self._connection.client() as client:
+            found = list(client.hscan_iter(keys.attempts(job_id), match="*:deaths", count=_SLICE))
+        return sorted((parse_suspect(name.decode(), facts) for name, facts in found), key=lambda each: each.chunk)
 
     def complete(
         self, job_id: str, chunk: int, token: str, payload: bytes, report: Completed, *, fingerprint: str

@@ -43,6 +43,8 @@ class JobStatus:
         claims: executions begun; beyond `chunks_done` they were repeated or are under way.
         lapsed: leases that ran out.
         refused: results that came after the first one for their chunk.
+        deaths: owners of leases that died; their chunks are :meth:`Job.suspects` until they end.
+        trouble: the last reason, other than a death, for which a worker gave a chunk back, or None.
         waiting_bytes: text stored and not yet encoded.
         expires_in: until the job is forgotten, if nothing more happens to it.
         dim: length of a vector; None before the first chunk is done.
@@ -80,12 +82,14 @@ class JobStatus:
     claims: int
     lapsed: int
     refused: int
+    deaths: int
     waiting_bytes: int
     dim: int | None
     model_fingerprint: str | None
     pinned_by: str | None
     mismatch: str | None
     lost_chunks: tuple[int, int] | None
+    trouble: str | None
     live_workers: int = 0
 
     @property
@@ -111,8 +115,37 @@ COUNTS = (
     "claims",
     "lapsed",
     "refused",
+    "deaths",
     "waiting_bytes",
 )
+
+#: Owners that die with care and name no row make their chunk stuck: it is offered ever later.
+STUCK_AFTER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker that died while it owned a chunk: when that was noticed, and the row that it had come to with care."""
+
+    at: datetime
+    worker: str
+    row: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A chunk whose owners died, until it ends. It is encoded with care: alone, row by row.
+
+    Attributes:
+        given_up: the rows at which careful owners died; they fail as `crashed_worker`.
+        stuck: whether owners die without coming to a row, as on a host that goes away.
+        deaths: the last ones, the oldest first.
+    """
+
+    chunk: int
+    given_up: tuple[int, ...]
+    stuck: bool
+    deaths: tuple[Death, ...]
 
 
 def _moment(milliseconds: str) -> datetime:
@@ -121,7 +154,7 @@ def _moment(milliseconds: str) -> datetime:
 
 def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_alive: bool) -> JobStatus:
     """A job's facts from its hash, the time it still has to live, and whether its producer's lease lives."""
-    count = {name: int(facts[name]) for name in COUNTS}
+    count = {name: int(facts.get(name, 0)) for name in COUNTS}  # an older version counted less
     chunks = count.pop("added")
     return JobStatus(
         id=job_id,
@@ -146,5 +179,18 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         pinned_by=facts.get("pinned_by"),
         mismatch=facts.get("mismatch"),
         lost_chunks=(int(facts["lost_first"]), int(facts["lost_last"])) if "lost_first" in facts else None,
+        trouble=facts.get("trouble"),
         **count,
+    )
+
+
+def parse_suspect(name: str, facts: bytes) -> Suspect:
+    """A suspect chunk from its entry in the hash of attempts."""
+    known = json.loads(facts)
+    deaths = [entry.split(" ") for entry in known["history"]]
+    return Suspect(
+        chunk=int(name.partition(":")[0]),
+        given_up=tuple(int(row) for row in known["rows"].split(",") if row),
+        stuck=known["unnamed"] >= STUCK_AFTER,
+        deaths=tuple(Death(_moment(at), worker, int(row) if row else None) for at, worker, row in deaths),
     )

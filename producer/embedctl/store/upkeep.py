@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator
 
 from embedctl.store.connection import Connection
+from embedctl.store.status import STUCK_AFTER
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 
@@ -13,6 +15,9 @@ from embedctl_config.settings import Settings
 LONGEST_REISSUE_MS = 30 * 60 * 1000
 #: A sealed job without progress for this long is audited (ms).
 AUDIT_AFTER_MS = 60_000
+#: A careful worker that is silent, and not known to have died, keeps its chunk for this many leases more: a record is
+#: blamed only when it is as good as certain that it killed somebody.
+PATIENCE = 3
 _SLICE = 500
 
 
@@ -53,7 +58,14 @@ class Upkeep:
         answer, rest = self._connection.script(
             "reap",
             [*keys.of_job(job_id), keys.queue_workers(queue)],
-            [job_id, int(self._settings.reissue_s * 1000), LONGEST_REISSUE_MS, _SLICE],
+            [
+                job_id,
+                int(self._settings.reissue_s * 1000),
+                LONGEST_REISSUE_MS,
+                _SLICE,
+                int(self._settings.lease_s * 1000 * PATIENCE),
+                STUCK_AFTER,
+            ],
         )
         return [int(chunk) for chunk in rest] if answer == "ok" else []
 
@@ -75,22 +87,29 @@ class Upkeep:
         self._move_cursor(job_id, "audit_at", int(rest[0]))
         return int(rest[2])
 
-    def extend(self, job_id: str, chunks: int, ttl_ms: int, now_ms: int) -> None:
-        """Renew the lifetimes of a slice of an active job's chunk keys; a sweep starts every quarter of the TTL."""
+    def extend(self, job_id: str, chunks: int, ttl_ms: int, now_ms: int, interval_s: float) -> None:
+        """Renew lifetimes of an active job's chunk keys. A sweep starts every quarter of the TTL, and each call does as
+        many slices of it as bring it to its end within an eighth.
+
+        Args:
+            interval_s: seconds until the next call.
+        """
         at = self._cursor(job_id, "extend_at")
         if at == 0:
             if now_ms < self._cursor(job_id, "extend_next_ms"):
                 return
             self._move_cursor(job_id, "extend_next_ms", now_ms + ttl_ms // 4)
         kept_ms = int(ttl_ms * keys.CHUNK_TTL_FACTOR)
-        end = min(at + _SLICE, chunks)
-        with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False)
-            for chunk in range(at, end):
-                pipe.pexpire(keys.chunk_input(job_id, chunk), kept_ms)
-                pipe.pexpire(keys.chunk_result(job_id, chunk), kept_ms)
-                pipe.pexpire(keys.retry_pointer(job_id, chunk), kept_ms)
-            pipe.execute()
+        calls = max(1, ttl_ms / 8 / (interval_s * 1000))
+        end = min(at + _SLICE * math.ceil(chunks / _SLICE / calls), chunks)
+        for start in range(at, end, _SLICE):
+            with self._connection.client() as client:
+                pipe = client.pipeline(transaction=False)
+                for chunk in range(start, min(start + _SLICE, end)):
+                    pipe.pexpire(keys.chunk_input(job_id, chunk), kept_ms)
+                    pipe.pexpire(keys.chunk_result(job_id, chunk), kept_ms)
+                    pipe.pexpire(keys.retry_pointer(job_id, chunk), kept_ms)
+                pipe.execute()
         self._move_cursor(job_id, "extend_at", 0 if end >= chunks else end)
 
     def free(self, job_id: str, chunks: int, *, results: bool = True) -> bool:

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from embedctl.machine import machine_id, runs
 from embedctl.store.connection import Connection
 from embedctl_config import keys
 
 _SLICE = 200
+#: An encode without a finished batch for this long is shown as hung (seconds).
+HUNG_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,11 @@ class WorkerRow:
 
     Attributes:
         instance: unique to the process; `name` is the Celery node name and comes back with the next process.
+        machine, process: where it runs, as only its neighbours can check; see :mod:`embedctl.machine`.
         cpus: the CPUs that it is pinned to, `threads` its compute threads.
         holding: (job, chunk) in hand.
         progressed_ms: when it last finished a batch, in ms by its own clock; 0 before the first.
+        quiet_s: for how long what it encodes has made no progress; 0 while it encodes nothing.
     """
 
     instance: str
@@ -45,6 +50,14 @@ class WorkerRow:
     models: Mapping[str, ServedModel] = field(default_factory=dict)
     holding: tuple[tuple[str, int], ...] = ()
     progressed_ms: int = 0
+    machine: str = ""
+    process: str = ""
+    quiet_s: float = 0.0
+
+    @property
+    def hung(self) -> bool:
+        """Whether it encodes and makes no progress. `hang_s` after it stopped, it ends itself."""
+        return self.quiet_s >= HUNG_AFTER_S
 
     @property
     def queues(self) -> list[str]:
@@ -64,11 +77,14 @@ class WorkerRegistry:
         until = now + keys.HEARTBEAT_TTL_S * 1000
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
-            pipe.set(keys.heartbeat(worker.instance), json.dumps(asdict(worker)), ex=keys.HEARTBEAT_TTL_S)
+            pipe.set(keys.heartbeat(worker.instance), json.dumps(asdict(worker)), ex=keys.GONE_TTL_S)
             for members in (keys.WORKERS, *map(keys.queue_workers, worker.queues)):
                 pipe.zadd(members, {worker.instance: until})
-                pipe.zremrangebyscore(members, "-inf", now - 1)
-                pipe.expire(members, keys.HEARTBEAT_TTL_S * 4)
+                # Of all workers those that are gone are remembered, to say so.
+                pipe.zremrangebyscore(members, "-inf", now - 1 - (members == keys.WORKERS) * keys.GONE_TTL_S * 1000)
+                pipe.expire(members, keys.GONE_TTL_S)
+            pipe.hset(keys.machine(worker.machine), worker.instance, worker.process)
+            pipe.expire(keys.machine(worker.machine), keys.GONE_TTL_S)
             pipe.execute()
 
     def leave(self, worker: WorkerRow) -> None:
@@ -77,6 +93,34 @@ class WorkerRegistry:
             pipe = client.pipeline(transaction=False).unlink(keys.heartbeat(worker.instance))
             for members in (keys.WORKERS, *map(keys.queue_workers, worker.queues)):
                 pipe.zrem(members, worker.instance)
+            pipe.hdel(keys.machine(worker.machine), worker.instance)
+            pipe.execute()
+
+    def witness(self) -> list[str]:
+        """Report the workers of this machine whose processes have ended without a word; their instances.
+
+        A stopped or unreachable worker looks dead from afar; its neighbours know better. So a death that was witnessed
+        is certain, and acted on at once.
+        """
+        here = keys.machine(machine_id())
+        with self._connection.client() as client:
+            found = client.hgetall(here)
+        dead = [name.decode() for name, process in found.items() if not runs(process.decode())]
+        for instance in dead:
+            self.report_death(instance, "its process ended without a word")
+        if dead:
+            with self._connection.client() as client:
+                client.hdel(here, *dead)
+        return dead
+
+    def report_death(self, instance: str, how: str) -> None:
+        """Say for certain that a worker has died; the chunks that it held become suspect."""
+        with self._connection.client() as client:
+            beat = client.get(keys.heartbeat(instance))
+            pipe = client.pipeline(transaction=False).set(keys.died(instance), how, ex=keys.GONE_TTL_S)
+            for queue in _parse(beat).queues if beat else []:
+                pipe.zrem(keys.queue_workers(queue), instance)
+            pipe.zadd(keys.WORKERS, {instance: self._connection.now_ms() - 1}, xx=True, lt=True)
             pipe.execute()
 
     def count(self, queue: str) -> int:
@@ -85,13 +129,32 @@ class WorkerRegistry:
         with self._connection.client() as client:
             return int(client.zcount(keys.queue_workers(queue), now, "+inf"))
 
-    def alive(self) -> Iterator[WorkerRow]:
-        """Every live worker, read in slices."""
+    def alive(self, queue: str | None = None) -> Iterator[WorkerRow]:
+        """Every live worker, of one queue or of all, read in slices."""
+        members = keys.WORKERS if queue is None else keys.queue_workers(queue)
+        return self._rows(members, self._connection.now_ms(), "+inf")
+
+    def gone(self) -> Iterator[tuple[WorkerRow, float, str]]:
+        """Workers that went without a good-bye in the last minutes: what they last said, how long ago their last beat
+        ceased to count in seconds, and how they died where that is known."""
         now = self._connection.now_ms()
+        for worker in self._rows(keys.WORKERS, "-inf", f"({now}"):
+            with self._connection.client() as client:
+                until = client.zscore(keys.WORKERS, worker.instance)
+                how = client.get(keys.died(worker.instance))
+            if until is not None:
+                yield worker, max(0.0, (now - until) / 1000), (how or b"").decode()
+
+    def here(self) -> Iterator[WorkerRow]:
+        """The live workers of this machine."""
+        mine = machine_id()
+        return (worker for worker in self.alive() if worker.machine == mine)
+
+    def _rows(self, members: str, least: int | str, most: int | str) -> Iterator[WorkerRow]:
         at = 0
         while True:
             with self._connection.client() as client:
-                names = client.zrangebyscore(keys.WORKERS, now, "+inf", start=at, num=_SLICE)
+                names = client.zrangebyscore(members, least, most, start=at, num=_SLICE)
                 beats = client.mget([keys.heartbeat(name.decode()) for name in names]) if names else []
             yield from (_parse(beat) for beat in beats if beat)
             if len(names) < _SLICE:

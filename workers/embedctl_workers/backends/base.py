@@ -32,6 +32,19 @@ class Tokens:
     prompt_tokens: int | None = None
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a backend failed for want of memory, on the host or on its device.
+
+    Told by names, so that no runtime is imported: `torch.OutOfMemoryError` is a RuntimeError, and torch's allocator for
+    the CPU raises a bare one (c10/core/CPUAllocator.cpp).
+    """
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
+
+
 class Backend(Protocol):
     """A loaded model on a device. :meth:`tokenize` may run beside :meth:`forward`; forwards never overlap."""
 

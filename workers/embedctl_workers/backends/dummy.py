@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,23 +15,43 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends.base import Rows, Tokens, Vectors
 
 
+class Poison(StrEnum):
+    """Words that make a dummy backend with `poison` misbehave on the text that holds them."""
+
+    CRASH_TOKENIZER = "crash-tokenizer"
+    CRASH_ENCODER = "crash-encoder"
+    FAIL_TOKENIZER = "fail-tokenizer"
+    FAIL_ENCODER = "fail-encoder"
+    HANG_ENCODER = "hang-encoder"
+    NOT_A_NUMBER = "not-a-number"
+    OUT_OF_MEMORY = "out-of-memory"
+
+
 class DummyBackend:
     """A vector is drawn from the sha256 of its tokens; a token is a word.
 
     Options: `dim`, `max_tokens`, `seconds_per_batch` (sleeps that long), `seed` (another one is another fingerprint),
-    `fail_on` (a word that makes a batch fail).
+    `memory_tokens` (a batch of more rows × longest row is out of memory), `poison` (the words of :class:`Poison` act).
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("dim", "max_tokens", "seconds_per_batch", "seed", "fail_on")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("dim", "max_tokens", "seconds_per_batch", "seed", "memory_tokens", "poison")
 
     def __init__(
-        self, *, dim: int = 8, max_tokens: int = 256, seconds_per_batch: float = 0.0, seed: int = 0, fail_on: str = ""
+        self,
+        *,
+        dim: int = 8,
+        max_tokens: int = 256,
+        seconds_per_batch: float = 0.0,
+        seed: int = 0,
+        memory_tokens: int = 0,
+        poison: bool = False,
     ) -> None:
         self.dim = dim
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch
         self._seed = seed
-        self._fail_on = _token(fail_on) if fail_on else None
+        self._memory_tokens = memory_tokens
+        self._poison = poison
         self.fingerprint = hashlib.sha256(f"dummy {dim} {max_tokens} {seed}".encode()).hexdigest()
 
     @classmethod
@@ -37,6 +59,8 @@ class DummyBackend:
         return cls(**options)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+        if self._poison:
+            _suffer({word for text in texts for word in text.split()}, Poison.CRASH_TOKENIZER, Poison.FAIL_TOKENIZER)
         words = [[_token(word) for word in ((prompt or "") + text).split()] for text in texts]
         counts = np.array([len(row) for row in words], np.int64)
         used = np.minimum(counts, self.max_tokens)
@@ -49,10 +73,15 @@ class DummyBackend:
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
         if self._seconds:
             time.sleep(self._seconds)
+        if self._memory_tokens and len(rows) * int(tokens.lengths[rows].max()) > self._memory_tokens:
+            raise MemoryError(f"{len(rows)} rows of {tokens.lengths[rows].max()} tokens")
         ids = tokens.columns["input_ids"]
-        if any(self._fail_on in ids[row] for row in rows):
-            raise RuntimeError("a text holds the word that this backend was told to fail on")
-        return np.stack([self._vector(ids[row]) for row in rows])
+        vectors = np.stack([self._vector(ids[row]) for row in rows])
+        if self._poison:
+            words = [{_WORDS[token] for token in ids[row] if token in _WORDS} for row in rows]
+            _suffer(set().union(*words), *Poison)
+            vectors[[Poison.NOT_A_NUMBER in each for each in words]] = np.nan
+        return vectors
 
     def finish(self, output: Vectors, *, normalize: bool) -> Vectors:
         return output / np.linalg.norm(output, axis=1, keepdims=True) if normalize else output
@@ -71,3 +100,24 @@ class DummyBackend:
 
 def _token(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest())
+
+
+_WORDS = {_token(word): word for word in Poison}
+
+
+def _suffer(words: Collection[str], *kinds: Poison) -> None:
+    """What the first of these kinds that is among the words does to a process."""
+    for kind in kinds:
+        if kind not in words:
+            continue
+        match kind:
+            case Poison.CRASH_TOKENIZER | Poison.CRASH_ENCODER:
+                signal.raise_signal(signal.SIGSEGV)  # this thread, at once, as a real fault
+            case Poison.FAIL_TOKENIZER | Poison.FAIL_ENCODER:
+                raise RuntimeError("a text holds a word that this backend was told to fail on")
+            case Poison.HANG_ENCODER:
+                time.sleep(24 * 3600)
+            case Poison.OUT_OF_MEMORY:
+                raise MemoryError("a text holds a word that this backend was told to have no memory for")
+            case Poison.NOT_A_NUMBER:
+                pass  # it fails nothing but its own vector

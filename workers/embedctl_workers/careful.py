@@ -1,0 +1,48 @@
+"""Encoding a suspect chunk, an owner of which died: record by record, each announced before it is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, Truncation
+from embedctl_workers.encoder import ChunkEncoder, EncodedChunk
+
+_MESSAGE = "the worker died each time it came to this record"
+
+
+def encode_carefully(
+    encoder: ChunkEncoder,
+    chunk: ChunkInput,
+    options: Mapping[str, Any],
+    *,
+    given_up: Collection[int],
+    announce: Callable[[int], None],
+) -> EncodedChunk:
+    """Encode a chunk so that, should the process die, it is known at which record.
+
+    Args:
+        given_up: the rows at which earlier owners died; they fail as `crashed_worker`, untouched.
+        announce: called with each row before anything is done with it, and with -1 after the last.
+
+    Raises:
+        Whatever `announce` raises.
+    """
+    vectors = np.full((len(chunk), encoder.backend.dim), np.nan, np.float32)
+    errors: list[RecordError] = []
+    truncations: list[Truncation] = []
+    tokens = 0
+    for row in range(len(chunk)):
+        if row in given_up:
+            errors.append(RecordError(row, ErrorCode.CRASHED_WORKER, _MESSAGE))
+            continue
+        announce(row)
+        alone = encoder.encode(encoder.prepare(chunk.select([row]), options))
+        vectors[row] = alone.vectors[0]
+        errors += [RecordError(row, error.code, error.message) for error in alone.errors]
+        truncations += [Truncation(row, cut.used, cut.lost) for cut in alone.truncations]
+        tokens += alone.tokens
+    announce(-1)
+    return EncodedChunk(vectors, errors, truncations, tokens)
