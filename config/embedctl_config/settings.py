@@ -26,7 +26,7 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 FLAGS = frozenset(
     """
     cpus dry_run format id_field idempotency_key json limit log_level max_errors normalize output precision prompt quiet
-    skip_bad_lines text_field timeout truncation wait
+    ready resume skip_bad_lines text_field timeout truncation wait
     """.split()  # noqa: SIM905  (as a list it would be a screen of its own)
 )
 #: The longest that a job may be kept (seconds): ten years, which no clock or counter of ours overflows at.

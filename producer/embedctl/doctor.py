@@ -157,6 +157,15 @@ def _workers(broker: Broker) -> Iterator[Finding]:
     alive = Counter((row.hardware, model) for row in broker.workers.alive() for model in row.models)
     for (hardware, model), count in sorted(alive.items()):
         yield Finding(Level.OK, "workers", f"{count} live for {model} on {hardware}")
+    for row in broker.workers.alive():
+        if row.activity == "hung":
+            found = f"{row.name} has finished no batch for {row.quiet_s:.0f} s"
+            yield Finding(
+                Level.WARN, "hung worker", found, f"it ends itself after hang_s ({broker.settings.hang_s:g} s)"
+            )
+    for gone in broker.workers.gone():
+        found = f"{gone.worker.name} is gone for {gone.seconds:.0f} s: {gone.how}"
+        yield Finding(Level.WARN, "worker gone", found, "look at its log; start it again")
     if not alive:
         yield Finding(Level.WARN, "workers", "none is alive", start_command("cpu", broker.settings.model))
 

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
 from embedctl.job import Job
+from embedctl.patience import patiently
+from embedctl.reaper import Reaper
 from embedctl.records import Record, RecordLike, records_of
 from embedctl.routing import resolve
 from embedctl.store import Added, JobSpec, JobStatus
-from embedctl_config import wire
-from embedctl_config.errors import CorpusChanged, JobFailed, SettingsError
+from embedctl_config import keys, wire
+from embedctl_config.errors import (
+    BrokerUnavailable,
+    CorpusChanged,
+    JobError,
+    JobFailed,
+    SettingsError,
+)
 from embedctl_config.settings import MAX_TTL_S, Settings, check_model_name, load_settings
 from embedctl_config.wire import ChunkInput
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 Truncation = Literal["truncate", "error"]
 
 #: Called now and then while submitting with the records added so far and whether the producer waits for workers.
@@ -27,7 +41,11 @@ SubmitProgress = Callable[[int, bool], None]
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What a job is submitted with; None takes the value of the settings."""
+    """What a job is submitted with; None takes the value of the settings.
+
+    `resume` is the id of a job that a producer began and did not finish: it goes on with the same records, and what is
+    given here besides must be what the job was begun with.
+    """
 
     model: str | None = None
     hardware: str | None = None
@@ -40,6 +58,7 @@ class JobOptions:
     idempotency_key: str | None = None
     max_errors: int | None = None
     max_errors_share: float | None = None
+    resume: str | None = None
 
 
 def enqueue_embeddings(
@@ -60,7 +79,7 @@ def enqueue_embeddings(
     """Queue texts for embedding.
 
     Returns once every text is stored in Redis; workers begin with the first chunk. Blocks while more than
-    `high_water_bytes` of the job's text waits for workers.
+    `high_water_bytes` of the job's text waits for workers, while Redis is full, and for two minutes while it is away.
 
     Args:
         texts: strings, or mappings with a `text` and perhaps an `id`; any iterable, read as it is needed. What is no
@@ -83,6 +102,7 @@ def enqueue_embeddings(
         InputError: an item of `texts` or of `ids` can't be a record.
         CorpusChanged: the idempotency key belongs to a job with other texts or options.
         BrokerUnavailable: Redis can't be reached.
+        JobLost: Redis came back without its last writes; the same call with an idempotency key goes on.
     """
     settings = load_settings() if settings is None else settings
     options = JobOptions(model, hardware, precision, prompt, truncation, normalize, chunk_size, ttl, idempotency_key)
@@ -95,21 +115,44 @@ def submit(
 ) -> Job:
     """Queue records; see :func:`enqueue_embeddings`."""
     broker.connection.check_server()
+    job = _begun(broker, options)
+    chunks = chunks_of(records, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
+    resumable = options.idempotency_key is not None or options.resume is not None
+    try:
+        with _Submission(broker, job, progress) as submission:
+            for chunk in _cancelling(chunks, broker, job.id, unless=resumable):
+                submission.add(chunk)
+            submission.seal()
+    except KeyboardInterrupt:
+        if not resumable:
+            broker.jobs.cancel(job.id)
+        raise
+    return Job(job.id, broker)
+
+
+def _begun(broker: Broker, options: JobOptions) -> JobStatus:
+    """The job to add to: a new one, the one of this idempotency key, or the one to resume."""
+    if options.resume is not None:
+        if options.idempotency_key is not None:
+            raise SettingsError("resume names the job; an idempotency key besides could name another: leave one out")
+        job = broker.jobs.status(options.resume)
+        _check_same(job, _given(options))
+        return job
     spec = job_spec(broker, options)
     job_id, created = broker.jobs.create(spec)
+    job = broker.jobs.status(job_id)
     if not created:
-        _check_same(broker.jobs.status(job_id), spec)
-    submission = _Submission(broker, job_id, progress)
-    chunks = chunks_of(records, max_rows=spec.options["chunk_size"], max_bytes=spec.options["chunk_bytes"])
-    try:
-        for chunk in _cancelling(chunks, broker, job_id, unless=options.idempotency_key is not None):
-            submission.add(chunk)
-        submission.seal()
-    except KeyboardInterrupt:
-        if options.idempotency_key is None:
-            broker.jobs.cancel(job_id)
-        raise
-    return Job(job_id, broker)
+        # Hardware may differ: with `auto` it depends on who is alive.
+        _check_same(job, {"model": spec.model, "precision": spec.precision, **spec.options})
+    return job
+
+
+def _given(options: JobOptions) -> dict[str, Any]:
+    """What is said of a job that is resumed: all but what was left at its default."""
+    plain = JobOptions()
+    deciding = ("model", "hardware", "precision", "prompt", "truncation", "normalize", "chunk_size")
+    given = {name: value for name in deciding if (value := getattr(options, name)) != getattr(plain, name)}
+    return {name: value for name, value in given.items() if (name, value) != ("hardware", "auto")}
 
 
 def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
@@ -156,15 +199,12 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     )
 
 
-def _check_same(job: JobStatus, spec: JobSpec) -> None:
-    """Hardware may differ (with `auto` it depends on who is alive); what decides the vectors may not."""
-    before = {"model": job.model, "precision": job.precision, **job.options}
-    now = {"model": spec.model, "precision": spec.precision, **spec.options}
+def _check_same(job: JobStatus, now: Mapping[str, Any]) -> None:
+    before = {"model": job.model, "hardware": job.hardware, "precision": job.precision, **job.options}
     changed = [f"{name} was {before.get(name)!r} and is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changed:
         raise CorpusChanged(
-            f"job {job.id} was begun with this idempotency key and other options: {'; '.join(changed)}. "
-            "Use the same ones, or another key."
+            f"job {job.id} was begun with other options: {'; '.join(changed)}. Use the same ones, or submit a new job."
         )
 
 
@@ -179,31 +219,35 @@ def _cancelling(chunks: Iterator[ChunkInput], broker: Broker, job_id: str, *, un
 
 
 class _Submission:
-    """Adds chunks to one job as its only live producer."""
+    """Adds chunks to one job as its only live producer. A context: while it lasts, nobody else may add."""
 
-    def __init__(self, broker: Broker, job_id: str, progress: SubmitProgress | None) -> None:
+    def __init__(self, broker: Broker, job: JobStatus, progress: SubmitProgress | None) -> None:
         self._broker = broker
-        self._job_id = job_id
+        self._job_id = job.id
+        self._queue = job.queue
         self._progress = progress
         self._token = secrets.token_hex(8)
         self._added = self._records = 0
-        self._queue = ""
+        self._over = threading.Event()
+        self._holder = threading.Thread(target=self._keep_right, name="producer", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._holder.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._holder.join(1.0)  # it may wait for a Redis that is away
 
     def add(self, chunk: ChunkInput) -> None:
         payload = wire.encode_input(chunk)
-        while True:
-            answer, waiting = self._broker.jobs.add(
-                self._job_id,
-                self._added,
-                payload,
-                digest=wire.digest_of(payload),
-                rows=len(chunk),
-                token=self._token,
-            )
-            if answer is not Added.HELD:
-                break
+        answer, waiting = self._patiently(lambda: self._add(chunk, payload))
+        while answer is Added.HELD:
             self._report(waiting=True)
             time.sleep(1.0)  # another producer lives; it ends, or its lease does
+            answer, waiting = self._patiently(lambda: self._add(chunk, payload))
         if answer is Added.SEALED:
             raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
         if answer is Added.STOPPED:
@@ -213,30 +257,58 @@ class _Submission:
         self._added += 1
         self._records += len(chunk)
         if answer is Added.OK:
-            self._send_tickets()
+            self._patiently(self._send_tickets)
         self._report(waiting=False)
         if waiting > self._broker.settings.high_water_bytes:
-            self._wait_for_workers()
+            self._patiently(self._wait_for_workers)
 
     def seal(self) -> None:
-        while not self._broker.jobs.hold(self._job_id, self._token):
+        while not self._patiently(lambda: self._broker.jobs.hold(self._job_id, self._token)):
             self._report(waiting=True)
             time.sleep(1.0)
-        self._broker.jobs.seal(self._job_id, self._added)
-        self._send_tickets()
+        self._patiently(lambda: self._broker.jobs.seal(self._job_id, self._added))
+        self._patiently(self._send_tickets)
+
+    def _add(self, chunk: ChunkInput, payload: bytes) -> tuple[Added, int]:
+        return self._broker.jobs.add(
+            self._job_id, self._added, payload, digest=wire.digest_of(payload), rows=len(chunk), token=self._token
+        )
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask Redis until it answers.
+
+        Raises:
+            BrokerUnavailable: it stayed away; says how to go on.
+        """
+        try:
+            return patiently(ask, pausing=lambda: self._report(waiting=True))
+        except BrokerUnavailable as error:
+            raise BrokerUnavailable(
+                f"{error} Job {self._job_id} holds the first {self._records} records: go on with embedctl submit "
+                f"CORPUS --resume {self._job_id}"
+            ) from error
+
+    def _keep_right(self) -> None:
+        """Renew the right to add while the corpus is slow to give its next record, or Redis to take it."""
+        while not self._over.is_set():
+            try:
+                self._broker.jobs.hold(self._job_id, self._token)
+            except BrokerUnavailable as error:
+                log.info("job %s: %s", self._job_id, error)
+            except JobError:
+                return  # it is cancelled or gone, as the next chunk is told too
+            self._over.wait(keys.PRODUCER_LEASE_S / 3)
 
     def _send_tickets(self) -> None:
-        if not self._queue:
-            self._queue = self._broker.jobs.status(self._job_id).queue
         self._broker.send_issued(self._job_id, self._queue)
 
     def _wait_for_workers(self) -> None:
         """Back-pressure: wait until workers have brought the text that waits below the mark."""
-        seen = "$"
+        seen, reaper = "$", Reaper(self._broker)
         while self._broker.jobs.status(self._job_id).waiting_bytes > self._broker.settings.high_water_bytes:
             self._report(waiting=True)
-            self._broker.jobs.hold(self._job_id, self._token)
             seen = self._broker.jobs.wait_event(self._job_id, seen, timeout_s=1.0)
+            reaper.round()
 
     def _first_difference(self, chunk: ChunkInput) -> str:
         stored = self._stored_checksums()

@@ -7,13 +7,15 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from embedctl.broker import Broker
+from embedctl.patience import patiently
 from embedctl.reaper import Reaper
-from embedctl.store import JobState, JobStatus
+from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl_config import wire
 from embedctl_config.errors import JobCancelled, JobFailed, JobLost, JobUnfinished, WaitTimeout
 from embedctl_config.fingerprint import job_fingerprint
@@ -59,7 +61,7 @@ class ChunkVectors:
 
 class Job:
     """One submission. Every method raises JobNotFound when Redis no longer knows it, and BrokerUnavailable when
-    Redis can't be reached."""
+    Redis can't be reached; those that wait let it be away for two minutes."""
 
     def __init__(self, job_id: str, broker: Broker) -> None:
         self._id = job_id
@@ -89,6 +91,19 @@ class Job:
         status = self._broker.jobs.status(self._id)
         return dataclasses.replace(status, live_workers=self._broker.workers.count(status.queue))
 
+    def workers(self) -> list[WorkerRow]:
+        """The live workers that serve its class and model, as they last described themselves."""
+        return list(self._broker.workers.alive(self._broker.jobs.status(self._id).queue))
+
+    def gone_workers(self) -> list[GoneWorker]:
+        """The workers of its class and model that went without a good-bye in the last minutes."""
+        queue = self._broker.jobs.status(self._id).queue
+        return [each for each in self._broker.workers.gone() if queue in each.worker.queues]
+
+    def suspects(self) -> list[Suspect]:
+        """The chunks an owner of which died and which have not ended since, each with its history."""
+        return self._broker.jobs.suspects(self._id)
+
     def wait(self, timeout: float | None = None, progress: Callable[[JobStatus], None] | None = None) -> JobStatus:
         """Wait until the job has ended, and look after it meanwhile as workers do.
 
@@ -104,7 +119,7 @@ class Job:
         reaper = Reaper(self._broker)
         seen = "0"
         while True:
-            status = self.status()
+            status = patiently(self.status, deadline=deadline)
             if progress is not None:
                 progress(status)
             if status.state.ended:
@@ -117,8 +132,8 @@ class Job:
                     f"job {self._id} is {status.state} after {timeout:g} s: {status.done + status.failed} of "
                     f"{status.records} records are done, and it goes on"
                 )
-            seen = self._broker.jobs.wait_event(self._id, seen, timeout_s=min(1.0, left))
-            reaper.round()
+            seen = self._next_event(seen, min(1.0, left), deadline)
+            patiently(reaper.round, deadline=deadline)
 
     def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus:
         """Wait until the job has all its records; they may not be encoded yet.
@@ -131,7 +146,7 @@ class Job:
             status = self._told(progress)
             if status.original_chunks is not None or status.state.ended:
                 return status
-            seen = self._broker.jobs.wait_event(self._id, seen, timeout_s=1.0)
+            seen = self._next_event(seen, 1.0)
 
     def iter_results(
         self, *, start: int = 0, progress: Callable[[JobStatus], None] | None = None
@@ -152,7 +167,7 @@ class Job:
         status = self._told(progress)
         index = start
         while status.original_chunks is None or index < status.original_chunks:
-            chunk = self._chunk(index, status)
+            chunk = patiently(partial(self._chunk, index, status))
             if chunk is None:
                 status = self._wait_for_chunk(index, progress)
             else:
@@ -248,12 +263,15 @@ class Job:
         Raises:
             JobCancelled: the job was cancelled.
         """
-        status = self.status()
+        status = patiently(self.status)
         if progress is not None:
             progress(status)
         if status.state is JobState.CANCELLED:
             raise JobCancelled(f"job {self._id} was cancelled: it has no vectors")
         return status
+
+    def _next_event(self, seen: str, timeout_s: float, deadline: float | None = None) -> str:
+        return patiently(lambda: self._broker.jobs.wait_event(self._id, seen, timeout_s), deadline=deadline)
 
     def _wait_for_chunk(self, index: int, progress: Callable[[JobStatus], None] | None) -> JobStatus:
         """Wait until a chunk's result is there, or until it is known that it never will be."""
@@ -262,7 +280,7 @@ class Job:
             status = self._told(progress)
             if status.original_chunks is not None and index >= status.chunks:
                 return status
-            if self._broker.jobs.has_result(self._id, index):
+            if patiently(lambda: self._broker.jobs.has_result(self._id, index)):
                 return status
             if status.stopped_by is not None:
                 raise JobFailed(
@@ -271,8 +289,8 @@ class Job:
                 )
             if status.state.ended or status.lost_chunks is not None:
                 raise self._lost_chunks(*(status.lost_chunks or (index, index)))
-            seen = self._broker.jobs.wait_event(self._id, seen, timeout_s=1.0)
-            reaper.round()
+            seen = self._next_event(seen, 1.0)
+            patiently(reaper.round)
 
     def _chunk(self, index: int, status: JobStatus) -> ChunkVectors | None:
         """A chunk's results, with those of its records that were retried in their places; None if not there yet."""

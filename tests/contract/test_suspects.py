@@ -218,7 +218,7 @@ def test_a_neighbour_witnesses_a_death(broker: Broker, raw) -> None:
     process.wait()
     assert {worker.instance for worker in broker.workers.alive()} == {"bystander", "far", "me"}
     assert broker.workers.count(QUEUE) == 3
-    assert [(worker.instance, how) for worker, _, how in broker.workers.gone()] == [
+    assert [(each.worker.instance, each.how) for each in broker.workers.gone()] == [
         ("neighbour", "its process ended without a word")
     ]
     assert broker.workers.witness() == []

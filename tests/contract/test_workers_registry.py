@@ -75,7 +75,7 @@ def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw) -> N
     broker.workers.beat(row("live"))
     assert raw.zrange(keys.queue_workers(QUEUE), 0, -1) == [b"live"]
     assert raw.zrange(keys.WORKERS, 0, -1) == [b"dead", b"live"]  # remembered for a while, to say that it is gone
-    assert [worker.instance for worker, _, _ in broker.workers.gone()] == ["dead"]
+    assert [each.worker.instance for each in broker.workers.gone()] == ["dead"]
     raw.zadd(keys.WORKERS, {"dead": broker.connection.now_ms() - keys.GONE_TTL_S * 1000 - 10})
     broker.workers.beat(row("live"))
     assert raw.zrange(keys.WORKERS, 0, -1) == [b"live"]

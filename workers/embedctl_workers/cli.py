@@ -38,13 +38,25 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     **_SHOWN,
     help="Least level that is logged.",
 )
-def main(hardware: str | None, cpus: str | None, models: tuple[str, ...], log_level: str) -> None:
+@click.option(
+    "--ready",
+    is_flag=True,
+    envvar="EMBEDCTL_READY",
+    show_envvar=True,
+    help="Start nothing; exit with 0 if the workers that run on this machine are alive and make progress.",
+)
+def main(hardware: str | None, cpus: str | None, models: tuple[str, ...], log_level: str, *, ready: bool) -> None:
     """Encode chunks of one hardware class, pinned to one set of CPUs.
 
     Needs EMBEDCTL_REDIS_URL. Stop it with SIGTERM: it finishes the chunk it encodes and hands back the one it prepared.
     """
     try:
         settings = load_settings()
+        if ready:
+            from embedctl_workers.readiness import check_ready
+
+            click.echo(f"ready: {', '.join(check_ready(settings, hardware))}")
+            return
         hardware = hardware or settings.hardware
         hardware = "cpu" if hardware == "auto" else hardware
         entry = settings.hardware_class(hardware)

@@ -85,6 +85,7 @@ class CorpusChoice:
 @option("--class", "hardware", help="The hardware class, or auto for the fastest alive. Default: the setting.")
 @option("--ttl", "ttl_s", type=float, help="Seconds to keep the job after its last progress. Default: the setting.")
 @option("--idempotency-key", help="Submitting again with this key takes up or finds the same job.")
+@option("--resume", metavar="JOB", help="Go on with a job whose submission stopped half-way, with the same corpus.")
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
 @option("--dry-run", is_flag=True, help="Queue nothing; say what the job would take.")
@@ -142,7 +143,7 @@ def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -
     try:
         return enqueue.submit(broker, choice.records(), choice.options, progress.submitting)
     except KeyboardInterrupt:
-        if choice.options.idempotency_key is None:
+        if choice.options.idempotency_key is None and choice.options.resume is None:
             raise KeyboardInterrupt(
                 "the half-submitted job is cancelled (with --idempotency-key it could have been taken up again)"
             ) from None

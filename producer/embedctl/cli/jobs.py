@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,7 +19,7 @@ from embedctl.cli.results import exit_code, report, save, wait_for
 from embedctl.job import Job
 from embedctl.progress import JobProgress
 from embedctl.routing import start_command
-from embedctl.store import JobStatus
+from embedctl.store import JobStatus, Suspect, WorkerRow
 from embedctl_config.settings import load_settings
 
 
@@ -25,11 +28,16 @@ from embedctl_config.settings import load_settings
 @json_option
 def status(job_id: str, as_json: bool) -> None:
     """Show how a job stands."""
-    job = Job.get(job_id).status()
+    job = Job.get(job_id)
+    facts, workers, gone, suspects = job.status(), job.workers(), job.gone_workers(), job.suspects()
     if as_json:
-        click.echo(_to_json(job))
-    else:
-        click.echo("\n".join(f"{name:<10} {value}" for name, value in _facts(job)))
+        click.echo(_to_json(facts, workers=workers, gone=gone, suspects=suspects))
+        return
+    lines = _facts(facts, workers)
+    if not facts.state.ended:
+        lines += [("gone", f"{each.worker.name}, {each.seconds:.0f} s ago: {each.how}") for each in gone]
+        lines += [line for suspect in suspects for line in _history(suspect)]
+    click.echo("\n".join(f"{name:<10} {value}" for name, value in lines))
 
 
 @click.command("list")
@@ -118,11 +126,14 @@ def cancel(job_id: str) -> None:
     click.echo(f"{job_id}: {Job.get(job_id).cancel().state}", err=True)
 
 
-def _facts(job: JobStatus) -> list[tuple[str, str]]:
+def _facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[tuple[str, str]]:
     """What `status` shows, name by name; leaves out what has nothing to say."""
-    workers = f"{job.live_workers} live"
-    if not job.live_workers and not job.state.ended:
-        workers += f"; start one: {start_command(job.hardware, job.model)}"
+    activities = Counter(worker.activity for worker in workers)
+    alive = f"{len(workers)} live"
+    if activities:
+        alive += f": {', '.join(f'{count} {activity}' for activity, count in sorted(activities.items()))}"
+    elif not job.state.ended:
+        alive += f"; start one: {start_command(job.hardware, job.model)}"
     state = f"{job.state}{' (stalled)' if job.stalled else ''}"
     if job.stopped_by is not None:
         state += f" (ended by {job.stopped_by})"
@@ -131,7 +142,12 @@ def _facts(job: JobStatus) -> list[tuple[str, str]]:
         ("state", state),
         ("model", job.model),
         ("class", f"{job.hardware} ({job.precision})"),
-        ("workers", workers),
+        ("workers", alive),
+        *(
+            ("hung", f"{worker.name}: no batch finished for {worker.quiet_s:.0f} s")
+            for worker in workers
+            if worker.activity == "hung"
+        ),
         ("records", f"{job.records:,}{'' if job.sealed else ' so far'}"),
         ("done", f"{job.done:,}"),
         ("failed", f"{job.failed:,}"),
@@ -139,7 +155,9 @@ def _facts(job: JobStatus) -> list[tuple[str, str]]:
         ("chunks", f"{job.chunks_done:,} of {job.chunks:,}"),
         (
             "repeated",
-            f"leases lapsed: {job.lapsed:,}, late results: {job.refused:,}" if job.lapsed or job.refused else "",
+            f"leases lapsed: {job.lapsed:,}, by deaths: {job.deaths:,}, late results: {job.refused:,}"
+            if job.lapsed or job.refused
+            else "",
         ),
         ("created", _when(job.created_at)),
         ("started", _when(job.started_at)),
@@ -148,6 +166,8 @@ def _facts(job: JobStatus) -> list[tuple[str, str]]:
     ]
     if job.mismatch:
         facts.append(("mismatch", f"{job.mismatch} was refused: {job.pinned_by} serves {job.model_fingerprint}"))
+    if job.trouble and not job.state.ended:
+        facts.append(("trouble", job.trouble))
     if job.lost_chunks:
         facts.append(("lost", f"lost by the broker: chunks {job.lost_chunks[0]} to {job.lost_chunks[1]}"))
     return [(name, value) for name, value in facts if value]
@@ -157,8 +177,18 @@ def _when(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else ""
 
 
-def _to_json(job: JobStatus) -> str:
-    return json.dumps({**asdict(job), "stalled": job.stalled}, default=_as_json)
+def _history(suspect: Suspect) -> Iterator[tuple[str, str]]:
+    """What is known of a chunk whose owners died, a line for it and one for each death."""
+    so_far = f"rows given up: {', '.join(map(str, suspect.given_up))}" if suspect.given_up else "no row named yet"
+    yield "stuck" if suspect.stuck else "suspect", f"chunk {suspect.chunk}: encoded alone, record by record; {so_far}"
+    for death in suspect.deaths:
+        at_row = "" if death.row is None else f" at row {death.row}"
+        yield "", f"{_when(death.at)}: {death.worker} died{at_row}"
+
+
+def _to_json(job: JobStatus, **lists: Sequence[Any]) -> str:
+    more = {name: [asdict(each) for each in each_list] for name, each_list in lists.items()}
+    return json.dumps({**asdict(job), "stalled": job.stalled, **more}, default=_as_json)
 
 
 def _as_json(value: object) -> object:

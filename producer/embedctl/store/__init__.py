@@ -11,7 +11,7 @@ from embedctl.store.jobs import (
 )
 from embedctl.store.status import Death, JobState, JobStatus, Suspect
 from embedctl.store.upkeep import Upkeep
-from embedctl.store.workers import ServedModel, WorkerRegistry, WorkerRow
+from embedctl.store.workers import GoneWorker, ServedModel, WorkerRegistry, WorkerRow
 
 __all__ = [
     "Added",
@@ -20,6 +20,7 @@ __all__ = [
     "Completed",
     "Connection",
     "Death",
+    "GoneWorker",
     "JobSpec",
     "JobState",
     "JobStatus",

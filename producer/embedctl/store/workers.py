@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from embedctl.machine import machine_id, runs
 from embedctl.store.connection import Connection
@@ -55,14 +55,25 @@ class WorkerRow:
     quiet_s: float = 0.0
 
     @property
-    def hung(self) -> bool:
-        """Whether it encodes and makes no progress. `hang_s` after it stopped, it ends itself."""
-        return self.quiet_s >= HUNG_AFTER_S
+    def activity(self) -> Literal["idle", "busy", "hung"]:
+        """Whether it holds a chunk, and whether its encode makes progress; if not for `hang_s`, it ends itself."""
+        if self.quiet_s >= HUNG_AFTER_S:
+            return "hung"
+        return "busy" if self.holding else "idle"
 
     @property
     def queues(self) -> list[str]:
         """The queues that it consumes."""
         return [keys.queue(self.hardware, model) for model in self.models]
+
+
+@dataclass(frozen=True, slots=True)
+class GoneWorker:
+    """A worker that is dead, stopped or cut off: its last word, since when that does not count, and how it ended."""
+
+    worker: WorkerRow
+    seconds: float
+    how: str
 
 
 class WorkerRegistry:
@@ -134,16 +145,15 @@ class WorkerRegistry:
         members = keys.WORKERS if queue is None else keys.queue_workers(queue)
         return self._rows(members, self._connection.now_ms(), "+inf")
 
-    def gone(self) -> Iterator[tuple[WorkerRow, float, str]]:
-        """Workers that went without a good-bye in the last minutes: what they last said, how long ago their last beat
-        ceased to count in seconds, and how they died where that is known."""
+    def gone(self) -> Iterator[GoneWorker]:
+        """The workers that went without a good-bye in the last minutes, whoever went first."""
         now = self._connection.now_ms()
         for worker in self._rows(keys.WORKERS, "-inf", f"({now}"):
             with self._connection.client() as client:
-                until = client.zscore(keys.WORKERS, worker.instance)
-                how = client.get(keys.died(worker.instance))
-            if until is not None:
-                yield worker, max(0.0, (now - until) / 1000), (how or b"").decode()
+                pipe = client.pipeline(transaction=False).zscore(keys.WORKERS, worker.instance)
+                until, how = pipe.get(keys.died(worker.instance)).execute()
+            if until is not None and until < now:
+                yield GoneWorker(worker, (now - until) / 1000, (how or b"no word from it").decode())
 
     def here(self) -> Iterator[WorkerRow]:
         """The live workers of this machine."""
