@@ -52,8 +52,10 @@ class Reaper:
     def _round(self) -> None:
         if not self._broker.upkeep.take_turn(self._interval_s):
             return
-        for instance in self._broker.workers.witness():
-            log.warning("worker %s died: the chunks that it held are suspect", instance)
+        for worker in self._broker.workers.witness():
+            log.warning("worker %s died: the chunks that it held are suspect", worker.instance)
+            for job_id, chunk in worker.holding:
+                self._broker.jobs.lapse(job_id, chunk, worker.instance)
         now_ms = self._broker.connection.now_ms()
         for job_id in list(self._broker.upkeep.active_jobs()):
             try:

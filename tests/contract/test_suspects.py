@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id, runs
+from embedctl.reaper import Reaper
 from embedctl.store import ClaimAnswer
 from embedctl_config import keys
 from embedctl_config.settings import Settings
@@ -214,7 +216,7 @@ def test_a_neighbour_witnesses_a_death(broker: Broker, raw) -> None:
     process.kill()
     while runs(there.process):  # a zombie until it is waited for, and dead all the same
         pass
-    assert broker.workers.witness() == ["neighbour"]
+    assert broker.workers.witness() == [there]
     process.wait()
     assert {worker.instance for worker in broker.workers.alive()} == {"bystander", "far", "me"}
     assert broker.workers.count(QUEUE) == 3
@@ -223,6 +225,22 @@ def test_a_neighbour_witnesses_a_death(broker: Broker, raw) -> None:
     ]
     assert broker.workers.witness() == []
     assert 0 < raw.ttl(keys.died("neighbour")) <= keys.GONE_TTL_S
+
+
+def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw, settings: Settings) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    there = row("neighbour", machine=machine_id(), process=process_id(process.pid))
+    process.wait()
+    job_id = new_job(broker, 3)
+    broker.jobs.issue(job_id, QUEUE)
+    claim(broker, job_id, 0, "dead", instance="neighbour")
+    claim(broker, job_id, 1, "alive", instance="bystander")
+    broker.workers.beat(replace(there, holding=((job_id, 0), (job_id, 1), (job_id, 2), ("gone", 0))))
+    broker.upkeep.take_turn = lambda interval_s: True  # type: ignore[method-assign]  # two leases of this test are a minute
+    Reaper(broker).round()
+    assert claim(broker, job_id, 0, "next").given_up == frozenset()
+    assert claim(broker, job_id, 1, "next").answer is ClaimAnswer.BUSY
+    assert due_in_s(broker, raw, job_id, 2) > 50
 
 
 def test_a_pid_that_was_given_again_is_another_process() -> None:

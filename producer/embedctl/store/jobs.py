@@ -244,6 +244,13 @@ class JobStore:
         noted = [] if row is None else [row if row >= 0 else ""]
         return self._ticket_script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
 
+    def lapse(self, job_id: str, chunk: int, instance: str) -> None:
+        """End the lease of a worker that is known to have died; nothing happens if another owns the chunk."""
+        with self._connection.client() as client:
+            owner = (client.hget(keys.owners(job_id), chunk) or b"").decode().split(" ")
+        if owner[1:2] == [instance]:
+            self._ticket_script("renew", job_id, [], [chunk, owner[0], 0])
+
     def release(self, job_id: str, chunk: int, token: str, *, delay_s: float, trouble: str = "") -> bool:
         """Give a lease back unfinished; the reaper sends a ticket after the delay unless the caller does.
 
