@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 from celery import Celery
 
 from embedctl_config.errors import SettingsError
-from embedctl_config.settings import Settings
+from embedctl_config.settings import NO_REDIS, Settings
 
 #: The one task: look at a chunk of a job.
 TASK = "embedctl.encode"
@@ -64,7 +64,7 @@ def broker_url(redis_url: str) -> str:
         SettingsError: the URL is empty.
     """
     if not redis_url:
-        raise SettingsError("no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run`, which starts one")
+        raise SettingsError(NO_REDIS)
     parts = urlsplit(redis_url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     database = query.pop("db", None)

@@ -31,6 +31,8 @@ FLAGS = frozenset(
 )
 #: The longest that a job may be kept (seconds): ten years, which no clock or counter of ours overflows at.
 MAX_TTL_S = 10 * 365 * 24 * 3600.0
+#: What to say where a Redis is needed and `redis_url` is empty.
+NO_REDIS = "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run`, which starts one"
 _SCHEMES = ("redis", "rediss", "unix")
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
 

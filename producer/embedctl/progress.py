@@ -11,7 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from embedctl.routing import start_command
+from embedctl.routing import no_worker
 from embedctl.store import JobStatus
 
 #: Without a terminal there is one line in this many seconds.
@@ -80,10 +80,7 @@ class JobProgress:
         rate = self._rate(ended, job.tokens)
         if not job.live_workers and not job.state.ended and not self._told_no_worker:
             self._told_no_worker = True
-            self.say(
-                f"No live worker serves {job.model} on {job.hardware}. Start one: "
-                f"{start_command(job.hardware, job.model)}"
-            )
+            self.say(no_worker(job.hardware, job.model))
         if job.mismatch and not self._told_mismatch:
             self._told_mismatch = True
             self.say(f"A worker with other weights was refused: {job.mismatch}; the job is pinned to {job.pinned_by}")
@@ -91,7 +88,7 @@ class JobProgress:
             self._told_stalled = True
             self.say(
                 f"The producer of job {job.id} died after {job.records:,} records. Submit its corpus again with the "
-                "same idempotency key, or cancel the job"
+                f"same idempotency key or with --resume {job.id}, or cancel the job"
             )
         if self._bar is not None:
             self._bar.update(

@@ -50,6 +50,11 @@ def local_class(settings: Settings, hardware: str | None) -> str:
     return chosen
 
 
+def no_worker(hardware: str, model: str) -> str:
+    """What to say of a job that no live worker serves."""
+    return f"No live worker serves {model} on {hardware}. Start one: {start_command(hardware, model)}"
+
+
 def start_command(hardware: str, model: str) -> str:
     """The command that starts a worker for a class and a model."""
     return f"embedctl worker --class {hardware} --model {model}"

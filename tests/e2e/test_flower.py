@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -64,10 +63,13 @@ def test_flower_and_status_agree_about_a_running_job(
 
         eventually(agree, timeout_s=30)
         job.wait(timeout=60)
-        time.sleep(1)
-        tasks = [task for task in ask("/api/tasks").values() if job.id in (task["args"] or "")]
+
+        def tasks_of_job() -> list[dict]:
+            return [task for task in ask("/api/tasks").values() if job.id in (task["args"] or "")]
+
+        eventually(lambda: len(tasks_of_job()) == 12 and {task["state"] for task in tasks_of_job()} == {"SUCCESS"})
+        tasks = tasks_of_job()
         assert sorted(task["args"] for task in tasks) == sorted(f"('{job.id}', {i})" for i in range(12))
-        assert {task["state"] for task in tasks} == {"SUCCESS"}
         assert "secret" not in json.dumps(tasks)
     finally:
         flower.terminate()

@@ -113,8 +113,8 @@ def test_a_reader_that_was_killed_is_taken_up_again(
     job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
     command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", name]
     reader = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
-    if name != "out.parquet":
-        eventually(lambda: (short_folder / f".{name}.progress").exists())
+    begun = "part" if name == "out.parquet" else "progress"
+    eventually(lambda: (short_folder / f".{name}.{begun}").exists())
     reader.kill()
     reader.wait()
     assert not (short_folder / name).exists()

@@ -19,7 +19,7 @@ from embedctl.job import Job
 from embedctl.output import check_output
 from embedctl.progress import JobProgress
 from embedctl.records import Record
-from embedctl.routing import start_command
+from embedctl.routing import no_worker
 from embedctl_config.errors import InputError, SettingsError
 from embedctl_config.settings import Settings, load_settings
 
@@ -124,11 +124,7 @@ def submit(
             wait_for(job, progress)
     status = job.status()
     if not status.state.ended and not status.live_workers:
-        click.echo(
-            f"No live worker serves {status.model} on {status.hardware}. Start one: "
-            f"{start_command(status.hardware, status.model)}",
-            err=True,
-        )
+        click.echo(no_worker(status.hardware, status.model), err=True)
     if status.state.ended:
         report(status, progress)
     ctx.exit(exit_code(status))

@@ -44,7 +44,7 @@ model_option = option("--model", help="The model, by the name under which worker
 
 
 def output_option(**attributes: Any) -> Callable[[F], F]:
-    """`--output FILE`, and the format that its name may not tell."""
+    """`--output FILE`; its name tells the format."""
     return option(
         "--output",
         "-o",

@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerFull, BrokerUnavailable, SettingsError
-from embedctl_config.settings import Settings
+from embedctl_config.settings import NO_REDIS, Settings
 
 #: The oldest Redis whose commands the scripts use.
 OLDEST_REDIS = (6, 2)
@@ -35,9 +35,7 @@ class Connection:
 
     def __init__(self, settings: Settings) -> None:
         if not settings.redis_url:
-            raise SettingsError(
-                "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run`, which starts one"
-            )
+            raise SettingsError(NO_REDIS)
         self._shown_url = without_password(settings.redis_url)
         try:
             self._redis = redis.Redis.from_url(

@@ -1,4 +1,4 @@
-"""The life of a job and of its chunks: one method a script, one round trip each."""
+"""The life of a job and of its chunks: one script for each step that must not be half done."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Completed:
 class JobStore:
     """Jobs in Redis.
 
-    Every method makes one round trip, but for :meth:`create` and :meth:`complete`, which make two. A method raises
+    Steps of a chunk's life make one round trip, but for :meth:`complete`, which makes two. Every method raises
     BrokerUnavailable when Redis can't be reached. Where the answer concerns the caller (a worker with a ticket), it is
     returned; where it concerns a person, it is raised as an error of the job.
     """
