@@ -17,11 +17,14 @@ def machine_id() -> str:
 
 
 def process_id(pid: int) -> str:
-    """A pid, and what tells the process from a later one of the same pid; empty if it does not run."""
+    """A pid, and what tells the process from a later one of the same pid; empty if it does not run.
+
+    The pid alone where /proc does not show the process: not on Linux, or hidden from other users (hidepid).
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return "" if Path("/proc/self").exists() else _without_proc(pid)
+    except OSError:
+        return str(pid) if _exists(pid) else ""
     # proc(5): after the command, which may hold blanks and brackets, come the state and 18 more fields, then the start.
     state, *rest = stat.rpartition(")")[2].split()
     return "" if state in "ZX" else f"{pid}.{rest[18]}"
@@ -29,14 +32,15 @@ def process_id(pid: int) -> str:
 
 def runs(process: str) -> bool:
     """Whether the process that had this :func:`process_id` still runs, be it stopped; true where there is none."""
-    return not process or process_id(int(process.partition(".")[0])) == process
+    pid = process.partition(".")[0]
+    return not process or process_id(int(pid)) in (process, pid)
 
 
-def _without_proc(pid: int) -> str:
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return ""
+        return False
     except PermissionError:
         pass
-    return str(pid)
+    return True

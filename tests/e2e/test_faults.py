@@ -122,6 +122,7 @@ def test_workers_with_other_weights_never_mix_their_vectors(
         assert status.done == 60
         seeds = {first.row().instance: 0, second.row().instance: 1}
         np.testing.assert_array_equal(job.vectors(), reference(TEXTS, seed=seeds[status.pinned_by]))
+    assert any(job.status().mismatch for job in jobs)
 
 
 def test_a_worker_of_another_precision_leaves_the_job_alone(

@@ -66,6 +66,9 @@ class ChunkRunner:
             return
         held = Held(ticket.job_id, ticket.chunk, secrets.token_hex(8))
         with self._room:
+            if self.draining.is_set():  # perhaps it was told so while a suspect chunk had the room
+                self._returned.append(ticket)
+                return
             try:
                 self._run(model, held)
             except Stopped:
