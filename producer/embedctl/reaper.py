@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 
 from embedctl.broker import Broker
 from embedctl.store import JobState, JobStatus
@@ -52,14 +53,13 @@ class Reaper:
     def _round(self) -> None:
         if not self._broker.upkeep.take_turn(self._interval_s):
             return
-        for worker in self._broker.workers.witness():
-            log.warning("worker %s died: the chunks that it held are suspect", worker.instance)
-            for job_id, chunk in worker.holding:
-                self._broker.jobs.lapse(job_id, chunk, worker.instance)
+        dead = self._broker.workers.witness()
+        for instance in dead:
+            log.warning("worker %s died: the chunks that it held are suspect", instance)
         now_ms = self._broker.connection.now_ms()
         for job_id in list(self._broker.upkeep.active_jobs()):
             try:
-                self._look_after(self._broker.jobs.status(job_id), now_ms)
+                self._look_after(self._broker.jobs.status(job_id), now_ms, dead)
             except BrokerUnavailable:
                 raise
             except JobNotFound:
@@ -68,7 +68,7 @@ class Reaper:
                 # One job that can't be read, such as a newer version's, must not cost all others their reaper.
                 log.exception("job %s: can't be looked after", job_id)
 
-    def _look_after(self, job: JobStatus, now_ms: int) -> None:
+    def _look_after(self, job: JobStatus, now_ms: int, dead: Collection[str]) -> None:
         upkeep = self._broker.upkeep
         if job.state is JobState.CANCELLED:
             if upkeep.free(job.id, job.chunks):
@@ -79,6 +79,8 @@ class Reaper:
             if upkeep.free(job.id, job.chunks, results=False):
                 upkeep.forget(job.id)
             return
+        if dead:
+            self._broker.jobs.end_leases(job.id, dead)
         again = upkeep.reap(job.id, job.queue)
         if again:
             log.info("job %s: tickets sent again for chunks %s", job.id, again)

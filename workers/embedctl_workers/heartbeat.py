@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from embedctl.broker import Broker
@@ -99,7 +100,13 @@ class Heartbeat:
 
     def _watch(self) -> None:
         longest_s = self._broker.settings.hang_s
-        while not self._stop.wait(min(1.0, longest_s / 4)):
+        interval_s = min(1.0, longest_s / 4)
+        looked = time.monotonic()
+        while not self._stop.wait(interval_s):
+            now = time.monotonic()
+            if now - looked > 3 * interval_s:  # stopped with SIGSTOP, or a machine that was suspended
+                self._in_hand.forgive(now - looked)
+            looked = now
             quietest = self._in_hand.quietest()
             if quietest is not None and quietest[1] > longest_s:
                 held, quiet_s = quietest

@@ -48,6 +48,12 @@ class InHand:
         with self._lock:
             return list(self._held.values())
 
+    def forgive(self, seconds: float) -> None:
+        """Take off a time in which this process stood still as a whole, and so could make no progress."""
+        for held in self.all():
+            if held.moving_since is not None:
+                held.moving_since += seconds
+
     def quietest(self) -> tuple[Held, float] | None:
         """The chunk whose encode has made no progress for longest, and for how many seconds; None if none encodes."""
         now = time.monotonic()

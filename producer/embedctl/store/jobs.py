@@ -6,7 +6,7 @@ import calendar
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -244,12 +244,14 @@ class JobStore:
         noted = [] if row is None else [row if row >= 0 else ""]
         return self._ticket_script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
 
-    def lapse(self, job_id: str, chunk: int, instance: str) -> None:
-        """End the lease of a worker that is known to have died; nothing happens if another owns the chunk."""
+    def end_leases(self, job_id: str, dead: Collection[str]) -> None:
+        """End the leases of worker instances that are known to have died now, not in their time."""
         with self._connection.client() as client:
-            owner = (client.hget(keys.owners(job_id), chunk) or b"").decode().split(" ")
-        if owner[1:2] == [instance]:
-            self._ticket_script("renew", job_id, [], [chunk, owner[0], 0])
+            owners = list(client.hscan_iter(keys.owners(job_id), count=_SLICE))
+        for chunk, owner in owners:
+            token, instance, *_ = owner.decode().split(" ")
+            if instance in dead:
+                self._ticket_script("renew", job_id, [], [int(chunk), token, 0])
 
     def release(self, job_id: str, chunk: int, token: str, *, delay_s: float, trouble: str = "") -> bool:
         """Give a lease back unfinished; the reaper sends a ticket after the delay unless the caller does.

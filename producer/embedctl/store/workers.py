@@ -107,8 +107,8 @@ class WorkerRegistry:
             pipe.hdel(keys.machine(worker.machine), worker.instance)
             pipe.execute()
 
-    def witness(self) -> list[WorkerRow]:
-        """Report the workers of this machine whose processes have ended without a word; what they last said.
+    def witness(self) -> set[str]:
+        """Report the workers of this machine whose processes have ended without a word; their instances.
 
         A stopped or unreachable worker looks dead from afar; its neighbours know better. So a death that was witnessed
         is certain, and acted on at once.
@@ -116,24 +116,23 @@ class WorkerRegistry:
         here = keys.machine(machine_id())
         with self._connection.client() as client:
             found = client.hgetall(here)
-        dead = [name.decode() for name, process in found.items() if not runs(process.decode())]
-        rows = [self.report_death(instance, "its process ended without a word") for instance in dead]
+        dead = {name.decode() for name, process in found.items() if not runs(process.decode())}
+        for instance in dead:
+            self.report_death(instance, "its process ended without a word")
         if dead:
             with self._connection.client() as client:
                 client.hdel(here, *dead)
-        return [row for row in rows if row is not None]
+        return dead
 
-    def report_death(self, instance: str, how: str) -> WorkerRow | None:
-        """Say for certain that a worker has died, so that its chunks become suspect; what it last said, if known."""
+    def report_death(self, instance: str, how: str) -> None:
+        """Say for certain that a worker has died, so that its chunks become suspect."""
         with self._connection.client() as client:
             beat = client.get(keys.heartbeat(instance))
-            row = _parse(beat) if beat else None
             pipe = client.pipeline(transaction=False).set(keys.died(instance), how, ex=keys.GONE_TTL_S)
-            for queue in row.queues if row else []:
+            for queue in _parse(beat).queues if beat else []:
                 pipe.zrem(keys.queue_workers(queue), instance)
             pipe.zadd(keys.WORKERS, {instance: self._connection.now_ms() - 1}, xx=True, lt=True)
             pipe.execute()
-        return row
 
     def count(self, queue: str) -> int:
         """How many live workers consume a queue."""
