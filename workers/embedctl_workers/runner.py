@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from embedctl.broker import Broker
 from embedctl.store import ClaimAnswer, Completed, JobStatus
@@ -168,10 +168,8 @@ class ChunkRunner:
             if self.draining.is_set() and row >= 0:
                 raise _Draining
             held.moving_since = time.monotonic()
-            if (
-                self._patiently(held, lambda: self._broker.jobs.renew(held.job_id, held.chunk, held.token, row=row))
-                != "ok"
-            ):
+            renew = partial(self._broker.jobs.renew, held.job_id, held.chunk, held.token, row=row)
+            if self._patiently(held, renew) != "ok":
                 raise Stopped
 
         try:
