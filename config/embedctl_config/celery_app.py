@@ -38,6 +38,7 @@ def make_celery(settings: Settings) -> Celery:
         },
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        broker_channel_error_retry=True,  # a full Redis is such an error, and must not end a worker
         task_serializer="json",
         accept_content=["json"],
         result_backend=None,

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, get_args
@@ -23,8 +24,11 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
     CorpusChanged,
+    EmbedctlError,
     JobError,
     JobFailed,
+    JobLost,
+    JobNotFound,
     SettingsError,
 )
 from embedctl_config.settings import MAX_TTL_S, Settings, check_model_name, load_settings
@@ -228,6 +232,7 @@ class _Submission:
         self._progress = progress
         self._token = secrets.token_hex(8)
         self._added = self._records = 0
+        self._reaper = Reaper(broker)
         self._over = threading.Event()
         self._holder = threading.Thread(target=self._keep_right, name="producer", daemon=True)
 
@@ -240,6 +245,9 @@ class _Submission:
     ) -> None:
         self._over.set()
         self._holder.join(1.0)  # it may wait for a Redis that is away
+        if error is not None and not isinstance(error, BrokerUnavailable):
+            with suppress(EmbedctlError):  # then the right ends by itself, only later
+                self._broker.jobs.hold(self._job_id, self._token, lease_s=0)
 
     def add(self, chunk: ChunkInput) -> None:
         payload = wire.encode_input(chunk)
@@ -279,9 +287,17 @@ class _Submission:
 
         Raises:
             BrokerUnavailable: it stayed away; says how to go on.
+            JobLost: it does not know the job any more.
         """
         try:
             return patiently(ask, pausing=lambda: self._report(waiting=True))
+        except JobLost:
+            raise
+        except JobNotFound as error:
+            raise JobLost(
+                f"job {self._job_id} is gone from Redis, while it was submitted: discarded by somebody, or lost. "
+                "Submit its corpus again."
+            ) from error
         except BrokerUnavailable as error:
             raise BrokerUnavailable(
                 f"{error} Job {self._job_id} holds the first {self._records} records: go on with embedctl submit "
@@ -304,11 +320,11 @@ class _Submission:
 
     def _wait_for_workers(self) -> None:
         """Back-pressure: wait until workers have brought the text that waits below the mark."""
-        seen, reaper = "$", Reaper(self._broker)
+        seen = "$"
         while self._broker.jobs.status(self._job_id).waiting_bytes > self._broker.settings.high_water_bytes:
             self._report(waiting=True)
             seen = self._broker.jobs.wait_event(self._job_id, seen, timeout_s=1.0)
-            reaper.round()
+            self._reaper.round()
 
     def _first_difference(self, chunk: ChunkInput) -> str:
         stored = self._stored_checksums()

@@ -66,6 +66,7 @@ class Job:
     def __init__(self, job_id: str, broker: Broker) -> None:
         self._id = job_id
         self._broker = broker
+        self._reaper = Reaper(broker)
 
     @classmethod
     def get(cls, job_id: str, settings: Settings | None = None) -> Job:
@@ -116,7 +117,6 @@ class Job:
             JobLost: Redis lost chunks of it, so that it can't end.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        reaper = Reaper(self._broker)
         seen = "0"
         while True:
             status = patiently(self.status, deadline=deadline)
@@ -133,7 +133,7 @@ class Job:
                     f"{status.records} records are done, and it goes on"
                 )
             seen = self._next_event(seen, min(1.0, left), deadline)
-            patiently(reaper.round, deadline=deadline)
+            patiently(self._reaper.round, deadline=deadline)
 
     def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus:
         """Wait until the job has all its records; they may not be encoded yet.
@@ -236,15 +236,14 @@ class Job:
 
     def cancel(self) -> JobStatus:
         """End the job now. Workers stop at their next batch; what was stored is freed. An ended job stays as it is."""
-        self._broker.jobs.cancel(self._id)
+        if self._broker.jobs.cancel(self._id) is JobState.CANCELLED:
+            self._broker.upkeep.free(self._id, self._broker.jobs.status(self._id).chunks)
         return self.status()
 
     def discard(self) -> None:
         """Free the job and everything stored for it, now."""
         self._broker.jobs.cancel(self._id)  # first, so that no producer adds to it any more
-        status = self._broker.jobs.status(self._id)
-        while not self._broker.upkeep.free(self._id, status.chunks):
-            pass
+        self._broker.upkeep.free(self._id, self._broker.jobs.status(self._id).chunks)
         self._broker.upkeep.remove(self._id)
 
     def _ended_status(self) -> JobStatus:
@@ -275,7 +274,7 @@ class Job:
 
     def _wait_for_chunk(self, index: int, progress: Callable[[JobStatus], None] | None) -> JobStatus:
         """Wait until a chunk's result is there, or until it is known that it never will be."""
-        reaper, seen = Reaper(self._broker), "0"
+        seen = "0"
         while True:
             status = self._told(progress)
             if status.original_chunks is not None and index >= status.chunks:
@@ -290,7 +289,7 @@ class Job:
             if status.state.ended or status.lost_chunks is not None:
                 raise self._lost_chunks(*(status.lost_chunks or (index, index)))
             seen = self._next_event(seen, 1.0)
-            patiently(reaper.round)
+            patiently(self._reaper.round)
 
     def _chunk(self, index: int, status: JobStatus) -> ChunkVectors | None:
         """A chunk's results, with those of its records that were retried in their places; None if not there yet."""

@@ -14,6 +14,11 @@ from embedctl_config.errors import BrokerUnavailable, JobNotFound
 log = logging.getLogger(__name__)
 
 
+def _now() -> float:
+    """Seconds by a clock that goes on while the machine is suspended, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Reaper:
     """Looks after every active job, at most once in an interval among all processes on one Redis.
 
@@ -29,10 +34,11 @@ class Reaper:
         self._interval_s = interval_s
         self._audit_after_s = audit_after_s
         self._next = self._rests_until = 0.0
+        self._asked: float | None = None
 
     def rest(self) -> None:
         """Redis was away, or full: leave every owner the time of two leases to come back before any is judged."""
-        self._rests_until = time.monotonic() + 2 * self._broker.settings.lease_s
+        self._rests_until = _now() + 2 * self._broker.settings.lease_s
 
     def round(self) -> None:
         """Do a round if one is due and no other process has done it.
@@ -40,7 +46,11 @@ class Reaper:
         Raises:
             BrokerUnavailable: Redis can't be reached; the next round goes on.
         """
-        now = time.monotonic()
+        now = _now()
+        if self._asked is not None and now - self._asked > self._interval_s + self._broker.settings.lease_s:
+            # It was this process that stood still, or was cut off: others may have been too, and be slower to return.
+            self.rest()
+        self._asked = now
         if now < max(self._next, self._rests_until):
             return
         self._next = now + self._interval_s
@@ -71,12 +81,12 @@ class Reaper:
     def _look_after(self, job: JobStatus, now_ms: int, dead: Collection[str]) -> None:
         upkeep = self._broker.upkeep
         if job.state is JobState.CANCELLED:
-            if upkeep.free(job.id, job.chunks):
+            if upkeep.free_slice(job.id, job.chunks):
                 upkeep.forget(job.id)
             return
         if job.stopped_by is not None:
             # Its results stay, to say what went wrong; the text that nobody will encode does not.
-            if upkeep.free(job.id, job.chunks, results=False):
+            if upkeep.free_slice(job.id, job.chunks, results=False):
                 upkeep.forget(job.id)
             return
         if dead:

@@ -320,6 +320,18 @@ def test_a_late_result_is_welcome_while_nobody_elses_came(broker: Broker, raw) -
     assert_consistent(broker, raw, job_id)
 
 
+def test_a_result_for_a_chunk_that_redis_forgot_is_refused(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    claim(broker, job_id, 1)
+    raw.hset(keys.job(job_id), mapping={"added": 1, "records": 2})  # as after a crash that lost the last addition
+    raw.delete(keys.chunk_input(job_id, 1), keys.due(job_id), keys.owners(job_id), keys.attempts(job_id))
+    raw.hincrby(keys.job(job_id), "waiting_bytes", -len(payload(1)))
+    assert complete(broker, job_id, 1) == "refused"
+    assert add(broker, job_id, 1)[0] == "ok"
+    assert_consistent(broker, raw, job_id)
+    assert broker.jobs.status(job_id).done == 0
+
+
 def test_a_result_of_other_weights_is_refused_and_leaves_the_lease(broker: Broker, raw) -> None:
     job_id = new_job(broker)
     claim(broker, job_id, 0, "owner")

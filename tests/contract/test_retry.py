@@ -220,7 +220,7 @@ def test_a_budget_that_is_kept_changes_nothing(broker: Broker, raw) -> None:
 def test_discarding_a_job_that_its_budget_ended_leaves_nothing_of_it(broker: Broker, raw) -> None:
     job_id = new_job(broker, 3, max_errors=0)
     work(broker, job_id, 0, failed=1)
-    assert broker.upkeep.free(job_id, 3, results=False)  # as the reaper does
+    assert broker.upkeep.free_slice(job_id, 3, results=False)  # as the reaper does
     assert not raw.exists(*(keys.chunk_input(job_id, chunk) for chunk in range(3)))
     assert broker.jobs.result(job_id, 0) is not None
     Job(job_id, broker).discard()

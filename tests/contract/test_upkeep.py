@@ -203,7 +203,7 @@ def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw, monkeypatch: pytes
     job_id = new_job(broker, 7)
     work(broker, job_id, 0, 4, failed=1)
     broker.jobs.cancel(job_id)
-    assert [broker.upkeep.free(job_id, 7) for _ in range(3)] == [False, False, True]
+    assert [broker.upkeep.free_slice(job_id, 7) for _ in range(3)] == [False, False, True]
     assert not any(":in:" in key or ":out:" in key for key in keys_of(raw, job_id))
     assert broker.jobs.status(job_id).state == "cancelled"
 

@@ -14,7 +14,7 @@ from embedctl.broker import Broker
 from embedctl.store import ClaimAnswer, Completed, JobStatus
 from embedctl.tickets import Ticket
 from embedctl_config import wire
-from embedctl_config.errors import BrokerUnavailable, JobError, WireForeign, WireTruncated
+from embedctl_config.errors import BrokerUnavailable, JobError, WireError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ChunkResult
@@ -125,7 +125,7 @@ class ChunkRunner:
         self.in_hand.take(held)
         try:
             chunk = wire.decode_input(claim.input)
-        except (WireForeign, WireTruncated) as error:
+        except WireError as error:  # a newer format too: in a job of my version it can only be damage
             log.error("job %s chunk %d: its input is damaged: %s", held.job_id, held.chunk, error)  # noqa: TRY400  (the bytes are to blame, not a line of ours)
             self._broker.jobs.drop_input(held.job_id, held.chunk)
             self._give_back(held, delay_s=0, trouble=f"its input was damaged in Redis: {first_line(error)}")

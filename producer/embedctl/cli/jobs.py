@@ -155,7 +155,7 @@ def _facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[tuple[str, str]
         ("chunks", f"{job.chunks_done:,} of {job.chunks:,}"),
         (
             "repeated",
-            f"leases lapsed: {job.lapsed:,}, by deaths: {job.deaths:,}, late results: {job.refused:,}"
+            f"leases lapsed: {job.lapsed:,}, of workers gone: {job.deaths:,}, late results: {job.refused:,}"
             if job.lapsed or job.refused
             else "",
         ),

@@ -2,12 +2,14 @@
 -- KEYS[9..11]: input, result, uncommitted result. ARGV: job, chunk, model fingerprint, records with a vector, records
 -- failed, records truncated, tokens, dim, input of the failed records or ''. → ok | refused | mismatch <pinned> | missing
 local chunk = ARGV[2]
-local pinned = redis.call('HGET', job, 'model_fingerprint')
-local stored = redis.call('EXISTS', KEYS[10]) == 1
-if ended or stored or (pinned and pinned ~= ARGV[3]) then
+local facts = redis.call('HMGET', job, 'model_fingerprint', 'added')
+local pinned, added = facts[1], tonumber(facts[2])
+-- Redis forgot in a crash that the chunk was added: its producer adds it again, perhaps with other text.
+local useless = ended or tonumber(chunk) >= added or redis.call('EXISTS', KEYS[10]) == 1
+if useless or (pinned and pinned ~= ARGV[3]) then
   redis.call('UNLINK', KEYS[11])
   redis.call('HINCRBY', job, 'refused', 1)
-  if not ended and not stored then return {'mismatch', pinned} end
+  if not useless then return {'mismatch', pinned} end
   return {'refused'}
 end
 if redis.call('EXISTS', KEYS[11]) == 0 then return {'missing'} end

@@ -153,9 +153,14 @@ class JobStore:
         )
         return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
 
-    def hold(self, job_id: str, token: str) -> bool:
-        """Keep the right to add to a job, or take it over from a producer that died. True also once it is sealed."""
-        answer, _ = self._job_script("hold", job_id, [keys.producer(job_id)], [token, keys.PRODUCER_LEASE_S * 1000])
+    def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
+        """Keep the right to add to a job, or take it over from a producer that died. True also once it is sealed.
+
+        Args:
+            lease_s: how long to keep it; 0 gives it up.
+        """
+        lease_ms = max(1, int((keys.PRODUCER_LEASE_S if lease_s is None else lease_s) * 1000))
+        answer, _ = self._job_script("hold", job_id, [keys.producer(job_id)], [token, lease_ms])
         return answer != "held"
 
     def add(

@@ -112,18 +112,26 @@ class Upkeep:
                 pipe.execute()
         self._move_cursor(job_id, "extend_at", 0 if end >= chunks else end)
 
-    def free(self, job_id: str, chunks: int, *, results: bool = True) -> bool:
-        """Free a slice of a job's chunks, with or without their results; whether none is left."""
+    def free_slice(self, job_id: str, chunks: int, *, results: bool = True) -> bool:
+        """Free the next slice of a job's chunks, with or without their results; whether none is left."""
         cursor = "freed_to" if results else "freed_inputs_to"
         at = self._cursor(job_id, cursor)
         end = min(at + _SLICE, chunks)
-        kinds = [keys.chunk_input, *([keys.chunk_result, keys.retry_pointer] if results else [])]
-        doomed = [key(job_id, chunk) for chunk in range(at, end) for key in kinds]
-        with self._connection.client() as client:
-            if doomed:
-                client.unlink(*doomed)
+        self._free(job_id, at, end, results=results)
         self._move_cursor(job_id, cursor, 0 if end >= chunks else end)
         return end >= chunks
+
+    def free(self, job_id: str, chunks: int) -> None:
+        """Free all of a job's chunks. Writes nothing, so that a full Redis may be freed too."""
+        for at in range(0, chunks, _SLICE):
+            self._free(job_id, at, min(at + _SLICE, chunks), results=True)
+
+    def _free(self, job_id: str, start: int, end: int, *, results: bool) -> None:
+        kinds = [keys.chunk_input, *([keys.chunk_result, keys.retry_pointer] if results else [])]
+        doomed = [key(job_id, chunk) for chunk in range(start, end) for key in kinds]
+        if doomed:
+            with self._connection.client() as client:
+                client.unlink(*doomed)
 
     def remove(self, job_id: str) -> None:
         """Remove what is left of a job whose chunks are freed: nothing of it stays, not even its name."""

@@ -1,0 +1,628 @@
+"""Redis away, emptied, cut short, full or damaged; silent networks; races: each vector comes, and comes once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import redis as redis_py
+
+from embedctl import Job, JobLost, JobState, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.enqueue import JobOptions, submit
+from embedctl.output import fetch
+from embedctl.reaper import Reaper
+from embedctl.records import records_of
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.conftest import RedisServer
+from tests.e2e.conftest import StartWorker, eventually
+from tests.e2e.proxy import Proxy
+from tests.e2e.test_main_job import reference
+
+#: To a worker of the class "slow" each of them is a batch: a tenth of a second.
+TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
+#: Each race is run so often.
+ROUNDS = 20
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def redis_server(short_folder: Path) -> Iterator[RedisServer]:
+    """A Redis of the test's own: it is stopped, emptied and cut short here."""
+    folder = short_folder / "redis"
+    folder.mkdir()
+    server = RedisServer(folder)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    proxy = Proxy(redis_server.folder / "redis.sock")
+    yield proxy
+    proxy.stop()
+
+
+def in_background(work: Callable[[], T]) -> Future[T]:
+    """Run in a thread that a failed test does not wait for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (whoever asks for the result gets it)
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def slowly(texts: Iterable[str], pause_s: float) -> Iterator[str]:
+    for text in texts:
+        yield text
+        time.sleep(pause_s)
+
+
+def held_at(at: int, gate: threading.Event) -> Iterator[str]:
+    """The texts, of which the one at `at` and those behind it come once the gate is open."""
+    yield from TEXTS[:at]
+    gate.wait(60)
+    yield from TEXTS[at:]
+
+
+def active_job(broker: Broker) -> Job:
+    """The one job that is under way, as soon as its producer has made it."""
+    eventually(lambda: list(broker.upkeep.active_jobs()))
+    [job_id] = broker.upkeep.active_jobs()
+    return Job(job_id, broker)
+
+
+def assert_whole(job: Job, texts: list[str] = TEXTS) -> None:
+    """Every record has its vector, each counted once, and nobody is blamed for what Redis did."""
+    status = job.status()
+    assert (status.state, status.records, status.done, status.failed) == (
+        JobState.COMPLETED,
+        len(texts),
+        len(texts),
+        0,
+    )
+    assert status.chunks_done == status.chunks
+    assert status.waiting_bytes == 0
+    assert (status.deaths, job.suspects(), job.errors()) == (0, [], [])
+    assert [at for chunk in job.iter_results() for at in chunk.positions] == list(range(len(texts)))
+    np.testing.assert_array_equal(job.vectors(), reference(texts))
+
+
+def corpus(folder: Path, texts: list[str] = TEXTS) -> str:
+    """The texts as a file; its name, as the command line is given it."""
+    (folder / "corpus.txt").write_text("".join(f"{text}\n" for text in texts))
+    return "corpus.txt"
+
+
+def crash(server: RedisServer) -> None:
+    """End Redis without a chance to write anything."""
+    assert server.process is not None
+    server.process.kill()
+    server.process.wait()
+    server.process = None
+
+
+def log_of(server: RedisServer) -> Path:
+    """The file to which the server appends what it is told: Redis 7 keeps it in a folder, Redis 6 does not."""
+    newer = sorted((server.folder / "appendonlydir").glob("*.incr.aof"))
+    return newer[-1] if newer else server.folder / "appendonly.aof"
+
+
+def forget_everything(server: RedisServer) -> None:
+    (server.folder / "appendonly.aof").unlink(missing_ok=True)
+    shutil.rmtree(server.folder / "appendonlydir", ignore_errors=True)
+
+
+def lose_writes_after(server: RedisServer, size: int) -> None:
+    """Crash, and come back as when the log's end had not reached the disk."""
+    crash(server)
+    log = log_of(server)
+    assert log.stat().st_size > size
+    os.truncate(log, size)
+    server.start()
+
+
+@contextmanager
+def standing_still(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def let_producer_lapse(raw: redis_py.Redis, job_id: str) -> None:
+    """As when its lease has lapsed, 30 s after its last word."""
+    raw.delete(keys.producer(job_id))
+
+
+# Redis and the network away
+
+
+def test_connections_killed_again_and_again(settings: Settings, broker: Broker, raw, start_worker: StartWorker) -> None:
+    workers = [start_worker("slow"), start_worker("slow")]
+    texts = [*TEXTS, *TEXTS]
+    submitted = in_background(
+        lambda: enqueue_embeddings(slowly(texts, 0.03), hardware="slow", chunk_size=5, settings=settings)
+    )
+    job = active_job(broker)
+    for _ in range(5):
+        before = job.status().chunks_done
+        eventually(lambda before=before: job.status().chunks_done > before)
+        assert raw.client_kill_filter(_type="normal", skipme=True) >= 4
+    assert submitted.result(30).id == job.id
+    job.wait(timeout=60)
+    assert_whole(job, texts)
+    assert [worker.process.poll() for worker in workers] == [None, None]
+
+
+@pytest.mark.slow
+def test_a_worker_whose_connections_are_half_open(
+    settings: Settings, environment: dict[str, str], proxy: Proxy, start_worker: StartWorker
+) -> None:
+    direct = environment["EMBEDCTL_REDIS_URL"]
+    environment["EMBEDCTL_REDIS_URL"] = proxy.url
+    cut_off = start_worker("slow")
+    environment["EMBEDCTL_REDIS_URL"] = direct
+    beside = start_worker("slow")
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
+    eventually(lambda: cut_off.row().holding and beside.row().holding)
+    proxy.freeze()
+    over_at = time.monotonic() + 12  # longer than a socket's time-out, shorter than a heartbeat counts
+    job.wait(timeout=60)
+    assert_whole(job)
+    assert job.status().lapsed > 0
+    time.sleep(max(0.0, over_at - time.monotonic()))
+    proxy.thaw()
+    assert beside.stop() == 0
+    again = enqueue_embeddings(TEXTS[:10], hardware="slow", chunk_size=5, settings=settings)
+    again.wait(timeout=30)
+    assert_whole(again, TEXTS[:10])
+    assert_whole(job)
+    assert cut_off.process.poll() is None
+    assert cut_off.stop() == 0
+
+
+@pytest.mark.parametrize("away_s", [2.0, pytest.param(10.0, marks=pytest.mark.slow)])
+def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(
+    away_s: float, settings: Settings, broker: Broker, redis_server: RedisServer, start_worker: StartWorker
+) -> None:
+    worker = start_worker("slow")
+    gate = threading.Event()
+    submitted = in_background(
+        lambda: enqueue_embeddings(held_at(23, gate), hardware="slow", chunk_size=5, settings=settings)
+    )
+    job = active_job(broker)
+    waited = in_background(lambda: job.wait(timeout=60))
+    eventually(lambda: job.status().chunks == 4 and worker.row().holding)
+    redis_server.stop()
+    gate.set()
+    time.sleep(away_s)
+    redis_server.start()
+    assert submitted.result(30).id == job.id
+    assert waited.result(60).done == len(TEXTS)
+    assert_whole(job)
+    assert "held back" in worker.log()
+    assert worker.process.poll() is None
+
+
+@pytest.mark.slow
+def test_who_was_cut_off_too_takes_nobody_for_dead(
+    settings: Settings, broker: Broker, redis_server: RedisServer, start_worker: StartWorker
+) -> None:
+    texts = [*TEXTS, *TEXTS]
+    first, later = start_worker("slow"), start_worker("slow")
+    job = enqueue_embeddings(texts, hardware="slow", chunk_size=20, settings=settings)
+    waited = in_background(lambda: job.wait(timeout=60))
+    eventually(lambda: first.row().holding and later.row().holding)
+    assert redis_server.process is not None
+    with standing_still(later.process):
+        with standing_still(redis_server.process):
+            time.sleep(keys.HEARTBEAT_TTL_S + 1)
+        eventually(lambda: any(row.pid == first.pid for row in broker.workers.alive()))
+        time.sleep(0.5)  # a network comes back to one before another
+    assert waited.result(60).done == len(texts)
+    assert_whole(job, texts)
+
+
+# Redis without what it knew
+
+
+def test_a_redis_that_comes_back_empty(
+    broker: Broker, redis_server: RedisServer, raw, embedctl, start_worker: StartWorker, short_folder: Path
+) -> None:
+    texts = TEXTS[:20]
+    name = corpus(short_folder, texts)
+    command = ["submit", name, "--class", "slow", "--chunk-size", "5", "--idempotency-key", "k"]
+    lost = embedctl(*command).stdout.strip()
+    waiting = in_background(lambda: embedctl("wait", lost))
+    eventually(lambda: any(each["cmd"] == "xread" for each in raw.client_list()))
+    worker = start_worker("slow")
+    eventually(lambda: worker.row().holding)
+    redis_server.stop()
+    forget_everything(redis_server)
+    redis_server.start()
+
+    with pytest.raises(JobLost, match="lost by the broker"):
+        Job(lost, broker).status()
+    assert waiting.result(60).returncode == 4
+    for verb in ("status", "wait"):
+        told = embedctl(verb, lost)
+        assert told.returncode == 4
+        assert "lost by the broker" in told.stderr
+
+    again = embedctl(*command, "--wait")
+    assert again.returncode == 0, again.stderr
+    made = again.stdout.strip()
+    assert made != lost
+    assert_whole(Job(made, broker), texts)
+    assert "lost by the broker" in embedctl("status", lost).stderr
+
+
+def test_results_that_redis_lost_in_a_crash_are_made_again(
+    settings: Settings, redis_server: RedisServer, start_worker: StartWorker
+) -> None:
+    worker = start_worker("slow")
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
+    eventually(lambda: job.status().chunks_done >= 1)
+    size = log_of(redis_server).stat().st_size
+    eventually(lambda: job.status().chunks_done >= 4)
+    lose_writes_after(redis_server, size)
+    assert job.status().chunks_done < 4
+    job.wait(timeout=60)
+    assert_whole(job)
+    assert worker.process.poll() is None
+
+
+def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command(
+    broker: Broker, redis_server: RedisServer, raw, embedctl, start_worker: StartWorker, short_folder: Path
+) -> None:
+    name = corpus(short_folder)
+    command = ["submit", name, "--class", "slow", "--chunk-size", "5", "--idempotency-key", "k"]
+    settings = broker.settings
+    gate = threading.Event()
+    submitted = in_background(
+        lambda: enqueue_embeddings(
+            held_at(20, gate), hardware="slow", chunk_size=5, idempotency_key="k", settings=settings
+        )
+    )
+    job = active_job(broker)
+    eventually(lambda: job.status().chunks == 3)
+    size = log_of(redis_server).stat().st_size
+    gate.set()
+    assert submitted.result(30).id == job.id
+    assert (job.status().state, job.status().chunks) == (JobState.QUEUED, 8)
+    lose_writes_after(redis_server, size - 7)  # in the middle of a command
+
+    assert job.status().chunks <= 3
+    let_producer_lapse(raw, job.id)
+    assert "submitting (stalled)" in embedctl("status", job.id).stdout
+    start_worker("slow")
+    again = embedctl(*command, "--wait")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.strip() == job.id
+    assert_whole(job)
+
+
+@pytest.mark.parametrize("worker", ["none yet", "busy with one of them"])
+def test_a_producer_whose_chunks_redis_lost_in_a_crash_says_how_to_go_on(
+    worker: str,
+    settings: Settings,
+    broker: Broker,
+    redis_server: RedisServer,
+    raw,
+    embedctl,
+    start_worker: StartWorker,
+    short_folder: Path,
+) -> None:
+    early, late = threading.Event(), threading.Event()
+
+    def texts() -> Iterator[str]:
+        yield from TEXTS[:11]
+        early.wait(60)
+        yield from TEXTS[11:31]
+        late.wait(60)
+        yield from TEXTS[31:]
+
+    busy = None if worker == "none yet" else start_worker("slow")
+    submitted = in_background(lambda: enqueue_embeddings(texts(), hardware="slow", chunk_size=5, settings=settings))
+    job = active_job(broker)
+    eventually(lambda: job.status().chunks == 2)
+    size = log_of(redis_server).stat().st_size
+    early.set()
+    eventually(lambda: job.status().chunks == 6)
+    if busy is not None:
+        eventually(lambda: (job.id, 3) in busy.row().holding)
+    lose_writes_after(redis_server, size)
+    if busy is not None:
+        eventually(lambda: re.search(rf"{job.id}\.3\.\w+] succeeded", busy.log()))
+    late.set()
+    with pytest.raises(JobLost, match=f"--resume {job.id}"):
+        submitted.result(30)
+
+    let_producer_lapse(raw, job.id)
+    if busy is None:
+        start_worker("slow")
+    resumed = embedctl("submit", corpus(short_folder), "--resume", job.id, "--wait")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.strip() == job.id
+    assert_whole(job)
+    assert job.retry_failed() == 0  # what lies there of a chunk is not taken for its failed records
+
+
+# Chunks lost, damaged, or without room
+
+
+def audit(broker: Broker, raw: redis_py.Redis, job: Job) -> tuple[int, int]:
+    """The chunks that a reaper finds to be lost, without the minute of patience that it has otherwise."""
+    reaper = Reaper(broker, interval_s=0.1, audit_after_s=0.5)
+
+    def lost() -> bool:
+        raw.delete(keys.REAPER)  # it is not the worker's turn now
+        reaper.round()
+        return job.status().lost_chunks is not None
+
+    eventually(lost)
+    found = job.status().lost_chunks
+    assert found is not None
+    return found
+
+
+def fill(raw: redis_py.Redis) -> None:
+    """Leave Redis no room for anything more."""
+    raw.config_set("maxmemory", int(raw.info("memory")["used_memory"] * 0.9))
+
+
+def test_a_hole_is_found_and_repaired_by_the_same_corpus(
+    settings: Settings, broker: Broker, raw, embedctl, start_worker: StartWorker
+) -> None:
+    job = enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
+    raw.delete(keys.chunk_input(job.id, 3))
+    worker = start_worker()
+    eventually(lambda: job.status().chunks_done == 7 and "chunk 3: lost" in worker.log())
+    assert audit(broker, raw, job) == (3, 3)
+    assert "lost by the broker: chunks 3 to 3" in embedctl("status", job.id).stdout
+    with pytest.raises(JobLost, match="same idempotency key"):
+        job.wait(timeout=10)
+    assert enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings).id == job.id
+    job.wait(timeout=30)
+    assert_whole(job)
+
+
+def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
+    settings: Settings, broker: Broker, raw, embedctl, start_worker: StartWorker
+) -> None:
+    job = enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
+    damages: dict[int, Callable[[bytearray], object]] = {
+        1: lambda data: data.__setitem__(0, data[0] ^ 0xFF),  # what every chunk begins with
+        2: lambda data: data.__setitem__(8, data[8] ^ 0x01),  # its digest
+        4: lambda data: data.__setitem__(-9, data[-9] ^ 0x20),  # a letter of a text
+        5: lambda data: data.__delitem__(slice(len(data) // 2, None)),
+    }
+    for chunk, damage in damages.items():
+        data = bytearray(raw.get(keys.chunk_input(job.id, chunk)))
+        damage(data)
+        raw.set(keys.chunk_input(job.id, chunk), bytes(data), keepttl=True)
+    worker = start_worker()
+    eventually(lambda: job.status().chunks_done == 4 and all(f"chunk {at}: lost" in worker.log() for at in damages))
+    assert all(f"chunk {at}: its input is damaged" in worker.log() for at in damages)
+    assert audit(broker, raw, job) == (1, 5)
+    shown = embedctl("status", job.id).stdout
+    assert "its input was damaged in Redis" in next(line for line in shown.splitlines() if line.startswith("trouble"))
+    assert job.status().done == 20
+    with pytest.raises(JobLost, match="same idempotency key"):
+        job.wait(timeout=10)
+    enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
+    job.wait(timeout=30)
+    assert_whole(job)
+
+
+def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
+    settings: Settings, broker: Broker, raw, start_worker: StartWorker
+) -> None:
+    worker = start_worker("slow")
+    told: list[tuple[int, bool]] = []
+    gate = threading.Event()
+    submitted = in_background(
+        lambda: submit(
+            broker,
+            records_of(held_at(23, gate), max_bytes=10_000),
+            JobOptions(hardware="slow", chunk_size=5),
+            lambda records, waiting: told.append((records, waiting)),
+        )
+    )
+    job = active_job(broker)
+    eventually(lambda: job.status().chunks == 4 and worker.row().holding)
+    fill(raw)
+    gate.set()
+    eventually(lambda: told[-1] == (20, True) and "held back" in worker.log())
+    full = job.status()
+    time.sleep(3 * settings.lease_s)
+    later = job.status()
+    assert (later.done, later.records, later.chunks) == (full.done, full.records, full.chunks)
+    assert told[-1] == (20, True)
+    assert not submitted.done()
+    raw.config_set("maxmemory", 0)
+    assert submitted.result(30).id == job.id
+    job.wait(timeout=60)
+    assert_whole(job)
+    assert worker.process.poll() is None
+
+
+def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(
+    settings: Settings, raw, start_worker: StartWorker
+) -> None:
+    worker = start_worker()
+    eventually(lambda: " ready.\n" in worker.log())
+    with standing_still(worker.process):
+        job = enqueue_embeddings(TEXTS, chunk_size=5, settings=settings)
+        fill(raw)
+    eventually(lambda: "is full" in worker.log() or worker.process.poll() is not None)
+    time.sleep(2 * settings.lease_s)
+    assert worker.process.poll() is None, worker.log()
+    raw.config_set("maxmemory", 0)
+    job.wait(timeout=30)
+    assert_whole(job)
+    assert worker.process.poll() is None
+
+
+@pytest.mark.parametrize("verb", ["cancel", "discard"])
+def test_a_full_redis_has_room_again_when_a_job_is_given_up(
+    verb: str, settings: Settings, raw, embedctl, start_worker: StartWorker
+) -> None:
+    job = enqueue_embeddings([f"{i} " * 20_000 for i in range(40)], hardware="slow", chunk_size=5, settings=settings)
+    start_worker()
+    fill(raw)
+    given_up = embedctl(verb, job.id)
+    assert given_up.returncode == 0, given_up.stderr
+    eventually(lambda: not list(raw.scan_iter(f"{keys.chunk_input(job.id, '*')}", count=1000)))
+    following = enqueue_embeddings(TEXTS, chunk_size=5, settings=settings)
+    following.wait(timeout=30)
+    assert_whole(following)
+
+
+# Late completions and races
+
+
+def test_a_late_result_of_other_weights_is_refused(
+    settings: Settings,
+    environment: dict[str, str],
+    redis_server: RedisServer,
+    short_folder: Path,
+    start_worker: StartWorker,
+) -> None:
+    config, plain = Path(environment["EMBEDCTL_CONFIG"]), "{dim = 16, seconds_per_batch = 0.1}"
+    job = enqueue_embeddings(TEXTS[:20], hardware="slow", chunk_size=5, settings=settings)
+    size = log_of(redis_server).stat().st_size
+    other = short_folder / "other.toml"
+    other.write_text(config.read_text().replace(plain, "{dim = 16, seconds_per_batch = 0.1, seed = 1}"))
+    environment["EMBEDCTL_CONFIG"] = str(other)
+    late = start_worker("slow")
+    eventually(lambda: late.row().holding)
+    with standing_still(late.process):
+        # Redis forgets that this worker's claim had fixed the job's fingerprint, and another's does.
+        lose_writes_after(redis_server, size)
+        slower = short_folder / "slower.toml"
+        slower.write_text(config.read_text().replace(plain, "{dim = 16, seconds_per_batch = 0.2}"))
+        environment["EMBEDCTL_CONFIG"] = str(slower)
+        right = start_worker("slow")
+        eventually(lambda: job.status().claims > 0)
+    eventually(lambda: "its result was not needed: mismatch" in late.log())
+    assert job.status().refused > 0
+    job.wait(timeout=60)
+    assert job.status().pinned_by == right.row().instance
+    assert_whole(job, TEXTS[:20])
+
+
+def test_cancelling_in_the_middle_of_completions(
+    settings: Settings, broker: Broker, raw, start_worker: StartWorker
+) -> None:
+    worker = start_worker()
+    dice = random.Random(1)
+    jobs = []
+    for _ in range(ROUNDS):
+        job = enqueue_embeddings(TEXTS, chunk_size=2, settings=settings)
+        jobs.append(job)
+        time.sleep(dice.uniform(0, 0.06))
+        cancelled = job.cancel()
+        assert cancelled.state in (JobState.CANCELLED, JobState.COMPLETED)
+    states = [job.status().state for job in jobs]
+    assert JobState.CANCELLED in states
+    eventually(lambda: not list(broker.upkeep.active_jobs()))
+    eventually(lambda: not worker.row().holding)
+    for job, state in zip(jobs, states, strict=True):
+        assert job.status().state is state
+        if state is JobState.COMPLETED:
+            assert_whole(job)
+        else:
+            left = {key.decode() for key in raw.scan_iter(f"*{job.id}*", count=1000)}
+            assert left <= {keys.job(job.id), keys.events(job.id), keys.counted(job.id), keys.cursors(job.id)}
+    following = enqueue_embeddings(TEXTS, chunk_size=2, settings=settings)
+    following.wait(timeout=30)
+    assert_whole(following)
+
+
+def test_sealing_at_the_moment_of_the_last_completion(
+    settings: Settings, broker: Broker, monkeypatch, start_worker: StartWorker
+) -> None:
+    start_worker()
+    dice, seal = random.Random(2), broker.jobs.seal
+
+    def seal_first(job_id: str, chunks: int) -> None:
+        seal(job_id, chunks)
+
+    def seal_last(job_id: str, chunks: int) -> None:
+        eventually(lambda: broker.jobs.status(job_id).chunks_done == chunks)
+        seal(job_id, chunks)
+
+    def seal_somewhen(job_id: str, chunks: int) -> None:
+        time.sleep(dice.uniform(0, 0.03))
+        seal(job_id, chunks)
+
+    for way in (seal_first, seal_last, *[seal_somewhen] * ROUNDS):
+        monkeypatch.setattr(broker.jobs, "seal", way)
+        job = submit(broker, records_of(TEXTS[:4], max_bytes=10_000), JobOptions(chunk_size=2))
+        job.wait(timeout=10)
+        assert_whole(job, TEXTS[:4])
+
+
+def test_retrying_failed_records_while_they_are_fetched(
+    settings: Settings, environment: dict[str, str], monkeypatch, short_folder: Path, start_worker: StartWorker
+) -> None:
+    texts = [f"text {i}{' fail-encoder' * (i % 7 == 3)}" for i in range(60)]
+    vectors = reference(texts)
+    failing = start_worker("poison")
+    jobs = [enqueue_embeddings(texts, hardware="poison", chunk_size=2, settings=settings) for _ in range(ROUNDS)]
+    for job in jobs:
+        assert job.wait(timeout=60).failed == 9
+    assert failing.stop() == 0
+    config = Path(environment["EMBEDCTL_CONFIG"])
+    config.write_text(config.read_text().replace(", poison = true", ""))
+    start_worker("poison")
+    reader = Broker.connect(settings)
+    result = reader.jobs.result
+
+    def slow_result(job_id: str, chunk: int) -> bytes | None:
+        time.sleep(0.002)  # so that there is a middle of a fetch, on any machine
+        return result(job_id, chunk)
+
+    monkeypatch.setattr(reader.jobs, "result", slow_result)
+    dice, mixed = random.Random(3), 0
+    for at, job in enumerate(jobs):
+        path = short_folder / f"{at}.jsonl"
+        fetched = in_background(lambda job=job, path=path: fetch(Job(job.id, reader), path))
+        time.sleep(dice.uniform(0, 0.09))
+        assert job.retry_failed() == 9
+        assert fetched.result(30) == [path]
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line["position"] for line in lines] == list(range(len(texts)))
+        assert all(("embedding" in line) != ("error" in line) for line in lines)
+        good = [line["position"] for line in lines if "embedding" in line]
+        np.testing.assert_array_equal(np.array([lines[i]["embedding"] for i in good], np.float32), vectors[good])
+        mixed += len(texts) - 9 < len(good) < len(texts)
+        job.wait(timeout=30)
+        assert_whole(job, texts)
+    assert mixed > 0  # some fetches were overtaken half-way
+    reader.close()
