@@ -31,6 +31,14 @@ test-slow: $(VENV)/.dev ## the slow tests and those that need a browser
 .PHONY: test-all
 test-all: test test-slow ## every test
 
+# How long `make chaos` breaks things, and the seed of what it breaks; a random one, which it prints, where empty.
+MINUTES ?= 10
+SEED ?=
+
+.PHONY: chaos
+chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, then count every record
+	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.dev ## style, types and the rules about imports
 	$(PY) -m ruff check .

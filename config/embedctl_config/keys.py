@@ -19,9 +19,6 @@ JOBS = "embed:jobs"
 #: When this database was first used, in ms since 1970: a job id older than that was lost with an earlier one.
 BIRTH = "embed:birth"
 
-#: Held by the one process that reaps in this interval.
-REAPER = "embed:reaper"
-
 #: Sorted set of worker instances by the time in ms until which their heartbeat counts.
 WORKERS = "embed:workers"
 
@@ -37,15 +34,17 @@ UNCOMMITTED_TTL_S = 600
 #: A producer that is silent for this long has died, and another may take over its job (seconds).
 PRODUCER_LEASE_S = 30
 
-#: A sweep over a job that rests longer than this begins again (seconds).
-CURSORS_TTL_S = 24 * 3600
-
 #: Lifetime of chunk keys as a multiple of the job's TTL. The reaper renews them every quarter of the TTL while the
 #: job is active, so when a job ends each of them has at least one whole TTL left.
 CHUNK_TTL_FACTOR = 1.25
 
 #: How many events a job's stream keeps.
 EVENTS_KEPT = 256
+
+
+def reaper(version: int) -> str:
+    """String: held by the one process of a version that reaps in this interval. Older ones leave newer jobs alone."""
+    return f"embed:reaper:{version}"
 
 
 def job(job_id: str) -> str:

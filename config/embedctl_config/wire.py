@@ -151,13 +151,18 @@ class ChunkResult:
     truncations: Sequence[Truncation] = field(default=())
 
 
-def encode_input(chunk: ChunkInput) -> bytes:
-    """The wire form of a chunk's input; its digest covers everything but the digest itself."""
+def encode_input(chunk: ChunkInput, version: int | None = None) -> bytes:
+    """The wire form of a chunk's input; its digest covers everything but the digest itself.
+
+    Args:
+        version: the job's, so that whoever may read the job can read the chunk; this one's where None. Up to now the
+            formats are the same.
+    """
     flags, optional = _optional_columns(chunk.ids, chunk.positions)
     body = b"".join([chunk.kinds, _column(chunk.texts), *optional])
     facts = struct.pack("<HQI", flags, chunk.first, len(chunk))
     digest = hashlib.blake2b(body, digest_size=16, key=facts).digest()
-    return _PREFIX.pack(MAGIC, _KIND_INPUT, VERSION, flags, digest, chunk.first, len(chunk)) + body
+    return _PREFIX.pack(MAGIC, _KIND_INPUT, version or VERSION, flags, digest, chunk.first, len(chunk)) + body
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
@@ -185,8 +190,11 @@ def decode_input(data: bytes | memoryview) -> ChunkInput:
     return ChunkInput(first, bytes(kinds), texts, ids, positions)
 
 
-def encode_result(result: ChunkResult) -> bytes:
+def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
     """The wire form of a chunk's result.
+
+    Args:
+        version: the job's, as for :func:`encode_input`.
 
     Raises:
         ValueError: `vectors` is not `rows × dim` float32, or the fingerprint no sha256.
@@ -200,7 +208,7 @@ def encode_result(result: ChunkResult) -> bytes:
     errors, cuts = result.errors, result.truncations
     head = b"".join(
         [
-            _PREFIX.pack(MAGIC, _KIND_RESULT, VERSION, flags, result.digest, result.first, result.rows),
+            _PREFIX.pack(MAGIC, _KIND_RESULT, version or VERSION, flags, result.digest, result.first, result.rows),
             _RESULT_HEAD.pack(result.dim, _FLOAT32, fingerprint),
             _column([result.precision.encode(), result.backend.encode()]),
             struct.pack(f"<{result.rows}I", *result.checksums),

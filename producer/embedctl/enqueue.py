@@ -39,8 +39,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Truncation = Literal["truncate", "error"]
 
-#: Called now and then while submitting with the records added so far and whether the producer waits for workers.
-SubmitProgress = Callable[[int, bool], None]
+#: Called now and then while submitting with the records added so far and what the producer waits for, if for anything.
+SubmitProgress = Callable[[int, str], None]
+_ANOTHER_PRODUCER, _REDIS, _WORKERS = "another producer of this job", "Redis", "workers to make room"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,9 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
     if options.resume is not None:
         if options.idempotency_key is not None:
             raise SettingsError("resume names the job; an idempotency key besides could name another: leave one out")
+        for name in ("ttl", "max_errors", "max_errors_share"):
+            if getattr(options, name) is not None:
+                raise SettingsError(f"a job that is resumed keeps the {name} that it was begun with: leave it out")
         job = broker.jobs.status(options.resume)
         _check_same(job, _given(options))
         return job
@@ -253,7 +257,7 @@ class _Submission:
         payload = wire.encode_input(chunk)
         answer, waiting = self._patiently(lambda: self._add(chunk, payload))
         while answer is Added.HELD:
-            self._report(waiting=True)
+            self._report(_ANOTHER_PRODUCER)
             time.sleep(1.0)  # another producer lives; it ends, or its lease does
             answer, waiting = self._patiently(lambda: self._add(chunk, payload))
         if answer is Added.SEALED:
@@ -266,13 +270,13 @@ class _Submission:
         self._records += len(chunk)
         if answer is Added.OK:
             self._patiently(self._send_tickets)
-        self._report(waiting=False)
+        self._report()
         if waiting > self._broker.settings.high_water_bytes:
             self._patiently(self._wait_for_workers)
 
     def seal(self) -> None:
         while not self._patiently(lambda: self._broker.jobs.hold(self._job_id, self._token)):
-            self._report(waiting=True)
+            self._report(_ANOTHER_PRODUCER)
             time.sleep(1.0)
         self._patiently(lambda: self._broker.jobs.seal(self._job_id, self._added))
         self._patiently(self._send_tickets)
@@ -290,7 +294,7 @@ class _Submission:
             JobLost: it does not know the job any more.
         """
         try:
-            return patiently(ask, pausing=lambda: self._report(waiting=True))
+            return patiently(ask, pausing=lambda: self._report(_REDIS))
         except JobLost:
             raise
         except JobNotFound as error:
@@ -322,7 +326,7 @@ class _Submission:
         """Back-pressure: wait until workers have brought the text that waits below the mark."""
         seen = "$"
         while self._broker.jobs.status(self._job_id).waiting_bytes > self._broker.settings.high_water_bytes:
-            self._report(waiting=True)
+            self._report(_WORKERS)
             seen = self._broker.jobs.wait_event(self._job_id, seen, timeout_s=1.0)
             self._reaper.round()
 
@@ -343,6 +347,6 @@ class _Submission:
         stored = self._broker.jobs.input(self._job_id, self._added)
         return [] if stored is None else wire.decode_input(stored).row_checksums()
 
-    def _report(self, *, waiting: bool) -> None:
+    def _report(self, waiting_for: str = "") -> None:
         if self._progress is not None:
-            self._progress(self._records, waiting)
+            self._progress(self._records, waiting_for)

@@ -29,7 +29,8 @@ class JobProgress:
         self._task = TaskID(0)
         self._samples: list[tuple[float, int, int]] = []
         self._next_line = time.monotonic() + _LINE_EVERY_S
-        self._told_no_worker = self._told_waiting = self._told_stalled = False
+        self._told_no_worker = self._told_stalled = False
+        self._told_waiting = ""
         #: How many records were done before this command came to the job; None where it saw the first.
         self.taken_up: int | None = None
         self._seen = False
@@ -61,13 +62,13 @@ class JobProgress:
         """A line for people, above the bar if there is one."""
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    def submitting(self, records: int, waiting: bool) -> None:
-        """Records were added, or the producer waits for workers to make room."""
+    def submitting(self, records: int, waiting_for: str) -> None:
+        """Records were added, or the producer waits for something."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=records, rate="waiting for workers" if waiting else "")
-        elif waiting and not self._told_waiting:
-            self._told_waiting = True
-            self.say(f"{records} records submitted; waiting for workers to make room for more")
+            self._bar.update(self._task, completed=records, rate=f"waiting for {waiting_for}" if waiting_for else "")
+        elif waiting_for and waiting_for != self._told_waiting:
+            self.say(f"{records:,} records submitted; waiting for {waiting_for}")
+        self._told_waiting = waiting_for or self._told_waiting
 
     def running(self, job: JobStatus) -> None:
         """The job's status at this moment."""

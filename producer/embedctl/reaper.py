@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
 
 from embedctl.broker import Broker
 from embedctl.store import JobState, JobStatus
 from embedctl.store.upkeep import AUDIT_AFTER_MS
+from embedctl_config import wire
 from embedctl_config.errors import BrokerUnavailable, JobNotFound
 
 log = logging.getLogger(__name__)
@@ -23,15 +23,15 @@ class Reaper:
     """Looks after every active job, at most once in an interval among all processes on one Redis.
 
     Args:
-        interval_s: seconds between two rounds.
+        interval_s: seconds between two rounds; 5, or a third of the lease if that is less, where None.
         audit_after_s: a sealed job without progress for this long is audited.
     """
 
     def __init__(
-        self, broker: Broker, *, interval_s: float = 5.0, audit_after_s: float = AUDIT_AFTER_MS / 1000
+        self, broker: Broker, *, interval_s: float | None = None, audit_after_s: float = AUDIT_AFTER_MS / 1000
     ) -> None:
         self._broker = broker
-        self._interval_s = interval_s
+        self._interval_s = min(5.0, broker.settings.lease_s / 3) if interval_s is None else interval_s
         self._audit_after_s = audit_after_s
         self._next = self._rests_until = 0.0
         self._asked: float | None = None
@@ -61,15 +61,13 @@ class Reaper:
             raise
 
     def _round(self) -> None:
+        self._end_leases_of_the_dead()
         if not self._broker.upkeep.take_turn(self._interval_s):
             return
-        dead = self._broker.workers.witness()
-        for instance in dead:
-            log.warning("worker %s died: the chunks that it held are suspect", instance)
         now_ms = self._broker.connection.now_ms()
         for job_id in list(self._broker.upkeep.active_jobs()):
             try:
-                self._look_after(self._broker.jobs.status(job_id), now_ms, dead)
+                self._look_after(self._broker.jobs.status(job_id), now_ms)
             except BrokerUnavailable:
                 raise
             except JobNotFound:
@@ -78,7 +76,18 @@ class Reaper:
                 # One job that can't be read, such as a newer version's, must not cost all others their reaper.
                 log.exception("job %s: can't be looked after", job_id)
 
-    def _look_after(self, job: JobStatus, now_ms: int, dead: Collection[str]) -> None:
+    def _end_leases_of_the_dead(self) -> None:
+        """Whoever has the turn may be on another machine, so this is for everybody."""
+        dead = self._broker.workers.witness()
+        if not dead:
+            return
+        log.warning("workers that died here: %s; the chunks that they held are suspect", ", ".join(sorted(dead)))
+        for job_id in list(self._broker.upkeep.active_jobs()):
+            self._broker.jobs.end_leases(job_id, dead)
+
+    def _look_after(self, job: JobStatus, now_ms: int) -> None:
+        if job.version > wire.VERSION:
+            return  # its own version looks after it
         upkeep = self._broker.upkeep
         if job.state is JobState.CANCELLED:
             if upkeep.free_slice(job.id, job.chunks):
@@ -89,8 +98,6 @@ class Reaper:
             if upkeep.free_slice(job.id, job.chunks, results=False):
                 upkeep.forget(job.id)
             return
-        if dead:
-            self._broker.jobs.end_leases(job.id, dead)
         again = upkeep.reap(job.id, job.queue)
         if again:
             log.info("job %s: tickets sent again for chunks %s", job.id, again)

@@ -12,7 +12,7 @@ import pytest
 
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from tests.conftest import RedisServer
@@ -53,7 +53,7 @@ def tickets(raw) -> list[tuple[str, int]]:
 def reap(broker: Broker, **options: float) -> None:
     """One round, whoever had the last turn."""
     with broker.connection.client() as client:
-        client.delete(keys.REAPER)
+        client.delete(keys.reaper(wire.VERSION))
     Reaper(broker, **options).round()
 
 
@@ -71,9 +71,9 @@ def test_a_reaper_waits_for_its_own_interval_without_asking_redis(
 ) -> None:
     reaper = Reaper(broker, interval_s=60)
     reaper.round()
-    raw.delete(keys.REAPER)
+    raw.delete(keys.reaper(wire.VERSION))
     reaper.round()
-    assert not raw.exists(keys.REAPER)
+    assert not raw.exists(keys.reaper(wire.VERSION))
 
 
 def test_nobody_reaps_in_the_first_two_leases_after_redis_started(own_redis: RedisServer, settings: Settings) -> None:

@@ -156,7 +156,7 @@ def test_wrong_options_are_refused_before_anything_is_stored(
 def test_a_producer_pauses_while_more_text_waits_than_the_mark(settings: Settings, broker: Broker) -> None:
     low = Broker.connect(settings.replace(high_water_bytes=1024))
     texts = ["x" * 500 for _ in range(6)]
-    seen: list[tuple[int, bool]] = []
+    seen: list[tuple[int, str]] = []
     jobs: list[Job] = []
     options = JobOptions(chunk_size=1)
 
@@ -165,7 +165,7 @@ def test_a_producer_pauses_while_more_text_waits_than_the_mark(settings: Setting
 
     producer = threading.Thread(target=run)
     producer.start()
-    eventually(lambda: (2, True) in seen)
+    eventually(lambda: (2, "workers to make room") in seen)
     (job_id,) = broker.upkeep.active_jobs()
     assert producer.is_alive()
     waiting = broker.jobs.status(job_id)

@@ -27,7 +27,7 @@ from embedctl.enqueue import JobOptions, submit
 from embedctl.output import fetch
 from embedctl.reaper import Reaper
 from embedctl.records import records_of
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
 from tests.conftest import RedisServer
 from tests.e2e.conftest import StartWorker, eventually
@@ -380,7 +380,7 @@ def audit(broker: Broker, raw: redis_py.Redis, job: Job) -> tuple[int, int]:
     reaper = Reaper(broker, interval_s=0.1, audit_after_s=0.5)
 
     def lost() -> bool:
-        raw.delete(keys.REAPER)  # it is not the worker's turn now
+        raw.delete(keys.reaper(wire.VERSION))  # it is not the worker's turn now
         reaper.round()
         return job.status().lost_chunks is not None
 

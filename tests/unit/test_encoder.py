@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
-from embedctl_workers.backends.base import Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Rows, Tokens, Vectors, is_out_of_memory
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Stopped
 
@@ -248,3 +248,115 @@ def test_a_batch_never_holds_more_than_the_token_budget() -> None:
     run(backend, chunk_of(*texts), budget=16)
     for batch in backend.batches:
         assert len(batch) * max(len(texts[row].split()) for row in batch) <= 16
+
+
+def memory(tokens: int, **changes: Any) -> DummyBackend:
+    """A device that has room for a batch of so many tokens."""
+    return DummyBackend(dim=4, max_tokens=64, memory_tokens=tokens, **changes)
+
+
+class Batches:
+    """The rows × longest row of each batch that the device was given, in order; too large ones included."""
+
+    def __init__(self, backend: DummyBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        forward = backend.forward
+
+        def noting(tokens: Tokens, rows: Rows) -> Vectors:
+            self.sizes.append(len(rows) * int(tokens.lengths[rows].max()))
+            return forward(tokens, rows)
+
+        monkeypatch.setattr(backend, "forward", noting)
+
+
+def test_a_batch_too_large_for_the_memory_is_halved_and_none_so_large_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = memory(40)
+    batches, encoder = Batches(backend, monkeypatch), ChunkEncoder(backend, 128)
+    texts = [f"w{row} w w w" for row in range(32)]
+    first = encoder.encode(encoder.prepare(chunk_of(*texts), {}))
+    assert first.errors == []
+    assert batches.sizes == [128, 64, 32, 32, 64, 32, 32]
+    batches.sizes.clear()
+    again = encoder.encode(encoder.prepare(chunk_of(*texts), {}))
+    assert batches.sizes == [32] * 4
+    np.testing.assert_array_equal(first.vectors, again.vectors)
+    assert_vectors(again, texts)
+
+
+def test_the_limit_is_learned_downwards_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = memory(16)
+    batches, encoder = Batches(backend, monkeypatch), ChunkEncoder(backend, 64)
+    encoder.encode(encoder.prepare(chunk_of(*(f"w{row} w w w" for row in range(16))), {}))
+    batches.sizes.clear()
+    # Rows of other lengths fill the budget otherwise, but never beyond it.
+    encoder.encode(encoder.prepare(chunk_of(*(f"w{row}" for row in range(50))), {}))
+    assert max(batches.sizes) == 16
+
+
+def test_a_row_too_large_by_itself_fails_alone_and_says_nothing_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = memory(0, poison=True)
+    batches, encoder = Batches(backend, monkeypatch), ChunkEncoder(backend, 32)
+    texts = [f"w{row}" for row in range(32)]
+    texts[11] = "out-of-memory"
+    encoded = encoder.encode(encoder.prepare(chunk_of(*texts), {}))
+    assert codes(encoded) == {11: ErrorCode.OUT_OF_MEMORY}
+    assert_vectors(encoded, texts, failed=[11])
+    batches.sizes.clear()
+    encoder.encode(encoder.prepare(chunk_of(*(f"v{row}" for row in range(32))), {}))
+    assert batches.sizes == [32]
+
+
+def test_a_row_too_large_by_itself_does_not_hide_that_the_batch_is_too_large_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = memory(10)
+    batches, encoder = Batches(backend, monkeypatch), ChunkEncoder(backend, 64)
+    texts = [" ".join(["long"] * 12), *(f"w{row} w w" for row in range(20))]
+    encoded = encoder.encode(encoder.prepare(chunk_of(*texts), {}))
+    assert codes(encoded) == {0: ErrorCode.OUT_OF_MEMORY}
+    assert "MemoryError" in encoded.errors[0].message
+    batches.sizes.clear()
+    encoder.encode(encoder.prepare(chunk_of(*texts[1:]), {}))
+    assert max(batches.sizes) <= 10
+
+
+def test_a_failure_of_another_kind_says_nothing_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = DummyBackend(dim=4, poison=True)
+    batches, encoder = Batches(backend, monkeypatch), ChunkEncoder(backend, 32)
+    encoder.encode(encoder.prepare(chunk_of("fail-encoder", *(f"w{row}" for row in range(31))), {}))
+    batches.sizes.clear()
+    encoder.encode(encoder.prepare(chunk_of(*(f"v{row}" for row in range(32))), {}))
+    assert batches.sizes == [32]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        np._core._exceptions._ArrayMemoryError((2**40,), np.dtype("f4")),
+        # c10/core/impl/alloc_cpu.cpp, as torch raises it on a CPU.
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+            "allocate 4503599627370496 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 20.00 MiB"),
+    ],
+    ids=["python", "numpy", "torch on a CPU", "torch on a GPU"],
+)
+def test_running_out_of_memory_is_told_by_what_the_runtimes_raise(error: Exception) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("kernel failed"), ValueError("memory"), OSError(12, "no swap")])
+def test_other_failures_are_not_taken_for_want_of_memory(error: Exception) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_what_torch_raises_today_is_told_too() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**50)
+    assert is_out_of_memory(raised.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))

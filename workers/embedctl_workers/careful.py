@@ -24,7 +24,7 @@ def encode_carefully(
     """Encode a chunk so that, should the process die, it is known at which record.
 
     Args:
-        given_up: the rows at which earlier owners died; they fail as `crashed_worker`, untouched.
+        given_up: the rows at which earlier owners died; they and their equals fail as `crashed_worker`, untouched.
         announce: called with each row before anything is done with it, and with -1 after the last.
 
     Raises:
@@ -34,8 +34,10 @@ def encode_carefully(
     errors: list[RecordError] = []
     truncations: list[Truncation] = []
     tokens = 0
-    for row in range(len(chunk)):
-        if row in given_up:
+    records = list(zip(chunk.kinds, chunk.texts, strict=True))
+    deadly = {records[row] for row in given_up}
+    for row, record in enumerate(records):
+        if record in deadly:
             errors.append(RecordError(row, ErrorCode.CRASHED_WORKER, _MESSAGE))
             continue
         announce(row)

@@ -42,7 +42,7 @@ class Heartbeat:
         self._describe = describe
         self._return_tickets = return_tickets
         self._interval_s = min(INTERVAL_S, broker.settings.lease_s / 3)
-        self._reaper = Reaper(broker, interval_s=self._interval_s)
+        self._reaper = Reaper(broker)
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, name="heartbeat", daemon=True),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from celery import Celery, signals
+from celery.concurrency.thread import TaskPool
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id
@@ -110,7 +111,7 @@ def _consume(app: Celery, runner: ChunkRunner, name: str, queues: list[str], pre
     # The threads pool, because one process holds one device: chunks share it under a lock instead of forking.
     worker = app.Worker(
         hostname=name,
-        pool="threads",
+        pool=_Threads,
         concurrency=prefetch,
         queues=queues,
         loglevel=log_level.upper(),
@@ -121,6 +122,13 @@ def _consume(app: Celery, runner: ChunkRunner, name: str, queues: list[str], pre
     )
     worker.start()
     return int(worker.exitcode or 0)
+
+
+class _Threads(TaskPool):
+    """Celery's threads pool, which fails when a second Ctrl-C tells it to end a task: it can't, and leases lapse."""
+
+    def terminate_job(self, pid: int, signal: int | None = None) -> None:
+        """Leave the task alone."""
 
 
 def _free_name(broker: Broker, name: str) -> str:

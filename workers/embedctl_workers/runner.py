@@ -76,6 +76,9 @@ class ChunkRunner:
             except BrokerUnavailable as error:
                 log.warning("job %s chunk %d: %s", held.job_id, held.chunk, error)
                 self._returned.append(ticket)
+            except _NotForMe as error:
+                log.warning("job %s chunk %d: %s", held.job_id, held.chunk, error)
+                self._returned.append(ticket)
             except JobError as error:
                 log.info("job %s chunk %d: %s", held.job_id, held.chunk, error)
             except Exception as error:
@@ -104,9 +107,8 @@ class ChunkRunner:
         encoder = self._encoders[model]
         job = self._job(held.job_id)
         if job.precision != self._hardware.precision:
-            # A host whose class of this name is configured otherwise; the reaper offers the chunk to the others.
-            log.warning("job %s wants %s, and this worker offers %s", job.id, job.precision, self._hardware.precision)
-            return
+            # A host whose class of this name is configured otherwise.
+            raise _NotForMe(f"the job wants {job.precision}, and this worker offers {self._hardware.precision}")
         fingerprint = encoder.backend.fingerprint
         claim = self._broker.jobs.claim(
             held.job_id, held.chunk, token=held.token, instance=self._instance, fingerprint=fingerprint
@@ -204,30 +206,29 @@ class ChunkRunner:
         fingerprint: str,
     ) -> None:
         failed = [error.row for error in encoded.errors]
-        payload = wire.encode_result(
-            ChunkResult(
-                first=chunk.first,
-                rows=len(chunk),
-                dim=encoded.vectors.shape[1],
-                digest=wire.digest_of(input_bytes),
-                fingerprint=job_fingerprint(fingerprint, job.options),
-                precision=self._hardware.precision,
-                backend=self._hardware.backend,
-                vectors=encoded.vectors.astype("<f4", copy=False).tobytes(),
-                checksums=chunk.row_checksums(),
-                ids=chunk.ids,
-                positions=chunk.positions,
-                errors=encoded.errors,
-                truncations=encoded.truncations,
-            )
+        result = ChunkResult(
+            first=chunk.first,
+            rows=len(chunk),
+            dim=encoded.vectors.shape[1],
+            digest=wire.digest_of(input_bytes),
+            fingerprint=job_fingerprint(fingerprint, job.options),
+            precision=self._hardware.precision,
+            backend=self._hardware.backend,
+            vectors=encoded.vectors.astype("<f4", copy=False).tobytes(),
+            checksums=chunk.row_checksums(),
+            ids=chunk.ids,
+            positions=chunk.positions,
+            errors=encoded.errors,
+            truncations=encoded.truncations,
         )
+        payload = wire.encode_result(result, job.version)
         report = Completed(
             done=len(chunk) - len(failed),
             failed=len(failed),
             truncated=len(encoded.truncations),
             tokens=encoded.tokens,
             dim=encoded.vectors.shape[1],
-            failed_input=wire.encode_input(chunk.select(failed)) if failed else b"",
+            failed_input=wire.encode_input(chunk.select(failed), job.version) if failed else b"",
         )
         answer = self._patiently(
             held,
@@ -263,6 +264,10 @@ class ChunkRunner:
                 held.chunk,
                 error,
             )
+
+
+class _NotForMe(Exception):
+    """Raised for a ticket that another worker of its queue may deal with."""
 
 
 class _Draining(Exception):

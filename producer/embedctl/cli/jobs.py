@@ -31,7 +31,14 @@ def status(job_id: str, as_json: bool) -> None:
     job = Job.get(job_id)
     facts, workers, gone, suspects = job.status(), job.workers(), job.gone_workers(), job.suspects()
     if as_json:
-        click.echo(_to_json(facts, workers=workers, gone=gone, suspects=suspects))
+        click.echo(
+            _to_json(
+                facts,
+                workers=[{**asdict(worker), "activity": worker.activity} for worker in workers],
+                gone=[asdict(each) for each in gone],
+                suspects=[asdict(each) for each in suspects],
+            )
+        )
         return
     lines = _facts(facts, workers)
     if not facts.state.ended:
@@ -186,8 +193,7 @@ def _history(suspect: Suspect) -> Iterator[tuple[str, str]]:
         yield "", f"{_when(death.at)}: {death.worker} died{at_row}"
 
 
-def _to_json(job: JobStatus, **lists: Sequence[Any]) -> str:
-    more = {name: [asdict(each) for each in each_list] for name, each_list in lists.items()}
+def _to_json(job: JobStatus, **more: Sequence[Any]) -> str:
     return json.dumps({**asdict(job), "stalled": job.stalled, **more}, default=_as_json)
 
 

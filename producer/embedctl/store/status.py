@@ -37,6 +37,7 @@ class JobStatus:
     """A job's facts at one moment. Counts are of records unless they say chunks; times are in UTC.
 
     Attributes:
+        version: of its wire formats; only embedctl of this version or a later one may touch it.
         records: records accepted so far; all of them once `sealed`.
         truncated: records with a vector of their first tokens only.
         tokens: tokens encoded so far; exact duplicates within a chunk count once.
@@ -57,6 +58,7 @@ class JobStatus:
     """
 
     id: str
+    version: int
     state: JobState
     model: str
     hardware: str
@@ -158,6 +160,7 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
     chunks = count.pop("added")
     return JobStatus(
         id=job_id,
+        version=int(facts["version"]),
         state=JobState(facts["state"]),
         model=facts["model"],
         hardware=facts["hardware"],

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from embedctl.store.connection import Connection
 from embedctl.store.status import STUCK_AFTER
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
 
 #: A ticket that nobody takes is sent again ever later, but not later than this (ms).
@@ -34,7 +34,9 @@ class Upkeep:
         Nobody reaps in the first two leases after Redis started: owners need that long to come back and renew.
         """
         with self._connection.client() as client:
-            taken = client.set(keys.REAPER, secrets.token_hex(8), nx=True, px=max(1, int(interval_s * 1000)))
+            taken = client.set(
+                keys.reaper(wire.VERSION), secrets.token_hex(8), nx=True, px=max(1, int(interval_s * 1000))
+            )
         return bool(taken) and self._connection.uptime_s() >= 2 * self._settings.lease_s
 
     def active_jobs(self) -> Iterator[str]:
@@ -151,5 +153,7 @@ class Upkeep:
 
     def _move_cursor(self, job_id: str, name: str, to: int) -> None:
         with self._connection.client() as client:
-            pipe = client.pipeline(transaction=False).hset(keys.cursors(job_id), name, to)
-            pipe.expire(keys.cursors(job_id), keys.CURSORS_TTL_S).execute()
+            left_ms = client.pttl(keys.job(job_id))
+            if left_ms > 0:  # no cursor outlives its job
+                pipe = client.pipeline(transaction=False).hset(keys.cursors(job_id), name, to)
+                pipe.pexpire(keys.cursors(job_id), left_ms).execute()

@@ -1,0 +1,250 @@
+"""A whole run: start everything, break it for some time, wait, check, stop everything, and look for what is left."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from embedctl import enqueue_embeddings
+from embedctl_config import keys
+from tests.chaos.check import keys_without_ttl, left_over, unknown_jobs
+from tests.chaos.faults import Chaos
+from tests.chaos.jobs import DummyWorkload, Workload
+from tests.chaos.logs import errors_in
+from tests.chaos.monitor import Monitor
+from tests.chaos.options import DUMMY, Options
+from tests.chaos.producers import Order, Producers
+from tests.chaos.real import RealWorkload
+from tests.chaos.recovery import Loss, Recoveries
+from tests.chaos.report import Outcome
+from tests.chaos.stack import OUTAGE, Death, Stack, Worker
+from tests.chaos.storm import Storm
+
+#: Producers pause while about this much encoding waits (seconds of one worker).
+_MOST_WAITING_S = 30.0
+#: Keys that are not a job's own live no longer than this after their last use (seconds).
+_LONGEST_OTHER_S = 330.0
+_CLIENTS_S = 10.0
+#: A worker that takes nothing for this long never will: half-open connections are noticed sooner (seconds).
+_WORKING_S = 60.0
+
+
+def run(options: Options) -> Outcome:
+    """Run it; the folder of its logs is removed, unless it is to be kept or something is wrong."""
+    folder = _folder(options)
+    workload: Workload = DummyWorkload(options) if options.model == DUMMY else RealWorkload(options)
+    stack = Stack(options, folder)
+    outcome: Outcome | None = None
+    try:
+        outcome = _Campaign(options, stack, workload).run()
+    finally:
+        stack.close()
+        survivors = stack.survivors()
+        if outcome is not None and survivors:
+            outcome.left.append(f"{len(survivors)} processes still run")
+        if options.keep is None and outcome is not None and outcome.good:
+            shutil.rmtree(folder)
+        else:
+            print(f"logs and data are in {folder}", flush=True)
+    return outcome
+
+
+def _folder(options: Options) -> Path:
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+    # Short: a unix socket's path may have 107 bytes.
+    return Path(tempfile.mkdtemp(prefix="ec-", dir=options.keep))
+
+
+class _Campaign:
+    def __init__(self, options: Options, stack: Stack, workload: Workload) -> None:
+        self._options = options
+        self._stack = stack
+        waiting_s = _MOST_WAITING_S if options.model == DUMMY else float("inf")
+        self._producers = Producers(stack, workload, options.producers, waiting_s)
+        self._monitor = Monitor(stack, self._producers, workload)
+        self._recoveries = Recoveries(stack)
+        self._chaos = Chaos(
+            stack, self._producers, self._monitor, self._recoveries, random.Random(f"{options.seed} dice")
+        )
+
+    def run(self) -> Outcome:
+        self._stack.start()
+        outcome = Outcome(self._options, str(self._stack.raw.info("server")["redis_version"]))
+        self._monitor.start()
+        self._recoveries.start()
+        self._producers.start()
+        storm = Storm(self._chaos, self._options.seed, self._options.pause, self._stack.folder / "faults.log")
+        try:
+            started = time.monotonic()
+            until = started + 60 * self._options.minutes
+            storm.blow(until, enough=self._all_done, tell=lambda: self._tell(storm, until))
+            outcome.storm_s = time.monotonic() - started
+            _say(f"{len(storm.events)} faults in {outcome.storm_s:.0f} s; now everything has to come to its end")
+            self._settle(outcome)
+        finally:
+            self._monitor.stop()
+            self._recoveries.stop()
+            self._producers.abandon()
+        self._count(outcome, storm)
+        self._leave(outcome)
+        return outcome
+
+    def _all_done(self) -> bool:
+        """Nothing more to break: a real model's jobs are few."""
+        return self._producers.exhausted and not self._monitor.unsettled()
+
+    def _tell(self, storm: Storm, until: float) -> None:
+        orders = self._producers.orders
+        settled = sum(order.settled for order in orders)
+        left_s = max(0.0, until - time.monotonic())
+        _say(f"{len(storm.events)} faults, {settled} of {len(orders)} jobs ended and checked, {left_s:.0f} s to go")
+
+    def _settle(self, outcome: Outcome) -> None:
+        started = time.monotonic()
+        self._producers.stop_taking()
+        hanging = self._monitor.settle(started + self._options.settle)
+        outcome.settle_s = time.monotonic() - started
+        outcome.hung = [self._in_words(order) for order in hanging]
+        self._monitor.stop()
+        self._monitor.check_again()
+        endless = keys_without_ttl(self._stack.raw)
+        outcome.left += [f"{len(endless)} keys have no time to live: {endless[:5]}"] if endless else []
+        known = {job_id for order in self._producers.orders for job_id in (*order.printed, order.known_id) if job_id}
+        unknown = unknown_jobs(self._stack.raw, known)
+        outcome.left += [f"{len(unknown)} jobs that nobody ordered: {unknown[:5]}"] if unknown else []
+
+    def _count(self, outcome: Outcome, storm: Storm) -> None:
+        monitor, orders = self._monitor, self._producers.orders
+        outcome.jobs = Counter(order.plan.kind for order in orders)
+        outcome.records = sum(order.plan.records for order in orders if not order.cancelled)
+        outcome.poison = Counter(word for order in orders for word in order.plan.poison.values())
+        outcome.chunks, outcome.claims = monitor.chunks.total(), monitor.claims.total()
+        outcome.most_attempts, outcome.blamed = monitor.most_attempts, monitor.blamed
+        outcome.difference = monitor.difference
+        outcome.producer_runs = sum(order.runs for order in orders)
+        outcome.faults = storm.counts()
+        outcome.verdicts = dict(monitor.verdicts)
+        outcome.left += [f"the harness failed at {words}; harness.log says more" for words in monitor.failures]
+        outcome.notes = list(self._chaos.notes)
+        outcome.logged = errors_in(worker.log_file for worker in self._stack.workers)
+        deaths = list(self._stack.deaths())
+        outcome.deaths = Counter(map(_in_words, deaths))
+        recovered = [loss for loss in self._recoveries.losses if loss.recovered_at is not None]
+        quiet = [loss for loss in recovered if self._was_quiet(loss, storm, deaths)]
+        outcome.recoveries = {"any kill": recovered, "kills with nothing else broken": quiet}
+
+    def _was_quiet(self, loss: Loss, storm: Storm, deaths: list[Death]) -> bool:
+        """Whether nothing but this kill could have made it slow: no fault, no other death, no rest after Redis' own."""
+        begin, end = loss.died_at, loss.recovered_at or 0.0
+        rests_s = 2 * self._options.lease
+        others = [event for event in storm.events if event.began_at <= end and (event.ended_at or end) >= begin]
+        of_redis = [event.ended_at or end for event in storm.events if event.name.startswith("Redis")]
+        of_class = [death for death in deaths if death.hardware == loss.hardware and begin - 0.5 <= death.at <= end]
+        return (
+            len(others) <= 1  # the kill itself
+            and len(of_class) <= 1
+            and not any(begin - rests_s <= at <= end for at in (*of_redis, self._stack.redis_restarts[0]))
+        )
+
+    def _leave(self, outcome: Outcome) -> None:
+        """Stop as an operator does, and look for what stays behind."""
+        stack = self._stack
+        stack.wait_until_ready()
+        outcome.left += [f"worker {worker.number} takes no chunks any more" for worker in self._idle_workers()]
+        statuses = stack.stop_workers()
+        outcome.left += [f"worker {n} ended with status {status}" for n, status in enumerate(statuses) if status]
+        if self._options.waits_for_expiry:
+            self._wait_for_expiry(outcome)
+        stack.proxy.cut()  # what it made half open stays so at its other end
+        outcome.left += [f"a connection to Redis is still open: {words}" for words in self._others_connected()]
+
+    def _idle_workers(self) -> list[Worker]:
+        """Workers that say they live, and encode nothing although there is enough for all."""
+        stack, deadline = self._stack, time.monotonic() + _WORKING_S
+        begun_ms = time.time_ns() // 1_000_000
+        while True:
+            rows = stack.rows()
+            idle = [
+                worker
+                for worker in stack.workers
+                if worker.pid not in rows or rows[worker.pid].progressed_ms < begun_ms
+            ]
+            if not idle or time.monotonic() > deadline:
+                return idle
+            for hardware in {worker.hardware for worker in idle}:
+                texts = [f"for everybody {at}" for at in range(100)]
+                enqueue_embeddings(
+                    texts,
+                    model=self._options.model,
+                    hardware=hardware,
+                    chunk_size=2,
+                    ttl=self._options.ttl,
+                    settings=stack.settings,
+                )
+            time.sleep(2)
+
+    def _wait_for_expiry(self, outcome: Outcome) -> None:
+        wait_s = self._options.ttl * keys.CHUNK_TTL_FACTOR + _LONGEST_OTHER_S
+        _say(f"waiting for {wait_s:.0f} s at most until nothing is left in Redis")
+        deadline = time.monotonic() + wait_s
+        # What lives longer than the wait goes on is known to be left over now.
+        while min((left := left_over(self._stack.raw)).values(), default=wait_s) < deadline - time.monotonic():
+            time.sleep(2)
+        kinds = Counter(_kind_of_key(name) for name in left)
+        outcome.left += [f"{count} keys {kind} outlived their jobs" for kind, count in kinds.items()]
+
+    def _others_connected(self) -> list[str]:
+        """Connections to Redis that are not the harness's: only it comes by the unix socket."""
+        deadline = time.monotonic() + _CLIENTS_S
+        while True:
+            clients = self._stack.raw.client_list()
+            others = [each for each in clients if not each["addr"].startswith(str(self._stack.folder))]
+            if not others or time.monotonic() > deadline:
+                return [f"last command {each['cmd']}, {each['age']} s old" for each in others]
+            time.sleep(0.1)
+
+    def _in_words(self, order: Order) -> str:
+        """All that may say why a job does not end."""
+        words = [f"job {order.plan.index} ({order.plan.kind}) did not end"]
+        words.append(f"{order.submitting} producers, {order.runs} runs, retrying {order.retrying}")
+        words += order.problems[:3]
+        try:
+            if order.job_id is not None:
+                status = self._stack.broker.jobs.status(order.job_id)
+                now = self._stack.broker.connection.now_ms()
+                raw = self._stack.raw
+                due = raw.zrange(keys.due(order.job_id), 0, 9, withscores=True)
+                words += [
+                    f"{order.job_id} {status.state}, {status.done} + {status.failed} of {status.records} records",
+                    f"chunks {status.chunks_done} of {status.chunks}",
+                    f"next to issue {raw.hget(keys.job(order.job_id), 'next')}",
+                    f"due in s {[(int(chunk), round((at - now) / 1000)) for chunk, at in due]}",
+                    f"chunks owned {[int(chunk) for chunk in raw.hkeys(keys.owners(order.job_id))]}",
+                    f"{raw.llen(status.queue)} tickets wait, {self._stack.broker.workers.count(status.queue)} workers",
+                ]
+        except OUTAGE as error:
+            words.append(str(error))
+        return "; ".join(words)
+
+
+def _in_words(death: Death) -> str:
+    if death.status < 0:
+        name = signal.Signals(-death.status).name
+        return f"{name}{'' if death.ours else ', of its own'}"
+    return f"status {death.status}{'' if death.ours else ', of its own'}"
+
+
+def _kind_of_key(name: str) -> str:
+    """A key's name without what differs from one job or worker to the next."""
+    parts = name.split(":")
+    return ":".join(part for at, part in enumerate(parts) if at != 2 and not part.isdigit())
+
+
+def _say(words: str) -> None:
+    print(words, flush=True)

@@ -1,0 +1,202 @@
+"""Whether an ended job holds every record once, as it must be: by the public library, and by raw Redis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embedctl import Job, JobState, JobStatus
+from embedctl.broker import Broker
+from embedctl_config import keys, wire
+from embedctl_config.wire import ErrorCode
+from tests.chaos.jobs import Expected, Plan
+
+_SLICE = 500
+#: Most that is said about one job.
+_MOST_WORDS = 6
+
+
+@dataclass
+class Verdict:
+    """What is wrong with a job: numbers of records, and sentences.
+
+    Attributes:
+        difference: the largest of any vector's element from what it must be.
+        blamed: records that ended as `crashed_worker` and are no poison: a random kill met a careful worker.
+    """
+
+    lost: int = 0
+    doubled: int = 0
+    wrong_vectors: int = 0
+    wrong_errors: int = 0
+    other: int = 0
+    difference: float = 0.0
+    blamed: list[int] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+
+    @property
+    def fine(self) -> bool:
+        return not (self.lost or self.doubled or self.wrong_vectors or self.wrong_errors or self.other)
+
+    def say(self, words: str) -> None:
+        if len(self.words) < _MOST_WORDS:
+            self.words.append(words)
+
+    def must_be(self, what: str, found: object, expected: object) -> None:
+        """Count a fact that is not as it must be."""
+        if found != expected:
+            self.other += 1
+            self.say(f"{what} is {found}, not {expected}")
+
+
+def check_job(job: Job, broker: Broker, raw: Any, plan: Plan, expected: Expected) -> Verdict:
+    """Compare an ended job with what has to come back.
+
+    Raises:
+        JobNotFound, JobLost, JobUnfinished, BrokerUnavailable: as the library does.
+    """
+    verdict = Verdict()
+    status = job.status()
+    failed = _check_records(job, plan, expected, verdict)
+    verdict.must_be("status.records", status.records, plan.records)
+    verdict.must_be("done + failed", status.done + status.failed, plan.records)
+    verdict.must_be("status.failed", status.failed, len(failed))
+    verdict.must_be("status.chunks_done", status.chunks_done, status.chunks)
+    verdict.must_be("state", status.state, _state(plan.records, len(failed)))
+    verdict.must_be("positions of errors()", [each.position for each in job.errors()], sorted(failed))
+    if expected.cuts is not None and not verdict.blamed:
+        verdict.must_be("status.truncated", status.truncated, len(expected.cuts))
+    _check_raw(broker, raw, status, len(failed), verdict)
+    return verdict
+
+
+def _state(records: int, failed: int) -> JobState:
+    if not failed:
+        return JobState.COMPLETED
+    return JobState.FAILED if failed == records else JobState.COMPLETED_WITH_ERRORS
+
+
+def _check_records(job: Job, plan: Plan, expected: Expected, verdict: Verdict) -> dict[int, ErrorCode]:
+    """Each record's vector or error; the codes of those that failed."""
+    seen: Counter[int] = Counter()
+    failed: dict[int, ErrorCode] = {}
+    cuts: dict[int, tuple[int, int]] = {}
+    for chunk in job.iter_results():
+        positions = chunk.positions.tolist()
+        seen.update(positions)
+        errors = Counter(each.position for each in chunk.errors)
+        verdict.doubled += sum(errors.values()) - len(errors)
+        failed.update({each.position: each.code for each in chunk.errors})
+        cuts.update({each.position: (each.used, each.lost) for each in chunk.truncations})
+        inside = [row for row, position in enumerate(positions) if position < plan.records]
+        _check_vectors(chunk.vectors[inside], [positions[row] for row in inside], failed, expected, verdict)
+        for row in inside:
+            if chunk.ids[row] != expected.ids[positions[row]]:
+                verdict.must_be(f"id of record {positions[row]}", chunk.ids[row], expected.ids[positions[row]])
+    verdict.lost += sum(position not in seen for position in range(plan.records))
+    verdict.doubled += sum(count - 1 for count in seen.values())
+    verdict.doubled += sum(position >= plan.records for position in seen)
+    _check_codes(failed, expected, verdict)
+    if expected.cuts is not None:
+        of_failed = set(failed)
+        verdict.must_be("truncations", cuts, {at: cut for at, cut in expected.cuts.items() if at not in of_failed})
+    return failed
+
+
+def _check_vectors(
+    vectors: Any, positions: list[int], failed: dict[int, ErrorCode], expected: Expected, verdict: Verdict
+) -> None:
+    if not positions:
+        return
+    finite = np.isfinite(vectors).all(axis=1)
+    with_error = np.array([position in failed for position in positions])
+    neither, both = ~finite & ~with_error, finite & with_error
+    verdict.lost += int(neither.sum())
+    verdict.doubled += int(both.sum())
+    wanted = expected.vectors[positions]
+    comparable = finite & ~with_error & np.isfinite(wanted).all(axis=1)
+    if vectors.shape[1] != wanted.shape[1]:
+        verdict.wrong_vectors += len(positions)
+        return
+    differences = np.abs(vectors[comparable] - wanted[comparable]).max(axis=1, initial=0.0)
+    verdict.difference = max(verdict.difference, float(differences.max(initial=0.0)))
+    wrong = differences > expected.tolerance
+    if wrong.any():
+        verdict.wrong_vectors += int(wrong.sum())
+        verdict.say(f"record {np.array(positions)[comparable][wrong][0]} has a wrong vector")
+
+
+def _check_codes(failed: dict[int, ErrorCode], expected: Expected, verdict: Verdict) -> None:
+    for position in sorted(failed.keys() | expected.codes.keys()):
+        found, wanted = failed.get(position), expected.codes.get(position)
+        if found == wanted:
+            continue
+        if found is ErrorCode.CRASHED_WORKER:
+            verdict.blamed.append(position)
+        else:
+            verdict.wrong_errors += 1
+            verdict.say(f"record {position} ended as {found}, not {wanted}")
+
+
+def _check_raw(broker: Broker, raw: Any, status: JobStatus, failed: int, verdict: Verdict) -> None:
+    """What Redis holds must say the same: each chunk counted once, nothing under way, only failed rows' text left."""
+    rows = still_failed = 0
+    for chunk in range(status.chunks):
+        data = broker.jobs.result(status.id, chunk)
+        if data is None:
+            verdict.lost += 1
+            verdict.say(f"chunk {chunk} has no result in Redis")
+            continue
+        result = wire.decode_result(data)
+        if chunk < (status.original_chunks or 0):
+            rows += result.rows
+        moved = broker.jobs.retried_as(status.id, chunk) is not None
+        still_failed += 0 if moved else len(result.errors)
+        has_input = broker.jobs.input(status.id, chunk) is not None
+        verdict.must_be(f"text of chunk {chunk} kept", has_input, bool(result.errors) and not moved)
+    verdict.must_be("rows of all results", rows, status.records)
+    verdict.must_be("errors of all results", still_failed, failed)
+    verdict.must_be("bits of counted", raw.bitcount(keys.counted(status.id)), status.chunks)
+    verdict.must_be("chunks due", raw.zcard(keys.due(status.id)), 0)
+    verdict.must_be("chunks owned", raw.hlen(keys.owners(status.id)), 0)
+    verdict.must_be("waiting_bytes", status.waiting_bytes, 0)
+
+
+def freed(raw: Any, job_id: str) -> bool:
+    """Whether nothing of a cancelled job's texts and vectors is left. A result that nobody counted goes by itself."""
+    chunks = int(raw.hget(keys.job(job_id), "added") or 0)
+    doomed = [
+        key(job_id, chunk)
+        for chunk in range(chunks)
+        for key in (keys.chunk_input, keys.chunk_result, keys.retry_pointer)
+    ]
+    return not any(raw.exists(*doomed[at : at + _SLICE]) for at in range(0, len(doomed), _SLICE))
+
+
+def keys_without_ttl(raw: Any) -> list[str]:
+    """Keys of ours that would stay for good."""
+    names = list(raw.scan_iter(match=f"{keys.PREFIX}*", count=1000))
+    endless = []
+    for at in range(0, len(names), _SLICE):
+        pipe = raw.pipeline(transaction=False)
+        for name in names[at : at + _SLICE]:
+            pipe.pttl(name)
+        endless += [
+            name.decode() for name, left in zip(names[at : at + _SLICE], pipe.execute(), strict=True) if left == -1
+        ]
+    return endless
+
+
+def left_over(raw: Any) -> dict[str, float]:
+    """Keys of ours that are still there, and the seconds that each has left."""
+    names = list(raw.scan_iter(match=f"{keys.PREFIX}*", count=1000))
+    return {name.decode(): raw.pttl(name) / 1000 for name in names}
+
+
+def unknown_jobs(raw: Any, known: set[str]) -> list[str]:
+    """Jobs in Redis that nobody ordered: a submission that was counted twice."""
+    names = [name.decode() for name in raw.zrange(keys.JOBS, 0, -1)]
+    return [name for name in names if name not in known and raw.exists(keys.job(name))]

@@ -1,0 +1,358 @@
+"""Faults: each kind a small function that breaks something now and says how it is mended later."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from embedctl import Job, JobState
+from embedctl_config import keys
+from tests.chaos.monitor import Monitor
+from tests.chaos.producers import Producers
+from tests.chaos.recovery import Loss, Recoveries
+from tests.chaos.stack import OUTAGE, Stack, Worker
+
+#: A job that nobody ever made here.
+_GONE = "20200101-000000-0000000000"
+
+#: Mends a fault; seconds after which to call it again, or None when it is done.
+Undo = Callable[[], float | None]
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A fault that was done: in words, when it is mended, and how.
+
+    Attributes:
+        quiet_for: nothing else is broken until these are taken up.
+        lull_s: nothing was done yet: nothing else is to be broken until it can be, but not for longer than this.
+    """
+
+    words: str
+    after_s: float = 0.0
+    undo: Undo | None = None
+    quiet_for: tuple[Loss, ...] = ()
+    lull_s: float = 0.0
+
+
+@dataclass
+class Chaos:
+    """What faults may break, and the dice."""
+
+    stack: Stack
+    producers: Producers
+    monitor: Monitor
+    recoveries: Recoveries
+    rng: random.Random
+    #: Undos that are not done yet.
+    pending: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def lease(self) -> float:
+        return self.stack.options.lease
+
+    @property
+    def redis_well(self) -> bool:
+        return self.stack.redis_up and not self.stack.redis_full
+
+    def short(self) -> float:
+        """How long a thing that comes back stays away (seconds)."""
+        return self.rng.uniform(0.5, 6.0)
+
+
+#: Breaks something, or returns None where it can't at this moment.
+Strike = Callable[[Chaos], Struck | None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kind of fault: how often it is drawn, and for how many leases it does not come after which others.
+
+    Attributes:
+        rests_after: how the names of those others begin.
+    """
+
+    name: str
+    weight: int
+    strike: Strike
+    rest_leases: float = 0.0
+    rests_after: str = ""
+
+
+def _target(chaos: Chaos, *, busy: bool = True) -> tuple[Worker, str] | None:
+    """A live worker and its instance; one that holds a chunk, if that matters."""
+    rows = chaos.stack.rows()
+    held = chaos.stack.holdings() if busy else {}
+    found = [
+        (worker, rows[worker.pid].instance)
+        for worker in chaos.stack.workers
+        if worker.alive and not worker.frozen and worker.pid in rows and (not busy or rows[worker.pid].instance in held)
+    ]
+    return chaos.rng.choice(found) if found else None
+
+
+def _kill(chaos: Chaos, number: signal.Signals) -> tuple[Worker, list[Loss]] | None:
+    """Kill a worker that holds a chunk, and watch what it held."""
+    target = _target(chaos)
+    if target is None:
+        return None
+    worker, instance = target
+    # It is stopped first, so that what it owns when we look is what it owns when it dies.
+    worker.signal(signal.SIGSTOP)
+    try:
+        held = chaos.stack.holdings().get(instance, [])
+    except OUTAGE:
+        held = []
+    worker.signal(number)
+    worker.signal(signal.SIGCONT)
+    return worker, chaos.recoveries.watch(worker.hardware, held)
+
+
+def kill_worker(chaos: Chaos) -> Struck | None:
+    killed = _kill(chaos, signal.SIGKILL)
+    return killed and Struck(f"worker {killed[0].number}, which held {len(killed[1])} chunks")
+
+
+def segv_worker(chaos: Chaos) -> Struck | None:
+    killed = _kill(chaos, signal.SIGSEGV)
+    return killed and Struck(f"worker {killed[0].number}, which held {len(killed[1])} chunks")
+
+
+def kill_worker_and_wait(chaos: Chaos) -> Struck | None:
+    """A kill with nothing else broken until what the worker held is taken up: how fast that is by itself."""
+    uptime_s = time.monotonic() - chaos.stack.redis_restarts[-1]
+    if uptime_s < 2 * chaos.lease + 1:
+        return None  # nobody reaps yet
+    if chaos.pending or chaos.recoveries.open() or not all(worker.alive for worker in chaos.stack.workers):
+        return Struck("", lull_s=1.5 * chaos.lease + 5)
+    killed = _kill(chaos, signal.SIGKILL)
+    return killed and Struck(f"worker {killed[0].number}", quiet_for=tuple(killed[1]))
+
+
+def stop_then_kill_worker(chaos: Chaos) -> Struck | None:
+    target = _target(chaos)
+    if target is None:
+        return None
+    worker, pid = target[0], target[0].pid
+    worker.signal(signal.SIGSTOP)
+
+    def kill() -> None:
+        if worker.pid == pid:
+            worker.signal(signal.SIGKILL)
+
+    return Struck(f"worker {worker.number}", chaos.short(), kill)
+
+
+def freeze_worker_past_its_lease(chaos: Chaos) -> Struck | None:
+    if any(worker.frozen for worker in chaos.stack.workers):
+        return None
+    target = _target(chaos)
+    if target is None:
+        return None
+    worker, pid = target[0], target[0].pid
+    worker.signal(signal.SIGSTOP)
+
+    def go_on() -> None:
+        if worker.pid == pid:
+            worker.signal(signal.SIGCONT)
+
+    return Struck(f"worker {worker.number}", chaos.lease * chaos.rng.uniform(1.05, 1.3) + 0.5, go_on)
+
+
+def term_worker(chaos: Chaos) -> Struck | None:
+    target = _target(chaos, busy=False)
+    if target is None or not target[0].signal(signal.SIGTERM):
+        return None
+    return Struck(f"worker {target[0].number}")
+
+
+def interrupt_worker_twice(chaos: Chaos) -> Struck | None:
+    target = _target(chaos, busy=False)
+    if target is None or not target[0].signal(signal.SIGINT):
+        return None
+    worker, pid = target[0], target[0].pid
+
+    def again() -> None:
+        if worker.pid == pid:
+            worker.signal(signal.SIGINT)
+
+    return Struck(f"worker {worker.number}", 0.3, again)
+
+
+def _some_ticket(chaos: Chaos) -> tuple[str, bytes] | None:
+    """A queue and one of the tickets in it."""
+    queues = [keys.queue(hardware, chaos.stack.options.model) for hardware in chaos.stack.classes]
+    for queue in chaos.rng.sample(queues, len(queues)):
+        length = chaos.stack.raw.llen(queue)
+        ticket = chaos.stack.raw.lindex(queue, chaos.rng.randrange(length)) if length else None
+        if ticket is not None:
+            return queue, ticket
+    return None
+
+
+def delete_ticket(chaos: Chaos) -> Struck | None:
+    found = _some_ticket(chaos)
+    if found is None or not chaos.stack.raw.lrem(found[0], 1, found[1]):
+        return None
+    return Struck(f"from {found[0]}")
+
+
+def double_ticket(chaos: Chaos) -> Struck | None:
+    """The very message again, or new ones for a chunk that has one or is held already."""
+    if chaos.rng.random() < 0.5:
+        found = _some_ticket(chaos)
+        if found is None:
+            return None
+        chaos.stack.raw.lpush(found[0], found[1])
+        return Struck(f"a message in {found[0]}")
+    for order in chaos.rng.sample(chaos.producers.orders, len(chaos.producers.orders)):
+        if order.ended or order.job_id is None:
+            continue
+        chunks = chaos.stack.raw.zrange(keys.due(order.job_id), 0, -1)
+        if chunks:
+            chunk = int(chaos.rng.choice(chunks))
+            queue = keys.queue(order.plan.hardware, order.plan.model)
+            chaos.stack.broker.tickets.send(queue, order.job_id, [chunk] * chaos.rng.randint(1, 3))
+            return Struck(f"chunk {chunk} of job {order.plan.index}")
+    return None
+
+
+def send_stray_ticket(chaos: Chaos) -> Struck | None:
+    queue = keys.queue(chaos.rng.choice(chaos.stack.classes), chaos.stack.options.model)
+    chaos.stack.broker.tickets.send(queue, _GONE, [0])
+    return Struck(queue)
+
+
+def kill_all_connections(chaos: Chaos) -> Struck | None:
+    killed = chaos.stack.raw.client_kill_filter(_type="normal", skipme=True)
+    if chaos.rng.random() < 0.5:
+        killed += chaos.stack.raw.client_kill_filter(_type="pubsub", skipme=True)
+    return Struck(f"{killed} connections")
+
+
+def freeze_proxy(chaos: Chaos) -> Struck | None:
+    """Connections through the proxy are half open: silent, and not closed. Some never wake again."""
+    if chaos.stack.proxy.frozen:
+        return None
+    resume = chaos.rng.random() < 0.5
+    seconds = chaos.rng.uniform(2.0, 14.0)
+    chaos.stack.proxy.freeze()
+    return Struck(
+        f"for {seconds:.1f} s, then {'go on' if resume else 'stay silent'}",
+        seconds,
+        lambda: chaos.stack.proxy.thaw(resume=resume),
+    )
+
+
+def cut_proxy(chaos: Chaos) -> Struck | None:
+    return Struck(f"{chaos.stack.proxy.cut()} connections")
+
+
+def _stop_redis(chaos: Chaos, *, kill: bool) -> Struck | None:
+    if not chaos.redis_well:
+        return None
+    delayed = chaos.stack.raw.info("persistence").get("aof_delayed_fsync", 0)
+    if kill and delayed:
+        # Only then had Redis answered before it wrote: what a kill loses of that is another test's.
+        chaos.notes.append(f"Redis was killed after {delayed} delayed fsyncs")
+    chaos.stack.stop_redis(kill=kill)
+    seconds = chaos.short()
+    return Struck(f"for {seconds:.1f} s", seconds, chaos.stack.start_redis)
+
+
+def stop_redis(chaos: Chaos) -> Struck | None:
+    return _stop_redis(chaos, kill=False)
+
+
+def kill_redis(chaos: Chaos) -> Struck | None:
+    return _stop_redis(chaos, kill=True)
+
+
+def fill_redis(chaos: Chaos) -> Struck | None:
+    if not chaos.redis_well:
+        return None
+    raw = chaos.stack.raw
+    raw.config_set("maxmemory", max(1, int(raw.info("memory")["used_memory"]) // 2))
+    chaos.stack.redis_full = True
+
+    def empty() -> float | None:
+        if chaos.stack.redis_up:
+            raw.config_set("maxmemory", 0)
+        chaos.stack.redis_full = False
+        return None
+
+    return Struck("", chaos.short(), empty)
+
+
+def kill_producer(chaos: Chaos) -> Struck | None:
+    running = [
+        (order, process)
+        for order in chaos.producers.orders
+        if order.plan.kind != "cancelled"
+        for process in list(order.running)
+        if process.poll() is None
+    ]
+    if not running:
+        return None
+    order, process = chaos.rng.choice(running)
+    process.kill()
+    order.kills += 1
+    return Struck(f"of job {order.plan.index}")
+
+
+def start_twin_producers(chaos: Chaos) -> Struck | None:
+    order = chaos.producers.twins()
+    return None if order is None else Struck(f"for job {order.plan.index}")
+
+
+def cancel_job(chaos: Chaos) -> Struck | None:
+    order = chaos.producers.cancellable()
+
+    def cancel() -> float | None:
+        # The key is free once the job is cancelled: a producer that is run again would make another job.
+        again = order.runs > 1 and order.submitting
+        if order.ended or (order.job_id is None and not order.submitting):
+            return None
+        if order.job_id is None or again:
+            return 0.3
+        order.cancelling = True
+        state = Job(order.job_id, chaos.stack.broker).cancel().state
+        order.cancelled = state is JobState.CANCELLED
+        order.cancelling = order.cancelled
+        return None
+
+    def patiently() -> float | None:
+        try:
+            return cancel()
+        except OUTAGE:
+            return 0.5
+
+    return Struck(f"job {order.plan.index}", chaos.rng.uniform(1.0, 6.0), patiently)
+
+
+FAULTS = (
+    Fault("worker: SIGKILL", 10, kill_worker),
+    Fault("worker: SIGKILL, then quiet", 4, kill_worker_and_wait, 4, "worker: SIGKILL, then quiet"),
+    Fault("worker: SIGSEGV", 5, segv_worker),
+    Fault("worker: SIGSTOP, then SIGKILL", 3, stop_then_kill_worker),
+    Fault("worker: SIGSTOP past the lease, then SIGCONT", 4, freeze_worker_past_its_lease),
+    Fault("worker: SIGTERM", 3, term_worker),
+    Fault("worker: SIGINT twice", 3, interrupt_worker_twice),
+    Fault("ticket: deleted", 4, delete_ticket),
+    Fault("ticket: doubled", 4, double_ticket),
+    Fault("ticket: of a job that is gone", 2, send_stray_ticket),
+    Fault("connections: all killed by Redis", 3, kill_all_connections),
+    Fault("connections: half open", 4, freeze_proxy),
+    Fault("connections: closed by the proxy", 3, cut_proxy),
+    # Nobody reaps in the first two leases after Redis started: more often, and nothing would ever be taken up.
+    Fault("Redis: SIGTERM, then started again", 3, stop_redis, 6, "Redis"),
+    Fault("Redis: SIGKILL, then started again", 3, kill_redis, 6, "Redis"),
+    Fault("Redis: full", 3, fill_redis, 3, "Redis"),
+    Fault("producer: SIGKILL, then run again", 4, kill_producer),
+    Fault("producer: two with one key", 3, start_twin_producers),
+    Fault("job: cancelled", 3, cancel_job),
+)

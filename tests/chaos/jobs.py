@@ -1,0 +1,248 @@
+"""Jobs: what they hold, all of it drawn from the seed, and what has to come back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from embedctl_config.wire import ErrorCode
+from embedctl_workers.backends.dummy import DummyBackend
+from tests.chaos.options import DUMMY, Options
+from tests.chaos.stack import DIM
+
+#: What a record of a corpus holds: its text, and its id if it has one.
+Item = dict[str, Any]
+
+#: Words on which the dummy backend fails or dies, and what the record then ends as.
+SOFT_POISON = {
+    "fail-tokenizer": ErrorCode.ENCODE_ERROR,
+    "fail-encoder": ErrorCode.ENCODE_ERROR,
+    "out-of-memory": ErrorCode.OUT_OF_MEMORY,
+    "not-a-number": ErrorCode.NON_FINITE,
+}
+CRASHERS = {
+    "crash-tokenizer": ErrorCode.CRASHED_WORKER,
+    "crash-encoder": ErrorCode.CRASHED_WORKER,
+    "hang-encoder": ErrorCode.CRASHED_WORKER,
+}
+POISON = {**SOFT_POISON, **CRASHERS}
+
+#: How often each kind of job comes.
+_KINDS = {"empty": 2, "single": 4, "small": 16, "medium": 32, "large": 20, "poison": 18, "crasher": 8}
+_SIZES = {"single": (1, 1), "small": (2, 60), "medium": (60, 1000), "large": (1000, 6000), "poison": (5, 1000)}
+_CRASHER_SIZE = (3, 200)
+#: Fewest and most words of most texts.
+_LENGTHS = ((1, 4), (4, 30), (15, 90))
+#: The slow class encodes about as many words a second as this, with one worker.
+_SLOW_WORDS_PER_S = 64 / 0.022
+_QUICK_RECORDS_PER_S = 4000.0
+_MOST_CHUNKS = 200
+#: A job of the slow class is no longer than this (seconds of one worker).
+_LONGEST_S = 15.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One job: what is submitted and how."""
+
+    index: int
+    key: str
+    kind: str
+    model: str
+    hardware: str
+    ttl_s: float
+    records: int = 0
+    chunk_size: int | None = None
+    words: tuple[int, int] = (4, 30)
+    ids: str = "none"  # none, field, argument
+    truncation: str = "truncate"
+    normalize: bool = True
+    prompt: str | None = None
+    poison: Mapping[int, str] = field(default_factory=dict)
+    by: str = "library"  # library, command
+    through_proxy: bool = False
+    seconds_per_record: float = 0.0
+
+    @property
+    def crashers(self) -> int:
+        """How many of its records kill or hang a worker."""
+        return sum(word in CRASHERS for word in self.poison.values())
+
+    @property
+    def cost_s(self) -> float:
+        """About how long one worker takes."""
+        if self.hardware == "slow":
+            return self.records * sum(self.words) / 2 / _SLOW_WORDS_PER_S
+        return self.records / _QUICK_RECORDS_PER_S
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What has to come back: vectors, NaN where a record must fail; the code of each that must; ids; cut texts.
+
+    `tolerance` is the largest difference of a vector's element. `cuts` is None where nobody knows.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    codes: Mapping[int, ErrorCode]
+    ids: Sequence[str | None]
+    tolerance: float = 0.0
+    cuts: Mapping[int, tuple[int, int]] | None = None
+
+
+class Workload(Protocol):
+    """Where jobs come from."""
+
+    def plan(self, index: int) -> Plan | None:
+        """The job of that number; None when there are no more."""
+
+    def cancellable(self, index: int) -> Plan:
+        """A job that takes long enough to be cancelled on the way."""
+
+    def items(self, plan: Plan) -> list[Item]:
+        """A job's records."""
+
+    def expected(self, plan: Plan) -> Expected:
+        """What has to come back."""
+
+
+class DummyWorkload:
+    """Jobs without end for the dummy backend."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._kinds = {kind: share for kind, share in _KINDS.items() if options.crashers or kind != "crasher"}
+        # With a long lease each death costs minutes: few records may kill, or the run never settles.
+        if options.lease > 10 and "crasher" in self._kinds:
+            self._kinds["crasher"] = 4
+
+    def plan(self, index: int) -> Plan:
+        rng = random.Random(f"{self._options.seed} job {index}")
+        [kind] = rng.choices(list(self._kinds), list(self._kinds.values()))
+        return self._plan(index, kind, rng)
+
+    def cancellable(self, index: int) -> Plan:
+        rng = random.Random(f"{self._options.seed} cancelled job {index}")
+        return Plan(
+            index=index,
+            key=f"chaos {self._options.seed} cancelled {index}",
+            kind="cancelled",
+            model=DUMMY,
+            hardware="slow",
+            ttl_s=self._options.ttl,
+            records=rng.randint(800, 3000),
+            chunk_size=rng.choice((16, 64)),
+            words=(10, 30),
+            through_proxy=rng.random() < 0.3,
+            seconds_per_record=rng.choice((0.0, 0.0005)),
+        )
+
+    def items(self, plan: Plan) -> list[Item]:
+        return _items(plan, self._options.seed)
+
+    def expected(self, plan: Plan) -> Expected:
+        return _expected(plan, self.items(plan))
+
+    def _plan(self, index: int, kind: str, rng: random.Random) -> Plan:
+        hardware = rng.choices(("slow", "quick"), (3, 2))[0]
+        words = rng.choice(_LENGTHS)
+        low, high = _CRASHER_SIZE if kind == "crasher" else _SIZES.get(kind, (0, 0))
+        if hardware == "slow":
+            high = max(low, min(high, int(_LONGEST_S * _SLOW_WORDS_PER_S / (sum(words) / 2))))
+        records = rng.randint(min(low, high), high)
+        poison: dict[int, str] = {}
+        if kind == "poison":
+            poison = {rng.randrange(records): rng.choice(list(SOFT_POISON)) for _ in range(rng.randint(1, 6))}
+        elif kind == "crasher":
+            poison = {rng.randrange(records): rng.choice(list(CRASHERS)) for _ in range(rng.randint(1, 2))}
+            if rng.random() < 0.5:
+                poison.setdefault(rng.randrange(records), rng.choice(list(SOFT_POISON)))
+        sizes = [size for size in (1, 3, 7, 16, 50, 128) if records <= size * _MOST_CHUNKS]
+        return Plan(
+            index=index,
+            key=f"chaos {self._options.seed} {index}",
+            kind=kind,
+            model=DUMMY,
+            hardware=hardware,
+            ttl_s=self._options.ttl,
+            records=records,
+            chunk_size=rng.choice([*sizes, None]),
+            words=words,
+            ids=rng.choice(("none", "field", "argument")),
+            truncation=rng.choice(("truncate", "truncate", "error")),
+            normalize=rng.random() < 0.85,
+            prompt=rng.choice((None, None, None, "query: ")),
+            poison=poison,
+            by=rng.choice(("library", "library", "command")) if records else "library",  # no command takes no records
+            through_proxy=rng.random() < 0.3,
+            seconds_per_record=rng.choice((0.0, 0.0, 1.0, 4.0)) / max(records, 1),
+        )
+
+
+def _items(plan: Plan, seed: int) -> list[Item]:
+    rng = random.Random(f"{seed} texts {plan.index}")
+    items: list[Item] = []
+    for position in range(plan.records):
+        text: str | None = _text(plan, rng, position)
+        kind = rng.random()
+        if position not in plan.poison:
+            if kind < 0.02 and position:
+                text = items[rng.randrange(position)]["text"]  # an exact duplicate
+            elif kind < 0.03:
+                text = " ".join(["long", *(f"w{rng.randrange(5000)}" for _ in range(rng.randint(255, 330)))])
+            elif kind < 0.033:
+                text = rng.choice(("", "  ", None))
+        item: Item = {"text": text}
+        if plan.ids != "none":
+            item["id"] = rng.choice((f"id-{position}", position, "again"))
+        items.append(item)
+    return items
+
+
+def _text(plan: Plan, rng: random.Random, position: int) -> str:
+    words = [f"w{rng.randrange(5000)}" for _ in range(rng.randint(*plan.words))]
+    # The number keeps texts apart that were drawn alike: only duplicates made on purpose are duplicates.
+    words.append(f"n{position}")
+    if position in plan.poison:
+        words.insert(rng.randrange(min(5, len(words))), plan.poison[position])
+    return " ".join(words)
+
+
+def _expected(plan: Plan, items: Sequence[Item]) -> Expected:
+    backend = DummyBackend(dim=DIM)
+    texts = [item["text"] for item in items]
+    codes: dict[int, ErrorCode] = {}
+    cuts: dict[int, tuple[int, int]] = {}
+    vectors = np.full((len(texts), DIM), np.nan, np.float32)
+    tokens = backend.tokenize([text or "" for text in texts], plan.prompt)
+    for position, text in enumerate(texts):
+        code = _code(text)
+        if code is None and tokens.lost[position]:
+            if plan.truncation == "error":
+                code = ErrorCode.TOO_LONG
+            else:
+                cuts[position] = (int(tokens.lengths[position]), int(tokens.lost[position]))
+        if code is not None:
+            codes[position] = code
+    good = np.array([position for position in range(len(texts)) if position not in codes], np.int64)
+    if len(good):
+        vectors[good] = backend.finish(backend.forward(tokens, good), normalize=plan.normalize)
+    return Expected(vectors, codes, _labels(items), cuts=cuts)
+
+
+def _code(text: str | None) -> ErrorCode | None:
+    if text is None:
+        return ErrorCode.NOT_TEXT
+    if not text.strip():
+        return ErrorCode.EMPTY
+    # A duplicate of a poison text is poison as well, so the text tells and not the position.
+    return next((POISON[word] for word in text.split() if word in POISON), None)
+
+
+def _labels(items: Sequence[Item]) -> list[str | None]:
+    return [None if "id" not in item else str(item["id"]) for item in items]

@@ -1,0 +1,172 @@
+"""Follows every job from its first trace in Redis to its end, checks it, and has records tried again that were blamed
+by chance."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+
+from embedctl import Job, JobError, JobNotFound, JobState, JobUnfinished
+from embedctl_config import keys
+from tests.chaos.check import Verdict, check_job, freed
+from tests.chaos.jobs import Workload
+from tests.chaos.producers import Order, Producers
+from tests.chaos.stack import OUTAGE, Stack
+
+_POLL_S = 0.25
+#: Once no worker is killed any more nothing is blamed by chance: a record that still is so often is not right.
+_MOST_RETRIES_IN_CALM = 2
+
+
+@dataclass
+class Monitor:
+    """Checks jobs in a thread while faults go on, and again at the end.
+
+    Attributes:
+        verdicts: of jobs that are not fine, by job.
+        blamed: records that were blamed by chance and tried again.
+        most_attempts: claims of the chunk that had most, as far as they were seen.
+        difference: the largest of any vector's element from what it must be.
+        calm: set when faults are over.
+    """
+
+    stack: Stack
+    producers: Producers
+    workload: Workload
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    blamed: int = 0
+    most_attempts: int = 0
+    difference: float = 0.0
+    claims: Counter[str] = field(default_factory=Counter)
+    chunks: Counter[str] = field(default_factory=Counter)
+    calm: threading.Event = field(default_factory=threading.Event)
+    failures: list[str] = field(default_factory=list)
+    _retries_in_calm: Counter[int] = field(default_factory=Counter)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def unsettled(self) -> list[Order]:
+        """Orders that are not at their end yet."""
+        return [order for order in self.producers.orders if not order.settled]
+
+    def settle(self, deadline: float) -> list[Order]:
+        """Wait until every job is at its end and checked; those that are not by the deadline."""
+        self.calm.set()
+        while (hanging := self.unsettled()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return hanging
+
+    def check_again(self) -> None:
+        """Check what is still kept once more: nothing may have changed after a job's end."""
+        for order in self.producers.orders:
+            if not order.settled or order.cancelled or order.plan.index in self.verdicts or order.job_id is None:
+                continue
+            if self.stack.raw.exists(keys.job(order.job_id)):  # else its time is over: it was checked at its end
+                self._check(order, order.job_id, retry=False)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_POLL_S):
+            for order in self.unsettled():
+                try:
+                    self._look(order)
+                except OUTAGE:
+                    break
+                except Exception as error:  # noqa: BLE001  (a harness that dies unseen would call the run good)
+                    self.failures.append(f"job {order.plan.index}: {type(error).__name__}")
+                    with (self.stack.folder / "harness.log").open("a", encoding="utf-8") as log:
+                        log.write(f"job {order.plan.index}:\n{traceback.format_exc()}")
+                    order.settled = order.ended = True
+
+    def _look(self, order: Order) -> None:
+        raw = self.stack.raw
+        found = raw.get(keys.idempotency(order.plan.key))
+        if found is not None:
+            order.known_id = order.known_id or found.decode()
+        job_id = order.job_id
+        if job_id is None:
+            if not order.submitting:
+                self._give_up(order, "it was never submitted")
+            return
+        pipe = raw.pipeline(transaction=False)
+        state, attempts = pipe.hget(keys.job(job_id), "state").hgetall(keys.attempts(job_id)).execute()
+        # Beside a chunk's number of claims stand other facts of it, under names with a colon.
+        counts = [int(value) for name, value in attempts.items() if b":" not in name]
+        self.most_attempts = max([self.most_attempts, *counts])
+        order.ended = state is not None and JobState(state.decode()).ended
+        if order.submitting or (order.cancelling and not order.cancelled):
+            return
+        if order.cancelled:
+            order.settled = state == b"cancelled" and freed(raw, job_id)
+        elif order.retrying:
+            self._retry(order, Job(job_id, self.stack.broker))
+        elif state is None:
+            self._give_up(order, f"job {job_id} is gone before its end was seen")
+        elif order.ended:
+            self._check(order, job_id, retry=True)
+
+    def _check(self, order: Order, job_id: str, *, retry: bool) -> None:
+        job = Job(job_id, self.stack.broker)
+        try:
+            verdict = check_job(job, self.stack.broker, self.stack.raw, order.plan, self.workload.expected(order.plan))
+        except JobNotFound as error:
+            self._give_up(order, str(error))
+            return
+        self._check_submission(order, verdict)
+        self.difference = max(self.difference, verdict.difference)
+        if verdict.fine and verdict.blamed and retry and self._may_retry(order):
+            self.blamed += len(verdict.blamed)
+            order.retrying = True
+            self._retry(order, job)
+            return
+        if verdict.blamed:
+            verdict.wrong_errors += len(verdict.blamed)
+            verdict.say(f"records {verdict.blamed[:5]} are blamed again and again")
+        if not verdict.fine:
+            self.verdicts[order.plan.index] = verdict
+        status = job.status()
+        self.claims[job_id], self.chunks[job_id] = status.claims, status.chunks
+        order.settled = True
+
+    def _may_retry(self, order: Order) -> bool:
+        if self.calm.is_set():
+            self._retries_in_calm[order.plan.index] += 1
+        return self._retries_in_calm[order.plan.index] <= _MOST_RETRIES_IN_CALM
+
+    def _retry(self, order: Order, job: Job) -> None:
+        """As a user would, again where Redis went away in the middle. Records that fail rightly fail once more."""
+        try:
+            job.retry_failed()
+        except JobUnfinished:
+            pass  # the answer to the last try was lost, and it was good
+        except JobError:
+            return  # the last try was cut off and still has its lease
+        order.retrying = False
+
+    def _check_submission(self, order: Order, verdict: Verdict) -> None:
+        """Every producer of a key must have been given the one job."""
+        ids = {*order.printed, *([order.known_id] if order.known_id else [])}
+        if len(ids) > 1:
+            verdict.doubled += order.plan.records
+            verdict.say(f"one idempotency key made {len(ids)} jobs: {sorted(ids)}")
+        for problem in order.problems:
+            verdict.other += 1
+            verdict.say(problem)
+
+    def _give_up(self, order: Order, words: str) -> None:
+        verdict = Verdict(lost=max(1, order.plan.records), words=[words])
+        for problem in order.problems:
+            verdict.say(problem)
+        self.verdicts[order.plan.index] = verdict
+        order.settled = order.ended = True

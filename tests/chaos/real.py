@@ -1,0 +1,109 @@
+"""Jobs for a real model, on real text, and their vectors by sentence-transformers alone."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.chaos.jobs import Expected, Item, Plan
+from tests.chaos.options import Options
+from tests.chaos.stack import ROOT
+
+#: Largest difference of a vector's element (docs/design.md promises 1e-4 between hardware classes).
+TOLERANCE = 1e-5
+_JOBS = 3
+_CANCELLABLE_RECORDS = 2000
+_CHUNK_SIZES = (64, 128, 256)
+
+
+class RealWorkload:
+    """A few jobs that share one corpus."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._texts = real_texts(options.records)
+        self._vectors = _reference(options.model, self._texts, options.reference)
+        self._bounds = [round(options.records * part / _JOBS) for part in range(_JOBS + 1)]
+
+    def plan(self, index: int) -> Plan | None:
+        if index >= _JOBS:
+            return None
+        records = self._bounds[index + 1] - self._bounds[index]
+        by = ("library", "command")[index % 2]
+        return self._plan(index, "real", records, chunk_size=_CHUNK_SIZES[index % len(_CHUNK_SIZES)], by=by)
+
+    def cancellable(self, index: int) -> Plan:
+        return self._plan(index, "cancelled", min(_CANCELLABLE_RECORDS, len(self._texts)), chunk_size=64)
+
+    def items(self, plan: Plan) -> list[Item]:
+        first = self._first(plan)
+        return [{"text": text, "id": first + at} for at, text in enumerate(self._texts[first : first + plan.records])]
+
+    def expected(self, plan: Plan) -> Expected:
+        first = self._first(plan)
+        ids = [str(first + at) for at in range(plan.records)]
+        return Expected(self._vectors[first : first + plan.records], {}, ids, tolerance=TOLERANCE)
+
+    def _first(self, plan: Plan) -> int:
+        return self._bounds[plan.index] if plan.kind == "real" else 0
+
+    def _plan(self, index: int, kind: str, records: int, *, chunk_size: int, by: str = "library") -> Plan:
+        return Plan(
+            index=index,
+            key=f"chaos {self._options.seed} {kind} {index}",
+            kind=kind,
+            model=self._options.model,
+            hardware="cpu",
+            ttl_s=self._options.ttl,
+            records=records,
+            chunk_size=chunk_size,
+            ids="field",
+            by=by,
+        )
+
+
+def real_texts(count: int) -> list[str]:
+    """Passages of docstrings; then pairs of them where there are too few. In an order that mixes short and long."""
+    passages = [text for _, text in islice(_passages(), count)]
+    texts = list(passages)
+    step = 1
+    while len(texts) < count:
+        texts += [f"{passages[at]} {passages[at + step]}" for at in range(0, len(passages) - step, 2)]
+        step += 1
+    return [texts[at] for at in np.random.default_rng(0).permutation(count)]
+
+
+def _passages() -> Iterator[tuple[str, str]]:
+    spec = importlib.util.spec_from_file_location("demo_corpus", ROOT / "demo" / "corpus.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    passages: Iterator[tuple[str, str]] = module.passages()
+    return passages
+
+
+def _reference(model: str, texts: list[str], cache: Path | None) -> npt.NDArray[np.float32]:
+    """The vectors by sentence-transformers in fp32, from the file if it was made of these texts and this model."""
+    made_of = hashlib.sha256("\0".join([model, *texts]).encode()).hexdigest()
+    if cache is not None and cache.exists():
+        with np.load(cache) as stored:
+            if str(stored["made_of"]) == made_of:
+                kept: npt.NDArray[np.float32] = stored["vectors"]
+                return kept
+    from sentence_transformers import SentenceTransformer
+
+    from embedctl_workers.models import resolve_model
+
+    encoder = SentenceTransformer(str(resolve_model(model).folder), device="cpu")
+    vectors = np.asarray(encoder.encode(texts, batch_size=32, normalize_embeddings=True), np.float32)
+    if cache is not None:
+        with cache.open("wb") as stream:
+            np.savez(stream, made_of=made_of, vectors=vectors)
+    return vectors

@@ -1,0 +1,306 @@
+"""What a run starts: a Redis, a proxy before it, workers with a keeper, and every other process. All of it is ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis as redis_py
+
+from embedctl.broker import Broker
+from embedctl.store import WorkerRow
+from embedctl_config import keys
+from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.settings import Settings, load_settings
+from tests.chaos.options import DUMMY, Options
+from tests.chaos.proxy import Proxy
+from tests.conftest import RedisServer
+
+ROOT = Path(__file__).parents[2]
+#: What the harness's own look at Redis may meet while Redis is being broken.
+OUTAGE = (BrokerUnavailable, redis_py.exceptions.RedisError, OSError)
+RESTART_AFTER_S = 1.0
+START_S = 90.0
+STOP_S = 90.0
+DIM = 16
+
+#: `hang_s` is short, because records that hang are among the poison.
+_CLASSES = f"""
+hardware = "quick"
+model = "dummy"
+hang_s = 3.0
+
+[classes.quick]
+backend = "dummy"
+token_budget = 512
+options = {{dim = {DIM}, poison = true}}
+
+[classes.slow]
+backend = "dummy"
+token_budget = 64
+options = {{dim = {DIM}, seconds_per_batch = 0.02, poison = true}}
+"""
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a worker process: its exit status, and whether the harness had sent a signal that ends one."""
+
+    at: float
+    hardware: str
+    status: int
+    ours: bool
+
+
+@dataclass(eq=False)
+class Worker:
+    """A place for a worker; the keeper starts its process again whenever that died."""
+
+    number: int
+    hardware: str
+    model: str
+    cpus: str | None
+    through_proxy: bool
+    log_file: Path
+    process: subprocess.Popen[bytes] | None = None
+    restart_at: float = 0.0
+    frozen: bool = False
+    doomed: bool = False
+    deaths: list[Death] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process is not None else 0
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to the process that runs here, if one does. Its pid can't be another's: only we reap it."""
+        process = self.process
+        if process is None or process.poll() is not None:
+            return False
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self.frozen = number is signal.SIGSTOP
+        else:
+            self.doomed = True
+        process.send_signal(number)
+        return True
+
+
+class Stack:
+    """Everything that runs."""
+
+    def __init__(self, options: Options, folder: Path) -> None:
+        self.options = options
+        self.folder = folder
+        port = _free_port()
+        self.redis = RedisServer(folder, extra=["--bind", "127.0.0.1", "--port", str(port)])
+        self.direct_url = f"redis://127.0.0.1:{port}/0"
+        self.proxy = Proxy(port)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.workers: list[Worker] = []
+        self.redis_up = False
+        self.redis_full = False
+        self.redis_restarts: list[float] = []
+        self._stopping = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._write_config()
+        self.settings: Settings = load_settings(self.environment(self.redis.url))
+        self.broker = Broker.connect(self.settings)
+        # Typed Any: redis-py's own return types are unions of its sync and async forms.
+        self.raw: Any = redis_py.Redis.from_url(self.redis.url, socket_timeout=10)
+
+    def start(self) -> None:
+        """Start Redis, the proxy and all workers, and wait until they are ready."""
+        self.start_redis()
+        self.proxy.start()
+        cpus = sorted(os.sched_getaffinity(0))
+        real = self.options.model != DUMMY
+        for number in range(self.options.workers):
+            self.workers.append(
+                Worker(
+                    number=number,
+                    hardware="cpu" if real else ("slow", "quick")[number % 2],
+                    model=self.options.model,
+                    cpus=str(cpus[number % len(cpus)]) if real else None,
+                    through_proxy=number % 3 == 2 or (real and number % 2 == 1),
+                    log_file=self.folder / f"worker-{number}.log",
+                )
+            )
+        for worker in self.workers:
+            self._start_worker(worker)
+        self._keeper.start()
+        self.wait_until_ready()
+
+    @property
+    def classes(self) -> list[str]:
+        """The hardware classes that are served."""
+        return sorted({worker.hardware for worker in self.workers})
+
+    def environment(self, url: str) -> dict[str, str]:
+        """What a process needs to find this run's Redis and classes, and nothing of the user's own."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
+        return {
+            **own,
+            "EMBEDCTL_REDIS_URL": url,
+            "EMBEDCTL_CONFIG": str(self.folder / "embedctl.toml"),
+            "EMBEDCTL_STATE_DIR": str(self.folder / "state"),
+            "XDG_CONFIG_HOME": str(self.folder / "nothing"),
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def spawn(
+        self,
+        command: list[str],
+        *,
+        log_file: Path,
+        through_proxy: bool,
+        stdout: int | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a Python module as a process, in a session of its own."""
+        url = self.proxy.url if through_proxy else self.direct_url
+        with log_file.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env=self.environment(url),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log if stdout is None else stdout,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def start_redis(self) -> None:
+        self.redis.start()
+        self.redis_restarts.append(time.monotonic())
+        self.redis_up = True
+        self.redis_full = False
+
+    def stop_redis(self, *, kill: bool) -> None:
+        self.redis_up = False
+        if kill and self.redis.process is not None:
+            self.redis.process.kill()
+        self.redis.stop()
+
+    def rows(self) -> dict[int, WorkerRow]:
+        """What live workers say of themselves, by pid."""
+        return {row.pid: row for row in self.broker.workers.alive()}
+
+    def holdings(self) -> dict[str, list[tuple[str, int, bytes]]]:
+        """By worker instance: the job, the chunk and the lease's token of each chunk that it owns."""
+        held: dict[str, list[tuple[str, int, bytes]]] = {}
+        for name in self.raw.zrange(keys.ACTIVE, 0, -1):
+            job_id = name.decode()
+            for chunk, owner in self.raw.hgetall(keys.owners(job_id)).items():
+                token, instance, *_ = owner.split(b" ")
+                held.setdefault(instance.decode(), []).append((job_id, int(chunk), token))
+        return held
+
+    def deaths(self) -> Iterator[Death]:
+        for worker in self.workers:
+            yield from worker.deaths
+
+    def wait_until_ready(self) -> None:
+        """Wait until every worker's process is alive and has said so."""
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                rows = self.rows()
+                if all(worker.alive and worker.pid in rows for worker in self.workers):
+                    return
+            except OUTAGE:
+                pass
+            assert time.monotonic() < deadline, f"workers did not start; their logs are in {self.folder}"
+            time.sleep(0.1)
+
+    def stop_workers(self) -> list[int]:
+        """Stop every worker as an operator does; their exit statuses."""
+        self._stopping.set()
+        self._keeper.join()
+        for worker in self.workers:
+            worker.signal(signal.SIGCONT)
+            worker.signal(signal.SIGTERM)
+        return [_end_of(worker.process) for worker in self.workers if worker.process is not None]
+
+    def close_clients(self) -> None:
+        """Close what the harness itself has open."""
+        self.broker.close()
+        self.raw.close()
+
+    def close(self) -> None:
+        """End whatever still runs, without mercy."""
+        self._stopping.set()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self.close_clients()
+        if self.proxy.port:
+            self.proxy.stop()
+        self.redis.stop()
+
+    def survivors(self) -> list[int]:
+        """Processes that this run started, or that those started, and that still run: told by their environment."""
+        mark = str(self.folder).encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                known = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if mark in known and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+        return found
+
+    def _start_worker(self, worker: Worker) -> None:
+        command = ["embedctl_workers", "--class", worker.hardware, "--model", worker.model]
+        command += ["--cpus", worker.cpus] if worker.cpus is not None else []
+        worker.frozen = worker.doomed = False
+        worker.process = self.spawn(command, log_file=worker.log_file, through_proxy=worker.through_proxy)
+
+    def _keep(self) -> None:
+        """Start every worker again about a second after it died."""
+        while not self._stopping.wait(0.1):
+            for worker in self.workers:
+                process = worker.process
+                if process is None:
+                    if time.monotonic() >= worker.restart_at:
+                        self._start_worker(worker)
+                elif process.poll() is not None:
+                    worker.deaths.append(Death(time.monotonic(), worker.hardware, process.returncode, worker.doomed))
+                    worker.restart_at = time.monotonic() + RESTART_AFTER_S
+                    worker.process = None
+
+    def _write_config(self) -> None:
+        lease = self.options.lease_s
+        times = "" if lease is None else f"lease_s = {float(lease)}\nreissue_s = {float(lease)}\n"
+        classes = _CLASSES if self.options.model == DUMMY else ""
+        (self.folder / "embedctl.toml").write_text(times + classes, encoding="utf-8")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

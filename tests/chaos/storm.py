@@ -1,0 +1,149 @@
+"""Draws a fault every few seconds, mends what has to be mended, and remembers all of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tests.chaos.faults import FAULTS, Chaos, Fault, Struck, Undo
+from tests.chaos.recovery import Loss
+from tests.chaos.stack import OUTAGE
+
+_TICK_S = 0.05
+_MOST_DRAWS = 20
+#: What a kill held is waited for with nothing else broken, but not longer than this many leases and seconds.
+_QUIET_LEASES, _QUIET_S = 1.5, 15.0
+#: Mending has to come to an end (seconds).
+_CALM_S = 60.0
+
+
+@dataclass(eq=False)
+class Event:
+    """A fault that happened; it lasts until it was mended."""
+
+    name: str
+    words: str
+    began_at: float
+    ended_at: float | None = None
+
+
+class Storm:
+    """Faults for some time."""
+
+    def __init__(self, chaos: Chaos, seed: int, pause_s: float, log_file: Path) -> None:
+        self.events: list[Event] = []
+        self._log_file = log_file
+        self._chaos = chaos
+        self._rng = random.Random(f"{seed} faults")
+        self._pause_s = pause_s
+        self._undos: list[tuple[float, Undo, Event]] = []
+        self._quiet_for: tuple[Loss, ...] = ()
+        self._quiet_until = 0.0
+        self._lull_for: Fault | None = None
+        self._lull_until = 0.0
+
+    def counts(self) -> Counter[str]:
+        return Counter(event.name for event in self.events)
+
+    def blow(self, until: float, *, enough: Callable[[], bool], tell: Callable[[], None]) -> None:
+        """Break things until a time, or until it is enough; then mend everything. Tells how it stands every minute."""
+        tell_at = time.monotonic() + 60
+        strike_at = time.monotonic() + self._rng.uniform(0.5, 1.5) * self._pause_s
+        while time.monotonic() < until and not enough():
+            self._mend()
+            if time.monotonic() >= strike_at and not self._quiet():
+                if self._lull_for is None:
+                    self._strike()
+                else:
+                    self._strike_in_lull(self._lull_for)
+                strike_at = time.monotonic() + self._rng.uniform(0.2, 1.8) * self._pause_s
+            if time.monotonic() >= tell_at:
+                tell_at += 60
+                tell()
+            time.sleep(_TICK_S)
+        self.calm()
+
+    def calm(self) -> None:
+        """Mend everything now."""
+        deadline = time.monotonic() + _CALM_S
+        while self._undos and time.monotonic() < deadline:
+            self._undos = [(min(at, time.monotonic() + 0.5), undo, event) for at, undo, event in self._undos]
+            self._mend()
+            time.sleep(_TICK_S)
+        assert not self._undos, [event.name for _, _, event in self._undos]
+
+    def _quiet(self) -> bool:
+        return time.monotonic() < self._quiet_until and any(loss.open for loss in self._quiet_for)
+
+    def _strike(self) -> None:
+        """Draw until a fault applies."""
+        for _ in range(_MOST_DRAWS):
+            [fault] = self._rng.choices(FAULTS, [fault.weight for fault in FAULTS])
+            began_at = time.monotonic()
+            struck = None if self._rests(fault) else self._try(fault)
+            if struck is not None and struck.lull_s:
+                self._lull_for, self._lull_until = fault, time.monotonic() + struck.lull_s
+                return
+            if struck is not None:
+                self._remember(fault, struck, began_at)
+                return
+
+    def _strike_in_lull(self, fault: Fault) -> None:
+        """Strike now if the lull is complete; give it up if it takes too long."""
+        began_at = time.monotonic()
+        struck = self._try(fault)
+        if struck is not None and not struck.lull_s:
+            self._remember(fault, struck, began_at)
+        elif struck is not None and began_at < self._lull_until:
+            return
+        self._lull_for = None
+
+    def _try(self, fault: Fault) -> Struck | None:
+        try:
+            return fault.strike(self._chaos)
+        except OUTAGE:
+            return None  # it wanted to look at Redis first
+
+    def _rests(self, fault: Fault) -> bool:
+        """Whether a fault after which this one must wait is too short a time ago."""
+        now, rest_s = time.monotonic(), fault.rest_leases * self._chaos.lease
+        return bool(fault.rests_after) and any(
+            event.name.startswith(fault.rests_after) and now - (event.ended_at or now) < rest_s for event in self.events
+        )
+
+    def _remember(self, fault: Fault, struck: Struck, began_at: float) -> None:
+        event = Event(fault.name, struck.words, began_at)
+        self.events.append(event)
+        self._log(f"{fault.name}: {struck.words}")
+        if struck.quiet_for:
+            self._quiet_for = struck.quiet_for
+            self._quiet_until = time.monotonic() + _QUIET_LEASES * self._chaos.lease + _QUIET_S
+        if struck.undo is None:
+            event.ended_at = time.monotonic()
+        else:
+            self._undos.append((time.monotonic() + struck.after_s, struck.undo, event))
+            self._chaos.pending = len(self._undos)
+
+    def _log(self, words: str) -> None:
+        """A line for who reads the workers' logs beside it."""
+        with self._log_file.open("a", encoding="utf-8") as log:
+            log.write(f"{datetime.now().isoformat(sep=' ', timespec='milliseconds')} {words}\n")
+
+    def _mend(self) -> None:
+        """Do what is due of the undos."""
+        now = time.monotonic()
+        for entry in [entry for entry in self._undos if entry[0] <= now]:
+            self._undos.remove(entry)
+            _, undo, event = entry
+            again_s = undo()
+            if again_s is None:
+                event.ended_at = time.monotonic()
+                self._log(f"mended: {event.name}: {event.words}")
+            else:
+                self._undos.append((time.monotonic() + again_s, undo, event))
+        self._chaos.pending = len(self._undos)

@@ -1,0 +1,16 @@
+"""One short run of the harness."""
+
+from __future__ import annotations
+
+from tests.chaos.campaign import run
+from tests.chaos.options import Options
+from tests.chaos.report import markdown
+
+
+def test_a_short_storm_loses_and_doubles_nothing() -> None:
+    outcome = run(Options(minutes=0.75, seed=29, lease_s=1.0, pause_s=1.5, settle_s=55.0))
+    print(markdown(outcome))
+    assert outcome.good, markdown(outcome)
+    assert outcome.faults.total() >= 10
+    assert outcome.records > 1000
+    assert outcome.deaths.total() >= 3

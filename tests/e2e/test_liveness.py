@@ -1,0 +1,265 @@
+"""Which workers are gone, hung, busy or idle, and which jobs and chunks wait for one: as commands tell it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from embedctl import Job, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.doctor import Finding, Level, examine
+from embedctl_config.settings import Settings
+from tests.contract.helpers import QUEUE, claim, complete, new_job, overdue, row
+from tests.e2e.conftest import WorkerProcess, eventually
+from tests.e2e.test_main_job import reference
+from tests.e2e.test_versions import RunEmbedctl, before_all_else, changed
+
+#: What the pages promise.
+KNOWN_WITHIN_S = 20.0
+
+#: What makes a process believe that it runs on another machine.
+OTHER_MACHINE = """
+from pathlib import Path
+read_text = Path.read_text
+Path.read_text = lambda path, *args, **kwargs: (
+    "another boot" if path.name == "boot_id" else read_text(path, *args, **kwargs)
+)
+"""
+
+TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
+
+
+def findings(settings: Settings, subject: str) -> list[Finding]:
+    return [finding for finding in examine(settings) if finding.subject == subject]
+
+
+def lines(shown: str, name: str) -> list[str]:
+    """What `embedctl status` shows under a name."""
+    return [line[11:] for line in shown.splitlines() if line[:11].strip() == name]
+
+
+def busy(worker: WorkerProcess) -> bool:
+    return bool(worker.row().holding)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
+    settings: Settings, environment, embedctl: RunEmbedctl, start_worker
+) -> None:
+    environment["EMBEDCTL_HANG_S"] = "60"
+    hung, stopped, idle = start_worker("hung"), start_worker(), start_worker()
+    name = stopped.row().name
+    waiting = enqueue_embeddings(["text"], hardware="hung", settings=settings)
+    eventually(lambda: busy(hung))
+    began = time.monotonic()
+    stopped.process.send_signal(signal.SIGSTOP)
+    served = enqueue_embeddings(["text"], settings=settings)
+
+    eventually(lambda: hung.row().activity == "hung", timeout_s=KNOWN_WITHIN_S)
+    assert time.monotonic() - began >= 9.5  # not every slow batch is hung
+    shown = embedctl("status", waiting.id).stdout
+    assert lines(shown, "workers") == ["1 live: 1 hung"]
+    (line,) = lines(shown, "hung")
+    assert line.startswith(f"{hung.row().name}: no batch finished for 1")
+    (found,) = findings(settings, "hung worker")
+    assert found.level is Level.WARN
+    assert hung.row().name in found.found
+    assert "it ends itself after hang_s (60 s)" in embedctl("doctor").stdout
+    ready = embedctl("worker", "--ready")
+    assert (ready.returncode, ready.stdout) == (1, "")
+    assert f"{hung.row().name} has finished no batch for 1" in ready.stderr
+    assert embedctl("worker", "--ready", "--class", "hung").returncode == 1
+    assert embedctl("worker", "--ready", "--class", "dummy").returncode == 0
+
+    def gone() -> list[str]:
+        return [each.worker.name for each in served.gone_workers()]
+
+    eventually(lambda: gone() == [name], timeout_s=KNOWN_WITHIN_S - (time.monotonic() - began))
+    assert [worker.pid for worker in served.workers()] == [idle.pid]
+    (found,) = findings(settings, "worker gone")
+    assert (found.level, found.found.startswith(f"{name} is gone for ")) == (Level.WARN, True)
+    assert found.found.endswith(": no word from it")
+    assert f"{name} is gone" in embedctl("doctor").stdout
+    if not served.status().state.ended:  # the stopped one may have its ticket
+        (line,) = lines(embedctl("status", served.id).stdout, "gone")
+        assert line.startswith(name)
+    stopped.process.send_signal(signal.SIGCONT)
+    eventually(lambda: gone() == [])
+    assert served.wait(timeout=30).done == 1
+    hung.kill()  # it would not stop for less
+
+
+def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
+    settings: Settings, embedctl: RunEmbedctl, start_worker
+) -> None:
+    start_worker("slow")
+    doomed = start_worker("slow")
+    name = doomed.row().name
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
+    eventually(lambda: busy(doomed))
+    doomed.kill()
+    eventually(lambda: [each.worker.name for each in job.gone_workers()] == [name], timeout_s=5)
+    shown = embedctl("status", job.id).stdout
+    (line,) = lines(shown, "gone")
+    assert line.startswith(f"{name}, ")
+    assert line.endswith(" s ago: its process ended without a word")
+    assert lines(shown, "workers") == ["1 live: 1 busy"]
+    (found,) = findings(settings, "worker gone")
+    assert name in found.found
+    assert "its process ended without a word" in found.found
+    assert job.wait(timeout=30).done == 40
+
+
+def test_a_death_is_witnessed_beside_it_even_where_a_worker_of_another_machine_reaps(
+    settings: Settings, environment, short_folder: Path, start_worker
+) -> None:
+    with changed(environment, before_all_else(short_folder, "far", OTHER_MACHINE)):
+        start_worker()
+    start_worker()
+    doomed = start_worker()
+    job = enqueue_embeddings(["text"], settings=settings)
+    name = doomed.row().name
+    doomed.kill()
+    eventually(lambda: [(each.worker.name, each.how) for each in job.gone_workers()], timeout_s=10)
+    assert [(each.worker.name, each.how) for each in job.gone_workers()] == [(name, "its process ended without a word")]
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_killed_with_nobody_beside_it_is_known_within_twenty_seconds(
+    settings: Settings, embedctl: RunEmbedctl, start_worker
+) -> None:
+    alone = start_worker("slow")
+    name = alone.row().name
+    job = enqueue_embeddings(TEXTS, hardware="slow", settings=settings)
+    eventually(lambda: busy(alone))
+    alone.kill()
+    eventually(lambda: not job.workers(), timeout_s=KNOWN_WITHIN_S)
+    shown = embedctl("status", job.id).stdout
+    (line,) = lines(shown, "gone")
+    assert line.startswith(name)
+    assert lines(shown, "workers") == ["0 live; start one: embedctl worker --class slow --model dummy"]
+    assert findings(settings, "worker gone")
+
+
+def test_busy_and_idle_workers_are_told_apart(settings: Settings, embedctl: RunEmbedctl, start_worker) -> None:
+    one, other = start_worker("slow"), start_worker("slow")
+    job = enqueue_embeddings(TEXTS[:15], hardware="slow", settings=settings)
+    eventually(lambda: busy(one) or busy(other))
+    assert lines(embedctl("status", job.id).stdout, "workers") == ["2 live: 1 busy, 1 idle"]
+    workers = json.loads(embedctl("status", job.id, "--json").stdout)["workers"]
+    assert sorted(bool(worker["holding"]) for worker in workers) == [False, True]
+    assert job.wait(timeout=30).done == 15
+    eventually(lambda: not busy(one) and not busy(other))
+    assert lines(embedctl("status", job.id).stdout, "workers") == ["2 live: 2 idle"]
+
+
+def test_a_machine_is_ready_while_its_workers_are_idle_or_busy(
+    settings: Settings, embedctl: RunEmbedctl, start_worker
+) -> None:
+    slow, dummy = start_worker("slow"), start_worker()
+    names = {slow.row().name, dummy.row().name}
+
+    def assert_ready() -> None:
+        ready = embedctl("worker", "--ready")
+        assert (ready.returncode, ready.stderr) == (0, "")
+        assert ready.stdout.startswith("ready: ")
+        assert set(ready.stdout.removeprefix("ready: ").strip().split(", ")) == names
+
+    assert_ready()
+    job = enqueue_embeddings(TEXTS, hardware="slow", settings=settings)
+    eventually(lambda: busy(slow))
+    assert_ready()
+    only = embedctl("worker", "--ready", "--class", "dummy")
+    assert (only.returncode, only.stdout) == (0, f"ready: {dummy.row().name}\n")
+    job.cancel()
+
+
+def test_a_machine_without_a_worker_is_not_ready(
+    embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker
+) -> None:
+    broker.workers.beat(row("far", machine="another machine"))
+    none = embedctl("worker", "--ready")
+    assert (none.returncode, none.stdout) == (1, "")
+    assert none.stderr == "embedctl worker: no live worker on this machine\n"
+    start_worker()
+    other = embedctl("worker", "--ready", "--class", "slow")
+    assert (other.returncode, other.stdout) == (1, "")
+    assert other.stderr == "embedctl worker: no live worker of class slow on this machine\n"
+    away = embedctl("worker", "--ready", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/nothing.sock")
+    assert (away.returncode, away.stdout) == (69, "")
+    assert "can't be reached" in away.stderr
+    assert "Traceback" not in away.stderr
+
+
+def test_a_machine_whose_worker_was_killed_is_not_ready(embedctl: RunEmbedctl, start_worker) -> None:
+    start_worker("slow")
+    doomed = start_worker()
+    assert embedctl("worker", "--ready", "--class", "dummy").returncode == 0
+    doomed.kill()
+    eventually(lambda: embedctl("worker", "--ready", "--class", "dummy").returncode == 1, timeout_s=5)
+
+
+def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_one(
+    settings: Settings, embedctl: RunEmbedctl, short_folder: Path, start_worker
+) -> None:
+    command = "embedctl worker --class dummy --model dummy"
+    (short_folder / "corpus.txt").write_text("one\ntwo\n")
+    submitted = embedctl("submit", "corpus.txt")
+    assert submitted.returncode == 0
+    assert submitted.stderr.strip() == f"No live worker serves dummy on dummy. Start one: {command}"
+    job = Job.get(submitted.stdout.strip(), settings)
+    assert lines(embedctl("status", job.id).stdout, "workers") == [f"0 live; start one: {command}"]
+    waited = embedctl("wait", job.id, "--timeout", "0.5")
+    assert waited.returncode == 124
+    assert f"Start one: {command}" in waited.stderr
+    assert any(finding.level is Level.WARN and "none is alive" in finding.found for finding in examine(settings))
+    _, *arguments = command.split()
+    start_worker(arguments[arguments.index("--class") + 1], model=arguments[arguments.index("--model") + 1])
+    assert job.wait(timeout=30).done == 2
+    assert (job.vectors() == reference(["one", "two"])).all()
+
+
+def die(broker: Broker, raw, job_id: str, instance: str, at_row: int | None = None) -> None:
+    """A worker claims the first chunk, perhaps comes to a row, dies, and is judged."""
+    broker.workers.beat(row(instance))
+    claim(broker, job_id, 0, f"t-{instance}", instance=instance)
+    if at_row is not None:
+        broker.jobs.renew(job_id, 0, f"t-{instance}", row=at_row)
+    broker.workers.report_death(instance, "killed")
+    overdue(raw, job_id, 0)
+    broker.upkeep.reap(job_id, QUEUE)
+
+
+def test_a_stuck_chunk_is_shown_with_its_history(broker: Broker, raw, embedctl: RunEmbedctl) -> None:
+    broker.workers.beat(row("bystander"))
+    job_id = new_job(broker, 2)
+    broker.jobs.issue(job_id, QUEUE)
+    die(broker, raw, job_id, "w0")
+    (line,) = lines(embedctl("status", job_id).stdout, "suspect")
+    assert line == "chunk 0: encoded alone, record by record; no row named yet"
+    die(broker, raw, job_id, "w1", at_row=1)
+    (line,) = lines(embedctl("status", job_id).stdout, "suspect")
+    assert line == "chunk 0: encoded alone, record by record; rows given up: 1"
+    for number in (2, 3, 4):
+        die(broker, raw, job_id, f"w{number}")
+    shown = embedctl("status", job_id).stdout
+    (line,) = lines(shown, "stuck")
+    assert line == "chunk 0: encoded alone, record by record; rows given up: 1"
+    assert lines(shown, "suspect") == []
+    assert [line.partition(" UTC: ")[2] for line in lines(shown, "") if "died" in line] == [
+        "w0 died",
+        "w1 died at row 1",
+        *(f"w{number} died" for number in (2, 3, 4)),
+    ]
+    assert lines(shown, "repeated")[0].startswith("leases lapsed: 5, ")
+    (suspect,) = json.loads(embedctl("status", job_id, "--json").stdout)["suspects"]
+    assert (suspect["chunk"], suspect["stuck"], suspect["given_up"]) == (0, True, [1])
+    assert [death["row"] for death in suspect["deaths"]] == [None, 1, None, None, None]
+    claim(broker, job_id, 0, "last")
+    assert complete(broker, job_id, 0, "last") == "ok"
+    after = embedctl("status", job_id).stdout
+    assert lines(after, "stuck") == lines(after, "suspect") == []

@@ -1,0 +1,422 @@
+"""Producers that are killed, interrupted, slow or come twice, and corpora that are not what they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis as redis_py
+
+from embedctl import CorpusChanged, Job, JobCancelled, JobNotFound, JobState, SettingsError, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.enqueue import JobOptions, submit
+from embedctl.records import records_of
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.e2e.conftest import eventually
+from tests.e2e.test_main_job import raw_id, reference
+from tests.e2e.test_versions import RunEmbedctl, before_all_else
+
+TEXTS = [f"text {i}" for i in range(100)]
+LINES = [json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(TEXTS)]
+
+#: As if producers that died were noticed sooner.
+SHORT_LEASE = "from embedctl_config import keys; keys.PRODUCER_LEASE_S = 1"
+
+
+class Producer:
+    """`embedctl submit` of a pipe, which gives it the corpus's first lines and then lets it wait for more."""
+
+    def __init__(self, environment: dict[str, str], folder: Path, *options: str) -> None:
+        corpus = folder / "corpus.jsonl"
+        corpus.unlink(missing_ok=True)
+        os.mkfifo(corpus)
+        command = [sys.executable, "-m", "embedctl", "submit", corpus.name, "--chunk-size", "10", *options]
+        self.process = subprocess.Popen(
+            command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.pipe = os.fdopen(os.open(corpus, os.O_RDWR), "w")  # which waits for no reader
+
+    def give(self, lines: list[str]) -> None:
+        self.pipe.writelines(lines)
+        self.pipe.flush()
+
+    def end(self) -> tuple[str, str]:
+        """What it said on standard output and standard error."""
+        out, err = self.process.communicate(timeout=30)
+        self.pipe.close()
+        return out, err
+
+
+StartProducer = Callable[..., Producer]
+
+
+@pytest.fixture
+def start_producer(environment: dict[str, str], short_folder: Path) -> Iterator[StartProducer]:
+    short = before_all_else(short_folder, "short-lease", SHORT_LEASE)
+    started: list[Producer] = []
+
+    def start(*options: str, short_lease: bool = True) -> Producer:
+        variables = {**environment, **short} if short_lease else environment
+        started.append(Producer(variables, short_folder, *options))
+        return started[-1]
+
+    yield start
+    for producer in started:
+        if producer.process.poll() is None:
+            producer.process.kill()
+            producer.end()
+
+
+def begun(broker: Broker, records: int) -> str:
+    """The one job, once so many records of it are stored."""
+    eventually(lambda: list(broker.upkeep.active_jobs()))
+    job_id = raw_id(broker)
+    eventually(lambda: broker.jobs.status(job_id).records == records)
+    return job_id
+
+
+def die_half_way(start_producer: StartProducer, broker: Broker, *options: str) -> str:
+    """Have a producer killed after 35 records, of which 30 are stored; the job."""
+    producer = start_producer(*options)
+    producer.give(LINES[:35])
+    job_id = begun(broker, 30)
+    producer.process.kill()
+    producer.end()
+    eventually(lambda: broker.jobs.status(job_id).stalled)
+    return job_id
+
+
+def write_corpus(folder: Path, lines: list[str]) -> None:
+    (folder / "corpus.jsonl").unlink(missing_ok=True)
+    (folder / "corpus.jsonl").write_text("".join(lines))
+
+
+def assert_every_record_has_its_vector(job_id: str, settings: Settings, texts: list[str] = TEXTS) -> None:
+    job = Job.get(job_id, settings)
+    status = job.wait(timeout=30)
+    assert (status.state, status.records, status.done) == (JobState.COMPLETED, len(texts), len(texts))
+    np.testing.assert_array_equal(job.vectors(), reference(texts))
+
+
+def only_job(raw: redis_py.Redis) -> str:
+    (job_id,) = raw.zrange(keys.JOBS, 0, -1)
+    return job_id.decode()
+
+
+@pytest.mark.parametrize("way", ["key", "resume"])
+def test_a_producer_that_was_killed_is_taken_up_at_the_right_record(
+    way: str, settings: Settings, broker: Broker, raw, embedctl: RunEmbedctl, short_folder, start_producer, start_worker
+) -> None:
+    key = ["--idempotency-key", "k"] if way == "key" else []
+    job_id = die_half_way(start_producer, broker, *key)
+    start_worker()
+    eventually(lambda: broker.jobs.status(job_id).done == 30)
+    write_corpus(short_folder, LINES)
+    again = embedctl("submit", "corpus.jsonl", "--chunk-size", "10", *(key or ["--resume", job_id]))
+    assert (again.returncode, again.stdout) == (0, f"{job_id}\n"), again.stderr
+    assert only_job(raw) == job_id
+    assert_every_record_has_its_vector(job_id, settings)
+    assert broker.jobs.status(job_id).claims == 10
+    ids = [label for chunk in Job.get(job_id, settings).iter_results() for label in chunk.ids]
+    assert ids == [str(i) for i in range(100)]
+
+
+def test_a_job_that_has_all_its_records_may_be_resumed_too(
+    settings: Settings, embedctl: RunEmbedctl, short_folder: Path, start_worker
+) -> None:
+    start_worker()
+    job = enqueue_embeddings(TEXTS, ids=range(100), chunk_size=10, settings=settings)
+    job.wait(timeout=30)
+    write_corpus(short_folder, LINES)
+    again = embedctl("submit", "corpus.jsonl", "--resume", job.id)
+    assert (again.returncode, again.stdout) == (0, f"{job.id}\n"), again.stderr
+    assert_every_record_has_its_vector(job.id, settings)
+
+
+@pytest.fixture
+def half(settings: Settings, broker: Broker, raw) -> str:
+    """A job whose producer died after 30 of 100 records, with a prompt and a small error budget."""
+
+    def dies() -> Iterator[str]:
+        yield from TEXTS[:35]
+        raise KeyboardInterrupt
+
+    options = JobOptions(chunk_size=10, prompt="query: ", max_errors=3, ttl=1000, idempotency_key="k")
+    with pytest.raises(KeyboardInterrupt):
+        submit(broker, records_of(dies(), max_bytes=1000), options)
+    job_id = raw_id(broker)
+    raw.delete(keys.producer(job_id))
+    return job_id
+
+
+def resume(broker: Broker, job_id: str, texts: list[str] = TEXTS, **options: object) -> Job:
+    return submit(broker, records_of(texts, max_bytes=1000), JobOptions(resume=job_id, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("prompt", "passage: ", "prompt was 'query: ' and is 'passage: '"),
+        ("chunk_size", 20, "chunk_size was 10 and is 20"),
+        ("normalize", False, "normalize was True and is False"),
+        ("truncation", "error", "truncation was 'truncate' and is 'error'"),
+        ("model", "other", "model was 'dummy' and is 'other'"),
+        ("hardware", "slow", "hardware was 'dummy' and is 'slow'"),
+        ("precision", "int8", "precision was 'fp32' and is 'int8'"),
+        ("max_errors", 5, "max_errors"),
+        ("max_errors_share", 0.5, "max_errors_share"),
+        ("ttl", 5000.0, "ttl"),
+    ],
+)
+def test_a_job_is_not_resumed_with_other_options(
+    broker: Broker, half: str, option: str, value: object, said: str
+) -> None:
+    with pytest.raises((CorpusChanged, SettingsError), match=said):
+        resume(broker, half, **{option: value})
+    assert broker.jobs.status(half).records == 30
+
+
+def test_a_job_is_resumed_with_the_same_options_given_again(
+    settings: Settings, broker: Broker, half: str, start_worker
+) -> None:
+    start_worker()
+    same = {"prompt": "query: ", "chunk_size": 10, "model": "dummy", "hardware": "auto", "precision": "fp32"}
+    job = resume(broker, half, **same)
+    assert job.id == half
+    assert job.wait(timeout=30).done == 100
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
+
+
+def test_what_can_not_be_resumed_is_refused_in_a_sentence(
+    embedctl: RunEmbedctl, settings: Settings, half: str, short_folder: Path
+) -> None:
+    write_corpus(short_folder, [json.dumps({"text": text}) + "\n" for text in TEXTS])
+    other = enqueue_embeddings(["text"], settings=settings)
+    other.cancel()
+    unknown = "20990101-000000-0000000000"
+    for options, code, said in [
+        (["--resume", half, "--idempotency-key", "k"], 2, "leave one out"),
+        (["--resume", half, "--chunk-size", "7"], 2, f"job {half} was begun with other options: chunk_size was 10"),
+        (["--resume", other.id], 1, f"job {other.id} was cancelled"),
+        (["--resume", unknown], 4, f"no job {unknown}"),
+        (["--resume", "nonsense"], 4, "no job 'nonsense'"),
+    ]:
+        refused = embedctl("submit", "corpus.jsonl", *options)
+        assert (refused.returncode, refused.stdout) == (code, ""), refused.stderr
+        assert said in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert Job.get(half, settings).status().records == 30
+    assert Job.get(other.id, settings).status().state is JobState.CANCELLED
+
+
+def test_unknown_and_cancelled_jobs_are_told_apart_in_python(broker: Broker, settings: Settings) -> None:
+    with pytest.raises(JobNotFound):
+        resume(broker, "20990101-000000-0000000000")
+    job = enqueue_embeddings(["text"], settings=settings)
+    job.cancel()
+    with pytest.raises(JobCancelled):
+        resume(broker, job.id)
+
+
+def again(settings: Settings, broker: Broker, way: str, job_id: str, texts: list[str]) -> Job:
+    if way == "resume":
+        return resume(broker, job_id, texts)
+    return enqueue_embeddings(texts, chunk_size=10, idempotency_key="k", settings=settings)
+
+
+@pytest.mark.parametrize("way", ["key", "resume"])
+@pytest.mark.parametrize("done", [True, False], ids=["encoded", "waiting"])
+def test_a_corpus_that_changed_is_refused_by_its_first_record_that_differs(
+    settings: Settings, broker: Broker, start_worker, way: str, done: bool
+) -> None:
+    texts = TEXTS[:95]
+    job = enqueue_embeddings(texts, chunk_size=10, idempotency_key="k", settings=settings)
+    if done:
+        start_worker()
+        job.wait(timeout=30)
+    for changed, said in [
+        ([*texts[:55], "other", "another", *texts[57:]], "record 55"),
+        (["other", *texts[1:]], "record 0 "),
+        ([*texts[:94], "other"], "record 94"),
+        (texts[:94], "record 94"),
+        ([*texts, "one more"], "record 95"),
+        (texts[:90], "holds 10 chunks, and the corpus now makes 9"),
+        ([*texts, *TEXTS[95:], "one more"], "record 95"),
+        (texts[1:], "record 0 "),
+    ]:
+        with pytest.raises(CorpusChanged, match=said):
+            again(settings, broker, way, job.id, changed)
+        assert job.status().records == 95
+    assert again(settings, broker, way, job.id, texts).id == job.id
+    if not done:
+        start_worker()
+    assert_every_record_has_its_vector(job.id, settings, texts)
+
+
+@pytest.mark.parametrize("way", ["key", "resume"])
+def test_records_beyond_the_end_of_a_job_are_refused(settings: Settings, broker: Broker, way: str) -> None:
+    job = enqueue_embeddings(TEXTS, chunk_size=10, idempotency_key="k", settings=settings)
+    with pytest.raises(CorpusChanged, match="ended after record 99; the corpus now has more"):
+        again(settings, broker, way, job.id, [*TEXTS, "one more"])
+
+
+def test_a_corpus_that_changed_under_a_half_submitted_job_is_refused_and_the_right_one_goes_on(
+    broker: Broker, half: str, monkeypatch: pytest.MonkeyPatch, start_worker
+) -> None:
+    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
+    for changed, said in [
+        ([*TEXTS[:17], "other", *TEXTS[18:]], "record 17"),
+        (TEXTS[:20], "holds 3 chunks, and the corpus now makes 2"),
+        (TEXTS[:25], "record 25"),
+    ]:
+        with pytest.raises(CorpusChanged, match=said):
+            resume(broker, half, changed)
+        assert broker.jobs.status(half).state is JobState.SUBMITTING
+    start_worker()
+    job = resume(broker, half)
+    assert job.wait(timeout=30).done == 100
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
+
+
+def test_two_submitters_with_one_key_at_the_same_time_make_one_job(
+    settings: Settings, raw, environment, short_folder: Path, start_worker
+) -> None:
+    start_worker()
+    write_corpus(short_folder, LINES)
+    command = [
+        sys.executable,
+        "-m",
+        "embedctl",
+        "submit",
+        "corpus.jsonl",
+        "--chunk-size",
+        "1",
+        "--idempotency-key",
+        "k",
+    ]
+    both = [
+        subprocess.Popen(command, env=environment, cwd=short_folder, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=60)[0].strip() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert said == [only_job(raw)] * 2
+    assert_every_record_has_its_vector(said[0], settings)
+    assert Job.get(said[0], settings).status().claims == 100
+
+
+def test_one_that_comes_while_another_submits_waits_for_it(
+    settings: Settings, broker: Broker, raw, short_folder, start_producer, start_worker
+) -> None:
+    start_worker()
+    first = start_producer("--idempotency-key", "k")
+    first.give(LINES[:35])
+    job_id = begun(broker, 30)
+    told: list[str] = []
+    options = JobOptions(chunk_size=10, idempotency_key="k")
+    records = records_of(({"text": text, "id": i} for i, text in enumerate(TEXTS)), max_bytes=1000)
+    second = threading.Thread(
+        target=submit, args=(broker, records, options, lambda _, waiting: told.append(waiting)), daemon=True
+    )
+    second.start()
+    eventually(lambda: told.count("another producer of this job") >= 2)
+    assert told == ["another producer of this job"] * len(told)
+    assert broker.jobs.status(job_id).records == 30
+    first.give(LINES[35:])
+    first.pipe.close()
+    assert first.process.wait(20) == 0
+    second.join(20)
+    assert not second.is_alive()
+    assert told.count("") == 10
+    assert only_job(raw) == job_id
+    assert_every_record_has_its_vector(job_id, settings)
+    assert broker.jobs.status(job_id).claims == 10
+
+
+def test_a_slow_corpus_never_looks_like_a_dead_producer(
+    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch, start_worker
+) -> None:
+    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
+    go_on = threading.Event()
+
+    def slow() -> Iterator[str]:
+        yield from TEXTS[:35]
+        assert go_on.wait(30)
+        yield from TEXTS[35:]
+
+    jobs: list[Job] = []
+
+    def produce() -> None:
+        jobs.append(enqueue_embeddings(slow(), chunk_size=10, settings=settings))
+
+    producer = threading.Thread(target=produce, daemon=True)
+    producer.start()
+    job_id = begun(broker, 30)
+    since = broker.connection.now_ms()
+    seen = []
+
+    def three_leases_have_passed() -> bool:
+        seen.append((broker.jobs.status(job_id).stalled, broker.jobs.hold(job_id, "another")))
+        return broker.connection.now_ms() - since > 3000
+
+    eventually(three_leases_have_passed)
+    go_on.set()
+    producer.join(20)
+    assert set(seen) == {(False, False)}
+    start_worker()
+    assert jobs[0].id == job_id
+    assert_every_record_has_its_vector(job_id, settings)
+
+
+def test_ctrl_c_while_a_job_is_resumed_leaves_it_for_another_resume(
+    settings: Settings, broker: Broker, embedctl: RunEmbedctl, short_folder: Path, start_producer, start_worker
+) -> None:
+    job_id = die_half_way(start_producer, broker)
+    second = start_producer("--resume", job_id)
+    second.give(LINES[:65])
+    eventually(lambda: broker.jobs.status(job_id).records == 60)
+    second.process.send_signal(signal.SIGINT)
+    _, said = second.end()
+    assert second.process.returncode == 130
+    assert "the same command goes on where it stopped" in said
+    assert broker.jobs.status(job_id).state is JobState.SUBMITTING
+    write_corpus(short_folder, LINES)
+    third = embedctl("submit", "corpus.jsonl", "--resume", job_id)
+    assert (third.returncode, third.stdout) == (0, f"{job_id}\n"), third.stderr
+    start_worker()
+    assert_every_record_has_its_vector(job_id, settings)
+
+
+def test_who_was_interrupted_may_go_on_at_once(broker: Broker, start_producer) -> None:
+    """Its right to add ends with it; only who was killed is waited for."""
+    first = start_producer("--idempotency-key", "k", short_lease=False)
+    first.give(LINES[:35])
+    job_id = begun(broker, 30)
+    first.process.send_signal(signal.SIGINT)
+    first.end()
+    eventually(lambda: broker.jobs.hold(job_id, "the next"), timeout_s=1)
+
+
+def test_who_was_refused_may_come_again_at_once(broker: Broker, half: str) -> None:
+    with pytest.raises(CorpusChanged):
+        resume(broker, half, ["other", *TEXTS[1:]])
+    eventually(lambda: broker.jobs.hold(half, "the next"), timeout_s=1)
+
+
+def test_who_waits_for_another_producer_is_not_told_to_wait_for_workers(broker: Broker, start_producer) -> None:
+    first = start_producer("--idempotency-key", "k")
+    first.give(LINES[:35])
+    begun(broker, 30)
+    second = start_producer("--idempotency-key", "k")
+    second.give(LINES)
+    assert second.process.stderr is not None
+    assert "workers" not in second.process.stderr.readline()

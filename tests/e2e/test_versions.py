@@ -1,0 +1,249 @@
+"""Workers and producers of two versions side by side, as while a cluster is upgraded host by host.
+
+The newer version is this one with another number: it writes 2 into tickets, jobs and chunks, where this one writes 1.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis as redis_py
+
+from embedctl import Job, JobState, JobStatus, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.tickets import Ticket
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.e2e.conftest import StartWorker, WorkerProcess, eventually
+from tests.e2e.test_main_job import reference
+
+RunEmbedctl = Callable[..., subprocess.CompletedProcess[str]]
+SubmitNewer = Callable[..., Job]
+
+TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
+NEWER = "from embedctl_config import wire; wire.VERSION = 2"
+
+
+def before_all_else(folder: Path, name: str, program: str) -> dict[str, str]:
+    """The variables with which any Python runs a program before anything of embedctl (sitecustomize of site.py)."""
+    place = folder / name
+    place.mkdir(exist_ok=True)
+    (place / "sitecustomize.py").write_text(program)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))}
+
+
+@contextmanager
+def changed(environment: dict[str, str], variables: Mapping[str, str]) -> Iterator[None]:
+    """What is started meanwhile has other variables."""
+    before = dict(environment)
+    environment.update(variables)
+    yield
+    environment.clear()
+    environment.update(before)
+
+
+@pytest.fixture
+def newer(short_folder: Path) -> dict[str, str]:
+    """The variables that make a process one of the newer version."""
+    return before_all_else(short_folder, "newer", NEWER)
+
+
+@pytest.fixture
+def start_newer(start_worker: StartWorker, environment: dict[str, str], newer: Mapping[str, str]) -> StartWorker:
+    """Starts workers of the newer version."""
+
+    def start(*arguments: str) -> WorkerProcess:
+        with changed(environment, newer):
+            return start_worker(*arguments)
+
+    return start
+
+
+@pytest.fixture
+def submit_newer(
+    embedctl: RunEmbedctl, newer: Mapping[str, str], short_folder: Path, settings: Settings
+) -> SubmitNewer:
+    """Submits the texts as a producer of the newer version; the job as the older one sees it."""
+
+    def submit(*options: str) -> Job:
+        (short_folder / "corpus.txt").write_text("\n".join(TEXTS) + "\n")
+        submitted = embedctl("submit", "corpus.txt", "--chunk-size", "10", *options, **newer)
+        assert submitted.returncode == 0, submitted.stderr
+        return Job.get(submitted.stdout.strip(), settings)
+
+    return submit
+
+
+def ended(job: Job, timeout_s: float = 40) -> JobStatus:
+    eventually(lambda: job.status().state.ended, timeout_s)
+    return job.status()
+
+
+def assert_fetched(embedctl: RunEmbedctl, job: Job, folder: Path, newer: Mapping[str, str]) -> None:
+    """The newer version has a vector for each record."""
+    fetched = embedctl("fetch", job.id, "-o", "out.npy", **newer)
+    assert fetched.returncode == 0, fetched.stderr
+    np.testing.assert_array_equal(np.load(folder / "out.npy"), reference(TEXTS))
+
+
+def tickets(raw: redis_py.Redis, queue: str) -> list[tuple[list[object], dict[str, object]]]:
+    """The tickets in a queue: each one's job and chunk, and its facts."""
+    messages = [json.loads(message) for message in raw.lrange(queue, 0, -1)]
+    bodies = [json.loads(base64.b64decode(message["body"])) for message in messages]
+    return [(body[0], body[1]) for body in bodies]
+
+
+def times_received(worker: WorkerProcess, job_id: str, chunk: int) -> int:
+    """How many tickets of a chunk a worker has taken from its queue, each sent on under a name of its own."""
+    return len(set(re.findall(rf"encode\[{job_id}\.{chunk}\.(\w+)\] received", worker.log())))
+
+
+def all_of(raw: redis_py.Redis, job: Job) -> dict[str, object]:
+    """Everything that Redis holds of a job."""
+    kinds = {"string": raw.get, "hash": raw.hgetall, "zset": lambda key: raw.zrange(key, 0, -1, withscores=True)}
+    kinds["stream"] = raw.xrange
+    return {key.decode(): kinds[raw.type(key).decode()](key) for key in raw.scan_iter(f"embed:job:{job.id}*")}
+
+
+def test_a_job_of_the_older_version_is_done_by_workers_of_both(
+    settings: Settings, embedctl, newer, short_folder: Path, start_worker, start_newer
+) -> None:
+    workers = [start_worker("slow"), start_newer("slow")]
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
+    status = ended(job)
+    assert (status.state, status.done, status.lapsed) == (JobState.COMPLETED, 40, 0)
+    eventually(lambda: all(worker.row().progressed_ms for worker in workers))
+    assert_fetched(embedctl, job, short_folder, newer)
+
+
+def test_a_producer_of_the_older_version_reads_what_a_newer_worker_made_of_its_job(
+    settings: Settings, start_newer
+) -> None:
+    start_newer()
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    assert ended(job).done == 40
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_records_that_failed_at_a_newer_worker_are_retried_by_an_older_one(
+    settings: Settings, start_worker, start_newer
+) -> None:
+    """As when an upgrade is taken back."""
+    newer = start_newer("poison")
+    job = enqueue_embeddings(["one", "fail-encoder", "three"], hardware="poison", settings=settings)
+    assert ended(job).failed == 1
+    newer.stop()
+    start_worker("poison")
+    assert job.retry_failed() == 1
+    status = ended(job, 10)
+    assert (status.done, status.failed, status.trouble, status.lost_chunks) == (2, 1, None, None)
+
+
+def test_a_job_of_the_newer_version_is_left_to_newer_workers(
+    raw, embedctl, newer, settings: Settings, short_folder: Path, start_worker, start_newer, submit_newer
+) -> None:
+    job = submit_newer()
+    older = start_worker()
+    before = all_of(raw, job)
+    eventually(lambda: all(times_received(older, job.id, chunk) >= 2 for chunk in range(4)))
+    assert all_of(raw, job) == before
+    mine = enqueue_embeddings(TEXTS[:5], settings=settings)
+    assert ended(mine).done == 5
+    np.testing.assert_array_equal(mine.vectors(), reference(TEXTS[:5]))
+    eventually(lambda: older.row().progressed_ms)
+    assert all_of(raw, job) == before
+
+    newest = start_newer()
+    status = ended(job)
+    assert (status.state, status.done, status.claims, status.lapsed) == (JobState.COMPLETED, 40, 4, 0)
+    assert status.pinned_by == newest.row().instance
+    assert_fetched(embedctl, job, short_folder, newer)
+
+
+def test_both_versions_submit_and_all_jobs_end(
+    embedctl, newer, settings: Settings, short_folder: Path, start_worker, start_newer, submit_newer
+) -> None:
+    start_worker()
+    start_newer()
+    jobs = []
+    for _ in range(2):
+        jobs += [enqueue_embeddings(TEXTS, chunk_size=4, settings=settings), submit_newer()]
+    for job in jobs:
+        status = ended(job)
+        assert (status.state, status.done, status.failed) == (JobState.COMPLETED, 40, 0)
+        assert_fetched(embedctl, job, short_folder, newer)
+
+
+def test_a_newer_worker_that_dies_beside_an_older_one_is_taken_over_from(
+    raw, embedctl, newer, short_folder: Path, start_worker, start_newer, submit_newer
+) -> None:
+    """Whoever reaps: an older reaper does nothing for a newer job."""
+    doomed = start_newer("slow")
+    job = submit_newer("--class", "slow")
+    eventually(lambda: raw.hlen(keys.owners(job.id)) == 2)
+    start_worker("slow")
+    start_newer("slow")
+    doomed.kill()
+    status = ended(job)
+    assert (status.done, status.failed, status.deaths) == (40, 0, 2)
+    assert_fetched(embedctl, job, short_folder, newer)
+
+
+def test_an_older_worker_does_not_keep_the_newer_ones_from_looking_after_their_jobs(
+    raw, broker: Broker, start_worker, start_newer, submit_newer
+) -> None:
+    """Of all processes one reaps in each interval; it must not be the same one again and again."""
+    start_worker()
+    start_newer()
+    job = submit_newer("--class", "slow")
+    live = broker.connection.now_ms() + 3600_000
+    raw.zadd(keys.queue_workers(job.status().queue), {"somebody else": live})  # or there were no use in reaping
+    raw.zadd(keys.due(job.id), {0: 1})
+    eventually(lambda: raw.zscore(keys.due(job.id), 0) > 1, timeout_s=10)
+
+
+def test_a_newer_ticket_is_in_the_queue_again_as_it_was(raw, broker: Broker, start_worker) -> None:
+    queue, name = keys.queue("dummy", "dummy"), "20990101-000000-0000000000"
+    facts = {"version": 2, "colour": "blue", "of": {"many": [1, 2]}}
+    broker.tickets.forward([Ticket(queue, name, 3, facts)])
+    worker = start_worker()
+    eventually(lambda: times_received(worker, name, 3) >= 2)
+    assert worker.stop() == 0
+    assert tickets(raw, queue) == [([name, 3], facts)]
+    assert raw.hlen("unacked") == 0
+
+
+def test_a_newer_ticket_finds_its_way_to_a_newer_worker(
+    raw, settings: Settings, environment, broker: Broker, start_worker, start_newer
+) -> None:
+    environment["EMBEDCTL_REISSUE_S"] = "60"  # no other ticket comes to help
+    job = enqueue_embeddings(TEXTS, settings=settings.replace(reissue_s=60))
+    queue = job.status().queue
+    raw.delete(queue)
+    broker.tickets.forward([Ticket(queue, job.id, 0, {"version": 2, "colour": "blue"})])
+    older = start_worker()
+    eventually(lambda: times_received(older, job.id, 0) >= 2)
+    assert job.status().claims == 0
+    start_newer()
+    assert (ended(job).done, job.status().claims) == (40, 1)
+
+
+def test_a_ticket_of_this_version_may_say_more_than_is_known(
+    raw, settings: Settings, environment, broker: Broker, start_worker
+) -> None:
+    environment["EMBEDCTL_REISSUE_S"] = "60"
+    job = enqueue_embeddings(TEXTS, settings=settings.replace(reissue_s=60))
+    raw.delete(job.status().queue)
+    broker.tickets.forward([Ticket(job.status().queue, job.id, 0, {"version": 1, "colour": "blue"})])
+    start_worker()
+    assert (ended(job).done, job.status().claims) == (40, 1)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
