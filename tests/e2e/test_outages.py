@@ -31,8 +31,8 @@ from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
 from tests.conftest import RedisServer
 from tests.e2e.conftest import StartWorker, eventually
-from tests.e2e.proxy import Proxy
 from tests.e2e.test_main_job import reference
+from tests.proxy import Proxy
 
 #: To a worker of the class "slow" each of them is a batch: a tenth of a second.
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
@@ -56,6 +56,7 @@ def redis_server(short_folder: Path) -> Iterator[RedisServer]:
 @pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
     proxy = Proxy(redis_server.folder / "redis.sock")
+    proxy.start()
     yield proxy
     proxy.stop()
 
@@ -195,7 +196,7 @@ def test_a_worker_whose_connections_are_half_open(
     assert_whole(job)
     assert job.status().lapsed > 0
     time.sleep(max(0.0, over_at - time.monotonic()))
-    proxy.thaw()
+    proxy.thaw(resume=True)
     assert beside.stop() == 0
     again = enqueue_embeddings(TEXTS[:10], hardware="slow", chunk_size=5, settings=settings)
     again.wait(timeout=30)

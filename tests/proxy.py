@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -28,9 +29,9 @@ class _Link:
 
 
 class Proxy:
-    """Forwards connections to a port on loopback, in a thread of its own."""
+    """Forwards connections on loopback to a port there or to a unix socket, in a thread of its own."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int | Path) -> None:
         self._target = target
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,6 +100,11 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._target, int):
+            return await asyncio.open_connection("127.0.0.1", self._target)
+        return await asyncio.open_unix_connection(self._target)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = _Link(writer)
         if self._forwarding:
@@ -109,7 +115,7 @@ class Proxy:
         self._tasks.add(task)
         try:
             await link.flowing.wait()
-            far_reader, link.far = await asyncio.open_connection("127.0.0.1", self._target)
+            far_reader, link.far = await self._connect()
             # Either end may close first; the other is then closed too, but not while the network is silent.
             pumps = [
                 asyncio.create_task(_pump(link, reader, link.far)),

@@ -1,0 +1,171 @@
+"""Adding chunks to a job: one producer at a time, at the pace of workers and of Redis."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
+
+from embedctl.broker import Broker
+from embedctl.patience import patiently
+from embedctl.reaper import Reaper
+from embedctl.store import Added, JobStatus
+from embedctl_config import keys, wire
+from embedctl_config.errors import (
+    BrokerUnavailable,
+    CorpusChanged,
+    EmbedctlError,
+    JobError,
+    JobFailed,
+    JobLost,
+    JobNotFound,
+)
+from embedctl_config.wire import ChunkInput
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Called now and then while submitting with the records added so far and what the producer waits for, if for anything.
+SubmitProgress = Callable[[int, str], None]
+_ANOTHER_PRODUCER, _REDIS, _WORKERS = "another producer of this job", "Redis", "workers to make room"
+
+
+class Submission:
+    """Adds chunks to one job as its only live producer. A context: while it lasts, nobody else may add."""
+
+    def __init__(self, broker: Broker, job: JobStatus, progress: SubmitProgress | None) -> None:
+        self._broker = broker
+        self._job_id = job.id
+        self._version = job.version
+        self._queue = job.queue
+        self._progress = progress
+        self._token = secrets.token_hex(8)
+        self._added = self._records = 0
+        self._reaper = Reaper(broker)
+        self._over = threading.Event()
+        self._holder = threading.Thread(target=self._keep_right, name="producer", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._holder.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._holder.join(1.0)  # it may wait for a Redis that is away
+        if error is not None and not isinstance(error, BrokerUnavailable):
+            with suppress(EmbedctlError):  # then the right ends by itself, only later
+                self._broker.jobs.hold(self._job_id, self._token, lease_s=0)
+
+    def add(self, chunk: ChunkInput) -> None:
+        """Add the next chunk, or see that it is there; then send what tickets there is room for, and wait if need be.
+
+        Raises:
+            CorpusChanged: the job has another chunk in this place, or none.
+            JobFailed: its error budget has ended it.
+            JobCancelled, JobLost, BrokerUnavailable: it takes no more; the last two say how to go on.
+        """
+        payload = wire.encode_input(chunk, self._version)
+        answer, waiting = self._patiently(lambda: self._add(chunk, payload))
+        while answer is Added.HELD:
+            self._report(_ANOTHER_PRODUCER)
+            time.sleep(1.0)  # another producer lives; it ends, or its lease does
+            answer, waiting = self._patiently(lambda: self._add(chunk, payload))
+        if answer is Added.SEALED:
+            raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
+        if answer is Added.STOPPED:
+            raise JobFailed(f"job {self._job_id} was ended by its error budget (max_errors) while it was submitted")
+        if answer is Added.DIFFERS:
+            raise CorpusChanged(self._first_difference(chunk))
+        self._added += 1
+        self._records += len(chunk)
+        if answer is Added.OK:
+            self._patiently(self._send_tickets)
+        self._report()
+        if waiting > self._broker.settings.high_water_bytes:
+            self._patiently(self._wait_for_workers)
+
+    def seal(self) -> None:
+        """Say that no chunk is to come. Raises as :meth:`add` does."""
+        while not self._patiently(lambda: self._broker.jobs.hold(self._job_id, self._token)):
+            self._report(_ANOTHER_PRODUCER)
+            time.sleep(1.0)
+        self._patiently(lambda: self._broker.jobs.seal(self._job_id, self._added))
+        self._patiently(self._send_tickets)
+
+    def _add(self, chunk: ChunkInput, payload: bytes) -> tuple[Added, int]:
+        return self._broker.jobs.add(
+            self._job_id, self._added, payload, digest=wire.digest_of(payload), rows=len(chunk), token=self._token
+        )
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask Redis until it answers.
+
+        Raises:
+            BrokerUnavailable: it stayed away; says how to go on.
+            JobLost: it does not know the job any more.
+        """
+        try:
+            return patiently(ask, pausing=lambda: self._report(_REDIS))
+        except JobLost:
+            raise
+        except JobNotFound as error:
+            raise JobLost(
+                f"job {self._job_id} is gone from Redis, while it was submitted: discarded by somebody, or lost. "
+                "Submit its corpus again."
+            ) from error
+        except BrokerUnavailable as error:
+            raise BrokerUnavailable(
+                f"{error} Job {self._job_id} holds the first {self._records} records: go on with embedctl submit "
+                f"CORPUS --resume {self._job_id}"
+            ) from error
+
+    def _keep_right(self) -> None:
+        """Renew the right to add while the corpus is slow to give its next record, or Redis to take it."""
+        while not self._over.is_set():
+            try:
+                self._broker.jobs.hold(self._job_id, self._token)
+            except BrokerUnavailable as error:
+                log.info("job %s: %s", self._job_id, error)
+            except JobError:
+                return  # it is cancelled or gone, as the next chunk is told too
+            self._over.wait(keys.PRODUCER_LEASE_S / 3)
+
+    def _send_tickets(self) -> None:
+        self._broker.send_issued(self._job_id, self._queue)
+
+    def _wait_for_workers(self) -> None:
+        """Back-pressure: wait until workers have brought the text that waits below the mark."""
+        seen = "$"
+        while self._broker.jobs.status(self._job_id).waiting_bytes > self._broker.settings.high_water_bytes:
+            self._report(_WORKERS)
+            seen = self._broker.jobs.wait_event(self._job_id, seen, timeout_s=1.0)
+            self._reaper.round()
+
+    def _first_difference(self, chunk: ChunkInput) -> str:
+        stored = self._stored_checksums()
+        mine = chunk.row_checksums()
+        differing = [row for row, (a, b) in enumerate(zip(stored, mine, strict=False)) if a != b]
+        row = differing[0] if differing else min(len(stored), len(mine))
+        return (
+            f"the corpus changed: record {chunk.first + row} is not the one that job {self._job_id} was begun with. "
+            "Restore it, or submit it as a new job with another idempotency key."
+        )
+
+    def _stored_checksums(self) -> list[int]:
+        result = self._broker.jobs.result(self._job_id, self._added)
+        if result is not None:
+            return list(wire.decode_result(result).checksums)
+        stored = self._broker.jobs.input(self._job_id, self._added)
+        return [] if stored is None else wire.decode_input(stored).row_checksums()
+
+    def _report(self, waiting_for: str = "") -> None:
+        if self._progress is not None:
+            self._progress(self._records, waiting_for)
