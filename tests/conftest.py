@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -19,6 +20,9 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 
 CONFIG = Path(__file__).parent.parent / "config" / "embedctl_config" / "redis.conf"
+
+# Where tests run in the background of a shell, Ctrl-C is ignored, and would be by every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Short times, so that what waits for a lease in life waits for a second here.
 QUICK = {"lease_s": 1.0, "reissue_s": 1.0}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.chaos.campaign import run
 from tests.chaos.options import Options
 from tests.chaos.report import markdown
 
 
+@pytest.mark.slow
 def test_a_short_storm_loses_and_doubles_nothing() -> None:
     outcome = run(Options(minutes=0.75, seed=29, lease_s=1.0, pause_s=1.5, settle_s=55.0))
     print(markdown(outcome))

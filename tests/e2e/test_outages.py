@@ -444,26 +444,26 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
     settings: Settings, broker: Broker, raw, start_worker: StartWorker
 ) -> None:
     worker = start_worker("slow")
-    told: list[tuple[int, bool]] = []
+    told: list[tuple[int, str]] = []
     gate = threading.Event()
     submitted = in_background(
         lambda: submit(
             broker,
             records_of(held_at(23, gate), max_bytes=10_000),
             JobOptions(hardware="slow", chunk_size=5),
-            lambda records, waiting: told.append((records, waiting)),
+            lambda records, waiting_for: told.append((records, waiting_for)),
         )
     )
     job = active_job(broker)
     eventually(lambda: job.status().chunks == 4 and worker.row().holding)
     fill(raw)
     gate.set()
-    eventually(lambda: told[-1] == (20, True) and "held back" in worker.log())
+    eventually(lambda: told[-1] == (20, "Redis") and "held back" in worker.log())
     full = job.status()
     time.sleep(3 * settings.lease_s)
     later = job.status()
     assert (later.done, later.records, later.chunks) == (full.done, full.records, full.chunks)
-    assert told[-1] == (20, True)
+    assert told[-1] == (20, "Redis")
     assert not submitted.done()
     raw.config_set("maxmemory", 0)
     assert submitted.result(30).id == job.id

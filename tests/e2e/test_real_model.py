@@ -50,6 +50,7 @@ def spent_ticks(worker: WorkerProcess) -> int:
 
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+@pytest.mark.slow
 def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
     settings: Settings, environment, start_worker
 ) -> None:
