@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -119,9 +120,6 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
     if options.resume is not None:
         if options.idempotency_key is not None:
             raise SettingsError("resume names the job; an idempotency key besides could name another: leave one out")
-        for name in ("ttl", "max_errors", "max_errors_share"):
-            if getattr(options, name) is not None:
-                raise SettingsError(f"a job that is resumed keeps the {name} that it was begun with: leave it out")
         job = broker.jobs.status(options.resume)
         _check_same(job, _given(options))
         return job
@@ -137,8 +135,8 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
 def _given(options: JobOptions) -> dict[str, Any]:
     """What is said of a job that is resumed: all but what was left at its default."""
     plain = JobOptions()
-    deciding = ("model", "hardware", "precision", "prompt", "truncation", "normalize", "chunk_size")
-    given = {name: value for name in deciding if (value := getattr(options, name)) != getattr(plain, name)}
+    names = (each.name for each in dataclasses.fields(JobOptions) if each.name not in ("idempotency_key", "resume"))
+    given = {name: value for name in names if (value := getattr(options, name)) != getattr(plain, name)}
     return {name: value for name, value in given.items() if (name, value) != ("hardware", "auto")}
 
 
@@ -187,7 +185,7 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
 
 
 def _check_same(job: JobStatus, now: Mapping[str, Any]) -> None:
-    before = {"model": job.model, "hardware": job.hardware, "precision": job.precision, **job.options}
+    before = {**dataclasses.asdict(job), "ttl": job.ttl_s, **job.options}
     changed = [f"{name} was {before.get(name)!r} and is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changed:
         raise CorpusChanged(

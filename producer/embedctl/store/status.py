@@ -52,6 +52,7 @@ class JobStatus:
         pinned_by: the worker whose claim fixed the job's model fingerprint.
         mismatch: the last worker that was refused for serving other weights, and its fingerprint.
         original_chunks: chunks that the corpus made, once it is sealed; those beyond hold failed records tried again.
+        max_errors, max_errors_share: the error budget, as a number of records or as a share of them.
         stopped_by: `max_errors` where the error budget ended the job.
         lost_chunks: first and last chunk that Redis lost.
         live_workers: workers that serve this job's class and model now.
@@ -70,6 +71,8 @@ class JobStatus:
     ended_at: datetime | None
     expires_in: timedelta
     ttl_s: float
+    max_errors: int | None
+    max_errors_share: float | None
     producer_alive: bool
     sealed: bool
     records: int
@@ -172,6 +175,8 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         ended_at=_moment(facts["ended_ms"]) if "ended_ms" in facts else None,
         expires_in=timedelta(milliseconds=ttl_ms),
         ttl_s=int(facts["ttl_ms"]) / 1000,
+        max_errors=int(facts["max_errors"]) if "max_errors" in facts else None,
+        max_errors_share=float(facts["max_errors_share"]) if "max_errors_share" in facts else None,
         producer_alive=producer_alive,
         sealed=facts.get("sealed") == "1",
         chunks=chunks,
