@@ -122,8 +122,12 @@ def heartbeat(instance: str) -> str:
     return f"embed:worker:{instance}"
 
 
+#: In the place of a death: the worker stopped as it was told to, and what it could not give back blames nobody.
+LEFT = "left"
+
+
 def died(instance: str) -> str:
-    """String: how a worker instance is known to have died."""
+    """String: how a worker instance is known to have died, or :data:`LEFT`."""
     return f"embed:died:{instance}"
 
 

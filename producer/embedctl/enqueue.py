@@ -194,7 +194,7 @@ def _check_same(job: JobStatus, now: Mapping[str, Any]) -> None:
 
 
 def _cancelling(chunks: Iterator[ChunkInput], broker: Broker, job_id: str, *, unless: bool) -> Iterator[ChunkInput]:
-    """The chunks; where reading them fails, nobody can resume the job unless it has a key, so it is cancelled."""
+    """The chunks; where reading them fails, a job that nobody has a name for is cancelled."""
     try:
         yield from chunks
     except Exception:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from embedctl_config.errors import JobCancelled, JobFailed, JobLost, JobUnfinish
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.settings import Settings, load_settings
 from embedctl_config.wire import ChunkResult, ErrorCode
+
+T = TypeVar("T")
 
 _SLICE = 500
 
@@ -119,7 +122,7 @@ class Job:
         deadline = None if timeout is None else time.monotonic() + timeout
         seen = "0"
         while True:
-            status = patiently(self.status, deadline=deadline)
+            status = self._patiently(self.status, deadline)
             if progress is not None:
                 progress(status)
             if status.state.ended:
@@ -133,7 +136,7 @@ class Job:
                     f"{status.records} records are done, and it goes on"
                 )
             seen = self._next_event(seen, min(1.0, left), deadline)
-            patiently(self._reaper.round, deadline=deadline)
+            self._patiently(self._reaper.round, deadline)
 
     def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus:
         """Wait until the job has all its records; they may not be encoded yet.
@@ -167,7 +170,7 @@ class Job:
         status = self._told(progress)
         index = start
         while status.original_chunks is None or index < status.original_chunks:
-            chunk = patiently(partial(self._chunk, index, status))
+            chunk = self._patiently(partial(self._chunk, index, status))
             if chunk is None:
                 status = self._wait_for_chunk(index, progress)
             else:
@@ -262,15 +265,19 @@ class Job:
         Raises:
             JobCancelled: the job was cancelled.
         """
-        status = patiently(self.status)
+        status = self._patiently(self.status)
         if progress is not None:
             progress(status)
         if status.state is JobState.CANCELLED:
             raise JobCancelled(f"job {self._id} was cancelled: it has no vectors")
         return status
 
+    def _patiently(self, ask: Callable[[], T], deadline: float | None = None) -> T:
+        """Ask Redis until it answers; while it is away, nobody's silence means anything."""
+        return patiently(ask, pausing=self._reaper.rest, deadline=deadline)
+
     def _next_event(self, seen: str, timeout_s: float, deadline: float | None = None) -> str:
-        return patiently(lambda: self._broker.jobs.wait_event(self._id, seen, timeout_s), deadline=deadline)
+        return self._patiently(partial(self._broker.jobs.wait_event, self._id, seen, timeout_s), deadline)
 
     def _wait_for_chunk(self, index: int, progress: Callable[[JobStatus], None] | None) -> JobStatus:
         """Wait until a chunk's result is there, or until it is known that it never will be."""
@@ -279,7 +286,7 @@ class Job:
             status = self._told(progress)
             if status.original_chunks is not None and index >= status.chunks:
                 return status
-            if patiently(lambda: self._broker.jobs.has_result(self._id, index)):
+            if self._patiently(partial(self._broker.jobs.has_result, self._id, index)):
                 return status
             if status.stopped_by is not None:
                 raise JobFailed(
@@ -289,7 +296,7 @@ class Job:
             if status.state.ended or status.lost_chunks is not None:
                 raise self._lost_chunks(*(status.lost_chunks or (index, index)))
             seen = self._next_event(seen, 1.0)
-            patiently(self._reaper.round)
+            self._patiently(self._reaper.round)
 
     def _chunk(self, index: int, status: JobStatus) -> ChunkVectors | None:
         """A chunk's results, with those of its records that were retried in their places; None if not there yet."""
@@ -319,8 +326,8 @@ class Job:
 
     def _lost_chunks(self, first: int, last: int) -> JobLost:
         return JobLost(
-            f"Redis lost chunks {first} to {last} of job {self._id}. Submit the same corpus with the same idempotency "
-            "key to repair it, or as a new job."
+            f"Redis lost chunks {first} to {last} of job {self._id}. Submit the same corpus with --resume {self._id} "
+            "to repair it, or with its idempotency key."
         )
 
 

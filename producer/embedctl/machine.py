@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 
 def machine_id() -> str:
-    """The same for two processes exactly if each sees the other's pid: one boot of one kernel, one pid namespace."""
+    """The same for two processes exactly if each sees the other's pid: one boot of one kernel, one pid namespace. Empty
+    where that can't be told: not on Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:  # not Linux
-        return socket.gethostname()
+    except OSError:
+        return ""
 
 
 def process_id(pid: int) -> str:

@@ -61,7 +61,7 @@ class Reaper:
             raise
 
     def _round(self) -> None:
-        self._end_leases_of_the_dead()
+        self.end_leases_of_the_dead()
         if not self._broker.upkeep.take_turn(self._interval_s):
             return
         now_ms = self._broker.connection.now_ms()
@@ -76,8 +76,8 @@ class Reaper:
                 # One job that can't be read, such as a newer version's, must not cost all others their reaper.
                 log.exception("job %s: can't be looked after", job_id)
 
-    def _end_leases_of_the_dead(self) -> None:
-        """Whoever has the turn may be on another machine, so this is for everybody."""
+    def end_leases_of_the_dead(self) -> None:
+        """Act on the deaths that this machine witnesses. For everybody: whoever has the turn may be elsewhere."""
         dead = self._broker.workers.witness()
         if not dead:
             return

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -90,7 +91,7 @@ class Submission:
             self._patiently(self._send_tickets)
         self._report()
         if waiting > self._broker.settings.high_water_bytes:
-            self._patiently(self._wait_for_workers)
+            self._wait_for_workers()
 
     def seal(self) -> None:
         """Say that no chunk is to come. Raises as :meth:`add` does."""
@@ -113,7 +114,7 @@ class Submission:
             JobLost: it does not know the job any more.
         """
         try:
-            return patiently(ask, pausing=lambda: self._report(_REDIS))
+            return patiently(ask, pausing=self._wait_for_redis)
         except JobLost:
             raise
         except JobNotFound as error:
@@ -126,6 +127,10 @@ class Submission:
                 f"{error} Job {self._job_id} holds the first {self._records} records: go on with embedctl submit "
                 f"CORPUS --resume {self._job_id}"
             ) from error
+
+    def _wait_for_redis(self) -> None:
+        self._reaper.rest()
+        self._report(_REDIS)
 
     def _keep_right(self) -> None:
         """Renew the right to add while the corpus is slow to give its next record, or Redis to take it."""
@@ -143,11 +148,11 @@ class Submission:
 
     def _wait_for_workers(self) -> None:
         """Back-pressure: wait until workers have brought the text that waits below the mark."""
-        seen = "$"
-        while self._broker.jobs.status(self._job_id).waiting_bytes > self._broker.settings.high_water_bytes:
+        jobs, seen = self._broker.jobs, "$"
+        while self._patiently(lambda: jobs.status(self._job_id)).waiting_bytes > self._broker.settings.high_water_bytes:
             self._report(_WORKERS)
-            seen = self._broker.jobs.wait_event(self._job_id, seen, timeout_s=1.0)
-            self._reaper.round()
+            seen = self._patiently(partial(jobs.wait_event, self._job_id, seen, timeout_s=1.0))
+            self._patiently(self._reaper.round)
 
     def _first_difference(self, chunk: ChunkInput) -> str:
         stored = self._stored_checksums()

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from embedctl import BrokerUnavailable, CorpusChanged, InputError, Job, JobState, SettingsError, enqueue_embeddings
+from embedctl import (
+    BrokerUnavailable,
+    CorpusChanged,
+    InputError,
+    Job,
+    JobState,
+    JobStatus,
+    SettingsError,
+    enqueue_embeddings,
+    patience,
+)
 from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, submit
 from embedctl.records import records_of
@@ -185,3 +196,36 @@ def test_a_redis_that_is_too_old_is_refused(settings: Settings, monkeypatch: pyt
     monkeypatch.setattr("embedctl.store.connection.OLDEST_REDIS", (99, 0))
     with pytest.raises(BrokerUnavailable, match=r"needs 6\.2 or newer"):
         enqueue_embeddings(["text"], settings=settings)
+
+
+def test_a_producer_that_waits_for_workers_is_as_patient_as_any(
+    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "OUTAGE_S", 0.5)
+    low = Broker.connect(settings.replace(high_water_bytes=1024))
+    jobs: list[Job] = []
+    texts = ["x" * 500 for _ in range(3)]
+    producer = threading.Thread(
+        target=lambda: jobs.append(submit(low, records_of(texts, max_bytes=10_000), JobOptions(chunk_size=1)))
+    )
+    producer.start()
+    eventually(lambda: [broker.jobs.status(each).chunks for each in broker.upkeep.active_jobs()] == [2])
+    (job_id,) = broker.upkeep.active_jobs()
+    time.sleep(0.8)  # longer than an outage may be
+    asked, status = [], low.jobs.status
+
+    def refuse_once(of: str) -> JobStatus:
+        asked.append(of)
+        if len(asked) == 1:
+            raise BrokerUnavailable("away for a moment")
+        return status(of)
+
+    monkeypatch.setattr(low.jobs, "status", refuse_once)
+    eventually(lambda: len(asked) >= 2)
+    for chunk in range(3):
+        eventually(lambda chunk=chunk: broker.jobs.status(job_id).chunks > chunk)
+        claim(broker, job_id, chunk, str(chunk))
+        assert complete(broker, job_id, chunk, str(chunk), rows=1) == "ok"
+    producer.join(10)
+    low.close()
+    assert [job.id for job in jobs] == [job_id]

@@ -255,3 +255,16 @@ def test_who_leaves_is_neither_alive_nor_gone(broker: Broker, raw) -> None:
     assert [worker.instance for worker in broker.workers.alive()] == ["bystander"]
     assert list(broker.workers.gone()) == []
     assert raw.hkeys(keys.machine("here")) == [b"bystander"]
+
+
+def test_who_left_as_it_was_told_blames_no_row(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    die(broker, job_id, 0, raw)
+    broker.workers.beat(row("leaving"))
+    claim(broker, job_id, 0, "t2", instance="leaving")
+    broker.jobs.renew(job_id, 0, "t2", row=1)
+    broker.workers.leave(row("leaving"))  # and Redis did not take the chunk back
+    overdue(raw, job_id, 0)
+    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    assert claim(broker, job_id, 0, "t3").given_up == frozenset()
+    assert broker.jobs.status(job_id).deaths == 1

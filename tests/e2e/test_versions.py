@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import Job, JobState, JobStatus, enqueue_embeddings
+from embedctl import Job, JobError, JobState, JobStatus, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.tickets import Ticket
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
 from tests.e2e.conftest import StartWorker, WorkerProcess, eventually
 from tests.e2e.test_main_job import reference
@@ -247,3 +247,14 @@ def test_a_ticket_of_this_version_may_say_more_than_is_known(
     start_worker()
     assert (ended(job).done, job.status().claims) == (40, 1)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_job_of_the_newer_version_is_neither_cancelled_nor_discarded_by_an_older_one(
+    settings: Settings, broker: Broker, raw
+) -> None:
+    job = enqueue_embeddings(["text"], settings=settings)
+    raw.hset(keys.job(job.id), "version", wire.VERSION + 1)
+    for give_up in (job.cancel, job.discard):
+        with pytest.raises(JobError, match="newer embedctl"):
+            give_up()
+    assert raw.exists(keys.chunk_input(job.id, 0))

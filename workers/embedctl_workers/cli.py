@@ -52,13 +52,13 @@ def main(hardware: str | None, cpus: str | None, models: tuple[str, ...], log_le
     """
     try:
         settings = load_settings()
+        hardware = "cpu" if hardware == "auto" else hardware
         if ready:
             from embedctl_workers.readiness import check_ready
 
             click.echo(f"ready: {', '.join(check_ready(settings, hardware))}")
             return
-        hardware = hardware or settings.hardware
-        hardware = "cpu" if hardware == "auto" else hardware
+        hardware = hardware or (settings.hardware if settings.hardware != "auto" else "cpu")
         entry = settings.hardware_class(hardware)
         pinned = devices.pin(cpus)
         # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.

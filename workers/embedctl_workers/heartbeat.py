@@ -65,11 +65,11 @@ class Heartbeat:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-        try:
-            self._return_tickets()
-            self._broker.workers.leave(self._describe())
-        except EmbedctlError as error:
-            log.warning("could not say good-bye: %s", error)
+        for farewell in (self._return_tickets, lambda: self._broker.workers.leave(self._describe())):
+            try:
+                farewell()
+            except EmbedctlError as error:
+                log.warning("could not say good-bye: %s", error)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):

@@ -51,8 +51,9 @@ class InHand:
     def forgive(self, seconds: float) -> None:
         """Take off a time in which this process stood still as a whole, and so could make no progress."""
         for held in self.all():
-            if held.moving_since is not None:
-                held.moving_since += seconds
+            since = held.moving_since  # read once: its own thread may end the encode meanwhile
+            if since is not None:
+                held.moving_since = since + seconds
 
     def quietest(self) -> tuple[Held, float] | None:
         """The chunk whose encode has made no progress for longest, and for how many seconds; None if none encodes."""

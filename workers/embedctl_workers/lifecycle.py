@@ -14,6 +14,7 @@ from celery.concurrency.thread import TaskPool
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id
+from embedctl.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
@@ -60,7 +61,7 @@ def run_worker(settings: Settings, *, hardware: str, models: Sequence[str], pinn
             entry.backend,
             time.monotonic() - started,
         )
-    broker.workers.witness()  # a worker that died here before this one was started may have had nobody else to tell
+    Reaper(broker).end_leases_of_the_dead()  # a worker that died here may have had nobody else to tell
     name = _free_name(broker, f"{hardware}:{pinned.label}@{socket.gethostname()}")
     instance = f"{name}/{secrets.token_hex(4)}"
     runner = ChunkRunner(broker, entry, encoders, instance)

@@ -60,7 +60,8 @@ class ChunkRunner:
 
     def run(self, model: str, ticket: Ticket) -> None:
         """Do what a ticket says. Never raises: whatever goes wrong, there will be another ticket."""
-        if int(ticket.facts.get("version", 1)) > wire.VERSION:
+        version = ticket.facts.get("version")
+        if isinstance(version, int) and version > wire.VERSION:
             log.debug("job %s chunk %d: its ticket is of a newer version", ticket.job_id, ticket.chunk)
             self._returned.append(ticket)
             return
@@ -83,7 +84,7 @@ class ChunkRunner:
                 log.info("job %s chunk %d: %s", held.job_id, held.chunk, error)
             except Exception as error:
                 log.exception("job %s chunk %d: failed, and will be offered again", held.job_id, held.chunk)
-                delay_s = min(_LONGEST_RETRY_DELAY_S, _RETRY_DELAY_S * 2 ** (held.attempt - 1))
+                delay_s = min(_LONGEST_RETRY_DELAY_S, _RETRY_DELAY_S * 2 ** min(held.attempt - 1, 10))
                 self._give_back(held, delay_s=delay_s, trouble=first_line(error))
             finally:
                 self.in_hand.drop(held)
@@ -169,10 +170,11 @@ class ChunkRunner:
                 raise Stopped
             if self.draining.is_set() and row >= 0:
                 raise _Draining
-            held.moving_since = time.monotonic()
+            held.moving_since = None
             renew = partial(self._broker.jobs.renew, held.job_id, held.chunk, held.token, row=row)
             if self._patiently(held, renew) != "ok":
                 raise Stopped
+            held.moving_since = time.monotonic()
 
         try:
             return encode_carefully(encoder, chunk, job.options, given_up=given_up, announce=announce)
@@ -252,7 +254,6 @@ class ChunkRunner:
                 if self.draining.wait(pause):
                     raise
                 pause = min(_LONGEST_PAUSE_S, pause * 2)
-                held.moving_since = None  # it is Redis that makes no progress
 
     def _give_back(self, held: Held, *, delay_s: float, trouble: str = "") -> None:
         try:

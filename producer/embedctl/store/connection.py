@@ -144,9 +144,9 @@ def script_source(name: str) -> str:
     if name == "create":
         return own
     constants = (
-        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, EVENTS_KEPT, ROWS_AT, BIRTH, JOBS, WORKERS, DIED = "
+        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, EVENTS_KEPT, ROWS_AT, BIRTH, JOBS, WORKERS, DIED, LEFT = "
         f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.EVENTS_KEPT}, {wire.ROWS_AT}, '{keys.BIRTH}', '{keys.JOBS}', "
-        f"'{keys.WORKERS}', '{keys.died('')}'\n"
+        f"'{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
     )
     shared = ("prelude", "deaths") if name == "reap" else ("prelude",)
     return "".join([constants, *(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in shared), own])

@@ -1,6 +1,7 @@
 -- What became of the owner of a lapsed lease; only `reap` judges it.
 local function fate(instance)
-  if redis.call('EXISTS', DIED .. instance) == 1 then return 'dead' end
+  local how = redis.call('GET', DIED .. instance)
+  if how then return how == LEFT and 'alive' or 'dead' end
   local until_ms = redis.call('ZSCORE', WORKERS, instance)
   return (not until_ms or tonumber(until_ms) < now) and 'silent' or 'alive'
 end

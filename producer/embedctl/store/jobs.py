@@ -374,6 +374,8 @@ class JobStore:
         answer, rest = self._ticket_script("cancel", job_id, [], [])
         if answer == "gone":
             raise self.absent(job_id)
+        if answer == "newer":
+            raise self._made_by_newer(job_id)
         return JobState(rest[0].decode()) if answer == "ended" else JobState.CANCELLED
 
     def status(self, job_id: str) -> JobStatus:
@@ -458,8 +460,11 @@ class JobStore:
         if answer == "cancelled":
             raise JobCancelled(f"job {job_id} was cancelled")
         if answer == "newer":
-            raise JobError(f"job {job_id} was made by a newer embedctl: upgrade this one")
+            raise self._made_by_newer(job_id)
         return answer, rest
+
+    def _made_by_newer(self, job_id: str) -> JobError:
+        return JobError(f"job {job_id} was made by a newer embedctl: upgrade this one")
 
     def _ticket_script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
         return self._connection.script(name, [*keys.of_job(job_id), *more_keys], [job_id, *args])

@@ -40,7 +40,7 @@ class JobStatus:
         version: of its wire formats; only embedctl of this version or a later one may touch it.
         records: records accepted so far; all of them once `sealed`.
         truncated: records with a vector of their first tokens only.
-        tokens: tokens encoded so far; exact duplicates within a chunk count once.
+        tokens: tokens encoded so far; exact duplicates within a chunk count once, but for suspect chunks.
         claims: executions begun; beyond `chunks_done` they were repeated or are under way.
         lapsed: leases that ran out.
         refused: results that came after the first one for their chunk.

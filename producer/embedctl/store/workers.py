@@ -94,8 +94,9 @@ class WorkerRegistry:
                 # Of all workers those that are gone are remembered, to say so.
                 pipe.zremrangebyscore(members, "-inf", now - 1 - (members == keys.WORKERS) * keys.GONE_TTL_S * 1000)
                 pipe.expire(members, keys.GONE_TTL_S)
-            pipe.hset(keys.machine(worker.machine), worker.instance, worker.process)
-            pipe.expire(keys.machine(worker.machine), keys.GONE_TTL_S)
+            if worker.machine:
+                pipe.hset(keys.machine(worker.machine), worker.instance, worker.process)
+                pipe.expire(keys.machine(worker.machine), keys.GONE_TTL_S)
             pipe.execute()
 
     def leave(self, worker: WorkerRow) -> None:
@@ -105,6 +106,7 @@ class WorkerRegistry:
             for members in (keys.WORKERS, *map(keys.queue_workers, worker.queues)):
                 pipe.zrem(members, worker.instance)
             pipe.hdel(keys.machine(worker.machine), worker.instance)
+            pipe.set(keys.died(worker.instance), keys.LEFT, ex=keys.GONE_TTL_S)
             pipe.execute()
 
     def witness(self) -> set[str]:
@@ -158,7 +160,7 @@ class WorkerRegistry:
     def here(self) -> Iterator[WorkerRow]:
         """The live workers of this machine."""
         mine = machine_id()
-        return (worker for worker in self.alive() if worker.machine == mine)
+        return (worker for worker in self.alive() if mine and worker.machine == mine)
 
     def _rows(self, members: str, least: int | str, most: int | str) -> Iterator[WorkerRow]:
         at = 0
