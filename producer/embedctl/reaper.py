@@ -7,7 +7,7 @@ import time
 
 from embedctl.broker import Broker
 from embedctl.store import JobState, JobStatus
-from embedctl.store.upkeep import AUDIT_AFTER_MS
+from embedctl.store.upkeep import AUDIT_AFTER_S
 from embedctl_config import wire
 from embedctl_config.errors import BrokerUnavailable, JobNotFound
 
@@ -28,7 +28,7 @@ class Reaper:
     """
 
     def __init__(
-        self, broker: Broker, *, interval_s: float | None = None, audit_after_s: float = AUDIT_AFTER_MS / 1000
+        self, broker: Broker, *, interval_s: float | None = None, audit_after_s: float = AUDIT_AFTER_S
     ) -> None:
         self._broker = broker
         self._interval_s = min(5.0, broker.settings.lease_s / 3) if interval_s is None else interval_s

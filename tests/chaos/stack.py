@@ -157,7 +157,10 @@ class Stack:
             "EMBEDCTL_CONFIG": str(self.folder / "embedctl.toml"),
             "EMBEDCTL_STATE_DIR": str(self.folder / "state"),
             "XDG_CONFIG_HOME": str(self.folder / "nothing"),
-            "PYTHONPATH": str(ROOT),
+            # The tree that this harness stands in, whichever is installed.
+            "PYTHONPATH": os.pathsep.join(
+                map(str, (ROOT, *(ROOT / name for name in ("config", "producer", "workers"))))
+            ),
         }
 
     def spawn(

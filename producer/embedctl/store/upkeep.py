@@ -13,8 +13,8 @@ from embedctl_config.settings import Settings
 
 #: A ticket that nobody takes is sent again ever later, but not later than this (ms).
 LONGEST_REISSUE_MS = 30 * 60 * 1000
-#: A sealed job without progress for this long is audited (ms).
-AUDIT_AFTER_MS = 60_000
+#: A sealed job without progress for this long is audited (seconds).
+AUDIT_AFTER_S = 60.0
 #: A careful worker that is silent, and not known to have died, keeps its chunk for this many leases more: a record is
 #: blamed only when it is as good as certain that it killed somebody.
 PATIENCE = 3
