@@ -405,7 +405,7 @@ def test_a_hole_is_found_and_repaired_by_the_same_corpus(
     eventually(lambda: job.status().chunks_done == 7 and "chunk 3: lost" in worker.log())
     assert audit(broker, raw, job) == (3, 3)
     assert "lost by the broker: chunks 3 to 3" in embedctl("status", job.id).stdout
-    with pytest.raises(JobLost, match="same idempotency key"):
+    with pytest.raises(JobLost, match="--resume"):
         job.wait(timeout=10)
     assert enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings).id == job.id
     job.wait(timeout=30)
@@ -433,7 +433,7 @@ def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
     shown = embedctl("status", job.id).stdout
     assert "its input was damaged in Redis" in next(line for line in shown.splitlines() if line.startswith("trouble"))
     assert job.status().done == 20
-    with pytest.raises(JobLost, match="same idempotency key"):
+    with pytest.raises(JobLost, match="--resume"):
         job.wait(timeout=10)
     enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
     job.wait(timeout=30)
