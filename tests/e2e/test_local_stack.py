@@ -28,9 +28,11 @@ def test_up_keeps_a_stack_running_for_other_commands(environment, embedctl, shor
         url = line.strip().partition("=")[2]
         done = embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url)
         assert done.returncode == 0, done.stderr
-    finally:
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0
+    finally:
+        up.kill()  # what it started is told by the kernel
+        up.wait()
     assert not Path(url.removeprefix("unix://")).exists()
 
 
