@@ -55,10 +55,13 @@ def _serve_directly(arguments: argparse.Namespace) -> None:
 
     from embedctl_config.settings import Settings
     from embedctl_workers.backends import load_backend
+    from embedctl_workers.backends.base import Host
+    from embedctl_workers.cache import cache_folder
     from embedctl_workers.encoder import ChunkEncoder
 
     entry = Settings().hardware_class("cpu")
-    backend = load_backend(entry.backend, arguments.model, entry=None, threads=pinned.threads, options={})
+    host = Host(pinned.threads, cache_folder(Settings()))
+    backend = load_backend(entry.backend, arguments.model, entry=None, host=host, options={})
     backend.warm_up()
     encoder = ChunkEncoder(backend, entry.token_budget)
     chunks = _chunks(arguments)

@@ -70,6 +70,9 @@ class Settings:
         120.0, "an encode without progress for this long ends the worker", unit="seconds", minimum=1
     )
     state_dir: str = _setting("", "where the private Redis keeps its data. Empty: the user's state folder")
+    cache_dir: str = _setting(
+        "", "where what workers build for a model and a machine is kept. Empty: the user's cache folder"
+    )
     classes: Mapping[str, HardwareClass] = field(
         default_factory=lambda: SHIPPED_CLASSES, metadata={"help": "hardware classes: tables `[classes.NAME]`"}
     )

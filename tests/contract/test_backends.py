@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +13,13 @@ import pytest
 from embedctl_config.errors import MissingExtra, ModelNotFound, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends import BACKENDS, load_backend
-from embedctl_workers.backends.base import Backend, Vectors
+from embedctl_workers.backends.base import Backend, Host, Vectors
 from embedctl_workers.models import resolve_model
 
 MODEL = "all-MiniLM-L6-v2"
 TOLERANCE = {"dummy": 0.0, "torch": 1e-5}
+
+HOST = Host(threads=1, cache=Path(tempfile.gettempdir()) / "embedctl-test-cache")
 
 TEXTS = [
     "A short sentence.",
@@ -34,8 +38,8 @@ LONG = "far more words than any model takes " * 200
 
 def load(alias: str) -> Backend:
     if alias == "dummy":
-        return load_backend("dummy", "dummy", entry=None, threads=1, options={"dim": 16, "max_tokens": 64})
-    return load_backend(alias, MODEL, entry=None, threads=1, options={})
+        return load_backend("dummy", "dummy", entry=None, host=HOST, options={"dim": 16, "max_tokens": 64})
+    return load_backend(alias, MODEL, entry=None, host=HOST, options={})
 
 
 @pytest.fixture(scope="module", params=sorted(BACKENDS))
@@ -170,7 +174,7 @@ def test_the_fingerprint_is_a_sha256_and_the_same_for_every_load(alias: str, bac
 
 @pytest.mark.parametrize("option", [{"dim": 17}, {"max_tokens": 65}, {"seed": 1}])
 def test_whatever_changes_the_dummys_vectors_changes_its_fingerprint(option: dict[str, int]) -> None:
-    other = load_backend("dummy", "dummy", entry=None, threads=1, options={"dim": 16, "max_tokens": 64, **option})
+    other = load_backend("dummy", "dummy", entry=None, host=HOST, options={"dim": 16, "max_tokens": 64, **option})
     assert other.fingerprint != load("dummy").fingerprint
 
 
@@ -235,31 +239,31 @@ def test_torch_takes_the_compute_threads_that_it_is_given(torch_backend: Backend
 @pytest.mark.parametrize(("alias", "hint"), [("torhc", "Did you mean 'torch'?"), ("dumy", "Did you mean 'dummy'?")])
 def test_an_unknown_backend_is_refused_with_a_hint(alias: str, hint: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        load_backend(alias, MODEL, entry=None, threads=1, options={})
+        load_backend(alias, MODEL, entry=None, host=HOST, options={})
     assert hint in str(raised.value)
     assert f"Known: {', '.join(sorted(BACKENDS))}" in str(raised.value)
 
 
 def test_a_backend_that_resembles_none_gets_no_hint() -> None:
     with pytest.raises(SettingsError) as raised:
-        load_backend("zzz", MODEL, entry=None, threads=1, options={})
+        load_backend("zzz", MODEL, entry=None, host=HOST, options={})
     assert "Did you mean" not in str(raised.value)
 
 
 def test_an_option_that_a_backend_does_not_know_is_refused_by_name() -> None:
     with pytest.raises(SettingsError, match=r"no option dims; known: dim, max_tokens, .*seed"):
-        load_backend("dummy", "dummy", entry=None, threads=1, options={"dims": 3})
+        load_backend("dummy", "dummy", entry=None, host=HOST, options={"dims": 3})
 
 
 def test_a_backend_whose_extra_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "embedctl_workers.backends.torch", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"backend 'torch' needs .* pip install 'embedctl\[torch\]'"):
-        load_backend("torch", MODEL, entry=None, threads=1, options={})
+        load_backend("torch", MODEL, entry=None, host=HOST, options={})
 
 
 def test_a_model_that_is_nowhere_is_not_found(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     pytest.importorskip("sentence_transformers")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelNotFound):
-        load_backend("torch", "mine", entry=ModelEntry("someone/no-model"), threads=1, options={})
+        load_backend("torch", "mine", entry=ModelEntry("someone/no-model"), host=HOST, options={})

@@ -20,6 +20,8 @@ from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings
 from embedctl_workers.backends import load_backend
+from embedctl_workers.backends.base import Host
+from embedctl_workers.cache import cache_folder
 from embedctl_workers.devices import Pinned
 from embedctl_workers.encoder import ChunkEncoder
 from embedctl_workers.heartbeat import Heartbeat
@@ -48,17 +50,18 @@ def run_worker(settings: Settings, *, hardware: str, models: Sequence[str], pinn
             entry.backend,
             model,
             entry=settings.models.get(model),
-            threads=pinned.threads,
+            host=Host(pinned.threads, cache_folder(settings)),
             options=entry.options,
         )
         backend.warm_up()
         encoders[model] = ChunkEncoder(backend, entry.token_budget)
         log.info(
-            "model %s: fingerprint %s, %d dimensions, backend %s, ready in %.1f s",
+            "model %s: fingerprint %s, %d dimensions, backend %s (%s), ready in %.1f s",
             model,
             backend.fingerprint[:12],
             backend.dim,
             entry.backend,
+            backend.engine,
             time.monotonic() - started,
         )
     Reaper(broker).end_leases_of_the_dead()  # a worker that died here may have had nobody else to tell
@@ -79,7 +82,10 @@ def run_worker(settings: Settings, *, hardware: str, models: Sequence[str], pinn
             threads=pinned.threads,
             models={
                 model: ServedModel(
-                    encoder.backend.fingerprint, encoder.backend.dim, round(runner.tokens_per_s[model], 1)
+                    fingerprint=encoder.backend.fingerprint,
+                    dim=encoder.backend.dim,
+                    tokens_per_s=round(runner.tokens_per_s[model], 1),
+                    engine=encoder.backend.engine,
                 )
                 for model, encoder in encoders.items()
             },

@@ -18,11 +18,12 @@ HUNG_AFTER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as one worker serves it: its fingerprint, and tokens/s as measured so far."""
+    """A model as one worker serves it: its fingerprint, tokens/s as measured so far, and what executes it, in words."""
 
     fingerprint: str
     dim: int
     tokens_per_s: float
+    engine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def _parse(beat: bytes) -> WorkerRow:
     # A newer worker may say more than this version knows.
     facts = {name: value for name, value in facts.items() if name in known}
     facts["models"] = {
-        name: ServedModel(model["fingerprint"], model["dim"], model["tokens_per_s"])
+        name: ServedModel(**{key: value for key, value in model.items() if key in ServedModel.__dataclass_fields__})
         for name, model in facts["models"].items()
     }
     facts["holding"] = tuple((job, chunk) for job, chunk in facts["holding"])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from embedctl_config.hardware import ModelEntry
-    from embedctl_workers.backends.base import Backend
+    from embedctl_workers.backends.base import Backend, Host
 
 #: Alias → (module:class, the extra that brings what it needs).
 BACKENDS = {
@@ -26,7 +26,7 @@ def load_backend(
     model: str,
     *,
     entry: ModelEntry | None,
-    threads: int,
+    host: Host,
     options: Mapping[str, str | int | float | bool],
 ) -> Backend:
     """Load a model into a backend.
@@ -34,7 +34,7 @@ def load_backend(
     Args:
         alias: a key of :data:`BACKENDS`.
         model: the name under which jobs ask for it; `entry` says where it comes from.
-        threads: compute threads.
+        host: what it may use of this machine.
         options: the hardware class's settings for this backend.
 
     Raises:
@@ -57,4 +57,4 @@ def load_backend(
     if unknown := set(options) - set(backend.OPTIONS):
         known = ", ".join(backend.OPTIONS) or "none"
         raise SettingsError(f"backend {alias!r} has no option {', '.join(sorted(unknown))}; known: {known}")
-    return backend.load(model, entry, threads, options)
+    return backend.load(model, entry, host, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -32,6 +33,21 @@ class Tokens:
     prompt_tokens: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a backend may use of this machine.
+
+    Attributes:
+        threads: compute threads; the process is pinned already.
+        cache: the folder that keeps what was built for this machine.
+        build: whether to build what is not in the cache, or to refuse.
+    """
+
+    threads: int
+    cache: Path
+    build: bool = True
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a backend failed for want of memory, on the host or on its device.
 
@@ -57,9 +73,11 @@ class Backend(Protocol):
     dim: int
     #: Most tokens of a text, special ones included.
     max_tokens: int
+    #: What executes the model, in words for people.
+    engine: str
 
     @classmethod
-    def load(cls, model: str, entry: ModelEntry | None, threads: int, options: Mapping[str, Any]) -> Self:
+    def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         """Load a model.
 
         Raises:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.backends.base import Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors
 
 
 class Poison(StrEnum):
@@ -47,6 +47,7 @@ class DummyBackend:
         poison: bool = False,
     ) -> None:
         self.dim = dim
+        self.engine = "sha256"
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch
         self._seed = seed
@@ -55,7 +56,7 @@ class DummyBackend:
         self.fingerprint = hashlib.sha256(f"dummy {dim} {max_tokens} {seed}".encode()).hexdigest()
 
     @classmethod
-    def load(cls, model: str, entry: ModelEntry | None, threads: int, options: Mapping[str, Any]) -> Self:
+    def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         return cls(**options)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,10 +13,14 @@ from transformers import PreTrainedTokenizerFast
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.backends.base import Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors
 from embedctl_workers.models import ModelFiles, resolve_model
+from embedctl_workers.tokenizing import TextTokenizer
 
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
+
+#: Runs a model on some of the texts: rows × dim, not normalised unless the model itself does so.
+Engine = Callable[[Tokens, Rows], torch.Tensor]
 
 
 class TorchBackend:
@@ -27,54 +32,41 @@ class TorchBackend:
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, files: ModelFiles, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def __init__(self, files: ModelFiles, host: Host) -> None:
+        torch.set_num_threads(host.threads)
         self.fingerprint = files.fingerprint
-        self._model = _load(files)
-        self._tokenizer = _fast_tokenizer(self._model, files)
-        self._padding = {
-            "input_ids": self._tokenizer.pad_token_id or 0,
-            "attention_mask": 0,
-            "token_type_ids": self._tokenizer.pad_token_type_id,
-        }
-        self._prompt_tokens: dict[str, int | None] = {}
+        self._model = load_sentence_transformer(files)
+        tokenizer = _fast_tokenizer(self._model, files)
         dim = self._model.get_embedding_dimension()
         if dim is None:
             raise ModelError(f"model {files.name!r} does not say how long its vectors are")
         self.dim = dim
-        self.max_tokens = int(self._model.max_seq_length or self._tokenizer.model_max_length)
+        self.max_tokens = int(self._model.max_seq_length or tokenizer.model_max_length)
+        self._tokenize = TextTokenizer(
+            tokenizer.backend_tokenizer,
+            max_tokens=self.max_tokens,
+            columns=[name for name in tokenizer.model_input_names if name != "attention_mask"],
+            keep="left" if tokenizer.truncation_side == "right" else "right",
+        )
+        self._prompt_tokens: dict[str, int | None] = {}
+        self._engine: Engine = _Padded(self._model, tokenizer)
+        self.engine = "torch, padded"
 
     @classmethod
-    def load(cls, model: str, entry: ModelEntry | None, threads: int, options: Mapping[str, Any]) -> Self:
-        return cls(resolve_model(model, entry), threads)
+    def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
+        return cls(resolve_model(model, entry), host)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         if prompt is None and self._model.default_prompt_name is not None:
             prompt = self._model.prompts.get(self._model.default_prompt_name)
-        prompted = [prompt + text for text in texts] if prompt else list(texts)
-        columns = self._tokenizer(prompted, truncation="longest_first", max_length=self.max_tokens)
-        lost = [
-            sum(len(part.ids) - sum(part.special_tokens_mask) for part in encoding.overflowing)
-            for encoding in columns.encodings or []
-        ]
-        return Tokens(
-            lengths=np.array([len(ids) for ids in columns["input_ids"]], np.int64),
-            lost=np.array(lost, np.int64),
-            columns=dict(columns),
-            prompt_tokens=self._count_prompt_tokens(prompt) if prompt else None,
-        )
+        if not prompt:
+            return self._tokenize(texts)
+        tokens = self._tokenize([prompt + text for text in texts])
+        return replace(tokens, prompt_tokens=self._count_prompt_tokens(prompt))
 
     def forward(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
-        features: dict[str, Any] = {
-            name: torch.from_numpy(self._padded(column, rows, self._padding[name]))
-            for name, column in tokens.columns.items()
-        }
-        features["modality"] = "text"
-        if tokens.prompt_tokens is not None:
-            features["prompt_length"] = tokens.prompt_tokens
         with torch.inference_mode():
-            output: torch.Tensor = self._model(features)["sentence_embedding"]
-        return output
+            return self._engine(tokens, rows)
 
     def finish(self, output: torch.Tensor, *, normalize: bool) -> Vectors:
         with torch.inference_mode():
@@ -89,16 +81,7 @@ class TorchBackend:
             self.finish(self.forward(tokens, np.zeros(2, np.int64)), normalize=True)
 
     def close(self) -> None:
-        del self._model
-
-    def _padded(self, column: Sequence[Sequence[int]], rows: Rows, filler: int) -> np.ndarray[Any, Any]:
-        picked = [column[row] for row in rows]
-        width = max(map(len, picked))
-        padded = np.full((len(picked), width), filler, np.int64)
-        left = self._tokenizer.padding_side == "left"
-        for target, ids in zip(padded, picked, strict=True):
-            target[width - len(ids) if left else 0 : width if left else len(ids)] = ids
-        return padded
+        del self._engine, self._model
 
     def _count_prompt_tokens(self, prompt: str) -> int | None:
         """How many tokens pooling leaves out, by the model's own account; None where it leaves out none."""
@@ -108,7 +91,45 @@ class TorchBackend:
         return self._prompt_tokens[prompt]
 
 
-def _load(files: ModelFiles) -> SentenceTransformer:
+class _Padded:
+    """Any model, by its own modules, on batches padded to their longest row."""
+
+    def __init__(self, model: SentenceTransformer, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._model = model
+        self._filler = {
+            "input_ids": tokenizer.pad_token_id or 0,
+            "token_type_ids": tokenizer.pad_token_type_id,
+            "attention_mask": 0,
+        }
+        self._left = tokenizer.padding_side == "left"
+
+    def __call__(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
+        lengths = tokens.lengths[rows]
+        columns = {name: [column[row] for row in rows] for name, column in tokens.columns.items()}
+        columns["attention_mask"] = [[1] * length for length in lengths.tolist()]
+        features: dict[str, Any] = {
+            name: torch.from_numpy(self._pad(column, int(lengths.max()), self._filler[name]))
+            for name, column in columns.items()
+        }
+        features["modality"] = "text"
+        if tokens.prompt_tokens is not None:
+            features["prompt_length"] = tokens.prompt_tokens
+        output: torch.Tensor = self._model(features)["sentence_embedding"]
+        return output
+
+    def _pad(self, column: Sequence[Sequence[int]], width: int, filler: int) -> np.ndarray[Any, Any]:
+        padded = np.full((len(column), width), filler, np.int64)
+        for target, ids in zip(padded, column, strict=True):
+            target[width - len(ids) if self._left else 0 : width if self._left else len(ids)] = ids
+        return padded
+
+
+def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
+    """Load a model in fp32 on the CPU, from its files alone and without running code of theirs.
+
+    Raises:
+        ModelError: it can't be loaded.
+    """
     try:
         model = SentenceTransformer(
             str(files.folder),

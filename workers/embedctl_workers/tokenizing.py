@@ -1,0 +1,54 @@
+"""Texts to unpadded tokens, by the model's own tokenizer and without its wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from embedctl_workers.backends.base import Tokens
+
+#: What a model may ask for, and where an encoding keeps it.
+_COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+class TextTokenizer:
+    """A tokenizer that cuts at a model's maximum length and counts what it cuts off; it never pads.
+
+    Args:
+        tokenizer: copied; truncation and padding of its own never apply.
+        max_tokens: most tokens of a text, special ones included.
+        columns: the inputs that the model takes, of `input_ids`, `attention_mask` and `token_type_ids`.
+        keep: which end of a text that is too long is kept.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_tokens: int,
+        columns: Sequence[str],
+        keep: Literal["left", "right"] = "left",
+    ) -> None:
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(max_tokens, direction="right" if keep == "left" else "left")
+        self._columns = {name: _COLUMNS[name] for name in columns}
+
+    def __call__(self, texts: Sequence[str]) -> Tokens:
+        """Tokenise texts; `prompt_tokens` of the answer is left open."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts))
+        return Tokens(
+            lengths=np.array([len(encoding) for encoding in encodings], np.int64),
+            lost=np.array([_content(encoding.overflowing) for encoding in encodings], np.int64),
+            columns={
+                name: [getattr(encoding, source) for encoding in encodings] for name, source in self._columns.items()
+            },
+        )
+
+
+def _content(parts: Sequence[Encoding]) -> int:
+    """Tokens that are not special."""
+    return sum(len(part.ids) - sum(part.special_tokens_mask) for part in parts)
