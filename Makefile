@@ -39,6 +39,10 @@ SEED ?=
 chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, then count every record
 	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: bench-peers
+bench-peers: $(VENV)/.dev ## our engine beside others on this CPU: ARGS="--help" lists the options
+	@$(PY) -m benchmarks.bench_peers $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.dev ## style, types and the rules about imports
 	$(PY) -m ruff check .

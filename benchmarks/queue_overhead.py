@@ -54,16 +54,13 @@ def _serve_directly(arguments: argparse.Namespace) -> None:
     import numpy as np
 
     from embedctl_config.settings import Settings
-    from embedctl_workers.backends import load_backend
     from embedctl_workers.backends.base import Host
     from embedctl_workers.cache import cache_folder
-    from embedctl_workers.encoder import ChunkEncoder
+    from embedctl_workers.loading import load_encoder
 
     entry = Settings().hardware_class("cpu")
     host = Host(pinned.threads, cache_folder(Settings()))
-    backend = load_backend(entry.backend, arguments.model, entry=None, host=host, options={})
-    backend.warm_up()
-    encoder = ChunkEncoder(backend, entry.token_budget)
+    encoder = load_encoder(Settings(), entry, arguments.model, host)
     chunks = _chunks(arguments)
     print("ready", flush=True)
     for _ in sys.stdin:

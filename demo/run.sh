@@ -6,6 +6,7 @@ cd "$(dirname "$0")"
 export PATH="$PWD/../.venv/bin:$PATH"
 unset "${!EMBEDCTL_@}" # your own settings and your own Redis stay out of it
 export EMBEDCTL_STATE_DIR="$PWD/out/state"
+export EMBEDCTL_CACHE_DIR="$PWD/out/cache"
 mkdir -p out
 cd out
 

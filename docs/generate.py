@@ -17,8 +17,11 @@ from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, Hardw
 from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_workers.backends import BACKENDS
 from embedctl_workers.cli import main as worker
+from embedctl_workers.model_cli import main as model
 
 DOCS = Path(__file__).parent
+#: Commands that are a process of their own, and so a command line of their own.
+PROCESSES: dict[str, click.Command] = {"worker": worker, "model": model}
 #: Columns of the terminal for which help is printed.
 WIDTH = 100
 
@@ -28,6 +31,7 @@ MEANINGS = {
     2: "a wrong option, argument, setting or corpus",
     3: "some records failed, and all others have their vectors",
     4: "there is no such job or model",
+    65: "a worker's vectors are not those of its model, within the bounds of its class",
     69: "Redis can't be reached, refuses us, or is full",
     124: "the time to wait is over; the job goes on",
     130: "Ctrl-C; the message says what becomes of the job",
@@ -108,7 +112,8 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     """Every command with the words that call it."""
     yield "embedctl", embedctl
     for name, command in embedctl.commands.items():
-        yield f"embedctl {name}", worker if name == "worker" else command
+        command = PROCESSES.get(name, command)
+        yield f"embedctl {name}", command
         if isinstance(command, click.Group):
             yield from ((f"embedctl {name} {inner}", each) for inner, each in command.commands.items())
 
@@ -116,8 +121,8 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 def help_of(name: str, command: click.Command) -> str:
     """What `--help` prints."""
     words = name.split()
-    if command is worker:  # a process of its own, and so a command line of its own
-        called, program, arguments = worker, name, ["--help"]
+    if len(words) > 1 and words[1] in PROCESSES:
+        called, program, arguments = PROCESSES[words[1]], " ".join(words[:2]), [*words[2:], "--help"]
     else:
         called, program, arguments = embedctl, words[0], [*words[1:], "--help"]
     return CliRunner().invoke(called, arguments, prog_name=program, terminal_width=WIDTH).output

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import redis as redis_py
@@ -18,6 +20,9 @@ from embedctl.broker import Broker
 from embedctl.local import _redis_server
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.tiny_models import Tiny
 
 CONFIG = Path(__file__).parent.parent / "config" / "embedctl_config" / "redis.conf"
 
@@ -79,6 +84,12 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one test builds for a model the others find; nothing is written into the home folder."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
 def shared_redis() -> Iterator[RedisServer]:
     """One Redis for the whole run; tests get it empty through `redis`."""
     folder = Path(tempfile.mkdtemp(prefix="ec-"))
@@ -108,6 +119,14 @@ def broker(settings: Settings) -> Iterator[Broker]:
     broker = Broker.connect(settings)
     yield broker
     broker.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Tiny], Path]:
+    """Makes the folder of a small random model, each once in the whole run."""
+    from tests.tiny_models import make_model
+
+    return functools.cache(lambda tiny: make_model(tmp_path_factory.mktemp(tiny.family), tiny))
 
 
 @pytest.fixture

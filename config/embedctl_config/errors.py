@@ -22,7 +22,8 @@
     │   ├── WireForeign
     │   └── WireNewer
     ├── ModelError
-    │   └── ModelNotFound
+    │   ├── ModelNotFound
+    │   └── GateFailed            its vectors are not what the class promises
     └── WorkerError               a worker or a private Redis that does not start
 """
 
@@ -130,6 +131,12 @@ class ModelNotFound(ModelError, LookupError):
     """Raised when a model is neither a local folder, nor an installed package, nor in the hub's cache."""
 
     exit_code = 4
+
+
+class GateFailed(ModelError):
+    """Raised when a backend's vectors are not what its class promises; the message is the table of what was found."""
+
+    exit_code = 65  # EX_DATAERR of sysexits.h
 
 
 class WorkerError(EmbedctlError):

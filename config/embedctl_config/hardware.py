@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 Device = Literal["cpu"]
 Precision = Literal["fp32", "fp16", "int8"]
 
 DEVICES: tuple[str, ...] = get_args(Device)
-#: What a job's vectors promise against torch fp32: max abs error 1e-4, min cosine 0.999, the model's own bound.
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """How far vectors may be from those of torch in fp32.
+
+    Attributes:
+        max_abs_error: largest difference of a component, of vectors of unit length.
+        min_cosine: of the worst text.
+        mean_cosine: over all texts.
+    """
+
+    max_abs_error: float = math.inf
+    min_cosine: float = -1.0
+    mean_cosine: float = -1.0
+
+
+#: What a job's vectors promise. The int8 artefact of a model may state bounds of its own.
+THRESHOLDS: Mapping[str, Thresholds] = {
+    "fp32": Thresholds(max_abs_error=1e-4),
+    "fp16": Thresholds(min_cosine=0.999),
+    "int8": Thresholds(min_cosine=0.95, mean_cosine=0.98),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +46,39 @@ class HardwareClass:
         backend: an alias known to `embedctl_workers.backends`.
         precision: what its vectors promise.
         prefetch: chunks a worker holds at once: one encoding, the others being prepared.
-        token_budget: upper bound of rows × longest row of a batch, in tokens.
+        token_budget: upper bound of rows × longest row of a batch, in tokens; 0: as `model tune` found, or 1024.
         models: the models that a worker of this class serves unless told otherwise.
         options: the backend's own settings.
+        max_abs_error: your own bound for the accuracy gate in place of the precision's, named in every result; 0: none.
+        min_cosine: as `max_abs_error`, for the cosine of the worst text.
+        mean_cosine: as `max_abs_error`, for the mean cosine.
     """
 
     device: Device = "cpu"
     backend: str = "torch"
     precision: Precision = "fp32"
     prefetch: int = 2
-    token_budget: int = 1024
+    token_budget: int = 0
     models: tuple[str, ...] = ()
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    max_abs_error: float = 0.0
+    min_cosine: float = 0.0
+    mean_cosine: float = 0.0
+
+    @property
+    def overrides(self) -> Mapping[str, float]:
+        """The bounds that this class sets itself."""
+        own = {name: getattr(self, name) for name in ("max_abs_error", "min_cosine", "mean_cosine")}
+        return {name: value for name, value in own.items() if value}
+
+    @property
+    def overrides_in_words(self) -> str:
+        """The same for people and for results, such as `min_cosine 0.9`; empty where there are none."""
+        return ", ".join(f"{name} {value:g}" for name, value in self.overrides.items())
+
+    def thresholds(self, stated: Thresholds | None = None) -> Thresholds:
+        """What its workers are held to: its own bounds, else those that an artefact states, else the precision's."""
+        return replace(stated or THRESHOLDS[self.precision], **self.overrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +97,7 @@ class ModelEntry:
 
 
 #: The hardware classes that exist without any configuration.
-SHIPPED_CLASSES: Mapping[str, HardwareClass] = {"cpu": HardwareClass()}
+SHIPPED_CLASSES: Mapping[str, HardwareClass] = {
+    "cpu": HardwareClass(),
+    "cpu-int8": HardwareClass(backend="onnx-int8", precision="int8"),
+}

@@ -25,8 +25,8 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are no settings but have a variable all the same. A test holds this to the commands.
 FLAGS = frozenset(
     """
-    cpus dry_run format id_field idempotency_key json limit log_level max_errors normalize output precision prompt quiet
-    ready resume skip_bad_lines text_field timeout truncation wait
+    cpus dimensions dry_run exporter force format id_field idempotency_key json limit log_level max_errors no_build
+    normalize output precision prompt quiet ready resume skip_bad_lines text_field timeout truncation wait
     """.split()  # noqa: SIM905  (as a list it would be a screen of its own)
 )
 #: The longest that a job may be kept (seconds): ten years, which no clock or counter of ours overflows at.
@@ -200,8 +200,8 @@ def _entries(table: Any, form: type[Any], below: Mapping[str, Any], where: str, 
         if unknown := set(entry) - set(fields):
             problems += [f"{where}.{name}.{key}: no such key{_did_you_mean(key, fields)}" for key in sorted(unknown)]
             continue
-        given = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
         defaults = below.get(name, form())
+        given = {key: _as_type(value, getattr(defaults, key)) for key, value in entry.items()}
         wrong = [
             f"{where}.{name}.{key}: {value!r} is not of the right type"
             for key, value in given.items()
@@ -211,6 +211,13 @@ def _entries(table: Any, form: type[Any], below: Mapping[str, Any], where: str, 
         if not wrong:
             entries[name] = dataclasses.replace(defaults, **given)
     return entries
+
+
+def _as_type(value: object, default: object) -> object:
+    """A list as a tuple, and a whole number as a float where that is expected; all else as it is."""
+    if isinstance(value, list):
+        return tuple(value)
+    return float(value) if type(value) is int and type(default) is float else value
 
 
 def _same_type(value: object, default: object) -> bool:
@@ -295,8 +302,17 @@ def _class_problems(name: str, entry: HardwareClass) -> list[str]:
         problems.append(f"{where}.precision: {entry.precision!r} is none of {', '.join(PRECISIONS)}")
     if not 1 <= entry.prefetch <= 16:
         problems.append(f"{where}.prefetch: {entry.prefetch} is not between 1 and 16")
-    if entry.token_budget < 1:
-        problems.append(f"{where}.token_budget: {entry.token_budget} is below 1")
+    if entry.token_budget < 0:
+        problems.append(f"{where}.token_budget: {entry.token_budget} is below 0")
+    problems += [
+        f"{where}.{bound}: {value} is not between 0 and {most:g}"
+        for bound, value, most in (
+            ("max_abs_error", entry.max_abs_error, 2),
+            ("min_cosine", entry.min_cosine, 1),
+            ("mean_cosine", entry.mean_cosine, 1),
+        )
+        if not 0 <= value <= most
+    ]
     problems += [f"{where}.models: {wrong}" for model in entry.models if (wrong := check_model_name(model))]
     return problems
 

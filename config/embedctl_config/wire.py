@@ -18,7 +18,8 @@ Input: ``u8 kinds[rows]``, ``column texts``, [``column ids``], [``u64 positions[
 Result: ``u32 dim``, ``u8 dtype`` (1 = float32), ``32s fingerprint``, ``column (precision, backend)``,
 ``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], ``u32 n``, ``u32 row[n]``,
 ``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``, zero bytes up to a multiple of 64, then
-``rows × dim`` float32, row-major; a failed record's row is NaN.
+``rows × dim`` float32, row-major; a failed record's row is NaN. Bounds that a class sets itself follow its precision,
+after a space.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -34,7 +35,9 @@ from typing import Any
 from embedctl_config.errors import WireForeign, WireNewer, WireTruncated
 
 MAGIC = b"EMBC"
-VERSION = 1
+#: The newest version of jobs, tickets and chunks that is known here. What each one added: 2, the option `dimensions`
+#: and the truncation `mean`.
+VERSION = 2
 #: Where the digest stands, as first and last byte: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)
 #: Where the number of rows stands, as u32.
@@ -69,6 +72,15 @@ class ErrorCode(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     ENCODE_ERROR = "encode_error"
     CRASHED_WORKER = "crashed_worker"
+
+
+def version_for(options: Mapping[str, Any]) -> int:
+    """The version that a job with these options carries, and with it its tickets and chunks.
+
+    It is the lowest that knows all of them: older workers do what they can do right, and leave alone what they would do
+    wrong.
+    """
+    return 2 if options.get("dimensions") is not None or options.get("truncation") == "mean" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +145,8 @@ class Truncation:
 class ChunkResult:
     """The vectors of a chunk: `rows × dim` float32, little-endian, row-major, as bytes.
 
-    `fingerprint` is a sha256 in hexadecimal. `checksums` are the input's :meth:`ChunkInput.row_checksums`.
+    `fingerprint` is a sha256 in hexadecimal. `checksums` are the input's :meth:`ChunkInput.row_checksums`. `bounds` are
+    those that the vectors were held to in place of the precision's, in words; empty where they were the precision's.
     """
 
     first: int
@@ -149,6 +162,7 @@ class ChunkResult:
     positions: Sequence[int] | None = None
     errors: Sequence[RecordError] = ()
     truncations: Sequence[Truncation] = field(default=())
+    bounds: str = ""
 
 
 def encode_input(chunk: ChunkInput, version: int | None = None) -> bytes:
@@ -206,11 +220,12 @@ def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
         raise ValueError(f"a fingerprint of {len(fingerprint)} bytes is no sha256")
     flags, optional = _optional_columns(result.ids, result.positions)
     errors, cuts = result.errors, result.truncations
+    promise = f"{result.precision} {result.bounds}" if result.bounds else result.precision
     head = b"".join(
         [
             _PREFIX.pack(MAGIC, _KIND_RESULT, version or VERSION, flags, result.digest, result.first, result.rows),
             _RESULT_HEAD.pack(result.dim, _FLOAT32, fingerprint),
-            _column([result.precision.encode(), result.backend.encode()]),
+            _column([promise.encode(), result.backend.encode()]),
             struct.pack(f"<{result.rows}I", *result.checksums),
             *optional,
             struct.pack(f"<I{len(errors)}I", len(errors), *(error.row for error in errors)),
@@ -233,7 +248,8 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
     dim, dtype, fingerprint = cursor.unpack(_RESULT_HEAD)
     if dtype != _FLOAT32:
         raise WireNewer(f"a result's vectors are of type {dtype}, which this version does not know")
-    precision, backend = _words(cursor.column(2))
+    promise, backend = _words(cursor.column(2))
+    precision, _, bounds = promise.partition(" ")
     checksums = cursor.numbers(rows, "I")
     ids, positions = _read_optional_columns(cursor, flags, rows)
     failed = cursor.numbers(cursor.count(), "I")
@@ -252,6 +268,7 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
         fingerprint=fingerprint.hex(),
         precision=precision,
         backend=backend,
+        bounds=bounds,
         vectors=vectors,
         checksums=checksums,
         ids=ids,

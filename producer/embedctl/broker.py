@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from embedctl.store import Connection, JobStore, Upkeep, WorkerRegistry
+from embedctl.store import Connection, JobStatus, JobStore, Upkeep, WorkerRegistry
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class Broker:
 
         return TicketSender(make_celery(self.settings))
 
-    def send_issued(self, job_id: str, queue: str) -> None:
+    def send_issued(self, job: JobStatus) -> None:
         """Send the tickets that a job's window has room for."""
-        self.tickets.send(queue, job_id, self.jobs.issue(job_id, queue))
+        self.tickets.send(job.queue, job.id, self.jobs.issue(job.id, job.queue), version=job.version)
 
     def close(self) -> None:
         """Close the connections."""

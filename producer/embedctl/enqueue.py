@@ -14,6 +14,7 @@ from embedctl.records import Record, RecordLike, records_of
 from embedctl.routing import resolve
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
+from embedctl_config import keys
 from embedctl_config.errors import (
     CorpusChanged,
     SettingsError,
@@ -21,7 +22,7 @@ from embedctl_config.errors import (
 from embedctl_config.settings import MAX_TTL_S, Settings, check_model_name, load_settings
 from embedctl_config.wire import ChunkInput
 
-Truncation = Literal["truncate", "error"]
+Truncation = Literal["truncate", "error", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class JobOptions:
     prompt: str | None = None
     truncation: Truncation = "truncate"
     normalize: bool = True
+    dimensions: int | None = None
     chunk_size: int | None = None
     ttl: float | None = None
     idempotency_key: str | None = None
@@ -56,6 +58,7 @@ def enqueue_embeddings(
     prompt: str | None = None,
     truncation: Truncation = "truncate",
     normalize: bool = True,
+    dimensions: int | None = None,
     chunk_size: int | None = None,
     ttl: float | None = None,
     idempotency_key: str | None = None,
@@ -74,8 +77,10 @@ def enqueue_embeddings(
         precision: "fp32", "fp16" or "int8"; what the class offers where None, and fp32 with "auto".
         ids: labels that come back with the vectors, one a text; they may repeat.
         prompt: put before every text; the model's own default prompt where None, nothing where empty.
-        truncation: "truncate" encodes the first tokens of a text that is too long and reports it; "error" fails it.
+        truncation: "truncate" encodes the first tokens of a text that is too long and reports it; "error" fails it;
+            "mean" encodes all of it, window by window, and gives the mean of the windows' vectors.
         normalize: make every vector of unit length.
+        dimensions: keep only so many components of every vector, of models made for that (Matryoshka); all where None.
         chunk_size: most records in a chunk.
         ttl: seconds that the job is kept after its last progress.
         idempotency_key: a second call with this key and the same texts gives the same job; a call that died half-way
@@ -90,7 +95,9 @@ def enqueue_embeddings(
         JobLost: Redis came back without its last writes; the same call with an idempotency key goes on.
     """
     settings = load_settings() if settings is None else settings
-    options = JobOptions(model, hardware, precision, prompt, truncation, normalize, chunk_size, ttl, idempotency_key)
+    options = JobOptions(
+        model, hardware, precision, prompt, truncation, normalize, dimensions, chunk_size, ttl, idempotency_key
+    )
     broker = Broker.connect(settings)
     return submit(broker, records_of(texts, ids=ids, max_bytes=settings.max_text_bytes), options)
 
@@ -151,7 +158,7 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     if wrong := check_model_name(model):
         raise SettingsError(wrong)
     if options.truncation not in get_args(Truncation):
-        raise SettingsError(f"truncation {options.truncation!r} is neither 'truncate' nor 'error'")
+        raise SettingsError(f"truncation {options.truncation!r} is none of {', '.join(get_args(Truncation))}")
     chunk_size = settings.chunk_size if options.chunk_size is None else options.chunk_size
     ttl = settings.ttl_s if options.ttl is None else options.ttl
     if chunk_size < 1:
@@ -165,10 +172,13 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         hardware=options.hardware or settings.hardware,
         precision=options.precision,
     )
+    if options.dimensions is not None:
+        _check_dimensions(broker, options.dimensions, model, hardware)
     deciding: dict[str, Any] = {
         "prompt": options.prompt,
         "truncation": options.truncation,
         "normalize": options.normalize,
+        "dimensions": options.dimensions,
         "chunk_size": chunk_size,
         "chunk_bytes": settings.chunk_bytes,
     }
@@ -182,6 +192,16 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         options.max_errors,
         options.max_errors_share,
     )
+
+
+def _check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str) -> None:
+    """Refuse what no vector can have; where no worker is alive to tell, each record is to fail."""
+    if not isinstance(dimensions, int) or dimensions < 1:
+        raise SettingsError(f"dimensions {dimensions!r} is no whole number of 1 or more")
+    for worker in broker.workers.alive(keys.queue(hardware, model)):
+        dim = worker.models[model].dim
+        if dimensions > dim:
+            raise SettingsError(f"dimensions {dimensions} is more than the {dim} that vectors of {model} have")
 
 
 def _check_same(job: JobStatus, now: Mapping[str, Any]) -> None:

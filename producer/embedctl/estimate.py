@@ -85,7 +85,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
     total = unusable = text_bytes = 0
     with ExitStack() as stack:
         distinct = stack.enter_context(_Distinct())
-        counter = stack.enter_context(_TokenCounter(model))
+        counter = stack.enter_context(_TokenCounter(model, windows=options.truncation == "mean"))
         for record in records:
             total += 1
             text_bytes += len(record.text)
@@ -97,7 +97,8 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
         counted = counter.result()
         duplicates = total - unusable - distinct.count()
     tokens = counted["tokens"] if counted else round(text_bytes / _BYTES_PER_TOKEN)
-    dim = served[0].dim if served else counted["dim"] if counted else None
+    whole = served[0].dim if served else counted["dim"] if counted else None
+    dim = options.dimensions or whole
     rate = sum(each.tokens_per_s for each in served)
     return Estimate(
         hardware=hardware,
@@ -141,12 +142,12 @@ class _Distinct:
 class _TokenCounter:
     """Counts tokens in a process of its own, which may load a tokenizer where the producer must not."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, model: str, *, windows: bool) -> None:
+        self._arguments = [model, *(["--windows"] if windows else [])]
 
     def __enter__(self) -> _TokenCounter:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "embedctl_workers.count", self._model],
+            [sys.executable, "-m", "embedctl_workers.count", *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

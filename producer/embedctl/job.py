@@ -53,13 +53,20 @@ class TruncatedRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChunkVectors:
-    """The results of one chunk: `vectors[i]` belongs to the record at `positions[i]`; a failed one's is NaN."""
+    """The results of one chunk: `vectors[i]` belongs to the record at `positions[i]`; a failed one's is NaN.
+
+    Attributes:
+        precision: what the vectors hold to, such as `fp32`.
+        bounds: those that the worker's class sets in place of the precision's, in words; empty where it sets none.
+    """
 
     positions: npt.NDArray[np.int64]
     ids: list[str | None]
     vectors: Vectors
     errors: list[FailedRecord]
     truncations: list[TruncatedRecord]
+    precision: str = ""
+    bounds: str = ""
 
 
 class Job:
@@ -231,10 +238,10 @@ class Job:
                 if records:
                     retried += records
                     chunks += 1
-                    self._broker.send_issued(self._id, status.queue)
+                    self._broker.send_issued(status)
         if retried or (status.original_chunks is not None and not status.sealed):
             self._broker.jobs.seal(self._id, chunks)
-            self._broker.send_issued(self._id, status.queue)
+            self._broker.send_issued(status)
         return retried
 
     def cancel(self) -> JobStatus:
@@ -366,4 +373,6 @@ def _chunk_vectors(result: ChunkResult) -> ChunkVectors:
             TruncatedRecord(int(positions[each.row]), ids[each.row], each.used, each.lost)
             for each in result.truncations
         ],
+        precision=result.precision,
+        bounds=result.bounds,
     )

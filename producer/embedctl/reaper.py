@@ -101,9 +101,9 @@ class Reaper:
         again = upkeep.reap(job.id, job.queue)
         if again:
             log.info("job %s: tickets sent again for chunks %s", job.id, again)
-            self._broker.tickets.send(job.queue, job.id, again)
+            self._broker.tickets.send(job.queue, job.id, again, version=job.version)
         # A window that grew with new workers, or whose last sender died.
-        self._broker.send_issued(job.id, job.queue)
+        self._broker.send_issued(job)
         if job.sealed and now_ms - job.progressed_at.timestamp() * 1000 > self._audit_after_s * 1000:
             lost = upkeep.audit(job.id)
             if lost:

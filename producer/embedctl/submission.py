@@ -42,9 +42,8 @@ class Submission:
 
     def __init__(self, broker: Broker, job: JobStatus, progress: SubmitProgress | None) -> None:
         self._broker = broker
+        self._job = job
         self._job_id = job.id
-        self._version = job.version
-        self._queue = job.queue
         self._progress = progress
         self._token = secrets.token_hex(8)
         self._added = self._records = 0
@@ -73,7 +72,7 @@ class Submission:
             JobFailed: its error budget has ended it.
             JobCancelled, JobLost, BrokerUnavailable: it takes no more; the last two say how to go on.
         """
-        payload = wire.encode_input(chunk, self._version)
+        payload = wire.encode_input(chunk, self._job.version)
         answer, waiting = self._patiently(lambda: self._add(chunk, payload))
         while answer is Added.HELD:
             self._report(_ANOTHER_PRODUCER)
@@ -144,7 +143,7 @@ class Submission:
             self._over.wait(keys.PRODUCER_LEASE_S / 3)
 
     def _send_tickets(self) -> None:
-        self._broker.send_issued(self._job_id, self._queue)
+        self._broker.send_issued(self._job)
 
     def _wait_for_workers(self) -> None:
         """Back-pressure: wait until workers have brought the text that waits below the mark."""

@@ -10,7 +10,6 @@ from typing import Any
 from celery import Celery
 from kombu.exceptions import KombuError, OperationalError
 
-from embedctl_config import wire
 from embedctl_config.celery_app import TASK
 from embedctl_config.errors import BrokerUnavailable
 
@@ -34,13 +33,16 @@ class TicketSender:
     def __init__(self, app: Celery) -> None:
         self._app = app
 
-    def send(self, queue: str, job_id: str, chunks: Sequence[int]) -> None:
+    def send(self, queue: str, job_id: str, chunks: Sequence[int], *, version: int) -> None:
         """Publish one ticket a chunk.
+
+        Args:
+            version: the job's, so that a worker which knows it takes the ticket, and an older one sends it on.
 
         Raises:
             BrokerUnavailable: Redis can't be reached, and some may not have been sent; the reaper sends them later.
         """
-        self.forward([Ticket(queue, job_id, chunk, {"version": wire.VERSION}) for chunk in chunks])
+        self.forward([Ticket(queue, job_id, chunk, {"version": version}) for chunk in chunks])
 
     def forward(self, tickets: Sequence[Ticket]) -> None:
         """Publish tickets as they are, perhaps of another version than this.

@@ -156,6 +156,7 @@ class Stack:
             "EMBEDCTL_REDIS_URL": url,
             "EMBEDCTL_CONFIG": str(self.folder / "embedctl.toml"),
             "EMBEDCTL_STATE_DIR": str(self.folder / "state"),
+            "EMBEDCTL_CACHE_DIR": str(self.folder / "cache"),
             "XDG_CONFIG_HOME": str(self.folder / "nothing"),
             # The tree that this harness stands in, whichever is installed.
             "PYTHONPATH": os.pathsep.join(

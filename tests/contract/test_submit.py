@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -22,10 +24,10 @@ from embedctl import (
 from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, submit
 from embedctl.records import records_of
-from embedctl.store import Completed
+from embedctl.store import Completed, ServedModel
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
-from tests.contract.helpers import QUEUE, claim, complete, eventually
+from tests.contract.helpers import MINE, QUEUE, claim, complete, eventually, row
 
 TEXTS = [f"text {number}" for number in range(10)]
 
@@ -131,7 +133,9 @@ def test_a_corpus_that_is_longer_or_shorter_under_the_same_key_is_refused(settin
     [
         ({"prompt": "query: "}, "prompt"),
         ({"truncation": "error"}, "truncation"),
+        ({"truncation": "mean"}, "truncation"),
         ({"normalize": False}, "normalize"),
+        ({"dimensions": 2}, "dimensions"),
         ({"chunk_size": 3}, "chunk_size"),
         ({"model": "another"}, "model"),
     ],
@@ -150,6 +154,10 @@ def test_other_options_under_the_same_key_are_refused_by_name(
         {"chunk_size": 0},
         {"ttl": 0.5},
         {"truncation": "cut"},
+        {"dimensions": 0},
+        {"dimensions": -3},
+        {"dimensions": 2.5},
+        {"dimensions": "2"},
         {"model": "a b"},
         {"hardware": "gpux"},
         {"precision": "fp8"},
@@ -162,6 +170,32 @@ def test_wrong_options_are_refused_before_anything_is_stored(
     with pytest.raises(SettingsError):
         enqueue_embeddings(TEXTS, settings=settings, **option)
     assert raw.dbsize() == 0
+
+
+def test_more_dimensions_than_a_live_workers_model_has_are_refused(settings: Settings, broker: Broker) -> None:
+    broker.workers.beat(row(models={"dummy": ServedModel(MINE, 16, 1.0)}))
+    broker.workers.beat(row("other", hardware="slow", models={"dummy": ServedModel(MINE, 8, 1.0)}))
+    with pytest.raises(SettingsError, match="dimensions 17 is more than the 16 that vectors of dummy have"):
+        enqueue_embeddings(TEXTS, dimensions=17, settings=settings)
+    assert enqueue_embeddings(TEXTS, dimensions=16, settings=settings).status().options["dimensions"] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "version"),
+    [({}, 1), ({"truncation": "error"}, 1), ({"truncation": "mean"}, 2), ({"dimensions": 3}, 2)],
+    ids=str,
+)
+def test_only_what_needs_a_newer_worker_asks_for_one(
+    options, version: int, settings: Settings, broker: Broker, raw
+) -> None:
+    """A job, its tickets and its chunks say the oldest version that knows all of the job's options."""
+    job = enqueue_embeddings(TEXTS, settings=settings, **options)
+    assert job.status().version == version
+    data = broker.jobs.input(job.id, 0)
+    assert data is not None
+    assert data[5] == version
+    message = json.loads(raw.lrange(job.status().queue, 0, 0)[0])
+    assert json.loads(base64.b64decode(message["body"]))[1]["version"] == version
 
 
 def test_a_producer_pauses_while_more_text_waits_than_the_mark(settings: Settings, broker: Broker) -> None:

@@ -46,7 +46,8 @@ backend = "dummy"
 options = {dim = 16, seconds_per_batch = 3600}
 """
 
-START_S = 60.0
+#: The first worker with a model also computes its references and builds what it runs.
+START_S = 120.0
 
 
 @dataclass
@@ -92,7 +93,7 @@ class WorkerProcess:
 
 
 @pytest.fixture
-def environment(redis_server, short_folder: Path) -> dict[str, str]:
+def environment(redis_server, short_folder: Path, cache_folder: Path) -> dict[str, str]:
     """What a process needs to find this test's Redis and classes."""
     config = short_folder / "embedctl.toml"
     config.write_text(CONFIG)
@@ -102,6 +103,7 @@ def environment(redis_server, short_folder: Path) -> dict[str, str]:
         "EMBEDCTL_REDIS_URL": redis_server.url,
         "EMBEDCTL_CONFIG": str(config),
         "EMBEDCTL_STATE_DIR": str(short_folder / "state"),
+        "EMBEDCTL_CACHE_DIR": str(cache_folder),
     }
 
 

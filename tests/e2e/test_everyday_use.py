@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from embedctl import JobState, JobUnfinished, enqueue_embeddings
@@ -206,10 +207,42 @@ def test_dry_run_counts_without_queueing(embedctl, raw, start_worker, short_fold
     assert facts["tokens"] == str(9 + 9 + 256)
     assert facts["truncated"] == "1"
     assert "6,144 bytes" in done.stdout
+    more = ["--truncation", "mean", "--dimensions", "64"]
+    windows = embedctl("submit", "c.jsonl", "--dry-run", "--class", "cpu", "--model", "all-MiniLM-L6-v2", *more)
+    facts = dict(line.split(None, 1) for line in windows.stdout.splitlines())
+    assert facts["tokens"] == str(9 + 9 + 600 + 3 * 2)
+    assert facts["truncated"] == "0"
+    assert "1,024 bytes" in windows.stdout
     assert not list(raw.scan_iter("embed:*"))
     guessed = embedctl("submit", "c.jsonl", "--dry-run").stdout
     assert "about" in guessed
     assert "tokenizer is not installed" in guessed
+
+
+@pytest.mark.parametrize("name", ["v.npy", "v.parquet", "v.jsonl"])
+def test_dimensions_and_means_come_out_of_the_command_line(
+    embedctl, start_worker, short_folder: Path, name: str
+) -> None:
+    start_worker()
+    (short_folder / "c.txt").write_text("a b\n" + "word " * 700 + "\n")
+    options = ["--dimensions", "5", "--truncation", "mean"]
+    done = embedctl("submit", "c.txt", *options, "-o", name)
+    assert done.returncode == 0, done.stderr
+    if name == "v.npy":
+        vectors = np.load(short_folder / name)
+    elif name == "v.parquet":
+        vectors = np.array(pq.read_table(short_folder / name)["embedding"].to_pylist())
+    else:
+        rows = [json.loads(line) for line in (short_folder / name).read_text().splitlines()]
+        assert not any("truncated" in row for row in rows)
+        vectors = np.array([row["embedding"] for row in rows])
+    assert vectors.shape == (2, 5)
+    np.testing.assert_allclose(np.linalg.norm(vectors.astype(np.float64), axis=1), 1, rtol=0, atol=1e-6)
+    assert not (short_folder / "v.truncated.jsonl").exists()
+    assert embedctl("submit", "c.txt", "--dimensions", "0").returncode == 2
+    too_many = embedctl("submit", "c.txt", "--dimensions", "17")
+    assert too_many.returncode == 2
+    assert "more than the 16 that vectors of dummy have" in too_many.stderr
 
 
 def test_config_show_tells_where_each_value_comes_from(embedctl, environment, short_folder: Path) -> None:

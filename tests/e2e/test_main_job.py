@@ -56,13 +56,29 @@ def test_options_reach_the_worker(settings: Settings, start_worker) -> None:
     strict = enqueue_embeddings(["a b", long], truncation="error", settings=settings)
     cut = enqueue_embeddings(["a b", long], settings=settings)
     raw = enqueue_embeddings(["a b"], normalize=False, settings=settings)
-    for job in (prompted, strict, cut, raw):
+    mean = enqueue_embeddings(["a b", long], truncation="mean", settings=settings)
+    short = enqueue_embeddings(["a b", ""], dimensions=5, settings=settings)
+    for job in (prompted, strict, cut, raw, mean, short):
         job.wait(timeout=30)
     np.testing.assert_array_equal(prompted.vectors(), reference(["a b"], "query: "))
     assert [(e.position, e.code) for e in strict.errors()] == [(1, "too_long")]
     assert [(t.position, t.used, t.lost) for c in cut.iter_results() for t in c.truncations] == [(1, 256, 44)]
     assert cut.status().truncated == 1
     assert abs(float(np.linalg.norm(raw.vectors())) - 1) > 0.01
+    assert mean.status().truncated == 0
+    assert mean.status().tokens == 302
+    np.testing.assert_allclose(mean.vectors()[0], reference(["a b"])[0], rtol=0, atol=1e-7)
+    assert not np.allclose(mean.vectors()[1], cut.vectors()[1], atol=1e-3)
+    assert (short.status().dim, short.vectors().shape) == (5, (2, 5))
+    expected = reference(["a b"])[0, :5]
+    np.testing.assert_allclose(short.vectors()[0], expected / np.linalg.norm(expected), rtol=0, atol=1e-6)
+
+
+def test_too_many_dimensions_fail_every_record_where_no_worker_could_tell(settings: Settings, start_worker) -> None:
+    job = enqueue_embeddings(["a", "b"], dimensions=17, settings=settings)
+    start_worker()
+    assert job.wait(timeout=30).state is JobState.FAILED
+    assert {error.message for error in job.errors()} == {"17 dimensions asked for, and the model's vectors have 16"}
 
 
 def test_an_empty_job_and_a_job_without_any_vector(settings: Settings, start_worker) -> None:

@@ -1,6 +1,7 @@
 """Workers and producers of two versions side by side, as while a cluster is upgraded host by host.
 
-The newer version is this one with another number: it writes 2 into tickets, jobs and chunks, where this one writes 1.
+The newer version is this one with another number: it writes 3 into tickets, jobs and chunks, where this one writes 1,
+or 2 for jobs with options that version 1 did not know. The version before this one knows 1 alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ RunEmbedctl = Callable[..., subprocess.CompletedProcess[str]]
 SubmitNewer = Callable[..., Job]
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-NEWER = "from embedctl_config import wire; wire.VERSION = 2"
+NEWER = "from embedctl_config import wire; wire.VERSION = 3; wire.version_for = lambda options: 3"
+BEFORE = "from embedctl_config import wire; wire.VERSION = 1"
 
 
 def before_all_else(folder: Path, name: str, program: str) -> dict[str, str]:
@@ -63,6 +65,17 @@ def start_newer(start_worker: StartWorker, environment: dict[str, str], newer: M
 
     def start(*arguments: str) -> WorkerProcess:
         with changed(environment, newer):
+            return start_worker(*arguments)
+
+    return start
+
+
+@pytest.fixture
+def start_before(start_worker: StartWorker, environment: dict[str, str], short_folder: Path) -> StartWorker:
+    """Starts workers of the version before this one."""
+
+    def start(*arguments: str) -> WorkerProcess:
+        with changed(environment, before_all_else(short_folder, "before", BEFORE)):
             return start_worker(*arguments)
 
     return start
@@ -213,7 +226,7 @@ def test_an_older_worker_does_not_keep_the_newer_ones_from_looking_after_their_j
 
 def test_a_newer_ticket_is_in_the_queue_again_as_it_was(raw, broker: Broker, start_worker) -> None:
     queue, name = keys.queue("dummy", "dummy"), "20990101-000000-0000000000"
-    facts = {"version": 2, "colour": "blue", "of": {"many": [1, 2]}}
+    facts = {"version": wire.VERSION + 1, "colour": "blue", "of": {"many": [1, 2]}}
     broker.tickets.forward([Ticket(queue, name, 3, facts)])
     worker = start_worker()
     eventually(lambda: times_received(worker, name, 3) >= 2)
@@ -229,7 +242,7 @@ def test_a_newer_ticket_finds_its_way_to_a_newer_worker(
     job = enqueue_embeddings(TEXTS, settings=settings.replace(reissue_s=60))
     queue = job.status().queue
     raw.delete(queue)
-    broker.tickets.forward([Ticket(queue, job.id, 0, {"version": 2, "colour": "blue"})])
+    broker.tickets.forward([Ticket(queue, job.id, 0, {"version": wire.VERSION + 1, "colour": "blue"})])
     older = start_worker()
     eventually(lambda: times_received(older, job.id, 0) >= 2)
     assert job.status().claims == 0
@@ -258,3 +271,34 @@ def test_a_job_of_the_newer_version_is_neither_cancelled_nor_discarded_by_an_old
         with pytest.raises(JobError, match="newer embedctl"):
             give_up()
     assert raw.exists(keys.chunk_input(job.id, 0))
+
+
+def test_a_job_without_later_options_is_done_by_a_worker_of_the_version_before(
+    settings: Settings, start_before
+) -> None:
+    before = start_before()
+    job = enqueue_embeddings(["one", "fail", "three"], settings=settings)
+    status = ended(job)
+    assert (status.version, status.done, status.pinned_by) == (1, 3, before.row().instance)
+    np.testing.assert_array_equal(job.vectors(), reference(["one", "fail", "three"]))
+
+
+@pytest.mark.parametrize("options", [{"dimensions": 5}, {"truncation": "mean"}], ids=str)
+def test_a_job_with_later_options_waits_for_a_worker_that_knows_them(
+    options, raw, settings: Settings, start_worker, start_before
+) -> None:
+    before = start_before()
+    job = enqueue_embeddings(TEXTS, chunk_size=10, settings=settings, **options)
+    untouched = all_of(raw, job)
+    eventually(lambda: all(times_received(before, job.id, chunk) >= 2 for chunk in range(4)))
+    assert all_of(raw, job) == untouched
+    plain = enqueue_embeddings(TEXTS[:5], settings=settings)
+    assert ended(plain).done == 5
+
+    now = start_worker()
+    status = ended(job)
+    assert (status.version, status.done, status.claims, status.lapsed) == (2, 40, 4, 0)
+    assert status.pinned_by == now.row().instance
+    expected = reference(TEXTS).astype(np.float64)[:, : options.get("dimensions")]
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-6)

@@ -81,7 +81,17 @@ def test_a_chunk_of_rows_given_up_ends_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"prompt": "query: "}, {"normalize": False}, {"truncation": "error"}], ids=lambda each: str(each)
+    "options",
+    [
+        {},
+        {"prompt": "query: "},
+        {"normalize": False},
+        {"truncation": "error"},
+        {"truncation": "mean"},
+        {"truncation": "mean", "dimensions": 3},
+        {"dimensions": 2, "normalize": False},
+    ],
+    ids=str,
 )
 def test_what_comes_out_is_what_the_encoder_makes_of_the_whole_chunk(options: dict[str, Any]) -> None:
     texts = [" ".join([f"w{row}"] * (1 + row * 5 % 11)) for row in range(20)]
@@ -92,7 +102,8 @@ def test_what_comes_out_is_what_the_encoder_makes_of_the_whole_chunk(options: di
     assert careful.vectors.dtype == np.float32
     assert careful.errors == plain.errors
     assert careful.truncations == plain.truncations
-    assert facts(careful) or options.get("truncation") == "error"
+    assert careful.tokens >= plain.tokens  # a text that stands twice is encoded twice
+    assert facts(careful) or options.get("truncation") in ("error", "mean")
 
 
 def test_errors_and_truncations_stand_at_their_rows_in_the_order_of_the_records() -> None:
@@ -145,3 +156,16 @@ def test_an_empty_chunk_has_nothing_to_announce_but_its_end() -> None:
     notes: list[object] = []
     assert carefully(chunk_of(), notes).vectors.shape == (0, 4)
     assert notes == [-1]
+
+
+def test_each_batch_of_a_long_text_is_told_so_that_it_is_not_taken_for_hung() -> None:
+    told: list[int] = []
+    encode_carefully(
+        ChunkEncoder(DummyBackend(dim=4, max_tokens=8), 16),
+        chunk_of("short", " ".join(f"w{at}" for at in range(60))),
+        {"truncation": "mean"},
+        given_up=[],
+        announce=lambda row: None,
+        on_batch=told.append,
+    )
+    assert told == [1, 16, 16, 16, 12]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -360,3 +361,148 @@ def test_what_torch_raises_today_is_told_too() -> None:
         torch.empty(2**50)
     assert is_out_of_memory(raised.value)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+
+
+def windowed(backend: DummyBackend, texts: Sequence[str], *, budget: int = BUDGET, **options: Any) -> EncodedChunk:
+    return run(backend, chunk_of(*texts), budget=budget, truncation="mean", **options)
+
+
+def mean_by_hand(text: str, prompt: str = "") -> Vectors:
+    """Of the vectors of each eight words, weighted by how many they are."""
+    words = (prompt + text).split()
+    parts = [words[at : at + 8] for at in range(0, len(words), 8)]
+    vectors = [alone(" ".join(part), normalize=False) for part in parts]
+    return np.average(np.array(vectors, np.float64), axis=0, weights=[len(part) for part in parts])
+
+
+LONG_AND_SHORT = [
+    " ".join(f"w{row}-{at}" for at in range(count)) for row, count in enumerate([3, 20, 8, 9, 1, 100, 16])
+]
+
+
+@pytest.mark.parametrize("budget", [8, 16, 32, 1000])
+def test_the_mean_of_a_long_text_is_that_of_its_windows_by_their_tokens(budget: int) -> None:
+    backend = Counting()
+    encoded = windowed(backend, LONG_AND_SHORT, budget=budget, normalize=False)
+    expected = [mean_by_hand(text) for text in LONG_AND_SHORT]
+    np.testing.assert_allclose(encoded.vectors, expected, rtol=0, atol=1e-6)
+    assert encoded.vectors.dtype == np.float32
+    assert (encoded.errors, encoded.truncations) == ([], [])
+    assert encoded.tokens == sum(len(text.split()) for text in LONG_AND_SHORT)
+    assert sum(backend.rows) == 1 + 3 + 1 + 2 + 1 + 13 + 2
+    assert backend.most <= budget
+
+
+class Counting(DummyBackend):
+    """The dummy, which notes how many rows it gets at once, and the most tokens with padding."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(dim=4, max_tokens=8, **options)
+        self.rows: list[int] = []
+        self.most = 0
+        self.prompts: list[tuple[int | None, int]] = []
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
+        self.rows.append(len(rows))
+        self.most = max(self.most, len(rows) * int(tokens.lengths[rows].max()))
+        self.prompts += [(tokens.prompt_tokens, len(tokens.columns["input_ids"][row])) for row in rows]
+        return super().forward(tokens, rows)
+
+
+def test_a_mean_is_normalised_after_it_was_taken() -> None:
+    encoded = windowed(Counting(), LONG_AND_SHORT)
+    expected = np.array([mean_by_hand(text) for text in LONG_AND_SHORT])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(encoded.vectors, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(encoded.vectors.astype(np.float64), axis=1), 1, rtol=0, atol=1e-6)
+
+
+def test_a_mean_does_not_depend_on_the_texts_beside_it() -> None:
+    together = windowed(Counting(), LONG_AND_SHORT).vectors
+    for row, text in enumerate(LONG_AND_SHORT):
+        np.testing.assert_array_equal(windowed(Counting(), [text]).vectors[0], together[row])
+
+
+def test_duplicates_of_a_long_text_are_encoded_once() -> None:
+    backend = Counting()
+    encoded = windowed(backend, [LONG_AND_SHORT[5], "a", LONG_AND_SHORT[5]])
+    assert sum(backend.rows) == 14
+    np.testing.assert_array_equal(encoded.vectors[0], encoded.vectors[2])
+
+
+def test_a_prompt_stands_in_the_first_window_alone() -> None:
+    text = LONG_AND_SHORT[1]
+    encoded = windowed(Counting(), [text], prompt="query: it is ", normalize=False)
+    np.testing.assert_allclose(encoded.vectors[0], mean_by_hand(text, "query: it is "), rtol=0, atol=1e-6)
+
+
+def test_a_prompt_that_pooling_leaves_out_is_left_out_of_the_first_windows_alone() -> None:
+    class LeavesOut(Counting):
+        def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+            return replace(super().tokenize(texts, prompt), prompt_tokens=2)
+
+    backend = LeavesOut()
+    windowed(backend, LONG_AND_SHORT, prompt="a prompt ")
+    assert len([length for left_out, length in backend.prompts if left_out == 2]) == len(LONG_AND_SHORT)
+    later = [length for left_out, length in backend.prompts if left_out is None]
+    assert sorted(later) == sorted([8, 6, 2, 3, *[8] * 11, 6, 8, 2])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        ("fail-encoder", ErrorCode.ENCODE_ERROR),
+        ("out-of-memory", ErrorCode.OUT_OF_MEMORY),
+        ("not-a-number", ErrorCode.NON_FINITE),
+        ("fail-tokenizer", ErrorCode.ENCODE_ERROR),
+    ],
+)
+def test_a_window_that_fails_fails_its_record_alone(word: str, code: ErrorCode) -> None:
+    texts = list(LONG_AND_SHORT)
+    texts[5] = texts[5].replace("w5-61", word)
+    encoded = windowed(Counting(poison=True), texts, budget=16, normalize=False)
+    assert codes(encoded) == {5: code}
+    assert np.isnan(encoded.vectors[5]).all()
+    for row in (0, 1, 2, 3, 4, 6):
+        np.testing.assert_allclose(encoded.vectors[row], mean_by_hand(texts[row]), rtol=0, atol=1e-6)
+
+
+def test_a_large_text_is_encoded_in_as_many_windows_as_it_takes() -> None:
+    words = 1000 * 8 - 3
+    backend = Counting()
+    encoded = windowed(backend, ["x " * words, "y"], budget=64)
+    assert encoded.errors == []
+    assert (sum(backend.rows), encoded.tokens, backend.most) == (1001, words + 1, 64)
+
+
+@pytest.mark.parametrize("dimensions", [1, 3, 4])
+def test_fewer_dimensions_are_the_first_ones_made_to_unit_length(dimensions: int) -> None:
+    encoded = run(Fake(), chunk_of("one", "two words"), dimensions=dimensions)
+    assert encoded.vectors.shape == (2, dimensions)
+    assert encoded.vectors.dtype == np.float32
+    for row, text in enumerate(["one", "two words"]):
+        cut = alone(text, normalize=False)[:dimensions].astype(np.float64)
+        np.testing.assert_allclose(encoded.vectors[row], cut / np.linalg.norm(cut), rtol=0, atol=1e-7)
+    raw = run(Fake(), chunk_of("one", "two words"), dimensions=dimensions, normalize=False).vectors
+    np.testing.assert_array_equal(raw[0], alone("one", normalize=False)[:dimensions])
+
+
+def test_fewer_dimensions_of_nothing_stay_nothing() -> None:
+    class Null(DummyBackend):
+        def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
+            return super().forward(tokens, rows) * np.array([0, 0, 1, 1], np.float32)
+
+    encoded = run(Null(dim=4), chunk_of("text"), dimensions=2)
+    assert encoded.errors == []
+    assert encoded.vectors.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("dimensions", [5, 10**12])
+def test_more_dimensions_than_vectors_have_fail_every_record(dimensions: int) -> None:
+    backend = Fake()
+    encoded = run(backend, chunk_of("one", "", "two"), dimensions=dimensions)
+    assert codes(encoded) == {0: ErrorCode.ENCODE_ERROR, 1: ErrorCode.EMPTY, 2: ErrorCode.ENCODE_ERROR}
+    assert encoded.errors[0].message == f"{dimensions} dimensions asked for, and the model's vectors have 4"
+    assert np.isnan(encoded.vectors).all()
+    assert backend.batches == []

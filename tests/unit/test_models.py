@@ -165,5 +165,14 @@ def test_the_jobs_options_join_its_models_fingerprint() -> None:
         job_fingerprint("ab" * 32, {**options, "prompt": ""}),
         job_fingerprint("ab" * 32, {**options, "truncation": "error"}),
         job_fingerprint("ab" * 32, {**options, "normalize": False}),
+        job_fingerprint("ab" * 32, {**options, "truncation": "mean"}),
+        job_fingerprint("ab" * 32, {**options, "dimensions": 64}),
+        job_fingerprint("ab" * 32, {**options, "dimensions": 65}),
     ]
-    assert len({plain, *others}) == 5
+    assert len({plain, *others}) == 8
+
+
+def test_a_job_without_later_options_keeps_the_fingerprint_that_it_always_had() -> None:
+    options = {"prompt": None, "truncation": "truncate", "normalize": True}
+    for without in (options, {**options, "dimensions": None}):
+        assert job_fingerprint("ab" * 32, without) == "27771745537e0ee62381469e5c9cd1a7d19897c16cae372b9d66f02fc2cada32"

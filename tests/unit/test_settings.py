@@ -195,7 +195,7 @@ def test_the_projects_classes_and_models_stand_on_the_users(sources: Sources) ->
         ('[classes.cpu]\nprecision = "fp8"\n', "classes.cpu.precision: 'fp8' is none of fp32, fp16, int8"),
         ('[classes.cpu]\ndevice = "tpu"\n', "classes.cpu.device: 'tpu' is none of"),
         ("[classes.cpu]\nprefetch = 17\n", "classes.cpu.prefetch: 17 is not between 1 and 16"),
-        ("[classes.cpu]\ntoken_budget = 0\n", "classes.cpu.token_budget: 0 is below 1"),
+        ("[classes.cpu]\ntoken_budget = -1\n", "classes.cpu.token_budget: -1 is below 0"),
         ('[classes.cpu]\nmodels = ["a b"]\n', "classes.cpu.models: model name 'a b'"),
         ("[classes.auto]\nprefetch = 2\n", "and not 'auto'"),
         ('[classes."a.b"]\nprefetch = 2\n', "classes.a.b: a class's name is of letters"),

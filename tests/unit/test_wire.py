@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from embedctl_config import wire
 from embedctl_config.errors import WireError, WireForeign, WireNewer, WireTruncated
+from embedctl_config.hardware import PRECISIONS
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError, RecordKind, Truncation
 
 U32 = st.integers(0, 2**32 - 1)
@@ -46,7 +47,8 @@ def results(draw: st.DrawFn, max_rows: int = 5) -> ChunkResult:
         dim=dim,
         digest=draw(st.binary(min_size=16, max_size=16)),
         fingerprint=draw(st.binary(min_size=32, max_size=32)).hex(),
-        precision=draw(WORDS),
+        precision=draw(st.sampled_from(PRECISIONS)),
+        bounds=draw(WORDS),
         backend=draw(WORDS),
         vectors=draw(st.binary(min_size=rows * dim * 4, max_size=rows * dim * 4)),
         checksums=draw(_list(U32, rows)),

@@ -1,10 +1,11 @@
-"""Where what was built for a model and this machine is kept."""
+"""Where what was built for a model and this machine is kept, and whether it may be trusted."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings
 
 
@@ -14,3 +15,22 @@ def cache_folder(settings: Settings) -> Path:
         return Path(settings.cache_dir).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "embedctl"
+
+
+def private_folder(folder: Path) -> Path:
+    """The folder, made if need be, that nobody else may write to: what is in it will be executed.
+
+    Raises:
+        ModelError: somebody else may.
+        OSError: it can't be made.
+    """
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not is_trusted(folder):
+        raise ModelError(f"{folder} must belong to you and be writable by you alone: chmod go-w {folder}")
+    return folder
+
+
+def is_trusted(path: Path) -> bool:
+    """Whether a file or folder is this user's and nobody else may write to it."""
+    facts = path.stat()
+    return facts.st_uid == os.getuid() and not facts.st_mode & 0o022

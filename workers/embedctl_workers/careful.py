@@ -20,17 +20,19 @@ def encode_carefully(
     *,
     given_up: Collection[int],
     announce: Callable[[int], None],
+    on_batch: Callable[[int], None] | None = None,
 ) -> EncodedChunk:
     """Encode a chunk so that, should the process die, it is known at which record.
 
     Args:
         given_up: the rows at which earlier owners died; they and their equals fail as `crashed_worker`, untouched.
         announce: called with each row before anything is done with it, and with -1 after the last.
+        on_batch: called after each batch of windows of a row with its tokens.
 
     Raises:
         Whatever `announce` raises.
     """
-    vectors = np.full((len(chunk), encoder.backend.dim), np.nan, np.float32)
+    vectors = np.full((len(chunk), encoder.dim_of(options)), np.nan, np.float32)
     errors: list[RecordError] = []
     truncations: list[Truncation] = []
     tokens = 0
@@ -41,7 +43,7 @@ def encode_carefully(
             errors.append(RecordError(row, ErrorCode.CRASHED_WORKER, _MESSAGE))
             continue
         announce(row)
-        alone = encoder.encode(encoder.prepare(chunk.select([row]), options))
+        alone = encoder.encode(encoder.prepare(chunk.select([row]), options), on_batch=on_batch)
         vectors[row] = alone.vectors[0]
         errors += [RecordError(row, error.code, error.message) for error in alone.errors]
         truncations += [Truncation(row, cut.used, cut.lost) for cut in alone.truncations]

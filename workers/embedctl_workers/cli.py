@@ -31,6 +31,13 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     help="A model to serve; repeat for more. Default: the class's, else the setting.",
 )
 @click.option(
+    "--no-build",
+    is_flag=True,
+    envvar="EMBEDCTL_NO_BUILD",
+    show_envvar=True,
+    help="Refuse to start where something has to be built for a model first; see `embedctl model build`.",
+)
+@click.option(
     "--log-level",
     envvar="EMBEDCTL_LOG_LEVEL",
     type=click.Choice(LOG_LEVELS),
@@ -45,7 +52,9 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     show_envvar=True,
     help="Start nothing; exit with 0 if the workers that run on this machine are alive and make progress.",
 )
-def main(hardware: str | None, cpus: str | None, models: tuple[str, ...], log_level: str, *, ready: bool) -> None:
+def main(
+    hardware: str | None, cpus: str | None, models: tuple[str, ...], log_level: str, *, no_build: bool, ready: bool
+) -> None:
     """Encode chunks of one hardware class, pinned to one set of CPUs.
 
     Needs EMBEDCTL_REDIS_URL. Stop it with SIGTERM: it finishes the chunk it encodes and hands back the one it prepared.
@@ -70,6 +79,7 @@ def main(hardware: str | None, cpus: str | None, models: tuple[str, ...], log_le
             models=models or entry.models or (settings.model,),
             pinned=pinned,
             log_level=log_level,
+            build=not no_build,
         )
     except EmbedctlError as error:
         click.echo(f"embedctl worker: {error}", err=True)

@@ -1,13 +1,14 @@
-"""`python -m embedctl_workers.count MODEL`: count the tokens of texts on standard input, for `submit --dry-run`.
+"""`python -m embedctl_workers.count MODEL [--windows]`: count the tokens of texts on standard input, for a dry run.
 
 Each text comes as a u32 length and its UTF-8. At the end of the input one JSON object is printed: `tokens` that would
-be encoded, `truncated` texts, and `dim`, the length of a vector. Exits with 1 where the model or its tokenizer is
-missing.
+be encoded, `truncated` texts, and `dim`, the length of a vector. With `--windows` texts that are too long are not
+truncated, but encoded window by window. Exits with 1 where the model or its tokenizer is missing.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ _BATCH = 512
 
 def main() -> None:
     """Run the command line."""
-    name = sys.argv[1]
+    name, windows = sys.argv[1], "--windows" in sys.argv[2:]
     try:
         from tokenizers import Tokenizer
 
@@ -40,10 +41,16 @@ def main() -> None:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokens = truncated = 0
+    special = tokenizer.num_special_tokens_to_add(is_pair=False)
     for batch in _batches(sys.stdin.buffer):
         for encoding in tokenizer.encode_batch_fast(batch):
-            tokens += min(len(encoding.ids), longest)
-            truncated += len(encoding.ids) > longest
+            count = len(encoding.ids)
+            if windows:
+                more = max(0, math.ceil((count - longest) / (longest - special)))
+                tokens += count + more * special
+            else:
+                tokens += min(count, longest)
+                truncated += count > longest
     print(json.dumps({"tokens": tokens, "truncated": truncated, "dim": config["hidden_size"]}))  # noqa: T201
 
 

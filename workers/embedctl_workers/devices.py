@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import re
 import sys
 from dataclasses import dataclass
@@ -13,9 +14,14 @@ from embedctl_config.errors import SettingsError, WorkerError
 
 #: What OpenMP, MKL, OpenBLAS and the tokenizers' thread pool read as they load.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+#: How often GNU OpenMP's threads look for work before they sleep; its own 300,000 are milliseconds, in which they hold
+#: back whatever else wants the CPU: with a second process on it, two threads were 3 to 10 times slower (docs/tuning.md).
+SPIN_VARIABLE, _SPINS = "GOMP_SPINCOUNT", "1000"
 _SIZES_THREADS_AT_IMPORT = ("torch", "numpy", "onnxruntime", "tokenizers")
 _SPAN = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
+_CPU_INFO = Path("/proc/cpuinfo")
+_TELLING = ("model name", "flags", "Features", "CPU implementer", "CPU part")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -42,23 +48,44 @@ def pin(cpus: str | None) -> Pinned:
         SettingsError: that is no list of CPUs, or some of them are not to be had.
         WorkerError: something that sizes its thread pool at import is imported already.
     """
-    allowed = os.sched_getaffinity(0)
-    chosen = allowed if cpus is None else parse_cpus(cpus)
-    if missing := chosen - allowed:
-        raise SettingsError(
-            f"--cpus {cpus}: no CPU {format_cpus(missing)} here; this process may use {format_cpus(allowed)}"
-        )
+    chosen = usable_cpus(cpus)
     if too_early := [name for name in _SIZES_THREADS_AT_IMPORT if name in sys.modules]:
         raise WorkerError(f"{', '.join(too_early)} was imported before the worker was pinned")
     threads = thread_count(chosen)
     os.sched_setaffinity(0, chosen)
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
+    os.environ.setdefault(SPIN_VARIABLE, _SPINS)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
-    return Pinned(frozenset(chosen), threads)
+    return Pinned(chosen, threads)
 
 
-def thread_count(cpus: set[int]) -> int:
+def usable_cpus(cpus: str | None) -> frozenset[int]:
+    """The CPUs that `--cpus` names, or all that this process may use.
+
+    Raises:
+        SettingsError: that is no list of CPUs, or some of them are not to be had.
+    """
+    allowed = os.sched_getaffinity(0)
+    chosen = allowed if cpus is None else parse_cpus(cpus)
+    if missing := chosen - allowed:
+        raise SettingsError(
+            f"--cpus {cpus}: no CPU {format_cpus(missing)} here; this process may use {format_cpus(allowed)}"
+        )
+    return frozenset(chosen)
+
+
+def cpu_identity() -> str:
+    """What tells this CPU's kind and instruction set from another's: machines may share a cache."""
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:
+        lines = []
+    telling = {line for line in lines if line.startswith(_TELLING)}
+    return "\n".join([platform.machine(), *sorted(telling)])
+
+
+def thread_count(cpus: set[int] | frozenset[int]) -> int:
     """Compute threads for a set of CPUs: its physical cores, but no more than the cgroup's quota pays for."""
     cores = {_core_of(cpu) for cpu in cpus}
     return max(1, int(min(len(cores), _quota())))

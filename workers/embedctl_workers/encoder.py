@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
-from embedctl_workers.backends.base import Backend, Rows, Tokens, Vectors, is_out_of_memory
+from embedctl_workers.backends.base import Backend, Rows, Tokens, Vectors, Windows, is_out_of_memory
 from embedctl_workers.batching import batches_of
+from embedctl_workers.vectors import mean_of_windows, unit
 
 log = logging.getLogger(__name__)
 
@@ -26,16 +27,29 @@ class Prepared:
 
     Attributes:
         source: int64, one a record: which of the distinct texts it holds, or -1 where it failed already.
-        tokens: of the distinct texts.
+        texts: how many distinct texts there are.
+        tokens: of the distinct texts, in their first rows; then of the windows that follow, where some have several.
+        batches: rows of `tokens`.
+        windows: which texts the rows of `tokens` belong to, where some have several.
+        dim: length of the vectors to make.
+        raw: whether the backend's vectors are worked on before they are normalised.
         errors: by record.
     """
 
     rows: int
     source: Rows
+    texts: int
     tokens: Tokens
     batches: list[Rows]
+    windows: Windows | None
+    dim: int
+    raw: bool
     normalize: bool
     errors: dict[int, RecordError] = field(default_factory=dict)
+
+    def tokens_of(self, batch: Rows) -> Tokens:
+        """The tokens for a batch. A prompt stands in the first window of a text alone."""
+        return self.tokens if batch[0] < self.texts else replace(self.tokens, prompt_tokens=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +69,24 @@ class ChunkEncoder:
         self.backend = backend
         self._token_budget = token_budget
 
+    def dim_of(self, options: Mapping[str, Any]) -> int:
+        """Length of the vectors that a job of these options gets; of one that asks for too many, none has any."""
+        dimensions = options.get("dimensions")
+        return self.backend.dim if dimensions is None else min(int(dimensions), self.backend.dim)
+
     def prepare(self, chunk: ChunkInput, options: Mapping[str, Any]) -> Prepared:
         """Check, deduplicate and tokenise a chunk; needs no device.
 
         Args:
-            options: the job's: `prompt`, `truncation`, `normalize`.
+            options: the job's: `prompt`, `truncation`, `normalize`, `dimensions`.
         """
+        mean = options.get("truncation") == "mean"
+        hopeless = self._too_many(options)
         errors: dict[int, RecordError] = {}
         distinct: dict[bytes, int] = {}
         source = np.full(len(chunk), -1, np.int64)
         for row, (kind, text) in enumerate(zip(chunk.kinds, chunk.texts, strict=True)):
-            problem = _problem(kind, text)
+            problem = _problem(kind, text) or hopeless
             if problem is None:
                 source[row] = distinct.setdefault(text, len(distinct))
             else:
@@ -76,9 +97,22 @@ class ChunkEncoder:
         if options.get("truncation") == "error":
             bad |= {at: (ErrorCode.TOO_LONG, self._too_long(tokens, at)) for at in np.flatnonzero(tokens.lost).tolist()}
         _fail(source, bad, errors)
+        windows = tokens.windows() if mean and tokens.windows is not None else None
+        if windows is not None:
+            tokens = replace(windows.tokens, prompt_tokens=tokens.prompt_tokens)
         wanted = np.setdiff1d(np.arange(len(texts)), list(bad))
-        batches = [wanted[batch] for batch in batches_of(tokens.lengths[wanted], self._token_budget)]
-        return Prepared(len(chunk), source, tokens, batches, bool(options.get("normalize", True)), errors)
+        return Prepared(
+            rows=len(chunk),
+            source=source,
+            texts=len(texts),
+            tokens=replace(tokens, windows=None),  # it holds much that only windows are made of
+            batches=self._batches(tokens, wanted, windows),
+            windows=windows,
+            dim=self.dim_of(options),
+            raw=mean or options.get("dimensions") is not None,
+            normalize=bool(options.get("normalize", True)),
+            errors=errors,
+        )
 
     def encode(
         self,
@@ -97,16 +131,20 @@ class ChunkEncoder:
             Stopped: it was no longer wanted.
         """
         tokens = prepared.tokens
-        distinct = np.full((len(tokens.lengths), self.backend.dim), np.nan, np.float32)
+        encoded = np.full((len(tokens.lengths), self.backend.dim), np.nan, np.float32)
         bad: dict[int, tuple[ErrorCode, str]] = {}
         for batch in prepared.batches:
             if not wanted():
                 raise Stopped
-            self._encode_rows(prepared, batch, distinct, bad)
+            self._encode_rows(prepared, batch, encoded, bad)
             if on_batch is not None:
                 on_batch(int(tokens.lengths[batch].sum()))
+        if prepared.windows is not None:
+            text_of = prepared.windows.text
+            bad = {int(text_of[row]): bad[row] for row in sorted(bad, reverse=True)}
         _fail(prepared.source, bad, prepared.errors)
-        vectors = np.full((prepared.rows, self.backend.dim), np.nan, np.float32)
+        distinct = _refined(prepared, encoded)
+        vectors = np.full((prepared.rows, prepared.dim), np.nan, np.float32)
         good = np.flatnonzero(prepared.source >= 0)
         vectors[good] = distinct[prepared.source[good]]
         return EncodedChunk(
@@ -119,6 +157,16 @@ class ChunkEncoder:
             ],
             tokens=int(sum(tokens.lengths[batch].sum() for batch in prepared.batches)),
         )
+
+    def _batches(self, tokens: Tokens, wanted: Rows, windows: Windows | None) -> list[Rows]:
+        """Rows in batches; where pooling leaves out a prompt, no batch holds windows with and without one."""
+        if windows is None:
+            parts = [wanted]
+        else:
+            first = int(windows.text.max()) + 1
+            rows = np.flatnonzero(np.isin(windows.text, wanted))
+            parts = [rows] if tokens.prompt_tokens is None else [rows[rows < first], rows[rows >= first]]
+        return [part[batch] for part in parts for batch in batches_of(tokens.lengths[part], self._token_budget)]
 
     def _tokenize(self, texts: Sequence[str], prompt: str | None) -> tuple[Tokens, dict[int, tuple[ErrorCode, str]]]:
         """Tokenise texts; where that fails, find the texts that fail alone and put empty ones in their place."""
@@ -142,8 +190,8 @@ class ChunkEncoder:
     ) -> None:
         """Encode a batch; where that fails, halve it until the rows that fail stand alone."""
         try:
-            output = self.backend.forward(prepared.tokens, rows)
-            into[rows] = self.backend.finish(output, normalize=prepared.normalize)
+            output = self.backend.forward(prepared.tokens_of(rows), rows)
+            into[rows] = self.backend.finish(output, normalize=prepared.normalize and not prepared.raw)
         except Exception as error:  # noqa: BLE001  (whatever one row does to the backend is that record's error)
             code = ErrorCode.OUT_OF_MEMORY if is_out_of_memory(error) else ErrorCode.ENCODE_ERROR
             if len(rows) == 1:
@@ -158,6 +206,7 @@ class ChunkEncoder:
             return
         for row in rows[~np.isfinite(into[rows]).all(axis=1)].tolist():
             bad[row] = (ErrorCode.NON_FINITE, "the model's output holds infinity or NaN")
+            into[row] = np.nan
 
     def _remember_limit(self, lengths: Rows) -> None:
         """A batch was too large for the device, and no single row of it was: make no batch so large again."""
@@ -167,6 +216,15 @@ class ChunkEncoder:
             log.warning(
                 "the device's memory is too small for %d tokens: budget is now %d", too_large, self._token_budget
             )
+
+    def _too_many(self, options: Mapping[str, Any]) -> tuple[ErrorCode, str] | None:
+        dimensions = options.get("dimensions")
+        if dimensions is None or dimensions <= self.backend.dim:
+            return None
+        return (
+            ErrorCode.ENCODE_ERROR,
+            f"{dimensions} dimensions asked for, and the model's vectors have {self.backend.dim}",
+        )
 
     def _too_long(self, tokens: Tokens, at: int) -> str:
         total = int(tokens.lengths[at] + tokens.lost[at])
@@ -183,6 +241,16 @@ def _problem(kind: int, text: bytes) -> tuple[ErrorCode, str] | None:
     if not text.strip():
         return ErrorCode.EMPTY, "the text is empty"
     return None
+
+
+def _refined(prepared: Prepared, encoded: Vectors) -> Vectors:
+    """The vectors of the distinct texts, float32, texts × dim, of the rows that the backend encoded."""
+    if not prepared.raw:
+        return encoded
+    if prepared.windows is not None:
+        encoded = mean_of_windows(encoded, prepared.windows.text, prepared.windows.content)
+    vectors = encoded[:, : prepared.dim]
+    return unit(vectors) if prepared.normalize else vectors
 
 
 def _fail(source: Rows, bad: Mapping[int, tuple[ErrorCode, str]], errors: dict[int, RecordError]) -> None:

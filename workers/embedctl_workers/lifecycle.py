@@ -19,23 +19,26 @@ from embedctl.store import ServedModel, WorkerRow
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings
-from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Host
 from embedctl_workers.cache import cache_folder
 from embedctl_workers.devices import Pinned
-from embedctl_workers.encoder import ChunkEncoder
+from embedctl_workers.gate import run_gate
 from embedctl_workers.heartbeat import Heartbeat
+from embedctl_workers.loading import load_encoder
 from embedctl_workers.runner import ChunkRunner
 from embedctl_workers.tasks import register
 
 log = logging.getLogger(__name__)
 
 
-def run_worker(settings: Settings, *, hardware: str, models: Sequence[str], pinned: Pinned, log_level: str) -> int:
+def run_worker(
+    settings: Settings, *, hardware: str, models: Sequence[str], pinned: Pinned, log_level: str, build: bool = True
+) -> int:
     """Serve models until told to stop; the exit status.
 
     Raises:
         SettingsError, ModelError, MissingExtra: it can't start as it is configured.
+        GateFailed: a model's vectors are not what the class promises.
         BrokerUnavailable: Redis can't be reached.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -43,25 +46,24 @@ def run_worker(settings: Settings, *, hardware: str, models: Sequence[str], pinn
     broker = Broker.connect(settings)
     broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
     entry = settings.hardware_class(hardware)
-    encoders = {}
+    host = Host(pinned.threads, cache_folder(settings), build)
+    encoders, accuracy = {}, {}
+    if entry.overrides:
+        log.warning("class %s is held to bounds of its own: %s", hardware, entry.overrides_in_words)
     for model in models:
         started = time.monotonic()
-        backend = load_backend(
-            entry.backend,
-            model,
-            entry=settings.models.get(model),
-            host=Host(pinned.threads, cache_folder(settings)),
-            options=entry.options,
-        )
-        backend.warm_up()
-        encoders[model] = ChunkEncoder(backend, entry.token_budget)
+        encoder = encoders[model] = load_encoder(settings, entry, model, host)
+        backend = encoder.backend
+        report = run_gate(encoder, entry, host)
+        accuracy[model] = report.figures if report else ""
         log.info(
-            "model %s: fingerprint %s, %d dimensions, backend %s (%s), ready in %.1f s",
+            "model %s: fingerprint %s, %d dimensions, backend %s (%s), accuracy gate: %s; ready in %.1f s",
             model,
             backend.fingerprint[:12],
             backend.dim,
             entry.backend,
             backend.engine,
+            accuracy[model] or "nothing to check",
             time.monotonic() - started,
         )
     Reaper(broker).end_leases_of_the_dead()  # a worker that died here may have had nobody else to tell
@@ -78,6 +80,7 @@ def run_worker(settings: Settings, *, hardware: str, models: Sequence[str], pinn
             hardware=hardware,
             backend=entry.backend,
             precision=entry.precision,
+            bounds=entry.overrides_in_words,
             cpus=pinned.label,
             threads=pinned.threads,
             models={
@@ -86,6 +89,7 @@ def run_worker(settings: Settings, *, hardware: str, models: Sequence[str], pinn
                     dim=encoder.backend.dim,
                     tokens_per_s=round(runner.tokens_per_s[model], 1),
                     engine=encoder.backend.engine,
+                    accuracy=accuracy[model],
                 )
                 for model, encoder in encoders.items()
             },

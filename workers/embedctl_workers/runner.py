@@ -139,7 +139,7 @@ class ChunkRunner:
             encoded = self._encode_alone(encoder, chunk, job, held, claim.given_up)
         if encoded is None:
             self._give_back(held, delay_s=0)
-            self._broker.tickets.send(job.queue, held.job_id, [held.chunk])
+            self._broker.tickets.send(job.queue, held.job_id, [held.chunk], version=job.version)
         else:
             self._complete(job, held, claim.input, chunk, encoded, fingerprint)
 
@@ -176,8 +176,15 @@ class ChunkRunner:
                 raise Stopped
             held.moving_since = time.monotonic()
 
+        def on_batch(tokens: int) -> None:
+            if held.unwanted.is_set():
+                raise Stopped
+            held.moving_since = time.monotonic()
+
         try:
-            return encode_carefully(encoder, chunk, job.options, given_up=given_up, announce=announce)
+            return encode_carefully(
+                encoder, chunk, job.options, given_up=given_up, announce=announce, on_batch=on_batch
+            )
         except _Draining:
             return None
         finally:
@@ -215,6 +222,7 @@ class ChunkRunner:
             digest=wire.digest_of(input_bytes),
             fingerprint=job_fingerprint(fingerprint, job.options),
             precision=self._hardware.precision,
+            bounds=self._hardware.overrides_in_words,
             backend=self._hardware.backend,
             vectors=encoded.vectors.astype("<f4", copy=False).tobytes(),
             checksums=chunk.row_checksums(),
@@ -239,7 +247,7 @@ class ChunkRunner:
             ),
         )
         if answer == "ok":
-            self._broker.send_issued(held.job_id, job.queue)
+            self._broker.send_issued(job)
         else:
             log.info("job %s chunk %d: its result was not needed: %s", held.job_id, held.chunk, answer)
 

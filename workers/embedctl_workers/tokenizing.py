@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from embedctl_workers.backends.base import Tokens
+from embedctl_workers.backends.base import Tokens, Windows, in_order_of_windows
 
 #: What a model may ask for, and where an encoding keeps it.
 _COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -21,7 +23,8 @@ class TextTokenizer:
         tokenizer: copied; truncation and padding of its own never apply.
         max_tokens: most tokens of a text, special ones included.
         columns: the inputs that the model takes, of `input_ids`, `attention_mask` and `token_type_ids`.
-        keep: which end of a text that is too long is kept.
+        keep: which end of a text that is too long is kept. Windows are cut from that end, so that the one at the other
+            end may be short.
     """
 
     def __init__(
@@ -35,20 +38,32 @@ class TextTokenizer:
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_tokens, direction="right" if keep == "left" else "left")
+        self._keep = keep
         self._columns = {name: _COLUMNS[name] for name in columns}
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """Tokenise texts; `prompt_tokens` of the answer is left open."""
         encodings = self._tokenizer.encode_batch_fast(list(texts))
+        lost = np.array([sum(map(_content, encoding.overflowing)) for encoding in encodings], np.int64)
+        return replace(
+            self._tokens(encodings), lost=lost, windows=partial(self._windows, encodings) if lost.any() else None
+        )
+
+    def _tokens(self, encodings: Sequence[Encoding]) -> Tokens:
         return Tokens(
             lengths=np.array([len(encoding) for encoding in encodings], np.int64),
-            lost=np.array([_content(encoding.overflowing) for encoding in encodings], np.int64),
+            lost=np.zeros(len(encodings), np.int64),
             columns={
                 name: [getattr(encoding, source) for encoding in encodings] for name, source in self._columns.items()
             },
         )
 
+    def _windows(self, encodings: Sequence[Encoding]) -> Windows:
+        order = 1 if self._keep == "left" else -1
+        parts, text = in_order_of_windows([[each, *each.overflowing][::order] for each in encodings])
+        return Windows(self._tokens(parts), text, np.array([_content(part) for part in parts], np.int64))
 
-def _content(parts: Sequence[Encoding]) -> int:
-    """Tokens that are not special."""
-    return sum(len(part.ids) - sum(part.special_tokens_mask) for part in parts)
+
+def _content(part: Encoding) -> int:
+    """How many tokens are not special."""
+    return len(part.ids) - sum(part.special_tokens_mask)

@@ -63,6 +63,7 @@ for _command in (
     jobs.discard,
     stack.worker,
     stack.up,
+    stack.model,
     operate.doctor,
     operate.config,
 ):

@@ -155,6 +155,11 @@ def _facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[tuple[str, str]
             for worker in workers
             if worker.activity == "hung"
         ),
+        *(
+            ("bounds", f"{worker.name} is held to {worker.bounds} in place of {worker.precision}'s own")
+            for worker in workers
+            if worker.bounds
+        ),
         ("records", f"{job.records:,}{'' if job.sealed else ' so far'}"),
         ("done", f"{job.done:,}"),
         ("failed", f"{job.failed:,}"),

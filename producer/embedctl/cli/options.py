@@ -65,12 +65,19 @@ corpus_options = together(
     option("--prompt", help="Put before every text. Default: the model's own."),
     option(
         "--truncation",
-        type=click.Choice(["truncate", "error"]),
+        type=click.Choice(["truncate", "error", "mean"]),
         default="truncate",
         show_default=True,
-        help="Texts longer than the model takes: encode their first tokens, or fail them.",
+        help="Texts longer than the model takes: encode their first tokens, fail them, or encode all of them, in "
+        "windows, and take the mean.",
     ),
     option("--normalize/--no-normalize", default=True, show_default=True, help="Make vectors of unit length."),
+    option(
+        "--dimensions",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Keep the first N components of every vector, of models made for that (Matryoshka). Default: all.",
+    ),
     option("--chunk-size", type=click.IntRange(1), help="Most records in a chunk. Default: the setting."),
     option("--max-errors", metavar="N|N%", help="End the job once more records than this have failed."),
     quiet_option,

@@ -103,6 +103,13 @@ def worker(arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers", *arguments])  # noqa: S606
 
 
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def model(arguments: tuple[str, ...]) -> None:
+    """What is built of models on this machine; see `embedctl model --help`."""
+    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.model_cli", *arguments])  # noqa: S606
+
+
 @contextmanager
 def _stack(
     settings: Settings, name: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]

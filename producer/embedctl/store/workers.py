@@ -18,12 +18,19 @@ HUNG_AFTER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as one worker serves it: its fingerprint, tokens/s as measured so far, and what executes it, in words."""
+    """A model as one worker serves it.
+
+    Attributes:
+        tokens_per_s: as measured so far.
+        engine: what executes it, in words.
+        accuracy: what the gate measured at start, in words; empty where there was nothing to measure against.
+    """
 
     fingerprint: str
     dim: int
     tokens_per_s: float
     engine: str = ""
+    accuracy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,7 @@ class WorkerRow:
         instance: unique to the process; `name` is the Celery node name and comes back with the next process.
         machine, process: where it runs, as only its neighbours can check; see :mod:`embedctl.machine`.
         cpus: the CPUs that it is pinned to, `threads` its compute threads.
+        bounds: those of its class that replace the precision's at the accuracy gate, in words.
         holding: (job, chunk) in hand.
         progressed_ms: when it last finished a batch, in ms by its own clock; 0 before the first.
         quiet_s: for how long what it encodes has made no progress; 0 while it encodes nothing.
@@ -54,6 +62,7 @@ class WorkerRow:
     machine: str = ""
     process: str = ""
     quiet_s: float = 0.0
+    bounds: str = ""
 
     @property
     def activity(self) -> Literal["idle", "busy", "hung"]:

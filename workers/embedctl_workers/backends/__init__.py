@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 #: Alias → (module:class, the extra that brings what it needs).
 BACKENDS = {
     "dummy": ("embedctl_workers.backends.dummy:DummyBackend", ""),
+    "onnx": ("embedctl_workers.backends.onnx:OnnxBackend", "onnx"),
+    "onnx-int8": ("embedctl_workers.backends.onnx:OnnxInt8Backend", "onnx"),
     "torch": ("embedctl_workers.backends.torch:TorchBackend", "torch"),
 }
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from embedctl_config.hardware import ModelEntry
+from embedctl_config.hardware import ModelEntry, Thresholds
+from embedctl_workers.models import ModelFiles
 
 Rows = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +28,41 @@ class Tokens:
         lost: int64, one a text: tokens cut off at the model's maximum length.
         columns: the model's inputs by name, each one list of ints a text.
         prompt_tokens: how many of each text's first tokens are the prompt, where pooling must leave them out.
+        windows: gives the texts whole, cut into windows; None where no text was longer than the model takes.
     """
 
     lengths: Rows
     lost: Rows
     columns: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     prompt_tokens: int | None = None
+    windows: Callable[[], Windows] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Texts cut into consecutive windows, of the model's maximum length at most and with its special tokens in each.
+
+    Attributes:
+        tokens: a row a window: first each text's first one, in the order of the texts, then all others; nothing lost.
+        text: int64, one a window: the text that it is a part of.
+        content: int64, one a window: its tokens without the special ones.
+    """
+
+    tokens: Tokens
+    text: Rows
+    content: Rows
+
+
+def in_order_of_windows(parts: Sequence[Sequence[T]]) -> tuple[list[T], Rows]:
+    """The parts of texts in the order of the rows of :class:`Windows`, and the text of each, int64.
+
+    Args:
+        parts: of each text, one or more.
+    """
+    more = [len(each) - 1 for each in parts]
+    rows = [each[0] for each in parts] + [part for each in parts for part in each[1:]]
+    texts = np.arange(len(parts))
+    return rows, np.concatenate([texts, np.repeat(texts, more)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +80,28 @@ class Host:
     build: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a backend's vectors are measured against: torch in fp32 on these files.
+
+    Attributes:
+        bounds: those that the artefact which the backend runs states for itself; the precision's where None.
+    """
+
+    files: ModelFiles
+    bounds: Thresholds | None = None
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a backend failed for want of memory, on the host or on its device.
 
     Told by names, so that no runtime is imported: `torch.OutOfMemoryError` is a RuntimeError, and torch's allocator for
-    the CPU raises a bare one (c10/core/CPUAllocator.cpp).
+    the CPU raises a bare one (c10/core/CPUAllocator.cpp). onnxruntime's errors are of many kinds that say nothing.
     """
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
+        or any(words in str(error) for words in ("can't allocate memory", "Failed to allocate memory"))
     )
 
 
@@ -75,6 +119,8 @@ class Backend(Protocol):
     max_tokens: int
     #: What executes the model, in words for people.
     engine: str
+    #: What its vectors are measured against before it is used; None: nothing is promised of them.
+    reference: Reference | None
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:

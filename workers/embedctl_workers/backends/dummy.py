@@ -6,13 +6,15 @@ import hashlib
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors, Windows, in_order_of_windows
 
 
 class Poison(StrEnum):
@@ -48,6 +50,7 @@ class DummyBackend:
     ) -> None:
         self.dim = dim
         self.engine = "sha256"
+        self.reference = None
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch
         self._seed = seed
@@ -63,13 +66,15 @@ class DummyBackend:
         if self._poison:
             _suffer({word for text in texts for word in text.split()}, Poison.CRASH_TOKENIZER, Poison.FAIL_TOKENIZER)
         words = [[_token(word) for word in ((prompt or "") + text).split()] for text in texts]
-        counts = np.array([len(row) for row in words], np.int64)
-        used = np.minimum(counts, self.max_tokens)
-        return Tokens(
-            lengths=np.maximum(used, 1),
-            lost=counts - used,
-            columns={"input_ids": [row[: self.max_tokens] for row in words]},
+        lost = np.array([max(0, len(row) - self.max_tokens) for row in words], np.int64)
+        first = [row[: self.max_tokens] for row in words]
+        return replace(_tokens(first), lost=lost, windows=partial(self._windows, words) if lost.any() else None)
+
+    def _windows(self, words: Sequence[Sequence[int]]) -> Windows:
+        parts, text = in_order_of_windows(
+            [[row[at : at + self.max_tokens] for at in range(0, max(1, len(row)), self.max_tokens)] for row in words]
         )
+        return Windows(_tokens(parts), text, np.array([len(part) for part in parts], np.int64))
 
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
         if self._seconds:
@@ -97,6 +102,14 @@ class DummyBackend:
         words = hashlib.shake_256(f"{self._seed} {list(ids)}".encode()).digest(2 * self.dim)
         # Centred on zero and never all zero, so that it has a direction.
         return (np.frombuffer(words, "<u2").astype(np.float32) - 32767.5) / 32767.5
+
+
+def _tokens(rows: Sequence[Sequence[int]]) -> Tokens:
+    return Tokens(
+        lengths=np.array([max(1, len(row)) for row in rows], np.int64),
+        lost=np.zeros(len(rows), np.int64),
+        columns={"input_ids": rows},
+    )
 
 
 def _token(word: str) -> int:

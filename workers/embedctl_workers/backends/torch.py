@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
-from embedctl_config.errors import ModelError
+from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors
 from embedctl_workers.models import ModelFiles, resolve_model
+from embedctl_workers.packed.engine import packed_engine
 from embedctl_workers.tokenizing import TextTokenizer
 
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
@@ -26,17 +28,23 @@ Engine = Callable[[Tokens, Rows], torch.Tensor]
 class TorchBackend:
     """A sentence-transformers model in fp32 on the CPU.
 
-    Texts are tokenised once, unpadded; each batch is padded to its own longest row. Everything after tokenising is
-    the model's own modules, so vectors are those of `SentenceTransformer.encode`.
+    Texts are tokenised once, unpadded. Models of the BERT family run on packed tokens. For all others each batch is
+    padded to its own longest row, and everything after tokenising is the model's own modules. Either way vectors are
+    those of `SentenceTransformer.encode`.
+
+    Options: `engine`: `auto`, or `padded` to run any model by its own modules.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ()
+    OPTIONS: ClassVar[tuple[str, ...]] = ("engine",)
 
-    def __init__(self, files: ModelFiles, host: Host) -> None:
+    def __init__(self, files: ModelFiles, host: Host, engine: str = "auto") -> None:
+        if engine not in ("auto", "padded"):
+            raise SettingsError(f"engine {engine!r} of backend torch is neither auto nor padded")
         torch.set_num_threads(host.threads)
         self.fingerprint = files.fingerprint
+        self.reference = Reference(files)
         self._model = load_sentence_transformer(files)
-        tokenizer = _fast_tokenizer(self._model, files)
+        tokenizer = fast_tokenizer(self._model, files)
         dim = self._model.get_embedding_dimension()
         if dim is None:
             raise ModelError(f"model {files.name!r} does not say how long its vectors are")
@@ -49,12 +57,13 @@ class TorchBackend:
             keep="left" if tokenizer.truncation_side == "right" else "right",
         )
         self._prompt_tokens: dict[str, int | None] = {}
-        self._engine: Engine = _Padded(self._model, tokenizer)
-        self.engine = "torch, padded"
+        packed = packed_engine(self._model, host) if engine == "auto" else None
+        self._engine: Engine = packed or _Padded(self._model, tokenizer)
+        self.engine = packed.name if packed else "padded, torch"
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
-        return cls(resolve_model(model, entry), host)
+        return cls(resolve_model(model, entry), host, **options)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         if prompt is None and self._model.default_prompt_name is not None:
@@ -130,6 +139,7 @@ def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
     Raises:
         ModelError: it can't be loaded.
     """
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types; its bars would fill the log
     try:
         model = SentenceTransformer(
             str(files.folder),
@@ -143,7 +153,7 @@ def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
     return model.eval()
 
 
-def _fast_tokenizer(model: SentenceTransformer, files: ModelFiles) -> PreTrainedTokenizerFast:
+def fast_tokenizer(model: SentenceTransformer, files: ModelFiles) -> PreTrainedTokenizerFast:
     tokenizer = getattr(model, "tokenizer", None)
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or not model.supports("text"):
         raise ModelError(

@@ -1,0 +1,39 @@
+"""sentence-transformers on torch, onnxruntime or OpenVINO; it sorts by length itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+
+
+class Engine:
+    """`SentenceTransformer.encode`; `file` is the ONNX graph within the model's folder."""
+
+    def __init__(self, model: Path, threads: int, backend: str = "torch", file: str = "") -> None:
+        torch.set_num_threads(threads)
+        options = {"torch": dict, "onnx": lambda: _onnx(threads, file), "openvino": lambda: _openvino(threads)}
+        self._model = SentenceTransformer(str(model), device="cpu", backend=backend, model_kwargs=options[backend]())
+
+    def encode(self, texts: Sequence[str], batch: int) -> np.ndarray:
+        return self._model.encode(list(texts), batch_size=batch, show_progress_bar=False, convert_to_numpy=True)
+
+    def count(self, texts: Sequence[str]) -> int:
+        return int(self._model.tokenize(list(texts))["attention_mask"].sum())
+
+
+def _onnx(threads: int, file: str) -> dict[str, Any]:
+    import onnxruntime
+
+    session = onnxruntime.SessionOptions()
+    session.intra_op_num_threads = threads
+    return {"provider": "CPUExecutionProvider", "session_options": session, "file_name": f"onnx/{file}"}
+
+
+def _openvino(threads: int) -> dict[str, Any]:
+    # Where the CPU has bfloat16, OpenVINO computes in it unless told otherwise.
+    return {"ov_config": {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": str(threads)}}

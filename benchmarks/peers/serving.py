@@ -1,0 +1,252 @@
+"""The child's side: one system in its own environment, told what to do by lines of JSON.
+
+    {"do": "load", "engine": "module:Class", "model": …, "texts": …, "sample": 512, "cpus": [0, 1],
+     "settings": […], "packages": […]}   →  {"setting": …, "tried": […], "versions": {…}}
+    {"do": "encode", "vectors": "x.npy"}  →  {"seconds": …, "tokens": …}
+
+Loading tries every setting on a sample and keeps the fastest. An engine runs in one process or several, each pinned
+before it imports anything; texts are dealt to whichever is free. Needs the standard library and numpy alone.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+class Engine(Protocol):
+    """What an adapter offers: `Engine(model_folder, threads, **load)`."""
+
+    def encode(self, texts: Sequence[str], **options: Any) -> np.ndarray | Timed:
+        """Unit vectors in float32, in the order of the texts. This alone is timed."""
+        ...
+
+    def count(self, texts: Sequence[str]) -> int:
+        """Tokens that the engine really encodes of these texts: after its cut, without padding."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Vectors of an engine that has a clock and a count of its own."""
+
+    vectors: np.ndarray
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run an engine: processes that share the CPUs, and options to load and to encode."""
+
+    processes: int = 1
+    load: Mapping[str, Any] = field(default_factory=dict)
+    encode: Mapping[str, Any] = field(default_factory=dict)
+
+    def label(self, cpus: int) -> str:
+        options = [f"{name} {value}" for name, value in {**self.load, **self.encode}.items()]
+        return ", ".join([f"{self.processes}×{cpus // self.processes}", *options])
+
+
+class Pool:
+    """An engine in processes that share the CPUs evenly."""
+
+    def __init__(self, engine: str, model: str, cpus: Sequence[int], setting: Setting) -> None:
+        self._workers: list[tuple[Connection, Any]] = []
+        self.setting = setting
+        share = len(cpus) // setting.processes
+        context = multiprocessing.get_context("spawn")
+        for at in range(setting.processes):
+            ours, theirs = context.Pipe()
+            own = cpus[at * share : (at + 1) * share]
+            process = context.Process(target=_work, args=(theirs, engine, model, own, dict(setting.load)))
+            process.start()
+            theirs.close()
+            self._workers.append((ours, process))
+        try:
+            for connection, _ in self._workers:
+                _answer(connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def encode(self, texts: Sequence[str], chunk: int, options: Mapping[str, Any]) -> Timed:
+        """Encode texts; several processes get chunks of them in turn, at least two each."""
+        processes = len(self._workers)
+        size = len(texts) if processes == 1 else min(chunk, -(-len(texts) // (2 * processes)))
+        started = time.perf_counter()
+        parts = self._deal([texts[at : at + size] for at in range(0, len(texts), size)], options)
+        if isinstance(parts[0], Timed):
+            return parts[0]
+        vectors = np.concatenate(parts) if processes > 1 else parts[0]
+        seconds = time.perf_counter() - started
+        return Timed(vectors, seconds, self._count(texts))
+
+    def _deal(self, chunks: list[Sequence[str]], options: Mapping[str, Any]) -> list[Any]:
+        parts: list[Any] = [None] * len(chunks)
+        waiting = iter(range(len(chunks)))
+        busy: dict[Any, int] = {}
+        free = [connection for connection, _ in self._workers]
+        while True:
+            for connection in free:
+                if (at := next(waiting, None)) is not None:
+                    connection.send(("encode", chunks[at], dict(options)))
+                    busy[connection] = at
+            if not busy:
+                return parts
+            free = wait(list(busy))
+            for connection in free:
+                parts[busy.pop(connection)] = _answer(connection)
+
+    def _count(self, texts: Sequence[str]) -> int:
+        connection = self._workers[0][0]
+        connection.send(("count", texts, {}))
+        return int(_answer(connection))
+
+    def close(self) -> None:
+        for connection, _ in self._workers:
+            connection.close()
+        for _, process in self._workers:
+            process.join(30)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _work(connection: Connection, engine: str, model: str, cpus: Sequence[int], load: Mapping[str, Any]) -> None:
+    """One process of an engine, until the pool closes its end."""
+    os.sched_setaffinity(0, cpus)
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(len(cpus))))
+    try:
+        module, _, name = engine.partition(":")
+        loaded = getattr(import_module(module), name)(Path(model), len(cpus), **load)
+    except Exception as error:  # noqa: BLE001  (whatever it is, the parent says it)
+        connection.send(error_of(error))
+        return
+    connection.send("loaded")
+    try:
+        while True:
+            method, texts, options = connection.recv()
+            try:
+                connection.send(getattr(loaded, method)(texts, **options))
+            except Exception as error:  # noqa: BLE001  (as above)
+                connection.send(error_of(error))
+    except (EOFError, OSError):
+        if close := getattr(loaded, "close", None):
+            close()
+
+
+def error_of(error: BaseException) -> RuntimeError:
+    """An error that can be sent anywhere: libraries' own need not survive pickling."""
+    return RuntimeError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _answer(connection: Connection) -> Any:
+    try:
+        answer = connection.recv()
+    except EOFError:
+        raise RuntimeError("the engine's process died") from None
+    if isinstance(answer, RuntimeError):
+        raise answer
+    return answer
+
+
+class Server:
+    """Answers the parent's requests."""
+
+    def __init__(self) -> None:
+        self._pool: Pool | None = None
+        self._setting = Setting()
+        self._texts: list[str] = []
+        self._chunk = 0
+
+    def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Try the settings on a sample, and keep the fastest loaded."""
+        self._texts = json.loads(Path(request["texts"]).read_text())
+        self._chunk = request["chunk"]
+        sample = self._texts[:: max(1, len(self._texts) // request["sample"])][: request["sample"]]
+        settings = [Setting(**each) for each in request["settings"]]
+        cpus = request["cpus"]
+        tried: list[tuple[float, Setting]] = []
+        report = []
+        for setting in settings:
+            try:
+                seconds = self._try(request, setting, sample, alone=len(settings) == 1)
+            except RuntimeError as error:
+                report.append({"setting": setting.label(len(cpus)), "error": str(error)})
+                continue
+            tried.append((seconds, setting))
+            report.append({"setting": setting.label(len(cpus)), "seconds": seconds})
+        if not tried:
+            raise RuntimeError(report[0]["error"])
+        self._setting = min(tried, key=lambda each: each[0])[1]
+        self._load(request, self._setting)
+        return {"setting": self._setting.label(len(cpus)), "tried": report, "versions": _versions(request["packages"])}
+
+    def _try(self, request: Mapping[str, Any], setting: Setting, sample: Sequence[str], *, alone: bool) -> float:
+        """Seconds for the sample at a setting, the better of two; the first run is for warming up."""
+        pool = self._load(request, setting)
+        if alone:
+            return 0.0
+        return min([pool.encode(sample, self._chunk, setting.encode).seconds for _ in range(3)][1:])
+
+    def _load(self, request: Mapping[str, Any], setting: Setting) -> Pool:
+        loaded = self._pool
+        if loaded and (loaded.setting.processes, loaded.setting.load) == (setting.processes, setting.load):
+            return loaded
+        self.close()
+        self._pool = Pool(request["engine"], request["model"], request["cpus"], setting)
+        return self._pool
+
+    def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Encode every text once, and leave the vectors in a file."""
+        assert self._pool
+        done = self._pool.encode(self._texts, self._chunk, self._setting.encode)
+        np.save(request["vectors"], done.vectors)
+        return {"seconds": done.seconds, "tokens": done.tokens}
+
+    def close(self) -> None:
+        if self._pool:
+            self._pool.close()
+            self._pool = None
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "none"
+    return found
+
+
+def main() -> None:
+    """Serve until standard input ends. Whatever else is printed goes to standard error, which is the log."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    server = Server()
+    try:
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                answer = {"load": server.load, "encode": server.encode}[request["do"]](request)
+            except RuntimeError as error:
+                answer = {"error": str(error)}
+            print(json.dumps(answer), file=answers)
+    finally:
+        server.close()

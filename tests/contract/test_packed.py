@@ -1,0 +1,257 @@
+"""The packed engine: each kernel against torch over shapes and edges, the way to them, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl_workers.backends.base import Host
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+
+from embedctl_workers.packed import kernels as kernels_module  # noqa: E402  (they import torch)
+from embedctl_workers.packed.engine import _positions  # noqa: E402
+from embedctl_workers.packed.kernels import CompiledKernels, Norm, TorchKernels, load_kernels  # noqa: E402
+from embedctl_workers.packed.linear import BlasLinear, OneDnnLinear, fastest_linear  # noqa: E402
+
+#: Multiples of a vector's lanes, fewer than one vector, and everything that leaves a rest.
+WIDTHS = (1, 3, 7, 8, 15, 16, 17, 24, 33, 40, 384, 768, 1000)
+HEADS = ((1, 1), (2, 3), (3, 8), (2, 12), (12, 32), (4, 40), (2, 64), (1, 96), (1, 128))
+INSTRUCTION_SETS = ("native", "x86-64-v3", "x86-64")
+TEXTS = ((1,), (2, 1), (16,), (17, 15, 1, 33), (3, 8, 9, 7, 64), (257,), (5,) * 40, (511, 1, 130))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
+def each_compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CompiledKernels:
+    """The kernels for several instruction sets; the last is as wide as NEON."""
+    if request.param != "native" and platform.machine() != "x86_64":
+        pytest.skip("another architecture's")
+    flags = [flag for flag in kernels_module._FLAGS if not flag.startswith("-march=")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels_module, "_FLAGS", (*flags, f"-march={request.param}"))
+        return _compile(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def compiled(cache: Path) -> CompiledKernels:
+    return _compile(cache)
+
+
+def _compile(cache: Path) -> CompiledKernels:
+    found = load_kernels(Host(threads=1, cache=cache))
+    if not isinstance(found, CompiledKernels):
+        pytest.skip("there is no C compiler here")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    with torch.inference_mode():
+        yield
+
+
+def norm(width: int, eps: float = 1e-12) -> Norm:
+    module = torch.nn.LayerNorm(width, eps=eps)
+    torch.nn.init.normal_(module.weight)
+    torch.nn.init.normal_(module.bias)
+    return Norm(module)
+
+
+def offsets(lengths) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, atol: float = 2e-6, rtol: float = 2e-6) -> None:
+    torch.testing.assert_close(found, expected, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_attention_is_that_of_torch(each_compiled: CompiledKernels, heads: tuple[int, int]) -> None:
+    for lengths in TEXTS:
+        _compare_attention(each_compiled, *heads, lengths)
+
+
+def _compare_attention(kernels: CompiledKernels, count: int, size: int, lengths: tuple[int, ...]) -> None:
+    hidden, tokens = count * size, sum(lengths)
+    qkv = torch.randn(tokens, 3 * hidden)
+    qkv[:, :hidden] *= size**-0.5
+    found, expected = torch.full((tokens, hidden), torch.nan), torch.empty(tokens, hidden)
+    kernels.attention(qkv, offsets(lengths), count, found)
+    TorchKernels().attention(qkv, offsets(lengths), count, expected)
+    assert_close(found, expected, atol=1e-5)
+
+
+def test_attention_stands_scores_that_a_naive_softmax_would_not(each_compiled: CompiledKernels) -> None:
+    qkv = torch.randn(40, 3 * 64) * 30
+    found, expected = torch.empty(40, 64), torch.empty(40, 64)
+    each_compiled.attention(qkv, offsets([40]), 2, found)
+    TorchKernels().attention(qkv, offsets([40]), 2, expected)
+    assert_close(found, expected, atol=1e-3)
+
+
+def test_attention_of_a_text_does_not_see_its_neighbours(each_compiled: CompiledKernels) -> None:
+    qkv = torch.randn(30, 3 * 32)
+    beside, alone = torch.empty(30, 32), torch.empty(10, 32)
+    each_compiled.attention(qkv, offsets([7, 10, 13]), 2, beside)
+    each_compiled.attention(qkv[7:17].contiguous(), offsets([10]), 2, alone)
+    assert torch.equal(beside[7:17], alone)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("tokens", [1, 5, 130])
+def test_adding_and_normalising_is_that_of_torch(each_compiled: CompiledKernels, width: int, tokens: int) -> None:
+    x, y, layer_norm = torch.randn(tokens, width) * 3, torch.randn(tokens, width), norm(width, eps=1e-5)
+    found, expected = x.clone(), x.clone()
+    each_compiled.add_layer_norm(found, y, layer_norm)
+    TorchKernels().add_layer_norm(expected, y, layer_norm)
+    assert_close(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_embedding_is_that_of_torch(each_compiled: CompiledKernels, width: int) -> None:
+    words, places, layer_norm = torch.randn(50, width), torch.randn(20, width), norm(width, eps=1e-5)
+    ids, positions = torch.tensor([0, 49, 7, 7, 1]), torch.tensor([0, 1, 19, 0, 5])
+    found = each_compiled.embed(ids, positions, words, places, layer_norm)
+    assert_close(found, TorchKernels().embed(ids, positions, words, places, layer_norm), atol=1e-5)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_gelu_is_that_of_torch(each_compiled: CompiledKernels, width: int) -> None:
+    x = torch.randn(7, width) * 4
+    assert_close(each_compiled.gelu(x.clone()), TorchKernels().gelu(x))
+
+
+def test_gelu_is_right_all_along_the_line(each_compiled: CompiledKernels) -> None:
+    x = torch.cat([torch.linspace(-12, 12, 20011), torch.tensor([-1e30, -100.0, -0.0, 0.0, 1e-30, 100.0, 1e30])])[None]
+    expected = torch.nn.functional.gelu(x.double()).float()
+    assert_close(each_compiled.gelu(x.clone()), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_so_and_with_its_own_text(each_compiled: CompiledKernels, bad: float) -> None:
+    qkv = torch.randn(30, 3 * 32)
+    qkv[12] = bad
+    context = torch.empty(30, 32)
+    each_compiled.attention(qkv, offsets([7, 10, 13]), 2, context)
+    assert not context[7:17].isfinite().any()
+    assert context[:7].isfinite().all()
+    assert context[17:].isfinite().all()
+    x = torch.zeros(2, 33)
+    x[1, 32] = bad
+    if bad != -torch.inf:  # GELU of it is -0
+        assert not each_compiled.gelu(x.clone())[1, 32].isfinite()
+    each_compiled.add_layer_norm(x, torch.zeros(2, 33), norm(33))
+    assert x[0].isfinite().all()
+    assert not x[1].isfinite().any()
+
+
+def test_a_tensor_with_gaps_is_refused(compiled: CompiledKernels) -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        compiled.gelu(torch.zeros(4, 8)[:, ::2])
+
+
+@pytest.mark.parametrize("product", [BlasLinear, OneDnnLinear])
+@pytest.mark.parametrize("shape", [(1, 1), (24, 40), (384, 1536), (1000, 3)], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 33, 700])
+def test_every_product_is_a_linear_layer(product, shape: tuple[int, int], rows: int) -> None:
+    weight, bias, x = torch.randn(*shape), torch.randn(shape[0]), torch.randn(rows, shape[1])
+    expected = torch.nn.functional.linear(x, weight, bias)
+    assert_close(product(weight, bias)(x), expected, atol=1e-4, rtol=1e-4)
+    if product.FUSES_GELU:
+        fused = product(weight, bias, gelu=True)(x)
+        assert_close(fused, torch.nn.functional.gelu(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_a_product_that_is_missing_or_wrong_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(64, 32)
+    monkeypatch.setattr(OneDnnLinear, "__call__", lambda self, x: torch.zeros(len(x), 64))
+    assert fastest_linear(weight) is BlasLinear
+
+    def missing(*_, **__):
+        raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_linear_pointwise'")
+
+    monkeypatch.setattr(OneDnnLinear, "__init__", missing)
+    assert fastest_linear(weight) is BlasLinear
+
+
+def test_robertas_positions_begin_behind_the_padding_token_and_leave_it_out() -> None:
+    ids, at = np.array([0, 5, 2, 0, 1, 6, 1, 7, 2]), np.array([0, 3, 9])
+    assert _positions(ids, at, None).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5]
+    assert _positions(ids, at, 1).tolist() == [2, 3, 4, 2, 1, 3, 1, 4, 5]
+
+
+def test_kernels_are_compiled_once(compiled: CompiledKernels, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(list((cache / "kernels").iterdir())) == 1
+    monkeypatch.setattr(kernels_module, "_run", lambda _: pytest.fail("compiled again"))
+    assert load_kernels(Host(threads=1, cache=cache)).name == compiled.name
+
+
+def test_without_a_compiler_torch_does_it_and_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert load_kernels(Host(threads=1, cache=tmp_path / "cache")).name == TorchKernels.name
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no C compiler" in caplog.text
+
+
+@pytest.mark.parametrize("reply", ["exit 1", "exit 0"], ids=["fails", "makes nothing"])
+def test_a_compiler_that_does_not_work_is_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reply: str
+) -> None:
+    broken = tmp_path / "gcc"
+    broken.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\n{reply}\n')
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert load_kernels(Host(threads=1, cache=tmp_path / "cache")).name == TorchKernels.name
+    assert len(caplog.records) == 1
+
+
+def test_nothing_is_compiled_where_nothing_may_be_built(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert load_kernels(Host(threads=1, cache=tmp_path, build=False)).name == TorchKernels.name
+    assert "--no-build" in caplog.text
+
+
+def test_a_cache_that_others_may_write_to_is_not_executed(
+    compiled: CompiledKernels, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    folder.chmod(stat.S_IRWXU | stat.S_IWOTH)
+    assert load_kernels(Host(threads=1, cache=tmp_path)).name == TorchKernels.name
+    assert "chmod go-w" in caplog.text
+
+
+def test_a_damaged_library_is_made_again(compiled: CompiledKernels, tmp_path: Path) -> None:
+    first = load_kernels(Host(threads=1, cache=tmp_path))
+    (library,) = (tmp_path / "kernels").iterdir()
+    program = (
+        "from pathlib import Path\nfrom embedctl_workers.backends.base import Host\n"
+        "from embedctl_workers.packed.kernels import load_kernels\n"
+        f"print(load_kernels(Host(1, Path({str(tmp_path)!r}))).name)"
+    )
+    library.unlink()  # it is mapped into this process: another file of its name leaves that one alone
+    library.write_bytes(b"not a library")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == first.name
+    assert library.stat().st_size > 1000
+
+
+def test_one_openmp_serves_torch_and_the_kernels(compiled: CompiledKernels) -> None:
+    runtimes = set(kernels_module._OPENMP.findall(Path("/proc/self/maps").read_text()))
+    assert len({Path(path).name.partition("-")[0].partition(".")[0] for path in runtimes}) == 1

@@ -1,0 +1,155 @@
+"""A worker whose vectors are not the model's takes nothing, and says why; a good one does its work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis as redis_py
+
+from embedctl import Job, JobState, enqueue_embeddings
+from embedctl_config import keys
+from embedctl_config.settings import Settings, load_settings
+from embedctl_workers.models import resolve_model
+from tests.e2e.conftest import StartWorker
+
+pytest.importorskip("sentence_transformers")
+
+TEXTS = [f"the word {at} is a query of the model" for at in range(20)]
+CLASS = """
+[models.tiny]
+source = "{folder}"
+
+[classes.tiny]
+backend = "torch"
+max_abs_error = {bound}
+"""
+
+WriteClass = Callable[[float], Settings]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny_models import Tiny, make_model
+
+    return make_model(tmp_path_factory.mktemp("tiny"), Tiny())
+
+
+@pytest.fixture
+def write_class(environment: dict[str, str], model: Path) -> WriteClass:
+    """Gives the class its bound; 0 is that of fp32."""
+    config = Path(environment["EMBEDCTL_CONFIG"])
+    before = config.read_text()
+
+    def write(bound: float) -> Settings:
+        config.write_text(before + CLASS.format(folder=model, bound=bound))
+        return load_settings(environment)
+
+    return write
+
+
+def submit(settings: Settings) -> Job:
+    return enqueue_embeddings(TEXTS, model="tiny", hardware="tiny", settings=settings)
+
+
+def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work(
+    write_class: WriteClass, raw: redis_py.Redis, start_worker: StartWorker, model: Path
+) -> None:
+    settings = write_class(1e-12)  # float32 itself is coarser
+    job = submit(settings)
+    queue = keys.queue("tiny", "tiny")
+    tickets = raw.llen(queue)
+    assert tickets == 1
+
+    failing = start_worker("tiny", model="tiny", wait=False)
+    assert failing.process.wait(120) == 65
+    table = failing.log().partition("the accuracy gate failed: model tiny, backend torch")[2].splitlines()
+    assert table[1].split()[:3] == ["check", "texts", "max"]
+    assert any(line.startswith("in batches") and line.endswith("FAILED") for line in table)
+    assert "bounds of the class's own: max_abs_error 1e-12" in table
+    status = job.status()
+    assert (status.state, status.claims, status.live_workers) == (JobState.QUEUED, 0, 0)
+    assert raw.llen(queue) == tickets
+    assert list(failing.broker.workers.alive()) == []
+
+    write_class(0)
+    good = start_worker("tiny", model="tiny")
+    assert job.wait(timeout=60).state is JobState.COMPLETED
+    row = good.row()
+    assert row.bounds == ""
+    assert row.models["tiny"].accuracy.startswith("max abs ")
+    assert {(chunk.precision, chunk.bounds) for chunk in job.iter_results()} == {("fp32", "")}
+
+    from sentence_transformers import SentenceTransformer
+
+    expected = SentenceTransformer(str(model), device="cpu").encode(TEXTS, batch_size=1, normalize_embeddings=True)
+    np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_bounds_of_a_class_s_own_stand_in_every_result_and_in_the_status(
+    write_class: WriteClass, start_worker: StartWorker, embedctl
+) -> None:
+    settings = write_class(0.001)
+    worker = start_worker("tiny", model="tiny")
+    job = submit(settings)
+    job.wait(timeout=60)
+    assert {(chunk.precision, chunk.bounds) for chunk in job.iter_results()} == {("fp32", "max_abs_error 0.001")}
+    assert worker.row().bounds == "max_abs_error 0.001"
+    assert "class tiny is held to bounds of its own: max_abs_error 0.001" in worker.log()
+    shown = embedctl("status", job.id).stdout
+    assert f"{worker.row().name} is held to max_abs_error 0.001 in place of fp32's own" in shown
+
+
+def verify(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "embedctl", "model", "verify", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_verify_says_what_a_worker_would(write_class: WriteClass, environment: dict[str, str], model: Path) -> None:
+    write_class(0)
+    passed = verify(environment, "tiny", "--class", "tiny")
+    assert passed.returncode == 0, passed.stderr
+    assert passed.stdout.startswith("model tiny, backend torch")
+    assert "FAILED" not in passed.stdout
+
+    write_class(1e-12)
+    failed = verify(environment, "tiny", "--class", "tiny", "--json")
+    assert failed.returncode == 65, failed.stderr
+    report = json.loads(failed.stdout)
+    assert report["passed"] is False
+    assert report["overrides"] == "max_abs_error 1e-12"
+    assert report["checks"][0]["name"] == "in batches"
+    assert 0 < report["checks"][0]["max_abs_error"] < 1e-5
+
+
+def test_verify_of_what_runs_no_model_says_so(environment: dict[str, str]) -> None:
+    done = verify(environment, "dummy", "--class", "dummy")
+    assert done.returncode == 1
+    assert "the backend 'dummy' of class dummy runs no model" in done.stderr
+
+
+@pytest.mark.slow
+def test_references_that_are_not_the_models_stop_a_worker(
+    write_class: WriteClass, environment: dict[str, str], start_worker: StartWorker, model: Path, tmp_path: Path
+) -> None:
+    """What a worker sees whose own vectors are wrong: these and those of torch differ."""
+    from embedctl_workers.backends.base import Host
+    from embedctl_workers.references import references_for, references_path
+    from tests.tiny_models import Tiny, make_model
+
+    environment["EMBEDCTL_CACHE_DIR"] = str(tmp_path)
+    host = Host(threads=1, cache=tmp_path)
+    other = resolve_model(str(make_model(tmp_path / "other", Tiny(seed=1))))
+    references_for(other, host)
+    references_path(other, host).rename(references_path(resolve_model(str(model)), host))
+    write_class(0)
+    worker = start_worker("tiny", model="tiny", wait=False)
+    assert worker.process.wait(120) == 65
+    assert "FAILED" in worker.log()

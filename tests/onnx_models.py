@@ -1,0 +1,36 @@
+"""ONNX artefacts made in this process, in a second: exported and fused, but neither measured nor checked."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from embedctl_workers.artifacts import Artifact
+from embedctl_workers.backends.base import Host
+from embedctl_workers.backends.onnx import GRAPH, MODEL, TOKENIZER
+from embedctl_workers.models import ModelFiles
+
+
+def quick_artifact(files: ModelFiles, kind: str, host: Host, *, fused: bool = True, **_: Any) -> Artifact:
+    """Stands in for `embedctl_workers.onnx.recipe.artifact_for`, for `onnx` and `onnx-int8`.
+
+    Args:
+        fused: prefer the fused graph, where the model has one.
+    """
+    from embedctl_workers.onnx import graphs
+    from embedctl_workers.onnx.export import export_own
+
+    folder = host.cache / "quick" / f"{files.fingerprint}-{kind}-{'fused' if fused else 'plain'}"
+    if not folder.exists():
+        plain, better, small = (folder / name for name in ("plain", "fused", "small"))
+        for each in (plain, better, small):
+            each.mkdir(parents=True)
+        exported = export_own(files, plain)
+        best = better if fused and graphs.fuse(plain / GRAPH, exported, better / GRAPH) else plain
+        if kind == "onnx-int8":
+            graphs.quantize(best / GRAPH, small / GRAPH, reduce_range=False)
+            best = small
+        for path in [plain / MODEL, plain / TOKENIZER, *best.iterdir()]:
+            if not (folder / path.name).exists():
+                shutil.copy(path, folder / path.name)
+    return Artifact(folder, {"graph": {"name": "fused" if fused else "plain"}})

@@ -1,0 +1,326 @@
+"""Figures, bounds and the cache of references; no model takes part."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import GateFailed, MissingExtra, ModelError, SettingsError
+from embedctl_config.hardware import THRESHOLDS, HardwareClass, Thresholds
+from embedctl_config.settings import load_settings
+from embedctl_workers import references
+from embedctl_workers.backends.base import Host, Reference, Vectors
+from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.encoder import ChunkEncoder
+from embedctl_workers.gate import gate_texts, measure, measure_backend, run_gate
+from embedctl_workers.gate_texts import PROMPT, TEXTS
+from embedctl_workers.models import ModelFiles
+from embedctl_workers.references import references_for, references_path
+
+DIM = 16
+FILES = ModelFiles("mine", Path("/nowhere"), "ab" * 32)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(threads=1, cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def vectors() -> Vectors:
+    return np.random.default_rng(0).normal(size=(8, DIM)).astype(np.float32)
+
+
+def encode(backend: DummyBackend, prompt: str | None = None) -> Vectors:
+    texts = gate_texts()
+    return backend.finish(backend.forward(backend.tokenize(texts, prompt), np.arange(len(texts))), normalize=False)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The dummy backend stands in for torch; the commands that would have run."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        backend = DummyBackend(dim=DIM)
+        with Path(command[-1]).open("wb") as file:
+            np.savez(file, plain=encode(backend), prompted=encode(backend, PROMPT))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(references.subprocess, "run", run)
+    return commands
+
+
+class Gated(DummyBackend):
+    """A dummy backend that is held to what the fixture `computed` computes."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(**{"dim": DIM, **options})
+        self.reference = Reference(FILES)
+
+
+def test_the_texts_are_of_all_lengths_and_each_is_its_own() -> None:
+    assert 16 <= len(gate_texts()) <= 32
+    assert len(set(gate_texts())) == len(gate_texts())
+    assert all(text.strip() for text in gate_texts())
+    words = sorted(len(text.split()) for text in gate_texts())
+    assert words[0] == 1
+    assert words[-1] > 512
+    for least in (2, 4, 8, 16, 32, 64, 128, 256):
+        assert any(least <= count < 2.5 * least for count in words), least
+    assert min(map(len, gate_texts())) == 1
+
+
+def test_equal_vectors_have_nothing_between_them(vectors: Vectors) -> None:
+    found = measure(vectors, vectors)
+    assert found.max_abs_error == found.length_error == 0
+    assert found.within(Thresholds(max_abs_error=0, min_cosine=0.999999, mean_cosine=0.999999), length_error=0)
+
+
+def test_longer_vectors_differ_in_length_alone(vectors: Vectors) -> None:
+    found = measure(1.5 * vectors, vectors)
+    assert found.length_error == pytest.approx(0.5)
+    assert found.max_abs_error < 1e-6
+
+
+def test_figures_are_those_of_unit_vectors_and_the_worst_text_is_named(vectors: Vectors) -> None:
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    other = unit.copy()
+    other[3] = -unit[3]
+    found = measure(10 * other, vectors)
+    assert found.worst == 3
+    assert found.min_cosine == pytest.approx(-1)
+    assert found.mean_cosine == pytest.approx((len(vectors) - 2) / len(vectors))
+    assert found.max_abs_error == pytest.approx(2 * np.abs(unit[3]).max())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vectors_that_are_not_finite_are_within_no_bounds(vectors: Vectors, value: float) -> None:
+    other = vectors.copy()
+    other[5, 2] = value
+    with np.errstate(invalid="ignore"):
+        found = measure(other, vectors)
+    assert found.worst == 5
+    assert not found.within(Thresholds())
+
+
+def test_vectors_of_no_length_are_far_from_all_others(vectors: Vectors) -> None:
+    other = vectors.copy()
+    other[0] = 0
+    found = measure(other, vectors)
+    assert (found.min_cosine, found.length_error) == (0, 1)
+    assert measure(other, other).length_error == 0
+
+
+def test_vectors_of_another_shape_are_not_compared(vectors: Vectors) -> None:
+    with pytest.raises(ValueError, match=r"shape \(8, 15\) can't be compared with \(8, 16\)"):
+        measure(vectors[:, :-1], vectors)
+
+
+def test_a_class_is_held_to_its_own_bounds_then_to_the_artefacts_then_to_its_precisions() -> None:
+    stated = Thresholds(min_cosine=0.9, mean_cosine=0.97)
+    plain, own = HardwareClass(precision="int8"), HardwareClass(precision="int8", min_cosine=0.8)
+    assert plain.thresholds() == THRESHOLDS["int8"]
+    assert plain.thresholds(stated) == stated
+    assert own.thresholds(stated) == replace(stated, min_cosine=0.8)
+    assert own.thresholds() == replace(THRESHOLDS["int8"], min_cosine=0.8)
+    assert (plain.overrides_in_words, own.overrides_in_words) == ("", "min_cosine 0.8")
+    assert HardwareClass(max_abs_error=1e-3).thresholds().max_abs_error == 1e-3
+
+
+def test_every_precision_has_bounds() -> None:
+    assert THRESHOLDS["fp32"].max_abs_error == 1e-4
+    assert THRESHOLDS["fp16"].min_cosine == 0.999
+    assert (THRESHOLDS["int8"].min_cosine, THRESHOLDS["int8"].mean_cosine) == (0.95, 0.98)
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("min_cosine = 1.5", "min_cosine: 1.5 is not between 0 and 1"),
+        ("mean_cosine = -0.1", "mean_cosine: -0.1 is not between 0 and 1"),
+        ("min_cosine = 2", "min_cosine: 2.0 is not between 0 and 1"),
+        ("max_abs_error = nan", "max_abs_error: nan is not between 0 and 2"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(tmp_path: Path, entry: str, problem: str) -> None:
+    (tmp_path / "embedctl.toml").write_text(f"[classes.cpu]\n{entry}\n")
+    with pytest.raises(SettingsError, match=rf"classes\.cpu\.{problem}"):
+        load_settings({}, directory=tmp_path)
+
+
+def test_a_bound_may_be_a_whole_number(tmp_path: Path) -> None:
+    (tmp_path / "embedctl.toml").write_text("[classes.cpu]\nmin_cosine = 1\nmean_cosine = 0\n")
+    entry = load_settings({}, directory=tmp_path).hardware_class("cpu")
+    assert (entry.min_cosine, entry.overrides_in_words) == (1.0, "min_cosine 1")
+
+
+def test_references_are_computed_once_and_kept(host: Host, computed: list[list[str]]) -> None:
+    plain = references_for(FILES, host)
+    np.testing.assert_array_equal(plain, encode(DummyBackend(dim=DIM)))
+    np.testing.assert_array_equal(references_for(FILES, host, prompt=PROMPT), encode(DummyBackend(dim=DIM), PROMPT))
+    assert (plain.dtype, plain.shape) == (np.float32, (len(TEXTS), DIM))
+    assert len(computed) == 1
+    assert computed[0][-2] == str(FILES.folder)
+    assert references_path(FILES, host).is_file()
+
+
+def test_references_are_those_of_one_fingerprint_and_of_these_texts(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = references_path(FILES, host)
+    assert path != references_path(replace(FILES, fingerprint="cd" * 32), host)
+    assert path == references_path(replace(FILES, name="other", folder=Path("/elsewhere")), host)
+    monkeypatch.setattr(references, "TEXTS", {**TEXTS, "one word": "port"})
+    assert path != references_path(FILES, host)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:900] + bytes([data[900] ^ 1]) + data[901:],
+        lambda data: b"no archive at all",
+    ],
+    ids=["empty", "cut", "flipped", "foreign"],
+)
+def test_damaged_references_are_computed_again(
+    host: Host, computed: list[list[str]], damage: Callable[[bytes], bytes]
+) -> None:
+    expected = references_for(FILES, host)
+    path = references_path(FILES, host)
+    path.write_bytes(damage(path.read_bytes()))
+    np.testing.assert_array_equal(references_for(FILES, host), expected)
+    assert len(computed) == 2
+
+
+def test_references_of_the_wrong_form_are_computed_again(host: Host, computed: list[list[str]]) -> None:
+    expected = references_for(FILES, host)
+    with references_path(FILES, host).open("wb") as file:
+        np.savez(file, plain=expected[:-1], prompted=expected)
+    np.testing.assert_array_equal(references_for(FILES, host), expected)
+
+
+def test_those_who_ask_at_once_compute_once(host: Host, computed: list[list[str]]) -> None:
+    threads = [threading.Thread(target=references_for, args=(FILES, host)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(computed) == 1
+
+
+def test_a_failing_computation_says_why_and_leaves_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        Path(command[-1]).write_bytes(b"half")
+        return subprocess.CompletedProcess(command, 1, "", "Traceback …\nOSError: no weights\n")
+
+    monkeypatch.setattr(references.subprocess, "run", fail)
+    with pytest.raises(ModelError, match=r"references of model 'mine' can't be computed from /nowhere: .*no weights"):
+        references_for(FILES, host)
+    assert list(references_path(FILES, host).parent.glob("*.npz")) == []
+    assert [path for path in references_path(FILES, host).parent.iterdir() if path.is_dir()] == []
+
+
+def test_without_sentence_transformers_it_says_what_to_do(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references, "find_spec", lambda name: None)
+    with pytest.raises(
+        MissingExtra, match=r"copy .*\.npz from a machine that has it.* pip install 'embedctl\[torch\]'"
+    ):
+        references_for(FILES, host)
+
+
+def test_a_host_that_builds_nothing_computes_none(host: Host, computed: list[list[str]]) -> None:
+    with pytest.raises(ModelError, match="embedctl model verify mine"):
+        references_for(FILES, replace(host, build=False))
+    references_for(FILES, host)
+    references_for(FILES, replace(host, build=False))
+    assert len(computed) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match=r"can't be kept in .*file"):
+        references_for(FILES, Host(threads=1, cache=tmp_path / "file"))
+
+
+def test_importing_the_gate_loads_no_model_runtime() -> None:
+    code = "import sys, embedctl_workers.gate, embedctl_workers.verify; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.usefixtures("computed")
+@pytest.mark.parametrize("budget", [1, 64, 1024, 10**6])
+def test_a_backend_that_does_what_torch_does_passes(host: Host, budget: int) -> None:
+    report = run_gate(ChunkEncoder(Gated(), budget), HardwareClass(backend="dummy"), host)
+    assert report is not None
+    assert [check.name for check in report.checks] == [
+        "in batches",
+        "prompt, raw",
+        "alone",
+        "beside a longer text",
+        "in another order",
+    ]
+    assert report.figures.endswith("cosine min 1.000000 mean 1.000000")
+    assert "FAILED" not in str(report)
+
+
+@pytest.mark.usefixtures("computed")
+def test_another_backend_fails_with_a_table_that_says_where(host: Host) -> None:
+    with pytest.raises(GateFailed) as raised:
+        run_gate(ChunkEncoder(Gated(seed=1), 1024), HardwareClass(backend="dummy"), host)
+    assert raised.value.exit_code == 65
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "the accuracy gate failed: model mine, backend dummy (sha256), fp32, against torch in fp32"
+    assert lines[1].split()[:3] == ["check", "texts", "max"]
+    assert lines[2].split()[:2] == ["bound", "1.0e-04"]
+    assert [line.endswith("FAILED") for line in lines[3:8]] == [True] * 5
+
+
+@pytest.mark.usefixtures("computed")
+def test_a_text_without_a_vector_fails_it_and_is_named(host: Host) -> None:
+    class Broken(Gated):
+        def forward(self, tokens, rows):
+            if 1 in tokens.lengths[rows]:
+                raise RuntimeError("no text of one token")
+            return super().forward(tokens, rows)
+
+    report = measure_backend(ChunkEncoder(Broken(), 1024), HardwareClass(backend="dummy"), host)
+    assert report is not None
+    assert not report.passed
+    assert "in batches: text 'one word': the backend failed: RuntimeError: no text of one token" in str(report)
+
+
+@pytest.mark.usefixtures("computed")
+def test_vectors_of_another_length_fail_at_once(host: Host) -> None:
+    with pytest.raises(GateFailed, match="have 16 dimensions in torch, and 8 in the backend 'dummy'"):
+        run_gate(ChunkEncoder(Gated(dim=8), 1024), HardwareClass(backend="dummy"), host)
+
+
+@pytest.mark.usefixtures("computed")
+def test_bounds_of_a_class_s_own_let_pass_what_its_precision_would_not_and_are_shown(host: Host) -> None:
+    class Coarse(Gated):
+        def finish(self, output, *, normalize):
+            noise = np.random.default_rng(0).normal(size=output.shape)
+            return super().finish((output + 0.001 * noise).astype(np.float32), normalize=normalize)
+
+    encoder, strict = ChunkEncoder(Coarse(), 1024), HardwareClass(backend="dummy")
+    with pytest.raises(GateFailed):
+        run_gate(encoder, strict, host)
+    report = run_gate(encoder, replace(strict, max_abs_error=0.01), host)
+    assert str(report).endswith("bounds of the class's own: max_abs_error 0.01")
+
+
+def test_a_backend_of_which_nothing_is_promised_is_not_measured(host: Host) -> None:
+    assert run_gate(ChunkEncoder(DummyBackend(), 1024), HardwareClass(backend="dummy"), host) is None
+    assert not host.cache.exists()

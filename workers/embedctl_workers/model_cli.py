@@ -1,0 +1,196 @@
+"""`embedctl model`: what is built of models here. Imports nothing that starts threads: pinning comes first."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embedctl_config.errors import EmbedctlError, ModelError, ModelNotFound, SettingsError
+from embedctl_config.settings import Settings, load_settings
+from embedctl_workers import devices
+from embedctl_workers.tune import tune
+from embedctl_workers.verify import verify
+
+if TYPE_CHECKING:
+    from embedctl_workers.artifacts import Artifact, ArtifactStore
+
+#: `embedctl_workers.onnx.recipe.EXPORTERS`, which can't be imported before pinning.
+EXPORTERS = ("own", "optimum")
+
+
+class _Group(click.Group):
+    """Turns our errors into one line and their exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EmbedctlError as error:
+            click.echo(f"embedctl model: {error}", err=True)
+            sys.exit(error.exit_code)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """What is built of models for this machine: ONNX graphs in fp32 and int8, with what was measured of them."""
+
+
+main.add_command(verify)
+main.add_command(tune)
+
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print JSON."
+)
+
+
+@main.command()
+@click.argument("model")
+@click.option(
+    "--class",
+    "hardware",
+    envvar="EMBEDCTL_HARDWARE",
+    show_envvar=True,
+    help="The hardware class to build for. Default: the setting; for auto, cpu-int8.",
+)
+@click.option("--cpus", envvar="EMBEDCTL_CPUS", show_envvar=True, help="CPUs to build on, such as 0-3. Default: all.")
+@click.option(
+    "--exporter",
+    type=click.Choice(EXPORTERS),
+    default="own",
+    show_default=True,
+    envvar="EMBEDCTL_EXPORTER",
+    show_envvar=True,
+    help="What makes the graph. optimum needs the extra of that name, in an environment of its own; workers run what "
+    "own made.",
+)
+@click.option("--force", is_flag=True, envvar="EMBEDCTL_FORCE", show_envvar=True, help="Build it even if it is there.")
+@_json_option
+def build(model: str, hardware: str | None, cpus: str | None, exporter: str, *, force: bool, as_json: bool) -> None:
+    """Build what a worker of a class runs for MODEL, unless it is there; print its folder.
+
+    A worker does so by itself when it starts, unless it is told --no-build. The folder may be copied into the cache of
+    a machine with a CPU of the same kind, which then needs no PyTorch.
+    """
+    settings = load_settings(hardware=hardware)
+    name = "cpu-int8" if settings.hardware == "auto" else settings.hardware
+    backend = settings.hardware_class(name).backend
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("embedctl_workers").setLevel(logging.INFO)
+    pinned = devices.pin(cpus)
+    # Only now: these import what sizes its thread pools as it loads.
+    from embedctl_workers.backends.base import Host
+    from embedctl_workers.cache import cache_folder
+    from embedctl_workers.models import resolve_model
+    from embedctl_workers.onnx.recipe import KINDS, artifact_for
+
+    if backend not in KINDS:
+        raise SettingsError(
+            f"class {name} runs backend {backend!r}, for which nothing is built: choose a class with backend "
+            f"{' or '.join(KINDS)}"
+        )
+    entry = settings.models.get(model)
+    artifact = artifact_for(
+        resolve_model(model, entry),
+        backend,
+        Host(pinned.threads, cache_folder(settings)),
+        exporter=exporter,
+        revision=entry.revision if entry else "",
+        force=force,
+    )
+    if as_json:
+        click.echo(json.dumps(_facts(artifact)))
+        return
+    click.echo(_summary(artifact.manifest), err=True)
+    click.echo(str(artifact.folder))
+
+
+@main.command("list")
+@_json_option
+def list_artifacts(*, as_json: bool) -> None:
+    """List what is built, with sizes; and what can't be used any more."""
+    for folder, found in _store(load_settings()).all():
+        if isinstance(found, ModelError):
+            click.echo(json.dumps({"folder": str(folder), "problem": str(found)}) if as_json else f"unusable: {found}")
+        elif as_json:
+            click.echo(json.dumps(_facts(found)))
+        else:
+            click.echo(_summary(found.manifest))
+
+
+@main.command()
+@click.argument("model", metavar="MODEL|FOLDER")
+@_json_option
+def show(model: str, *, as_json: bool) -> None:
+    """Show the manifests of what is built of MODEL, or the one of an artefact's FOLDER."""
+    found = list(_find(model, load_settings()))
+    if not found:
+        raise ModelNotFound(f"nothing is built of model {model!r} here: run `embedctl model build {model}`")
+    for artifact in found:
+        if as_json:
+            click.echo(json.dumps(_facts(artifact)))
+        else:
+            click.echo(f"{'folder':<24} {artifact.folder}")
+            for name, value in _rows(artifact.manifest):
+                click.echo(f"{name:<24} {value}")
+            click.echo()
+
+
+def _find(model: str, settings: Settings) -> Iterator[Artifact]:
+    from embedctl_workers.artifacts import MANIFEST, read_artifact
+
+    folder = Path(model)
+    if (folder / MANIFEST).is_file():
+        yield read_artifact(folder)
+        return
+    for path, found in _store(settings).all():
+        if isinstance(found, ModelError):
+            click.echo(f"unusable: {found}", err=True)
+        elif model in (found.manifest["model"]["name"], found.manifest["fingerprint"], path.name):
+            yield found
+
+
+def _store(settings: Settings) -> ArtifactStore:
+    from embedctl_workers.artifacts import ArtifactStore
+    from embedctl_workers.cache import cache_folder
+
+    return ArtifactStore(cache_folder(settings))
+
+
+def _facts(artifact: Artifact) -> dict[str, Any]:
+    return {"folder": str(artifact.folder), "size": artifact.size, **artifact.manifest}
+
+
+def _summary(manifest: Mapping[str, Any]) -> str:
+    """A line about an artefact."""
+    size = sum(facts["size"] for facts in manifest["files"].values())
+    accuracy, rate = manifest["accuracy"], manifest["rate"]
+    return (
+        f"{manifest['model']['name']}  {manifest['fingerprint'][:12]}  {manifest['engine']}  "
+        f"{size / 1e6:.1f} MB of {manifest['model']['weights_bytes'] / 1e6:.1f}  "
+        f"cosine min {accuracy['min_cosine']:.4f} mean {accuracy['mean_cosine']:.4f}  "
+        f"{rate['sentences_per_s']:.0f} texts/s on {rate['threads']} threads"
+    )
+
+
+def _rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """A manifest line by line: the names of nested facts joined, counts and flat lists in one line."""
+    for name, value in facts.items():
+        if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
+            yield from _rows(value, f"{prefix}{name}.")
+        elif isinstance(value, dict):
+            yield f"{prefix}{name}", ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
+        else:
+            yield f"{prefix}{name}", _plain(value)
+
+
+def _plain(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
+if __name__ == "__main__":
+    main(prog_name="embedctl model")

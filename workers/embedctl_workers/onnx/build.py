@@ -1,0 +1,213 @@
+"""`python -m embedctl_workers.onnx.build REQUEST`: fill the folder of an artefact; what `recipe` runs.
+
+A process of its own, so that a worker never holds torch. Every way to the graph is held to the accuracy gate, and the
+fastest of those that pass is kept. Progress goes to standard output; the last line there is a JSON object: what the
+manifest is to say, or `error`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import EmbedctlError, ModelError
+from embedctl_config.hardware import HardwareClass
+from embedctl_workers.artifacts import Artifact
+from embedctl_workers.backends.base import Host
+from embedctl_workers.backends.onnx import GRAPH, MODEL, TOKENIZER, OnnxBackend, OnnxInt8Backend
+from embedctl_workers.batching import batches_of
+from embedctl_workers.encoder import ChunkEncoder
+from embedctl_workers.gate import Report, gate_texts, measure_backend
+from embedctl_workers.models import ModelFiles
+from embedctl_workers.onnx import graphs
+from embedctl_workers.onnx.export import EXPORTERS, versions
+from embedctl_workers.onnx.recipe import ONNX_INT8, cpu_flags, reduced_range
+from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
+
+_FP32 = HardwareClass(backend="onnx")
+_INT8 = HardwareClass(backend=ONNX_INT8, precision="int8")
+_ROUNDS = 5
+#: The plain graph has to be this much faster to be preferred: less is noise.
+_CLEARLY = 1.05
+#: Of the instruction sets, those that decide how fast it is.
+_TELLING = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
+_PACKAGES = (
+    "embedctl",
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "onnx",
+    "onnxruntime",
+    "optimum",
+    "optimum-onnx",
+)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A graph that was loaded and measured."""
+
+    name: str
+    folder: Path
+    backend: OnnxBackend
+    report: Report
+    texts_per_s: float = 0.0
+
+
+def main() -> None:
+    """Run the command line."""
+    request = json.loads(sys.argv[1])
+    progress = sys.stdout
+    say = partial(print, file=progress, flush=True)
+    try:
+        with redirect_stdout(sys.stderr):  # what the libraries print is no progress of ours
+            facts = build(request, say)
+    except EmbedctlError as error:
+        facts = {"error": str(error)}
+    except Exception as error:  # noqa: BLE001  (exporters fail in as many ways as there are models)
+        line = str(error).partition("\n")[0][:300]
+        facts = {"error": f'{type(error).__name__}: {line}; use a class with backend = "torch"'}
+    say(json.dumps(facts))
+
+
+def build(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
+    """Fill `request["folder"]`.
+
+    Raises:
+        ModelError: no graph gives the model's vectors.
+    """
+    files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"])
+    host = Host(request["threads"], Path(request["cache"]))
+    folder = Path(request["folder"])
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        builder = _Builder(files, host, Path(scratch), say)
+        best = builder.best(request["kind"], request["exporter"])
+        best.backend.close()
+        for path in best.folder.iterdir():
+            shutil.move(path, folder / path.name)
+    return builder.facts(best, folder)
+
+
+class _Builder:
+    def __init__(self, files: ModelFiles, host: Host, scratch: Path, say: Any) -> None:
+        self._files = files
+        self._host = host
+        self._scratch = scratch
+        self._say = say
+
+    def best(self, kind: str, exporter: str) -> Candidate:
+        """The fastest of the graphs that give the model's vectors."""
+        plain = self._new("plain")
+        self._say(f"exporting with {exporter} exporter")
+        exported = EXPORTERS[exporter](self._files, plain)
+        folders = [plain]
+        fused = self._new("fused")
+        if graphs.fuse(plain / GRAPH, exported, fused / GRAPH):
+            self._copy_facts(plain, fused)
+            folders.insert(0, fused)
+        self._say("comparing with torch")
+        candidates = [self._candidate(folder, OnnxBackend, _FP32) for folder in folders]
+        right = [each for each in candidates if each.report.passed]
+        if not right:
+            raise ModelError(
+                f"its ONNX graph does not give its vectors ({candidates[-1].report.figures}): "
+                'use a class with backend = "torch"'
+            )
+        if kind != ONNX_INT8:
+            return self._fastest(right)
+        self._say("quantising")
+        for each in candidates:
+            each.backend.close()  # quantising alone takes several times the model's size
+        small = []
+        for each in right:
+            folder = self._new(f"{each.name} int8")
+            graphs.quantize(each.folder / GRAPH, folder / GRAPH, reduce_range=reduced_range())
+            self._copy_facts(plain, folder)
+            small.append(self._candidate(folder, OnnxInt8Backend, _INT8))
+        passed = [each for each in small if each.report.passed]
+        if not passed:
+            self._say("warning: int8 is not accurate enough for this model, a worker's gate will refuse it")
+        return self._fastest(passed or small)
+
+    def facts(self, best: Candidate, folder: Path) -> dict[str, Any]:
+        """What the manifest says."""
+        lengths = best.backend.tokenize(gate_texts(), None).lengths
+        measured = best.report.checks[0].measured
+        weights = sum(path.stat().st_size for path in self._files.folder.glob("*.safetensors"))
+        return {
+            "model": {"name": self._files.name, "source": str(self._files.folder), "weights_bytes": weights},
+            "engine": best.backend.engine,
+            "built": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {"python": platform.python_version(), **versions(*_PACKAGES)},
+            "cpu": {"machine": platform.machine(), "flags": [flag for flag in _TELLING if flag in cpu_flags()]},
+            "graph": {"name": best.name.partition(" ")[0], **graphs.describe(folder / GRAPH)},
+            "accuracy": {
+                "against": "sentence-transformers on torch in fp32, text by text, normalised",
+                "texts": f"the {len(gate_texts())} of the accuracy gate",
+                "max_abs_error": measured.max_abs_error,
+                "mean_cosine": measured.mean_cosine,
+                "min_cosine": measured.min_cosine,
+                "passed": best.report.passed,
+            },
+            "rate": {
+                "sentences_per_s": round(best.texts_per_s, 1),
+                "tokens_per_s": round(best.texts_per_s * float(lengths.mean()), 1),
+                "threads": self._host.threads,
+                "texts": f"the same, {int(lengths.sum())} tokens",
+            },
+        }
+
+    def _candidate(self, folder: Path, kind: type[OnnxBackend], hardware: HardwareClass) -> Candidate:
+        name = folder.name
+        artifact = Artifact(folder, {"graph": {"name": name.partition(" ")[0]}})
+        backend = kind(self._files, artifact, self._host)
+        report = measure_backend(ChunkEncoder(backend, DEFAULT_TOKEN_BUDGET), hardware, self._host)
+        assert report is not None
+        self._say(f"{name}: {report.figures}")
+        return Candidate(name, folder, backend, report)
+
+    def _fastest(self, candidates: list[Candidate]) -> Candidate:
+        """The first one, unless another is clearly faster. By turns, as other work on this machine comes and goes."""
+        self._say("measuring")
+        for candidate in candidates * _ROUNDS:
+            backend = candidate.backend
+            tokens = backend.tokenize(gate_texts(), None)
+            started = time.perf_counter()
+            for batch in batches_of(tokens.lengths, DEFAULT_TOKEN_BUDGET):
+                backend.forward(tokens, batch)
+            rate = len(tokens.lengths) / (time.perf_counter() - started)
+            candidate.texts_per_s = max(candidate.texts_per_s, rate)
+        best = candidates[0]
+        for candidate in candidates[1:]:
+            if candidate.texts_per_s > best.texts_per_s * _CLEARLY:
+                best = candidate
+        shown = ", ".join(f"{each.name} {each.texts_per_s:.0f} texts/s" for each in candidates)
+        self._say(f"kept {best.name}: {shown}")
+        return best
+
+    def _new(self, name: str) -> Path:
+        folder = self._scratch / name
+        folder.mkdir()
+        return folder
+
+    def _copy_facts(self, source: Path, target: Path) -> None:
+        for name in (MODEL, TOKENIZER):
+            shutil.copy(source / name, target)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()

@@ -1,0 +1,141 @@
+"""Which artefact a machine runs, found or built."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import MissingExtra, ModelError
+from embedctl_workers.artifacts import Artifact, ArtifactStore, Wanted
+from embedctl_workers.backends.base import Host
+from embedctl_workers.models import ModelFiles
+
+log = logging.getLogger(__name__)
+
+#: The kinds of artefact, which are also the names of the backends that run them.
+ONNX, ONNX_INT8 = "onnx", "onnx-int8"
+KINDS = (ONNX, ONNX_INT8)
+#: What makes graphs of models.
+OWN, OPTIMUM = "own", "optimum"
+EXPORTERS = (OWN, OPTIMUM)
+#: Instructions that add products of bytes into 32 bits at once. Without them pairs are added into 16, which overflow.
+_BYTE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8"}
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+def wanted(files: ModelFiles, kind: str, exporter: str = OWN) -> Wanted:
+    """The artefact that this machine runs.
+
+    Raises:
+        MissingExtra: onnxruntime is not installed.
+    """
+    try:
+        version = metadata.version("onnxruntime")
+    except metadata.PackageNotFoundError:
+        raise MissingExtra("onnx", f"backend {kind!r}") from None
+    recipe = {"kind": kind, "exporter": exporter, "onnxruntime": version}
+    if kind == ONNX_INT8:
+        recipe["weights"] = "7 bits" if reduced_range() else "8 bits"
+    return Wanted(files.fingerprint, recipe)
+
+
+def artifact_for(
+    files: ModelFiles, kind: str, host: Host, *, exporter: str = OWN, revision: str = "", force: bool = False
+) -> Artifact:
+    """An artefact from the cache, or built now in a process of its own.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        revision: the hub's, for the manifest.
+        force: build it even if it is there.
+
+    Raises:
+        ModelError: it is not there and `host.build` forbids to build it, or it can't be built.
+        MissingExtra: what builds it is not installed.
+    """
+    store, want = ArtifactStore(host.cache), wanted(files, kind, exporter)
+    found = None if force else store.find(want)
+    if found is not None:
+        return found
+    if not host.build:
+        raise ModelError(
+            f"model {files.name!r} has no artefact for backend {kind!r} in {host.cache}, and nothing is to be built: "
+            f"run `embedctl model build {files.name}`, or copy {want.name} from a machine that has it"
+        )
+    _check_extras(exporter)
+    return store.build(want, partial(_build, files, kind, exporter, host, revision), force=force)
+
+
+def reduced_range() -> bool:
+    """Whether int8 weights have to leave a bit unused, so that sums of products stay exact on this CPU."""
+    return platform.machine() in ("x86_64", "AMD64") and not _BYTE_PRODUCTS & cpu_flags()
+
+
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets of this machine's CPU, by the kernel's names; empty where it does not say."""
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def _check_extras(exporter: str) -> None:
+    if exporter == OPTIMUM and find_spec("optimum") is None:
+        raise MissingExtra(
+            OPTIMUM, "the exporter optimum, in an environment of its own (it needs transformers below 4.58),"
+        )
+    for package, extra in (("torch", "torch"), ("sentence_transformers", "torch"), ("onnx", "onnx")):
+        if find_spec(package) is None:
+            raise MissingExtra(extra, "building an artefact")
+
+
+def _build(files: ModelFiles, kind: str, exporter: str, host: Host, revision: str, folder: Path) -> Mapping[str, Any]:
+    """Fill an artefact's folder; what its manifest says besides."""
+    request = {
+        "name": files.name,
+        "source": str(files.folder),
+        "fingerprint": files.fingerprint,
+        "kind": kind,
+        "exporter": exporter,
+        "threads": host.threads,
+        "cache": str(host.cache),
+        "folder": str(folder),
+    }
+    facts: dict[str, Any] = _run_child(request, lambda line: log.info("building %s of %s: %s", kind, files.name, line))
+    facts["model"] |= {"revision": revision}
+    return facts
+
+
+def _run_child(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """Run :mod:`embedctl_workers.onnx.build`: its progress line by line, and the JSON object that it ends with."""
+    build = [sys.executable, "-m", "embedctl_workers.onnx.build", json.dumps(request)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "embedctl.child", str(os.getpid()), *build],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # what the exporters have to say to their developers
+        text=True,
+        errors="replace",
+    ) as child:
+        assert child.stdout is not None
+        facts: dict[str, Any] = {"error": "the process that builds it died, as for want of memory"}
+        for line in child.stdout:
+            if line.startswith("{"):
+                facts = json.loads(line)
+            else:
+                say(line.strip())
+    if "error" in facts:
+        raise ModelError(f"model {request['name']!r} can't be built as {request['kind']}: {facts['error']}")
+    return facts

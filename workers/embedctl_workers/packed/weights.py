@@ -1,0 +1,125 @@
+"""The weights of the encoders that can be packed, read from transformers' own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    BertModel,
+    CamembertModel,
+    DistilBertModel,
+    PreTrainedModel,
+    RobertaModel,
+    XLMRobertaModel,
+)
+from transformers.activations import ACT2FN
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One encoder layer: attention, then feed-forward, each added to what went in and normalised (post-norm)."""
+
+    query: torch.nn.Linear
+    key: torch.nn.Linear
+    value: torch.nn.Linear
+    out: torch.nn.Linear
+    attention_norm: torch.nn.LayerNorm
+    up: torch.nn.Linear
+    down: torch.nn.Linear
+    norm: torch.nn.LayerNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a packed encoder is made of.
+
+    Attributes:
+        words: float32, vocabulary × hidden.
+        places: float32, positions × hidden; the token type that every token of a single text has is in it.
+        norm: what the sum of both goes through.
+        padding_id: RoBERTa numbers positions from the padding token's id + 1, and leaves out padding tokens even where
+            they stand in the text; None: positions are 0, 1, 2, …
+        activation: of the feed-forward; None: exact GELU.
+    """
+
+    words: torch.Tensor
+    places: torch.Tensor
+    norm: torch.nn.LayerNorm
+    layers: list[Layer]
+    heads: int
+    padding_id: int | None
+    activation: Callable[[torch.Tensor], torch.Tensor] | None
+
+
+def weights_of(model: PreTrainedModel) -> Weights | None:
+    """The weights of an encoder of the BERT family; None for any other model.
+
+    Subclasses are others: what they add is not known here.
+    """
+    if type(model) in (BertModel, RobertaModel, XLMRobertaModel, CamembertModel):
+        return None if model.config.is_decoder or model.config.add_cross_attention else _bert(model)
+    if type(model) is DistilBertModel:
+        return _distilbert(model)
+    return None
+
+
+def _bert(model: Any) -> Weights:
+    tables = model.embeddings
+    return Weights(
+        words=_table(tables.word_embeddings),
+        places=_table(tables.position_embeddings) + _table(tables.token_type_embeddings)[0],
+        norm=tables.LayerNorm,
+        layers=[
+            Layer(
+                query=layer.attention.self.query,
+                key=layer.attention.self.key,
+                value=layer.attention.self.value,
+                out=layer.attention.output.dense,
+                attention_norm=layer.attention.output.LayerNorm,
+                up=layer.intermediate.dense,
+                down=layer.output.dense,
+                norm=layer.output.LayerNorm,
+            )
+            for layer in model.encoder.layer
+        ],
+        heads=model.config.num_attention_heads,
+        padding_id=None if type(model) is BertModel else int(tables.padding_idx),
+        activation=_activation(model.config.hidden_act),
+    )
+
+
+def _distilbert(model: Any) -> Weights:
+    tables = model.embeddings
+    return Weights(
+        words=_table(tables.word_embeddings),
+        places=_table(tables.position_embeddings),
+        norm=tables.LayerNorm,
+        layers=[
+            Layer(
+                query=layer.attention.q_lin,
+                key=layer.attention.k_lin,
+                value=layer.attention.v_lin,
+                out=layer.attention.out_lin,
+                attention_norm=layer.sa_layer_norm,
+                up=layer.ffn.lin1,
+                down=layer.ffn.lin2,
+                norm=layer.output_layer_norm,
+            )
+            for layer in model.transformer.layer
+        ],
+        heads=model.config.n_heads,
+        padding_id=None,
+        activation=_activation(model.config.activation),
+    )
+
+
+def _table(embedding: torch.nn.Embedding) -> torch.Tensor:
+    return embedding.weight.detach().float().contiguous()
+
+
+def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    function: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[name]
+    return None if name == "gelu" else function

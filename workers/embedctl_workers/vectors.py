@@ -1,0 +1,36 @@
+"""What becomes of a backend's vectors where a job wants more than them: means of windows, unit length."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedctl_workers.backends.base import Rows, Vectors
+
+_LEAST_LENGTH = 1e-12
+
+
+def mean_of_windows(vectors: Vectors, text: Rows, weights: Rows) -> Vectors:
+    """The weighted mean of each text's windows; NaN where one of them is.
+
+    Args:
+        vectors: float32, windows × dim, ordered as in :class:`~embedctl_workers.backends.base.Windows`.
+        text: int64, one a window: the text that it is a part of.
+        weights: int64, one a window. That of a text's only window does not matter.
+
+    Returns:
+        float32, texts × dim.
+    """
+    texts = int(text.max(initial=-1)) + 1
+    alone = np.bincount(text, minlength=texts) == 1
+    weights = np.where(alone[text], 1, weights)
+    sums = vectors[:texts] * weights[:texts, np.newaxis].astype(np.float64)
+    np.add.at(sums, text[texts:], vectors[texts:] * weights[texts:, np.newaxis].astype(np.float64))
+    means: Vectors = (sums / np.bincount(text, weights, texts)[:, np.newaxis]).astype(np.float32)
+    return means
+
+
+def unit(vectors: Vectors) -> Vectors:
+    """Vectors of unit length, float32; one of no length stays as it is."""
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    units: Vectors = (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(np.float32)
+    return units
