@@ -131,6 +131,7 @@ def _work(connection: Connection, engine: str, model: str, cpus: Sequence[int], 
     """One process of an engine, until the pool closes its end."""
     os.sched_setaffinity(0, cpus)
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(len(cpus))))
+    os.environ["GOMP_SPINCOUNT"] = "1000"  # as our worker sets it; no other system is slower for it
     try:
         module, _, name = engine.partition(":")
         loaded = getattr(import_module(module), name)(Path(model), len(cpus), **load)

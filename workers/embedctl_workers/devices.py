@@ -14,8 +14,8 @@ from embedctl_config.errors import SettingsError, WorkerError
 
 #: What OpenMP, MKL, OpenBLAS and the tokenizers' thread pool read as they load.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-#: How often GNU OpenMP's threads look for work before they sleep; its own 300,000 are milliseconds, in which they hold
-#: back whatever else wants the CPU: with a second process on it, two threads were 3 to 10 times slower (docs/tuning.md).
+#: How often GNU OpenMP's threads look for work before they sleep. Its own 300,000 take milliseconds, in which they hold
+#: back whatever else wants the CPU: beside another process, two threads were 2 to 10 times slower (docs/tuning.md).
 SPIN_VARIABLE, _SPINS = "GOMP_SPINCOUNT", "1000"
 _SIZES_THREADS_AT_IMPORT = ("torch", "numpy", "onnxruntime", "tokenizers")
 _SPAN = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
