@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, get_args
 
 Device = Literal["cpu"]
@@ -28,7 +28,12 @@ class Thresholds:
     min_cosine: float = -1.0
     mean_cosine: float = -1.0
 
+    def stated(self) -> dict[str, float]:
+        """The bounds that say anything, by name."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(_UNBOUNDED, name)}
 
+
+_UNBOUNDED = Thresholds()
 #: What a job's vectors promise. The int8 artefact of a model may state bounds of its own.
 THRESHOLDS: Mapping[str, Thresholds] = {
     "fp32": Thresholds(max_abs_error=1e-4),
@@ -77,8 +82,9 @@ class HardwareClass:
         return ", ".join(f"{name} {value:g}" for name, value in self.overrides.items())
 
     def thresholds(self, stated: Thresholds | None = None) -> Thresholds:
-        """What its workers are held to: its own bounds, else those that an artefact states, else the precision's."""
-        return replace(stated or THRESHOLDS[self.precision], **self.overrides)
+        """What its workers are held to: its own bounds, else an int8 artefact's, else the precision's."""
+        promised = THRESHOLDS[self.precision]
+        return replace(stated if stated and self.precision == "int8" else promised, **self.overrides)
 
 
 @dataclass(frozen=True, slots=True)

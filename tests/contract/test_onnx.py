@@ -76,6 +76,7 @@ def test_a_manifest_says_what_was_built_and_how_good_it_is(built, files: ModelFi
     assert small["recipe"]["weights"] in ("7 bits", "8 bits")
     assert any("Quantize" in operator for operator in small["graph"]["operators"])
     assert small["accuracy"]["max_abs_error"] > manifest["accuracy"]["max_abs_error"]
+    assert small["accuracy"]["bounds"] == {"min_cosine": 0.95, "mean_cosine": 0.98}
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])

@@ -136,6 +136,11 @@ def test_a_class_is_held_to_its_own_bounds_then_to_the_artefacts_then_to_its_pre
     assert HardwareClass(max_abs_error=1e-3).thresholds().max_abs_error == 1e-3
 
 
+def test_what_an_artefact_states_makes_no_class_of_int8s() -> None:
+    stated = Thresholds(min_cosine=0.9)
+    assert HardwareClass(backend="onnx-int8", precision="fp32").thresholds(stated) == THRESHOLDS["fp32"]
+
+
 def test_every_precision_has_bounds() -> None:
     assert THRESHOLDS["fp32"].max_abs_error == 1e-4
     assert THRESHOLDS["fp16"].min_cosine == 0.999

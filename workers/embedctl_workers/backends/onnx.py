@@ -14,7 +14,7 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 from embedctl_config.errors import ModelError
-from embedctl_config.hardware import ModelEntry
+from embedctl_config.hardware import ModelEntry, Thresholds
 from embedctl_workers.artifacts import Artifact
 from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors
 from embedctl_workers.models import ModelFiles, resolve_model
@@ -70,7 +70,8 @@ class OnnxBackend:
 
     def __init__(self, files: ModelFiles, artifact: Artifact, host: Host) -> None:
         self.fingerprint = files.fingerprint
-        self.reference: Reference | None = Reference(files)
+        stated = artifact.manifest.get("accuracy", {}).get("bounds")
+        self.reference: Reference | None = Reference(files, Thresholds(**stated) if stated else None)
         facts = ModelFacts(**json.loads((artifact.folder / MODEL).read_text(encoding="utf-8")))
         self.dim, self.max_tokens = facts.dim, facts.max_tokens
         self._facts = facts

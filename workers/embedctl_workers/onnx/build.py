@@ -161,6 +161,7 @@ class _Builder:
                 "mean_cosine": measured.mean_cosine,
                 "min_cosine": measured.min_cosine,
                 "passed": best.report.passed,
+                "bounds": best.report.bounds.stated(),
             },
             "rate": {
                 "sentences_per_s": round(best.texts_per_s, 1),
