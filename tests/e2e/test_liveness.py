@@ -108,6 +108,7 @@ def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
     assert line.startswith(f"{name}, ")
     assert line.endswith(" s ago: its process ended without a word")
     assert lines(shown, "workers") == ["1 live: 1 busy"]
+    assert lines(shown, "engine")[0].startswith("sha256")
     (found,) = findings(settings, "worker gone")
     assert name in found.found
     assert "its process ended without a word" in found.found

@@ -133,6 +133,16 @@ def cancel(job_id: str) -> None:
     click.echo(f"{job_id}: {Job.get(job_id).cancel().state}", err=True)
 
 
+def _engines(model: str, workers: Sequence[WorkerRow]) -> list[str]:
+    """What executes a model, and how fast all workers that use it were so far."""
+    rates: dict[str, float] = {}
+    for worker in workers:
+        served = worker.models.get(model)
+        if served is not None and served.engine:
+            rates[served.engine] = rates.get(served.engine, 0.0) + served.tokens_per_s
+    return [f"{engine}; {rate:,.0f} tokens/s" if rate else engine for engine, rate in sorted(rates.items())]
+
+
 def _facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[tuple[str, str]]:
     """What `status` shows, name by name; leaves out what has nothing to say."""
     activities = Counter(worker.activity for worker in workers)
@@ -150,6 +160,7 @@ def _facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[tuple[str, str]
         ("model", job.model),
         ("class", f"{job.hardware} ({job.precision})"),
         ("workers", alive),
+        *(("engine", line) for line in _engines(job.model, workers)),
         *(
             ("hung", f"{worker.name}: no batch finished for {worker.quiet_s:.0f} s")
             for worker in workers
