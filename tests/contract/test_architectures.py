@@ -186,7 +186,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     return Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def build_here() -> Iterator[None]:
     """Makes graphs and their references in this process, which has torch, and not in one of its own for each."""
     from embedctl_workers import references
