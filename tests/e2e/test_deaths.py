@@ -89,6 +89,7 @@ def test_a_worker_that_is_killed_while_it_is_stopped(settings: Settings, raw, st
     assert job.status().deaths >= 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_again_and_again_is_not_said_to_have_died(
     settings: Settings, environment, raw, broker: Broker, start_worker
 ) -> None:

@@ -6,6 +6,7 @@ import signal
 import time
 
 import numpy as np
+import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
@@ -82,6 +83,7 @@ def test_deleted_and_doubled_tickets(settings: Settings, broker, raw, start_work
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
+@pytest.mark.slow
 def test_redis_goes_away_and_comes_back(settings: Settings, redis_server, start_worker) -> None:
     start_worker("slow")
     job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=settings)

@@ -132,6 +132,7 @@ def test_a_reader_that_was_killed_is_taken_up_again(
     assert not list(short_folder.glob(".out*"))
 
 
+@pytest.mark.slow
 def test_two_fetches_to_one_file_do_not_mix(settings: Settings, environment, start_worker, short_folder: Path) -> None:
     job = enqueue_embeddings(SLOW, hardware="slow", settings=settings)
     command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "out.npy"]

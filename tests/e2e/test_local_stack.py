@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.e2e.conftest import eventually
 from tests.e2e.test_main_job import reference
@@ -36,6 +37,7 @@ def test_up_keeps_a_stack_running_for_other_commands(environment, embedctl, shor
     assert not Path(url.removeprefix("unix://")).exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_leaves_nothing_running_and_goes_on(environment, short_folder: Path) -> None:
     (short_folder / "c.txt").write_text("\n".join(SLOW))
     command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
@@ -52,6 +54,7 @@ def test_a_run_that_was_killed_leaves_nothing_running_and_goes_on(environment, s
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([text.strip() for text in SLOW]))
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_dies_says_so_and_goes_on_when_run_again(environment, short_folder: Path) -> None:
     (short_folder / "c.txt").write_text("\n".join(SLOW))
     command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]

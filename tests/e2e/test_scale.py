@@ -31,6 +31,7 @@ def peak_rss_kb(arguments: list[str], environment: dict[str, str], folder: Path)
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_submitting_and_fetching_take_no_more_memory_for_ten_times_the_records(
     environment, start_worker, short_folder: Path
 ) -> None:

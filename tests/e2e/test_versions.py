@@ -196,6 +196,7 @@ def test_both_versions_submit_and_all_jobs_end(
         assert_fetched(embedctl, job, short_folder, newer)
 
 
+@pytest.mark.slow
 def test_a_newer_worker_that_dies_beside_an_older_one_is_taken_over_from(
     raw, embedctl, newer, short_folder: Path, start_worker, start_newer, submit_newer
 ) -> None:
