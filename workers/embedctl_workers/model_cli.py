@@ -14,6 +14,7 @@ import click
 from embedctl_config.errors import EmbedctlError, ModelError, ModelNotFound, SettingsError
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers import devices
+from embedctl_workers.options import class_option, cpus_option, json_option
 from embedctl_workers.tune import tune
 from embedctl_workers.verify import verify
 
@@ -43,21 +44,11 @@ def main() -> None:
 main.add_command(verify)
 main.add_command(tune)
 
-_json_option = click.option(
-    "--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print JSON."
-)
-
 
 @main.command()
 @click.argument("model")
-@click.option(
-    "--class",
-    "hardware",
-    envvar="EMBEDCTL_HARDWARE",
-    show_envvar=True,
-    help="The hardware class to build for. Default: the setting; for auto, cpu-int8.",
-)
-@click.option("--cpus", envvar="EMBEDCTL_CPUS", show_envvar=True, help="CPUs to build on, such as 0-3. Default: all.")
+@class_option("cpu-int8")
+@cpus_option
 @click.option(
     "--exporter",
     type=click.Choice(EXPORTERS),
@@ -69,7 +60,7 @@ _json_option = click.option(
     "own made.",
 )
 @click.option("--force", is_flag=True, envvar="EMBEDCTL_FORCE", show_envvar=True, help="Build it even if it is there.")
-@_json_option
+@json_option
 def build(model: str, hardware: str | None, cpus: str | None, exporter: str, *, force: bool, as_json: bool) -> None:
     """Build what a worker of a class runs for MODEL, unless it is there; print its folder.
 
@@ -110,7 +101,7 @@ def build(model: str, hardware: str | None, cpus: str | None, exporter: str, *, 
 
 
 @main.command("list")
-@_json_option
+@json_option
 def list_artifacts(*, as_json: bool) -> None:
     """List what is built, with sizes; and what can't be used any more."""
     for folder, found in _store(load_settings()).all():
@@ -124,7 +115,7 @@ def list_artifacts(*, as_json: bool) -> None:
 
 @main.command()
 @click.argument("model", metavar="MODEL|FOLDER")
-@_json_option
+@json_option
 def show(model: str, *, as_json: bool) -> None:
     """Show the manifests of what is built of MODEL, or the one of an artefact's FOLDER."""
     found = list(_find(model, load_settings()))

@@ -17,6 +17,7 @@ from embedctl_config.errors import ModelError
 from embedctl_config.settings import load_settings
 from embedctl_workers import devices
 from embedctl_workers.cache import cache_folder
+from embedctl_workers.options import class_option, cpus_option, json_option
 from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET, Tuned, load_tuned, save_tuned
 
 _BUDGETS = (256, 512, 1024, 2048, 4096)
@@ -53,15 +54,9 @@ class Split:
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--class",
-    "hardware",
-    envvar="EMBEDCTL_HARDWARE",
-    show_envvar=True,
-    help="The hardware class. Default: the setting; for auto, cpu.",
-)
-@click.option("--cpus", envvar="EMBEDCTL_CPUS", show_envvar=True, help="CPUs to share out, such as 0-3. Default: all.")
-@click.option("--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print JSON.")
+@class_option("cpu")
+@cpus_option
+@json_option
 def tune(model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -> None:
     """Measure which token budget is fastest for MODEL here, and how many workers with how many threads.
 

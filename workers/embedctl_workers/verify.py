@@ -10,19 +10,14 @@ import click
 from embedctl_config.errors import GateFailed, ModelError
 from embedctl_config.settings import load_settings
 from embedctl_workers import devices
+from embedctl_workers.options import class_option, cpus_option, json_option
 
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--class",
-    "hardware",
-    envvar="EMBEDCTL_HARDWARE",
-    show_envvar=True,
-    help="The hardware class. Default: the setting; for auto, cpu.",
-)
-@click.option("--cpus", envvar="EMBEDCTL_CPUS", show_envvar=True, help="CPUs to run on, such as 0-3. Default: all.")
-@click.option("--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print JSON.")
+@class_option("cpu")
+@cpus_option
+@json_option
 @click.pass_context
 def verify(ctx: click.Context, /, model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -> None:
     """Load MODEL as a worker would, and compare its vectors with those of torch in fp32.

@@ -1,0 +1,33 @@
+"""Options that the `embedctl model` commands share. Imports nothing that starts threads: pinning comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def class_option(default: str) -> _Decorator:
+    """`--class`, as `hardware`.
+
+    Args:
+        default: the class that the setting `auto` means here.
+    """
+    return click.option(
+        "--class",
+        "hardware",
+        envvar="EMBEDCTL_HARDWARE",
+        show_envvar=True,
+        help=f"The hardware class. Default: the setting; for auto, {default}.",
+    )
+
+
+cpus_option = click.option(
+    "--cpus", envvar="EMBEDCTL_CPUS", show_envvar=True, help="CPUs to run on, such as 0-3. Default: all."
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print JSON."
+)
