@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, get_args
 
-Device = Literal["cpu"]
+Device = Literal["cpu", "gpu", "neuron"]
 Precision = Literal["fp32", "fp16", "int8"]
 
 DEVICES: tuple[str, ...] = get_args(Device)

@@ -10,8 +10,17 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h; it survives exec
+
+
+def guarded(command: Sequence[str]) -> list[str]:
+    """The command as a child that ends when this process does.
+
+    Start it from the main thread: to the kernel the parent is the thread that did so.
+    """
+    return [sys.executable, "-m", "embedctl.child", str(os.getpid()), *command]
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from embedctl.broker import Broker
+from embedctl.child import guarded
 from embedctl_config.errors import BrokerUnavailable, MissingExtra, WorkerError
 from embedctl_config.settings import Settings
 
@@ -66,15 +67,26 @@ def private_redis(settings: Settings, folder: Path) -> Iterator[Settings]:
         MissingExtra: there is no redis-server on this machine.
         WorkerError: it did not start.
     """
+    with watched_redis(settings, folder) as (ours, _):
+        yield ours
+
+
+@contextmanager
+def watched_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, Callable[[], None]]]:
+    """As :func:`private_redis`.
+
+    Yields:
+        The settings with its URL, and a function that raises WorkerError if it has ended.
+    """
     server = _redis_server()
     with as_file(files("embedctl_config") / "redis.conf") as config:
         socket = _socket_path(folder)
         command = [server, str(config), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
         command += ["--dir", str(folder), "--daemonize", "no", "--logfile", ""]
         with _child(command, folder / "redis.log", {}) as process:
-            ours = settings.replace(redis_url=f"unix://{socket}")
+            ours = settings.replace(redis_url=f"unix://{socket}", redis_password_file="")
             _wait_for_redis(ours, process, folder / "redis.log")
-            yield ours
+            yield ours, lambda: _still_running(process, "the private Redis", folder / "redis.log")
         socket.unlink(missing_ok=True)
 
 
@@ -93,7 +105,13 @@ def local_worker(
     command = [sys.executable, "-m", "embedctl_workers", "--class", hardware, "--model", model]
     if cpus is not None:
         command += ["--cpus", cpus]
-    with _child(command, log_file, {"EMBEDCTL_REDIS_URL": settings.redis_url}) as process:
+    # Its log is shown to people, who have no use for JSON.
+    variables = {
+        "EMBEDCTL_REDIS_URL": settings.redis_url,
+        "EMBEDCTL_REDIS_PASSWORD_FILE": settings.redis_password_file,
+        "EMBEDCTL_LOG_FORMAT": "text",
+    }
+    with _child(command, log_file, variables) as process:
         _wait_for_worker(settings, process, log_file)
         yield lambda: _still_running(process, "the worker", log_file)
 
@@ -145,10 +163,9 @@ def _child(command: list[str], log_file: Path, environment: Mapping[str, str]) -
     It has a session of its own, so that Ctrl-C reaches us alone and we stop things in their order.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    guarded = [sys.executable, "-m", "embedctl.child", str(os.getpid()), *command]
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            guarded,
+            guarded(command),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -1,8 +1,9 @@
-"""CPUs: reading them, writing them, and pinning a process before anything sizes a thread pool."""
+"""CPUs: reading them, writing them, and pinning a process to them and to accelerators before anything opens those."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -26,9 +27,9 @@ thread = threading.Thread(target=lambda: seen.append(sorted(os.sched_getaffinity
 thread.start(); thread.join()
 print(json.dumps({{
     "cpus": sorted(pinned.cpus), "threads": pinned.threads, "label": pinned.label,
-    "affinity": sorted(os.sched_getaffinity(0)), "of a thread": seen[0],
+    "device": pinned.device, "affinity": sorted(os.sched_getaffinity(0)), "of a thread": seen[0],
     "variables": [os.environ.get(name) for name in devices.THREAD_VARIABLES],
-    "tokenizers": os.environ.get("TOKENIZERS_PARALLELISM"),
+    "tokenizers": os.environ.get("TOKENIZERS_PARALLELISM"), "silence": os.environ.get(devices.SILENCE_VARIABLE),
 }}))
 """
 
@@ -66,9 +67,9 @@ def test_pinning_restricts_the_process_and_the_thread_pools_to_come() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["cpus"] == found["affinity"] == found["of a thread"] == [FIRST]
-    assert (found["threads"], found["label"]) == (1, str(FIRST))
+    assert (found["threads"], found["label"], found["device"]) == (1, str(FIRST), f"cpu {FIRST}")
     assert found["variables"] == ["1"] * len(devices.THREAD_VARIABLES)
-    assert found["tokenizers"] == "false"
+    assert (found["tokenizers"], found["silence"]) == ("false", "1")
 
 
 def test_pinning_to_nothing_in_particular_takes_what_there_is() -> None:
@@ -106,16 +107,13 @@ def fake_topology(folder: Path, cores: dict[int, tuple[int, int]]) -> Path:
     return folder
 
 
-@pytest.fixture
-def no_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    quota = tmp_path / "cpu.max"
-    monkeypatch.setattr(devices, "_CGROUP_QUOTA", quota)
-    return quota
+def granted(monkeypatch: pytest.MonkeyPatch, quota: float) -> None:
+    """Let the control groups grant so many CPUs' worth of time."""
+    monkeypatch.setattr(devices, "cpu_quota", lambda: quota)
 
 
-def test_hyper_threads_of_a_core_share_one_compute_thread(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_quota: Path
-) -> None:
+def test_hyper_threads_of_a_core_share_one_compute_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    granted(monkeypatch, math.inf)
     folder = fake_topology(tmp_path, {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (0, 1), 4: (1, 0)})
     monkeypatch.setattr(devices, "_CPU_FOLDER", folder)
     assert devices.thread_count({0, 2}) == 1
@@ -124,13 +122,47 @@ def test_hyper_threads_of_a_core_share_one_compute_thread(
     assert devices.thread_count({7, 8, 9}) == 3
 
 
-@pytest.mark.parametrize(
-    ("quota", "threads"),
-    [("max 100000", 4), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("nonsense", 4)],
-)
+def test_a_core_has_those_of_its_hyper_threads_that_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = fake_topology(tmp_path, {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (0, 1)})
+    monkeypatch.setattr(devices, "_CPU_FOLDER", folder)
+    assert devices.cores_of({3, 2, 1, 0}) == [{0, 2}, {1, 3}]
+    assert devices.cores_of({0, 1, 3}) == [{0}, {1, 3}]
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(math.inf, 4), (2, 2), (1, 1), (9, 4)])
 def test_the_cgroups_quota_bounds_the_compute_threads(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_quota: Path, quota: str, threads: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: float, threads: int
 ) -> None:
     monkeypatch.setattr(devices, "_CPU_FOLDER", tmp_path)
-    no_quota.write_text(quota + "\n")
+    granted(monkeypatch, quota)
     assert devices.thread_count({0, 1, 2, 3}) == threads
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "uid", "label", "device", "variable"),
+    [
+        ("gpu", 3, "GPU-5ab0", "3", "gpu GPU-5ab0", "CUDA_VISIBLE_DEVICES"),
+        ("neuron", 7, "7", "7", "neuron 7", "NEURON_RT_VISIBLE_CORES"),
+    ],
+)
+def test_pinning_to_an_accelerator_hides_all_others(
+    kind: str, index: int, uid: str, label: str, device: str, variable: str
+) -> None:
+    code = f"""
+import json, os
+from embedctl_workers import devices
+pinned = devices.pin("{FIRST}", accelerator=devices.Accelerator({kind!r}, {index}, {uid!r}))
+print(json.dumps([pinned.label, pinned.device, pinned.cpu_list, os.environ[{variable!r}]]))
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [label, device, str(FIRST), uid]
+
+
+def test_threads_may_be_fewer_than_cores_and_not_more_than_cpus() -> None:
+    code = "from embedctl_workers import devices; import os; print(devices.pin({cpus!r}, threads={threads}).threads)"
+    assert python(code.format(cpus=None, threads=1)).stdout == "1\n"
+    refused = python(code.format(cpus=str(FIRST), threads=2))
+    assert f"SettingsError: --threads 2: there are only the CPUs {FIRST}" in refused.stderr

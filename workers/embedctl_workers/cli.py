@@ -10,6 +10,7 @@ import click
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import load_settings
 from embedctl_workers import devices
+from embedctl_workers.discovery import choose_accelerator
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
@@ -24,6 +25,29 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     help="The hardware class to serve. Default: the setting; for auto, cpu.",
 )
 @click.option("--cpus", envvar="EMBEDCTL_CPUS", **_SHOWN, help="CPUs to run on, such as 0-3 or 0,2. Default: all.")
+@click.option(
+    "--gpu",
+    metavar="UUID|INDEX",
+    envvar="EMBEDCTL_GPU",
+    **_SHOWN,
+    help="The GPU to run on, as nvidia-smi shows it, for a class whose device is gpu. Default: the only one.",
+)
+@click.option(
+    "--neuron-core",
+    type=click.IntRange(0),
+    metavar="N",
+    envvar="EMBEDCTL_NEURON_CORE",
+    **_SHOWN,
+    help="The Neuron core to run on, for a class whose device is neuron. Default: the only one.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    metavar="N",
+    envvar="EMBEDCTL_THREADS",
+    **_SHOWN,
+    help="Compute threads. Default: one for each physical core of its CPUs, within the cgroup's quota.",
+)
 @click.option(
     "--model",
     "models",
@@ -52,15 +76,32 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     show_envvar=True,
     help="Start nothing; exit with 0 if the workers that run on this machine are alive and make progress.",
 )
+@click.option(
+    "--insecure",
+    is_flag=True,
+    envvar="EMBEDCTL_INSECURE",
+    show_envvar=True,
+    help="For rediss://: check no certificate, so that anybody on the way may listen.",
+)
 def main(
-    hardware: str | None, cpus: str | None, models: tuple[str, ...], log_level: str, *, no_build: bool, ready: bool
+    hardware: str | None,
+    cpus: str | None,
+    gpu: str | None,
+    neuron_core: int | None,
+    threads: int | None,
+    models: tuple[str, ...],
+    log_level: str,
+    *,
+    no_build: bool,
+    ready: bool,
+    insecure: bool,
 ) -> None:
-    """Encode chunks of one hardware class, pinned to one set of CPUs.
+    """Encode chunks of one hardware class, pinned to one set of CPUs, and to the GPU or Neuron core that it needs.
 
     Needs EMBEDCTL_REDIS_URL. Stop it with SIGTERM: it finishes the chunk it encodes and hands back the one it prepared.
     """
     try:
-        settings = load_settings()
+        settings = load_settings(insecure=insecure or None)
         hardware = "cpu" if hardware == "auto" else hardware
         if ready:
             from embedctl_workers.readiness import check_ready
@@ -69,7 +110,8 @@ def main(
             return
         hardware = hardware or (settings.hardware if settings.hardware != "auto" else "cpu")
         entry = settings.hardware_class(hardware)
-        pinned = devices.pin(cpus)
+        accelerator = choose_accelerator(hardware, entry.device, gpu=gpu, neuron_core=neuron_core)
+        pinned = devices.pin(cpus, accelerator=accelerator, threads=threads)
         # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.
         from embedctl_workers.lifecycle import run_worker
 

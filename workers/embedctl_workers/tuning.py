@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from embedctl_config.hardware import HardwareClass
+from embedctl_workers.cache import is_trusted, private_folder
 from embedctl_workers.devices import cpu_identity
 
 log = logging.getLogger(__name__)
@@ -45,10 +46,19 @@ def token_budget(hardware: HardwareClass, fingerprint: str, *, threads: int, cac
     return tuned.budgets.get(threads, DEFAULT_TOKEN_BUDGET) if tuned else DEFAULT_TOKEN_BUDGET
 
 
+def advised_workers(hardware: HardwareClass, fingerprint: str, *, cpus: int, cache: Path) -> int:
+    """Workers that were found best on so many CPUs; 1 where nobody tuned for that number."""
+    tuned = load_tuned(hardware, fingerprint, cache)
+    return tuned.workers if tuned and tuned.cpus == cpus else 1
+
+
 def load_tuned(hardware: HardwareClass, fingerprint: str, cache: Path) -> Tuned | None:
     """What was saved for this model, class and kind of CPU."""
     path = _path(hardware, fingerprint, cache)
     try:
+        if not is_trusted(path):
+            log.warning("%s belongs to somebody else, or others may write to it: defaults hold", path)
+            return None
         facts = json.loads(path.read_text(encoding="utf-8"))
         facts["budgets"] = {int(threads): int(budget) for threads, budget in facts["budgets"].items()}
         return Tuned(**facts)
@@ -60,11 +70,16 @@ def load_tuned(hardware: HardwareClass, fingerprint: str, cache: Path) -> Tuned 
 
 
 def save_tuned(tuned: Tuned, hardware: HardwareClass, fingerprint: str, cache: Path) -> Path:
-    """Keep what was found; the file."""
+    """Keep what was found; the file.
+
+    Raises:
+        ModelError: others may write to its folder.
+    """
     path = _path(hardware, fingerprint, cache)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     scratch = path.with_suffix(f".{os.getpid()}")
     scratch.write_text(json.dumps(asdict(tuned)), encoding="utf-8")
+    scratch.chmod(0o644)  # whatever the umask: what others may write to is not read again
     scratch.replace(path)
     return path
 

@@ -6,9 +6,7 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,7 +16,7 @@ import click
 
 from embedctl.broker import Broker
 from embedctl.cli.corpora import CorpusChoice, submit_choice
-from embedctl.cli.options import corpus_options, cpus_option, model_option, option, output_option
+from embedctl.cli.options import corpus_options, cpus_option, option, output_option
 from embedctl.cli.results import exit_code, report, save
 from embedctl.output import check_output
 from embedctl.progress import JobProgress
@@ -73,26 +71,11 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
     ctx.exit(exit_code(status))
 
 
-@click.command()
-@_class_option
-@model_option
-@cpus_option
-def up(hardware: str | None, model: str | None, cpus: str | None) -> None:
-    """Keep a Redis and a worker running on this machine until stopped with Ctrl-C.
-
-    Prints the line that points other commands and programs at it.
-    """
-    settings = load_settings()
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with _stack(settings, "up", local_class(settings, hardware), model or settings.model, cpus, _say) as (ours, watch):
-        click.echo(f"export EMBEDCTL_REDIS_URL={ours.redis_url}")
-        click.echo("Running; stop with Ctrl-C. In another terminal: the line above, then embedctl submit …", err=True)
-        try:
-            while not stop.wait(1.0):
-                watch()
-        except KeyboardInterrupt:
-            click.echo("Stopping: the worker finishes the chunk that it encodes", err=True)
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def up(arguments: tuple[str, ...]) -> None:
+    """Keep a worker running on each device of this machine; see `embedctl up --help`."""
+    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.up_cli", *arguments])  # noqa: S606
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
@@ -129,10 +112,6 @@ def _stack(
             with local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file) as watch:
                 yield ours, watch
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _run_key(output: Path, **options: Any) -> str | None:

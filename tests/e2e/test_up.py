@@ -1,0 +1,361 @@
+"""`embedctl up`: workers that are planned, started, killed, started again and drained."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl import Job, JobState, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.store import WorkerRow
+from embedctl_config import keys
+from embedctl_config.settings import Settings, load_settings
+from embedctl_workers.devices import format_cpus
+from embedctl_workers.discovery import find_cpu_sets
+from tests.e2e.conftest import eventually
+from tests.e2e.test_deaths import owners
+from tests.e2e.test_local_stack import _running
+from tests.e2e.test_main_job import reference
+from tests.e2e.test_versions import before_all_else
+from tests.unit.test_discovery import SMI, UUIDS, play
+
+#: A word of every record, to be looked for where it must not be.
+WORD = "zanzibar"
+TEXTS = [f"text {i} " + f"{WORD} " * 60 for i in range(30)]
+
+#: Two CPUs on different cores of one node.
+NEAR = max(find_cpu_sets(frozenset(os.sched_getaffinity(0))), key=lambda each: len(each.cores))
+CPUS = [min(core) for core in NEAR.cores[:2]]
+
+pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="the workers here need two physical cores")
+
+BROKEN = """
+[classes.broken]
+backend = "dummy"
+options = {colour = "red"}
+"""
+UNLUCKY = """
+[classes.unlucky]
+backend = "unlucky"
+"""
+UNLUCKY_BACKEND = """
+from embedctl_workers import backends
+backends.BACKENDS["unlucky"] = ("unlucky_backend:Unlucky", "")
+"""
+UNLUCKY_CODE = """
+class Unlucky:
+    OPTIONS = ()
+
+    @classmethod
+    def load(cls, model, entry, host, options):
+        raise RuntimeError("no luck today")
+"""
+GPU = """
+[classes.gpu]
+device = "gpu"
+backend = "dummy"
+options = {dim = 16}
+"""
+
+
+@dataclass
+class Up:
+    """An `embedctl up` that a test started, and its standard error."""
+
+    process: subprocess.Popen[str]
+    broker: Broker
+    log_file: Path
+
+    def said(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.said().splitlines()]
+
+    def workers(self) -> dict[str, WorkerRow]:
+        """The live ones by class, of those that this process has started and not lost."""
+        mine = children(self.process.pid)
+        return {row.hardware: row for row in self.broker.workers.here() if row.pid in mine}
+
+    def wait_ready(self, *classes: str) -> dict[str, WorkerRow]:
+        def ready() -> bool:
+            assert self.process.poll() is None, self.said()
+            return set(self.workers()) == set(classes) and " running" in self.said().replace('"', " ")
+
+        eventually(ready, timeout_s=60)
+        return self.workers()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+StartUp = Callable[..., Up]
+
+
+@pytest.fixture
+def start_up(environment: dict[str, str], broker: Broker, short_folder: Path) -> Iterator[StartUp]:
+    """Starts `embedctl up`; what a test leaves is stopped, with its workers."""
+    started: list[Up] = []
+
+    def start(*arguments: str) -> Up:
+        command = [sys.executable, "-m", "embedctl", "up", "--cpus", format_cpus(set(CPUS)), "--model", "dummy"]
+        command += arguments
+        log_file = short_folder / f"up-{len(started)}.log"
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                command, env=environment, cwd=short_folder, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        up = Up(process, broker, log_file)
+        started.append(up)
+        return up
+
+    yield start
+    for up in started:
+        if up.process.poll() is None:
+            up.process.terminate()
+            try:
+                up.process.wait(30)
+            except subprocess.TimeoutExpired:
+                up.process.kill()  # its workers are told by the kernel
+                up.process.wait()
+        if up.process.stdout:
+            up.process.stdout.close()
+
+
+def configure(short_folder: Path, more: str) -> None:
+    config = short_folder / "embedctl.toml"
+    config.write_text(config.read_text() + more)
+
+
+def submit(settings: Settings, records: int) -> Job:
+    """A job of the class that takes a tenth of a second for each record."""
+    return enqueue_embeddings(TEXTS[:records], hardware="slow", chunk_size=5, settings=settings)
+
+
+def assert_every_record_has_its_vector(job: Job, records: int) -> None:
+    eventually(lambda: job.status().state.ended, timeout_s=60)
+    status = job.status()
+    assert (status.state, status.done, job.errors()) == (JobState.COMPLETED, records, [])
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS[:records]))
+
+
+def test_the_plan_is_printed_and_nothing_is_started(environment, embedctl) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"  # nobody is asked
+    first, second = CPUS
+    classes = ("--class", "slow", "--class", "dummy")
+    done = embedctl("up", "--dry-run", *classes, "--cpus", f"{first},{second}", EMBEDCTL_METRICS_PORT="9100")
+    assert done.returncode == 0, done.stderr
+    rows = [re.split(r" {2,}", line) for line in done.stdout.splitlines()[1:]]
+    command = "EMBEDCTL_METRICS_PORT={} embedctl worker --class {} --cpus {} --model dummy"
+    assert rows == [
+        ["slow", f"cpu {first}", str(first), "1", "dummy", command.format(9100, "slow", first)],
+        ["dummy", f"cpu {second}", str(second), "1", "dummy", command.format(9101, "dummy", second)],
+    ]
+
+
+def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
+    environment, broker: Broker, raw, start_up: StartUp
+) -> None:
+    environment["EMBEDCTL_LEASE_S"] = "4"
+    up = start_up("--class", "slow", "--class", "dummy")
+    before = up.wait_ready("slow", "dummy")
+    assert {row.hardware: (row.cpus, row.device) for row in before.values()} == {
+        "slow": (str(CPUS[0]), f"cpu {CPUS[0]}"),
+        "dummy": (str(CPUS[1]), f"cpu {CPUS[1]}"),
+    }
+    assert all(os.sched_getaffinity(row.pid) == {int(row.cpus)} for row in before.values())
+
+    job = submit(load_settings(environment), records=20)
+    eventually(lambda: owners(raw, job) and up.workers()["slow"].progressed_ms)
+    os.kill(before["slow"].pid, signal.SIGKILL)
+    killed = time.monotonic()
+    held = list(owners(raw, job))
+    assert held
+    eventually(lambda: [gone.how for gone in broker.workers.gone()] == ["killed by SIGKILL"], timeout_s=2)
+    eventually(lambda: all(raw.zscore(keys.due(job.id), chunk) <= broker.connection.now_ms() for chunk in held))
+    assert time.monotonic() - killed < 2  # and not when the lease is over
+
+    eventually(lambda: {suspect.chunk for suspect in job.suspects()} == set(held), timeout_s=30)
+    after = up.wait_ready("slow", "dummy")
+    assert after["dummy"].pid == before["dummy"].pid
+    assert after["slow"].pid != before["slow"].pid
+    assert_every_record_has_its_vector(job, 20)
+    assert job.status().deaths == len(held)
+
+    assert up.stop() == 0
+    assert not any(_running(row.pid) for row in after.values())
+    assert WORD not in up.said()
+    lines = up.lines()
+    assert {line["level"] for line in lines if line.get("worker") == before["slow"].name} >= {"INFO", "ERROR"}
+    (death,) = [line for line in lines if line["level"] == "ERROR"]
+    assert death["message"] == "killed by SIGKILL; starting it again in 1 s"
+    of_chunks = [line for line in lines if "chunk" in line]
+    assert {(line["job"], line["chunk"]) for line in of_chunks} >= {(job.id, chunk) for chunk in held}
+    assert all(isinstance(line["attempt"], int) and line["worker"] == after["slow"].name for line in of_chunks)
+
+
+def test_sigterm_drains_and_loses_nothing(settings: Settings, raw, start_up: StartUp, start_worker) -> None:
+    up = start_up("--class", "slow")
+    worker = up.wait_ready("slow")["slow"]
+    job = submit(settings, records=30)
+    eventually(lambda: owners(raw, job) and up.workers()["slow"].progressed_ms)
+    assert up.stop() == 0
+    assert not _running(worker.pid)
+    assert owners(raw, job) == {}
+    status = job.status()
+    assert 5 <= status.done < 30
+    assert (status.deaths, status.lapsed) == (0, 0)
+    start_worker("slow")
+    assert_every_record_has_its_vector(job, 30)
+    assert job.status().deaths == 0
+
+
+def test_ctrl_c_twice_kills_and_blames_nobody(settings: Settings, raw, broker: Broker, start_up: StartUp) -> None:
+    up = start_up("--class", "hung")
+    worker = up.wait_ready("hung")["hung"]
+    job = enqueue_embeddings(["text"], hardware="hung", settings=settings)
+    eventually(lambda: owners(raw, job))
+    up.process.send_signal(signal.SIGINT)
+    eventually(lambda: "stopping" in up.said())
+    assert _running(worker.pid)
+    assert up.stop(signal.SIGINT) == 0
+    assert not _running(worker.pid)
+    assert "killed, for it had not ended by itself" in up.said()
+    assert list(broker.workers.gone()) == []
+    assert raw.get(keys.died(worker.instance)) == keys.LEFT.encode()
+
+
+def test_the_end_of_the_supervisor_is_the_end_of_its_children(environment, start_up: StartUp) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = ""
+    up = start_up("--class", "dummy")
+    assert up.process.stdout
+    assert up.process.stdout.readline().startswith("export EMBEDCTL_REDIS_URL=unix://")
+    started = children(up.process.pid)
+    assert len(started) == 2
+    up.process.kill()
+    eventually(lambda: not any(map(_running, started)), timeout_s=30)
+
+
+def test_a_private_redis_that_dies_ends_the_supervisor_and_its_data_stays(environment, start_up: StartUp) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = ""
+    up = start_up("--class", "dummy")
+    assert up.process.stdout
+    folder = Path(up.process.stdout.readline().strip().partition("unix://")[2]).parent
+    started = children(up.process.pid)
+    [redis] = [pid for pid in started if b"redis-server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(redis, signal.SIGKILL)
+    assert up.process.wait(60) == 1
+    assert "embedctl up: the private Redis ended with status -9" in up.said()
+    assert not any(map(_running, started))
+    assert list(folder.glob("appendonly*"))
+
+
+def test_a_worker_whose_settings_are_wrong_is_given_up_at_once(short_folder: Path, start_up: StartUp) -> None:
+    configure(short_folder, BROKEN)
+    up = start_up("--class", "broken")
+    assert up.process.wait(60) == 2
+    said = up.said()
+    assert said.count("embedctl worker: backend 'dummy' has no option colour") == 1
+    assert "given up: ended with status 2 before it was ready, and would again" in said
+    assert said.splitlines()[-1] == "embedctl up: no worker is left: each was given up"
+
+
+@pytest.mark.slow
+def test_five_deaths_at_start_are_enough_and_others_go_on(
+    environment, settings: Settings, short_folder: Path, start_up: StartUp
+) -> None:
+    configure(short_folder, UNLUCKY)
+    environment.update(before_all_else(short_folder, "unlucky", UNLUCKY_BACKEND))
+    (short_folder / "unlucky" / "unlucky_backend.py").write_text(UNLUCKY_CODE)
+    up = start_up("--class", "unlucky", "--class", "dummy")
+    began = time.monotonic()
+    eventually(lambda: "given up" in up.said(), timeout_s=60)
+    assert time.monotonic() - began > 15  # 1 + 2 + 4 + 8 s
+    said = up.said()
+    assert said.count("RuntimeError: no luck today") == 5
+    assert '"CRITICAL"' in said
+    assert "given up: ended with status 1 before it was ready, 5 times in a row" in said
+    up.wait_ready("dummy")
+    job = enqueue_embeddings(["one"], settings=settings)
+    job.wait(timeout=30)
+    assert up.stop() == 0
+
+
+def test_a_redis_that_is_not_there_is_said_before_anything_starts(environment, start_up: StartUp) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"
+    up = start_up("--class", "dummy")
+    assert up.process.wait(60) == 69
+    assert "embedctl up: Redis at redis://127.0.0.1:1 can't be reached" in up.said()
+    assert "starting" not in up.said()
+
+
+def test_each_gpu_has_a_worker_and_no_gpu_is_no_worker(
+    environment, embedctl, short_folder: Path, start_up: StartUp
+) -> None:
+    configure(short_folder, GPU)
+    environment["EMBEDCTL_HARDWARE"] = "auto"
+    bare = short_folder / "bare"
+    bare.mkdir()
+    none = embedctl("up", "--class", "gpu", PATH=str(bare))
+    assert (none.returncode, none.stderr) == (
+        2,
+        "embedctl up: class gpu needs a GPU, and none is found here: nvidia-smi shows none\n",
+    )
+    wrong = embedctl("worker", "--class", "dummy", "--gpu", "0")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("embedctl worker: --gpu 0: class dummy runs on a CPU: leave --gpu out")
+
+    play(short_folder / "tools" / "nvidia-smi", "".join(SMI.splitlines(keepends=True)[:2]))
+    environment["PATH"] = f"{short_folder / 'tools'}{os.pathsep}{environment['PATH']}"
+    several = embedctl("worker", "--class", "gpu")
+    assert several.returncode == 2
+    assert "there are 2: choose one with --gpu" in several.stderr
+    up = start_up()
+
+    def found() -> list[tuple[str, str, str]]:
+        mine = children(up.process.pid)
+        rows = [row for row in up.broker.workers.here() if row.pid in mine]
+        return sorted((row.name.partition("@")[0], row.device, row.cpus) for row in rows)
+
+    eventually(lambda: len(found()) == 2, timeout_s=60)
+    assert found() == [(f"gpu:{at}", f"gpu {UUIDS[at]}", str(CPUS[at])) for at in range(2)]
+    assert up.stop() == 0
+
+
+@pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1), which plays a terminal")
+def test_on_a_terminal_the_logs_are_text(environment, short_folder: Path) -> None:
+    configure(short_folder, BROKEN)
+    command = f"{sys.executable} -m embedctl up --class broken --model dummy"
+    done = subprocess.run(
+        ["script", "-qec", command, "/dev/null"],
+        env=environment,
+        cwd=short_folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert re.search(
+        r"^\d{4}-\S+ \S+ INFO embedctl_workers\.supervisor: starting: .* worker=broken:", done.stdout, re.M
+    )
+    assert "{" not in done.stdout

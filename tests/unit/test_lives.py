@@ -1,0 +1,90 @@
+"""When a worker that died is started again, and when it is given up."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from embedctl_workers.lives import Lives, Pace, guilt, how_it_ended
+
+CRASHED, SETTINGS, NO_MODEL, NOT_ACCURATE, NO_REDIS, HUNG, NOT_PERMITTED = 1, 2, 4, 65, 69, 70, 77
+
+
+def test_five_deaths_at_start_in_a_row_are_enough() -> None:
+    lives = Lives(Pace())
+    for deaths in range(1, 6):
+        assert lives.given_up is None
+        lives.began()
+        lives.ended(CRASHED, 0.0)
+        assert lives.failed_starts == deaths
+    assert lives.given_up == CRASHED
+
+
+def test_a_worker_that_was_ready_in_between_begins_a_new_count() -> None:
+    lives = Lives(Pace())
+    for _ in range(3):
+        for _ in range(4):
+            lives.began()
+            lives.ended(-signal.SIGSEGV, 0.0)
+        lives.began()
+        lives.ready(0.0)
+        lives.ended(-signal.SIGSEGV, 1.0)
+    assert lives.given_up is None
+
+
+@pytest.mark.parametrize("status", [SETTINGS, NO_MODEL, NOT_ACCURATE, NOT_PERMITTED])
+def test_what_another_try_would_not_mend_is_given_up_at_once(status: int) -> None:
+    lives = Lives(Pace())
+    lives.began()
+    lives.ended(status, 0.0)
+    assert lives.given_up == status
+
+
+def test_a_worker_that_was_ready_is_never_given_up_for_how_it_ended() -> None:
+    lives = Lives(Pace())
+    for status in (SETTINGS, NOT_ACCURATE, HUNG, CRASHED, 0, -signal.SIGKILL) * 3:
+        lives.began()
+        lives.ready(0.0)
+        lives.ended(status, 1.0)
+    assert lives.given_up is None
+
+
+def test_a_redis_that_is_away_is_waited_for() -> None:
+    lives = Lives(Pace())
+    for _ in range(50):
+        lives.began()
+        pause = lives.ended(NO_REDIS, 0.0)
+    assert lives.given_up is None
+    assert pause == 60
+
+
+def test_the_pause_doubles_up_to_a_minute_and_begins_anew_after_a_life() -> None:
+    lives = Lives(Pace())
+    pauses = []
+    for _ in range(8):
+        lives.began()
+        lives.ready(100.0)
+        pauses.append(lives.ended(-signal.SIGKILL, 101.0))
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert lives.next_at == 161.0
+    lives.began()
+    lives.ready(200.0)
+    assert lives.ended(-signal.SIGKILL, 230.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "guilty"),
+    [
+        (-signal.SIGKILL, "killed by SIGKILL", True),
+        (-signal.SIGSEGV, "killed by SIGSEGV", True),
+        (-40, "killed by signal 40", True),
+        (-signal.SIGTERM, "killed by SIGTERM", False),
+        (HUNG, "ended itself with status 70: an encode hung", True),
+        (CRASHED, "ended with status 1", None),
+        (0, "ended with status 0", None),
+    ],
+)
+def test_how_it_ended_decides_who_is_blamed(status: int, words: str, guilty: bool | None) -> None:
+    assert how_it_ended(status) == words
+    assert guilt(status) is guilty

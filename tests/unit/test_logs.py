@@ -1,0 +1,160 @@
+"""What a line of a log looks like to people and to programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from embedctl_workers import logs
+
+log = logging.getLogger("embedctl_workers.somewhere")
+
+
+class Terminal(io.StringIO):
+    """What a terminal is to a program."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """The root logger is pytest's too."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    logging.captureWarnings(False)
+
+
+def lines(shown: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in shown.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("log_format", "terminal", "as_json"),
+    [
+        ("auto", True, False),
+        ("auto", False, True),
+        ("text", True, False),
+        ("text", False, False),
+        ("json", True, True),
+        ("json", False, True),
+    ],
+)
+def test_a_terminal_gets_text_and_all_else_json_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, log_format: str, terminal: bool, as_json: bool
+) -> None:
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    logs.configure(log_format, "info")
+    log.info("begun")
+    assert stream.getvalue().startswith("{") is as_json
+    assert "begun" in stream.getvalue()
+
+
+def test_a_json_line_says_when_how_bad_where_what_and_of_which_chunk(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "info", worker="cpu:0-3@host")
+    log.warning("no progress for %d s", 12, extra={"job": "j1", "chunk": 0, "attempt": 2})
+    (line,) = lines(capsys.readouterr().err)
+    age = datetime.now(UTC) - datetime.fromisoformat(str(line.pop("time")))
+    assert timedelta(0) <= age < timedelta(seconds=10)
+    assert line == {
+        "level": "WARNING",
+        "logger": "embedctl_workers.somewhere",
+        "message": "no progress for 12 s",
+        "job": "j1",
+        "chunk": 0,
+        "attempt": 2,
+        "worker": "cpu:0-3@host",
+    }
+
+
+def test_what_a_line_is_not_about_is_not_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "info")
+    log.info("begun", extra={"job": None, "colour": "red"})
+    (line,) = lines(capsys.readouterr().err)
+    assert set(line) == {"time", "level", "logger", "message"}
+
+
+def test_one_record_is_one_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "info")
+    log.info("a table\nof two lines, “quoted” \ud800", extra={"chunk": {1, 2}})
+    shown = capsys.readouterr().err
+    (line,) = lines(shown)
+    assert line["message"] == "a table\nof two lines, “quoted” \ud800"
+    assert line["chunk"] == "{1, 2}"
+    assert shown.isascii()  # whatever the encoding of standard error is
+
+
+def divide(text: str) -> float:
+    return len(text) / 0
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_an_exception_comes_with_its_frames_and_without_what_they_held(
+    capsys: pytest.CaptureFixture[str], log_format: str
+) -> None:
+    logs.configure(log_format, "info")
+    secret = "a record's " + "text"
+    try:
+        divide(secret)
+    except ZeroDivisionError:
+        log.exception("failed", extra={"job": "j1"})
+    shown = capsys.readouterr().err
+    assert "in divide" in shown
+    assert secret not in shown
+    if log_format == "json":
+        (line,) = lines(shown)
+        exception = line["exception"]
+        assert isinstance(exception, dict)
+        assert exception["type"] == "ZeroDivisionError"
+        assert exception["traceback"].startswith("Traceback (most recent call last):")
+
+
+def test_a_line_of_text_ends_with_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("text", "info", worker="cpu:0@host")
+    log.info("first\nsecond", extra={"attempt": 1, "job": "j1", "chunk": 7})
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith(" INFO embedctl_workers.somewhere: first job=j1 chunk=7 attempt=1 worker=cpu:0@host")
+    assert datetime.strptime(first[:23], "%Y-%m-%d %H:%M:%S,%f")
+    assert second == "second"
+
+
+def test_a_worker_gets_its_name_later_and_a_record_may_be_about_another(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "info")
+    log.info("loading")
+    logs.set_worker("cpu:0@host")
+    log.info("ready")
+    log.info("gone", extra={"worker": "gpu:0@host"})
+    assert [line.get("worker") for line in lines(capsys.readouterr().err)] == [None, "cpu:0@host", "gpu:0@host"]
+
+
+def test_configuring_again_replaces_and_leaves_other_handlers_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    other = logging.NullHandler()
+    logging.getLogger().addHandler(other)
+    logs.configure("json", "info")
+    logs.configure("text", "warning")
+    log.info("too little")
+    log.warning("once")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("WARNING embedctl_workers.somewhere: once")
+    assert other in logging.getLogger().handlers
+
+
+def test_a_warning_of_a_library_is_a_line_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "info")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)  # pytest has its own hook
+        warnings.warn("deprecated", stacklevel=1)
+    (line,) = lines(capsys.readouterr().err)
+    assert line["level"] == "WARNING"
+    assert "deprecated" in str(line["message"])

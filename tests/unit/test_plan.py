@@ -1,0 +1,207 @@
+"""Which workers run where, on machines that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from embedctl_config.errors import SettingsError
+from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
+from embedctl_config.settings import Settings
+from embedctl_workers.devices import Accelerator
+from embedctl_workers.discovery import CpuSet, Machine
+from embedctl_workers.models import resolve_model
+from embedctl_workers.plan import Plan, make_plan
+from embedctl_workers.tuning import Tuned, save_tuned
+from embedctl_workers.up_cli import workers_as_tuned
+
+CLASSES = {
+    **SHIPPED_CLASSES,
+    "gpu": HardwareClass(device="gpu", models=("large",)),
+    "gpu-other": HardwareClass(device="gpu"),
+    "trainium": HardwareClass(device="neuron"),
+}
+SETTINGS = Settings(classes=CLASSES)
+
+
+def cpus(first: int, last: int, *, node: int | None = None, threads: int = 0) -> CpuSet:
+    return CpuSet(tuple(frozenset({cpu}) for cpu in range(first, last + 1)), threads or last - first + 1, node)
+
+
+def gpus(*nodes: int | None) -> list[Accelerator]:
+    return [Accelerator("gpu", at, f"GPU-{at}", node=node) for at, node in enumerate(nodes)]
+
+
+def neuron_cores(count: int) -> list[Accelerator]:
+    return [Accelerator("neuron", at, str(at)) for at in range(count)]
+
+
+LAPTOP = Machine([cpus(0, 3, node=0)])
+TWO_NODES = [cpus(0, 3, node=0), cpus(4, 7, node=1)]
+
+
+def workers(plan: Plan) -> list[tuple[str, str, str, int]]:
+    """Name, device, CPUs and threads of each."""
+    return [(each.name, each.pinned.device, each.pinned.cpu_list, each.pinned.threads) for each in plan.workers]
+
+
+def test_a_machine_of_cpus_has_a_worker_of_class_cpu_and_no_other() -> None:
+    plan = make_plan(SETTINGS, LAPTOP)
+    assert workers(plan) == [("cpu:0-3", "cpu 0-3", "0-3", 4)]
+    assert plan.notes == []
+
+
+def test_each_node_has_a_worker() -> None:
+    plan = make_plan(SETTINGS, Machine(TWO_NODES))
+    assert [name for name, *_ in workers(plan)] == ["cpu:0-3", "cpu:4-7"]
+
+
+def test_gpus_have_a_worker_each_near_their_node_and_cpus_none_of_their_own() -> None:
+    plan = make_plan(SETTINGS, Machine(TWO_NODES, gpus=gpus(1, 0, 1)))
+    assert workers(plan) == [
+        ("gpu:1", "gpu GPU-1", "0-3", 4),
+        ("gpu:0", "gpu GPU-0", "4-5", 2),
+        ("gpu:2", "gpu GPU-2", "6-7", 2),
+    ]
+
+
+def test_gpus_whose_node_is_not_known_are_spread_evenly() -> None:
+    plan = make_plan(SETTINGS, Machine(TWO_NODES, gpus=gpus(None, None, None, 9)))
+    assert sorted(listed for _, _, listed, _ in workers(plan)) == ["0-1", "2-3", "4-5", "6-7"]
+
+
+def test_a_class_of_cpus_beside_one_of_gpus_shares_the_cpus_with_it_when_asked_for() -> None:
+    plan = make_plan(SETTINGS, Machine([cpus(0, 3)], gpus=gpus(None)), classes=["cpu", "gpu"])
+    assert workers(plan) == [("gpu:0", "gpu GPU-0", "0-1", 2), ("cpu:2-3", "cpu 2-3", "2-3", 2)]
+
+
+def test_two_classes_of_cpus_share_every_set() -> None:
+    plan = make_plan(SETTINGS, Machine(TWO_NODES), classes=["cpu", "cpu-int8", "cpu"])
+    assert [name for name, *_ in workers(plan)] == ["cpu:0-1", "cpu-int8:2-3", "cpu:4-5", "cpu-int8:6-7"]
+
+
+def test_two_classes_of_gpus_share_the_gpus() -> None:
+    plan = make_plan(SETTINGS, Machine([cpus(0, 3)], gpus=gpus(None, None, None)), classes=["gpu", "gpu-other"])
+    assert sorted(name for name, *_ in workers(plan)) == ["gpu-other:1", "gpu:0", "gpu:2"]
+
+
+def test_neuron_cores_have_a_worker_each() -> None:
+    plan = make_plan(SETTINGS, Machine([cpus(0, 3)], neuron_cores=neuron_cores(2)))
+    assert workers(plan) == [("trainium:0", "neuron 0", "0-1", 2), ("trainium:1", "neuron 1", "2-3", 2)]
+    assert plan.workers[0].arguments[:4] == ["--class", "trainium", "--neuron-core", "0"]
+
+
+def test_more_workers_than_cores_is_worth_a_note() -> None:
+    plan = make_plan(SETTINGS, Machine([cpus(0, 0)], gpus=gpus(None, None)))
+    assert [listed for _, _, listed, _ in workers(plan)] == ["0", "0"]
+    assert plan.notes == ["2 workers share 1 physical cores, and slow each other down"]
+
+
+def test_the_setting_decides_where_no_class_is_asked_for() -> None:
+    settings = SETTINGS.replace(hardware="cpu-int8")
+    assert [each.hardware for each in make_plan(settings, Machine([cpus(0, 3)], gpus=gpus(0))).workers] == ["cpu-int8"]
+    assert [each.hardware for each in make_plan(settings, LAPTOP, classes=["cpu"]).workers] == ["cpu"]
+    auto = make_plan(settings, LAPTOP, classes=["auto"])
+    assert [each.hardware for each in auto.workers] == ["cpu"]
+
+
+def test_gpus_that_no_class_is_for_are_named_and_the_cpus_used() -> None:
+    plan = make_plan(Settings(), Machine([cpus(0, 3)], gpus=gpus(0, 0), problems={"neuron": "neuron-ls fails"}))
+    assert [each.name for each in plan.workers] == ["cpu:0-3"]
+    assert plan.notes == ["neuron-ls fails", 'not used: 2 GPUs, because no hardware class has device = "gpu"']
+
+
+def test_auto_takes_the_class_of_the_devices_name_or_the_only_one() -> None:
+    machine = Machine([cpus(0, 3)], gpus=gpus(0))
+    named = make_plan(SETTINGS, machine)
+    assert [each.hardware for each in named.workers] == ["gpu"]
+    only = make_plan(Settings(classes={"cpu": HardwareClass(), "mine": HardwareClass(device="gpu")}), machine)
+    assert [each.hardware for each in only.workers] == ["mine"]
+    several = {"cpu": HardwareClass(), "a": HardwareClass(device="gpu"), "b": HardwareClass(device="gpu")}
+    with pytest.raises(SettingsError, match="auto may mean each of a, b for a GPU here: say which with --class"):
+        make_plan(Settings(classes=several), machine)
+
+
+def test_classes_that_can_t_be_served_here() -> None:
+    with pytest.raises(SettingsError, match="class gpu needs a GPU, and none is found here: nvidia-smi shows none"):
+        make_plan(SETTINGS, LAPTOP, classes=["gpu"])
+    broken = Machine([cpus(0, 3)], problems={"gpu": "nvidia-smi fails with status 9"})
+    with pytest.raises(SettingsError, match="none is found here: nvidia-smi fails with status 9"):
+        make_plan(SETTINGS, broken, classes=["gpu"])
+    with pytest.raises(SettingsError, match="gpu and gpu-other each need a GPU of their own, and there is 1 here"):
+        make_plan(SETTINGS, Machine([cpus(0, 3)], gpus=gpus(0)), classes=["gpu", "gpu-other"])
+    with pytest.raises(SettingsError, match="Did you mean 'cpu-int8'"):
+        make_plan(SETTINGS, LAPTOP, classes=["cpu-int9"])
+
+
+def test_models_are_those_asked_for_or_the_classs_or_the_setting() -> None:
+    machine = Machine([cpus(0, 3)], gpus=gpus(0))
+    plan = make_plan(SETTINGS, machine, classes=["gpu", "cpu"])
+    assert {each.hardware: each.models for each in plan.workers} == {"gpu": ("large",), "cpu": ("all-MiniLM-L6-v2",)}
+    asked = make_plan(SETTINGS, machine, classes=["gpu", "cpu"], models=["a", "b"])
+    assert {each.models for each in asked.workers} == {("a", "b")}
+    assert asked.workers[0].command == ("embedctl worker --class gpu --gpu GPU-0 --cpus 0-1 --model a --model b")
+
+
+def test_what_was_tuned_decides_the_workers_on_a_set_that_nobody_shares() -> None:
+    asked: list[tuple[str, tuple[str, ...], frozenset[int]]] = []
+
+    def advice(hardware: str, models: Sequence[str], on: frozenset[int]) -> int:
+        asked.append((hardware, tuple(models), on))
+        return 2
+
+    alone = make_plan(SETTINGS, LAPTOP, advice=advice)
+    assert [name for name, *_ in workers(alone)] == ["cpu:0-1", "cpu:2-3"]
+    assert asked == [("cpu", ("all-MiniLM-L6-v2",), frozenset({0, 1, 2, 3}))]
+    shared = make_plan(SETTINGS, LAPTOP, classes=["cpu", "cpu-int8"], advice=advice)
+    assert len(shared.workers) == 2
+
+
+def test_a_quota_shows_in_the_threads() -> None:
+    plan = make_plan(SETTINGS, Machine([cpus(0, 7, threads=2)]))
+    assert plan.workers[0].command == ("embedctl worker --class cpu --cpus 0-7 --threads 2 --model all-MiniLM-L6-v2")
+
+
+def test_every_worker_has_a_port_of_its_own_for_its_metrics() -> None:
+    plan = make_plan(SETTINGS.replace(metrics_port=9100), Machine(TWO_NODES))
+    assert [dict(each.environment) for each in plan.workers] == [
+        {"EMBEDCTL_METRICS_PORT": "9100"},
+        {"EMBEDCTL_METRICS_PORT": "9101"},
+    ]
+    assert plan.workers[1].command.startswith("EMBEDCTL_METRICS_PORT=9101 embedctl worker ")
+    assert dict(make_plan(SETTINGS, LAPTOP).workers[0].environment) == {}
+    with pytest.raises(SettingsError, match="metrics_port: 2 workers from 65535 on go beyond 65535"):
+        make_plan(SETTINGS.replace(metrics_port=65535), Machine(TWO_NODES))
+
+
+def test_a_plan_is_a_table_with_a_line_for_each_worker() -> None:
+    table = str(make_plan(SETTINGS, Machine([cpus(0, 3)], gpus=gpus(0)), classes=["gpu", "cpu"])).splitlines()
+    assert [line.split()[0] for line in table] == ["class", "gpu", "cpu"]
+    at = table[0].index("command")
+    assert table[2][at:] == "embedctl worker --class cpu --cpus 2-3 --model all-MiniLM-L6-v2"
+    assert table[1].split()[:6] == ["gpu", "gpu", "GPU-0", "0-1", "2", "large"]
+
+
+def test_tuning_is_found_by_model_class_and_number_of_cpus(tmp_path: Path) -> None:
+    models = {}
+    for name, workers_found in (("tuned", 4), ("tuned-too", 2), ("untuned", 0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_text(name)
+        models[name] = ModelEntry(source=str(folder))
+        if workers_found:
+            tuned = Tuned(budgets={1: 512}, workers=workers_found, threads=1, cpus=4, tokens_per_s=1.0)
+            save_tuned(tuned, CLASSES["cpu"], resolve_model(name, models[name]).fingerprint, tmp_path / "cache")
+    settings = SETTINGS.replace(models=models, cache_dir=str(tmp_path / "cache"))
+    four = frozenset(range(4))
+    assert workers_as_tuned(settings, "cpu", ["tuned"], four) == 4
+    assert workers_as_tuned(settings, "cpu", ["tuned", "tuned-too"], four) == 2
+    assert workers_as_tuned(settings, "cpu", ["tuned", "untuned"], four) == 1
+    assert workers_as_tuned(settings, "cpu", ["tuned"], frozenset(range(2))) == 1
+    assert workers_as_tuned(settings, "cpu-int8", ["tuned"], four) == 1
+    assert workers_as_tuned(settings, "cpu", [str(tmp_path / "nowhere")], four) == 1
+    elsewhere = settings.replace(cache_dir=str(tmp_path / "empty"))
+    assert workers_as_tuned(elsewhere, "cpu", ["tuned"], four) == 1

@@ -1,0 +1,102 @@
+"""Logs on standard error: lines for people on a terminal, one JSON object a line for programs elsewhere.
+
+What a line is about stands in fields: `extra={"job": …, "chunk": …, "attempt": …}`. No text of a record is ever logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from datetime import UTC, datetime
+from typing import Any
+
+#: What a record may bear through `extra`, in the order in which it is shown; `worker` is this process's own otherwise.
+FIELDS = ("job", "chunk", "attempt", "worker")
+
+
+class _Fields:
+    """The fields of records, and the name of the worker that this process is; empty if it is none."""
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+
+    def of(self, record: logging.LogRecord) -> dict[str, Any]:
+        found = {name: getattr(record, name, None) for name in FIELDS}
+        found["worker"] = found["worker"] or self.worker or None
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class _TextFormatter(logging.Formatter):
+    """`time level logger: message`, and the fields as `name=value` behind the message's first line."""
+
+    def __init__(self, fields: _Fields) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._fields = fields
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
+        first, line_end, rest = super().formatMessage(record).partition("\n")
+        fields = "".join(f" {name}={value}" for name, value in self._fields.of(record).items())
+        return f"{first}{fields}{line_end}{rest}"
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object: `time` (UTC), `level`, `logger`, `message`, the fields, and `exception` where there was one."""
+
+    def __init__(self, fields: _Fields) -> None:
+        super().__init__()
+        self._fields = fields
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._fields.of(record),
+        }
+        if record.exc_info and record.exc_info[0]:
+            kind, error, trace = record.exc_info
+            line["exception"] = {
+                "type": kind.__qualname__,
+                "traceback": "".join(traceback.format_exception(kind, error, trace)),
+            }
+        # A value that is no JSON is shown as text: a line must not be lost over one of its fields.
+        return json.dumps(line, default=str)
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """The one handler of ours, told from anybody else's by its class."""
+
+    def __init__(self, *, as_json: bool, worker: str) -> None:
+        super().__init__(sys.stderr)
+        self.fields = _Fields(worker)
+        self.setFormatter(_JsonFormatter(self.fields) if as_json else _TextFormatter(self.fields))
+
+
+def configure(log_format: str, level: str, *, worker: str = "") -> None:
+    """Log to standard error from here on; a second call replaces the first.
+
+    Args:
+        log_format: text, json, or auto: text on a terminal, json elsewhere.
+        level: the least level that is logged, in lower or upper case.
+        worker: the name that lines bear; see :func:`set_worker`.
+    """
+    root = logging.getLogger()
+    for handler in _ours():
+        root.removeHandler(handler)
+    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+    root.addHandler(_Handler(as_json=as_json, worker=worker))
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+
+
+def set_worker(name: str) -> None:
+    """Name the worker that this process is: every later line bears it."""
+    for handler in _ours():
+        handler.fields.worker = name
+
+
+def _ours() -> list[_Handler]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, _Handler)]
