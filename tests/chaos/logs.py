@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_LINE = re.compile(r"\d{4}-\d\d-\d\d \S+ (?:ERROR|CRITICAL) (?P<words>.*)")
 #: The last line of a traceback: an exception's name and message.
-_RAISED = re.compile(r"(?P<words>[A-Za-z_][\w.]*(?:Error|Exception|Lost|Unavailable)(?::.*)?)$")
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Lost|Unavailable|LeftOut)(?::.*)?$")
 _VARYING = re.compile(r"(?<!\S)/[\w./-]+|[0-9a-f]{8,}|\d+")
 _LONGEST = 110
 
@@ -20,7 +20,21 @@ def errors_in(files: Iterable[Path]) -> Counter[str]:
     for file in files:
         with file.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                match = _LINE.match(line) or _RAISED.match(line)
-                if match:
-                    found[_VARYING.sub("N", match["words"]).replace("|", "/").strip()[:_LONGEST]] += 1
+                for words in _words_of(line.strip()):
+                    found[_VARYING.sub("N", words).replace("|", "/").strip()[:_LONGEST]] += 1
     return found
+
+
+def _words_of(line: str) -> Iterator[str]:
+    try:
+        said = json.loads(line)
+    except ValueError:  # what a process prints as it dies is no line of its log
+        said = None
+    if not isinstance(said, dict):
+        if _RAISED.match(line):
+            yield line
+        return
+    if said["level"] in ("ERROR", "CRITICAL"):
+        yield f"{said['logger']}: {said['message'].partition(chr(10))[0]}"
+    if "exception" in said:
+        yield said["exception"]["traceback"].strip().rpartition("\n")[2]

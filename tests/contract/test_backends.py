@@ -191,6 +191,13 @@ def test_texts_of_no_words_have_finite_vectors(backend: Backend, text: str) -> N
     assert np.isfinite(found).all()
 
 
+def test_a_batch_has_as_many_positions_as_it_has_tokens_or_more(alias: str, backend: Backend) -> None:
+    lengths = np.array([7, 3, 3, 1])
+    pads = alias != "torch"  # the model's family runs packed there
+    assert backend.positions(lengths) == (28 if pads else 14)
+    assert backend.positions(lengths[:1]) == 7
+
+
 def test_warming_up_changes_nothing(backend: Backend, alone: Vectors) -> None:
     backend.warm_up()
     np.testing.assert_array_equal(encode(backend, TEXTS[:1]), alone[:1])

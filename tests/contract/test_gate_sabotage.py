@@ -234,6 +234,9 @@ class Proxy:
     def finish(self, output: Any, *, normalize: bool) -> Vectors:
         return self._good.finish(output, normalize=normalize)
 
+    def positions(self, lengths: Rows) -> int:
+        return self._good.positions(lengths)
+
 
 class NoPrompt(Proxy):
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:

@@ -65,7 +65,7 @@ def test_a_hung_encode_ends_the_process(settings: Settings, environment, start_w
     job = enqueue_embeddings(["text"], hardware="hung", settings=settings)
     eventually(lambda: hung.process.poll() is not None, timeout_s=30)
     assert hung.process.returncode == 70
-    assert "no progress for 2 s" in hung.log()
+    assert hung.logged("no progress for 2 s", job=job.id, chunk=0, attempt=1)
     assert job.status().state is JobState.RUNNING
 
 

@@ -402,7 +402,7 @@ def test_a_hole_is_found_and_repaired_by_the_same_corpus(
     job = enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
     raw.delete(keys.chunk_input(job.id, 3))
     worker = start_worker()
-    eventually(lambda: job.status().chunks_done == 7 and "chunk 3: lost" in worker.log())
+    eventually(lambda: job.status().chunks_done == 7 and worker.logged("can't be claimed: lost", chunk=3))
     assert audit(broker, raw, job) == (3, 3)
     assert "lost by the broker: chunks 3 to 3" in embedctl("status", job.id).stdout
     with pytest.raises(JobLost, match="--resume"):
@@ -427,8 +427,12 @@ def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
         damage(data)
         raw.set(keys.chunk_input(job.id, chunk), bytes(data), keepttl=True)
     worker = start_worker()
-    eventually(lambda: job.status().chunks_done == 4 and all(f"chunk {at}: lost" in worker.log() for at in damages))
-    assert all(f"chunk {at}: its input is damaged" in worker.log() for at in damages)
+    eventually(
+        lambda: (
+            job.status().chunks_done == 4 and all(worker.logged("can't be claimed: lost", chunk=at) for at in damages)
+        )
+    )
+    assert all(worker.logged("input is damaged", job=job.id, chunk=at, attempt=1) for at in damages)
     assert audit(broker, raw, job) == (1, 5)
     shown = embedctl("status", job.id).stdout
     assert "its input was damaged in Redis" in next(line for line in shown.splitlines() if line.startswith("trouble"))
@@ -476,7 +480,7 @@ def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(
     settings: Settings, raw, start_worker: StartWorker
 ) -> None:
     worker = start_worker()
-    eventually(lambda: " ready.\n" in worker.log())
+    eventually(lambda: worker.logged(" ready."))
     with standing_still(worker.process):
         job = enqueue_embeddings(TEXTS, chunk_size=5, settings=settings)
         fill(raw)
@@ -530,7 +534,7 @@ def test_a_late_result_of_other_weights_is_refused(
         environment["EMBEDCTL_CONFIG"] = str(slower)
         right = start_worker("slow")
         eventually(lambda: job.status().claims > 0)
-    eventually(lambda: "its result was not needed: mismatch" in late.log())
+    eventually(lambda: late.logged("result was not needed: mismatch"))
     assert job.status().refused > 0
     job.wait(timeout=60)
     assert job.status().pinned_by == right.row().instance

@@ -21,6 +21,7 @@ def encode_carefully(
     given_up: Collection[int],
     announce: Callable[[int], None],
     on_batch: Callable[[int], None] | None = None,
+    about: Mapping[str, object] | None = None,
 ) -> EncodedChunk:
     """Encode a chunk so that, should the process die, it is known at which record.
 
@@ -28,6 +29,7 @@ def encode_carefully(
         given_up: the rows at which earlier owners died; they and their equals fail as `crashed_worker`, untouched.
         announce: called with each row before anything is done with it, and with -1 after the last.
         on_batch: called after each batch of windows of a row with its tokens.
+        about: as in :meth:`ChunkEncoder.prepare`.
 
     Raises:
         Whatever `announce` raises.
@@ -35,7 +37,7 @@ def encode_carefully(
     vectors = np.full((len(chunk), encoder.dim_of(options)), np.nan, np.float32)
     errors: list[RecordError] = []
     truncations: list[Truncation] = []
-    tokens = 0
+    tokens = positions = 0
     records = list(zip(chunk.kinds, chunk.texts, strict=True))
     deadly = {records[row] for row in given_up}
     for row, record in enumerate(records):
@@ -43,10 +45,11 @@ def encode_carefully(
             errors.append(RecordError(row, ErrorCode.CRASHED_WORKER, _MESSAGE))
             continue
         announce(row)
-        alone = encoder.encode(encoder.prepare(chunk.select([row]), options), on_batch=on_batch)
+        alone = encoder.encode(encoder.prepare(chunk.select([row]), options, about=about), on_batch=on_batch)
         vectors[row] = alone.vectors[0]
         errors += [RecordError(row, error.code, error.message) for error in alone.errors]
         truncations += [Truncation(row, cut.used, cut.lost) for cut in alone.truncations]
         tokens += alone.tokens
+        positions += alone.positions
     announce(-1)
-    return EncodedChunk(vectors, errors, truncations, tokens)
+    return EncodedChunk(vectors, errors, truncations, tokens, positions)

@@ -12,6 +12,7 @@ import numpy as np
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
 from embedctl_workers.backends.base import Backend, Rows, Tokens, Vectors, Windows, is_out_of_memory
 from embedctl_workers.batching import batches_of
+from embedctl_workers.quoting import first_line
 from embedctl_workers.vectors import mean_of_windows, unit
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Prepared:
         dim: length of the vectors to make.
         raw: whether the backend's vectors are worked on before they are normalised.
         errors: by record.
+        about: fields for the lines of the log about this chunk.
     """
 
     rows: int
@@ -46,6 +48,7 @@ class Prepared:
     raw: bool
     normalize: bool
     errors: dict[int, RecordError] = field(default_factory=dict)
+    about: Mapping[str, object] | None = None
 
     def tokens_of(self, batch: Rows) -> Tokens:
         """The tokens for a batch. A prompt stands in the first window of a text alone."""
@@ -54,12 +57,18 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """Vectors of a chunk, float32, records × dim, NaN where a record failed; and what happened on the way."""
+    """Vectors of a chunk, float32, records × dim, NaN where a record failed; and what happened on the way.
+
+    Attributes:
+        tokens: that the device was given, without padding.
+        positions: the same with padding; of a batch that was halved, as if it had not been.
+    """
 
     vectors: Vectors
     errors: list[RecordError]
     truncations: list[Truncation]
     tokens: int
+    positions: int
 
 
 class ChunkEncoder:
@@ -74,11 +83,14 @@ class ChunkEncoder:
         dimensions = options.get("dimensions")
         return self.backend.dim if dimensions is None else min(int(dimensions), self.backend.dim)
 
-    def prepare(self, chunk: ChunkInput, options: Mapping[str, Any]) -> Prepared:
+    def prepare(
+        self, chunk: ChunkInput, options: Mapping[str, Any], *, about: Mapping[str, object] | None = None
+    ) -> Prepared:
         """Check, deduplicate and tokenise a chunk; needs no device.
 
         Args:
             options: the job's: `prompt`, `truncation`, `normalize`, `dimensions`.
+            about: fields for the lines of the log about this chunk.
         """
         mean = options.get("truncation") == "mean"
         hopeless = self._too_many(options)
@@ -93,7 +105,7 @@ class ChunkEncoder:
                 errors[row] = RecordError(row, *problem)
         texts = [text.decode() for text in distinct]
         prompt = options.get("prompt")
-        tokens, bad = self._tokenize(texts, prompt)
+        tokens, bad = self._tokenize(texts, prompt, about)
         if options.get("truncation") == "error":
             bad |= {at: (ErrorCode.TOO_LONG, self._too_long(tokens, at)) for at in np.flatnonzero(tokens.lost).tolist()}
         _fail(source, bad, errors)
@@ -112,6 +124,7 @@ class ChunkEncoder:
             raw=mean or options.get("dimensions") is not None,
             normalize=bool(options.get("normalize", True)),
             errors=errors,
+            about=about,
         )
 
     def encode(
@@ -156,6 +169,7 @@ class ChunkEncoder:
                 if tokens.lost[at := prepared.source[row]]
             ],
             tokens=int(sum(tokens.lengths[batch].sum() for batch in prepared.batches)),
+            positions=sum(self.backend.positions(tokens.lengths[batch]) for batch in prepared.batches),
         )
 
     def _batches(self, tokens: Tokens, wanted: Rows, windows: Windows | None) -> list[Rows]:
@@ -168,14 +182,18 @@ class ChunkEncoder:
             parts = [rows] if tokens.prompt_tokens is None else [rows[rows < first], rows[rows >= first]]
         return [part[batch] for part in parts for batch in batches_of(tokens.lengths[part], self._token_budget)]
 
-    def _tokenize(self, texts: Sequence[str], prompt: str | None) -> tuple[Tokens, dict[int, tuple[ErrorCode, str]]]:
+    def _tokenize(
+        self, texts: Sequence[str], prompt: str | None, about: Mapping[str, object] | None
+    ) -> tuple[Tokens, dict[int, tuple[ErrorCode, str]]]:
         """Tokenise texts; where that fails, find the texts that fail alone and put empty ones in their place."""
         if not texts:
             return Tokens(lengths=np.zeros(0, np.int64), lost=np.zeros(0, np.int64)), {}
         try:
             return self.backend.tokenize(texts, prompt), {}
         except Exception as error:  # noqa: BLE001  (whatever one text does to the tokeniser is that record's error)
-            log.warning("tokenising %d texts failed (%s): trying each alone", len(texts), type(error).__name__)
+            log.warning(
+                "tokenising %d texts failed (%s): trying each alone", len(texts), type(error).__name__, extra=about
+            )
         bad: dict[int, tuple[ErrorCode, str]] = {}
         for at, text in enumerate(texts):
             try:
@@ -197,7 +215,9 @@ class ChunkEncoder:
             if len(rows) == 1:
                 bad[int(rows[0])] = (code, f"the backend failed: {first_line(error)}")
                 return
-            log.warning("a batch of %d rows failed (%s): halving it", len(rows), type(error).__name__)
+            log.warning(
+                "a batch of %d rows failed (%s): halving it", len(rows), type(error).__name__, extra=prepared.about
+            )
             middle = len(rows) // 2
             self._encode_rows(prepared, rows[:middle], into, bad)
             self._encode_rows(prepared, rows[middle:], into, bad)
@@ -260,9 +280,3 @@ def _fail(source: Rows, bad: Mapping[int, tuple[ErrorCode, str]], errors: dict[i
     for row in np.flatnonzero(np.isin(source, list(bad))).tolist():
         errors[row] = RecordError(row, *bad[int(source[row])])
         source[row] = -1
-
-
-def first_line(error: Exception) -> str:
-    """Kind and beginning of a backend's error. Never all of it: some quote the text that they failed on."""
-    line = str(error).partition("\n")[0][:200]
-    return f"{type(error).__name__}: {line}"

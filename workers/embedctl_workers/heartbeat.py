@@ -44,6 +44,8 @@ class Heartbeat:
         self._interval_s = min(INTERVAL_S, broker.settings.lease_s / 3)
         self._reaper = Reaper(broker)
         self._stop = threading.Event()
+        #: When its thread last began a step, and when it began the last beat that Redis took: by the monotonic clock.
+        self.moved_at = self.reached_at = 0.0
         self._threads = [
             threading.Thread(target=self._run, name="heartbeat", daemon=True),
             # A thread of its own: it must not wait for a Redis that does not answer.
@@ -56,9 +58,15 @@ class Heartbeat:
         Raises:
             BrokerUnavailable: Redis can't be reached.
         """
-        self._broker.workers.beat(self._describe())
+        self._beat()
+        self.moved_at = time.monotonic()
         for thread in self._threads:
             thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its threads run, or have ended because they were told to."""
+        return self._stop.is_set() or all(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
         """Beat no more, and say that the worker has left."""
@@ -74,6 +82,7 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
             for step in (self._beat, self._renew, self._reaper.round, self._return_tickets):
+                self.moved_at = time.monotonic()
                 try:
                     step()
                 except EmbedctlError as error:
@@ -84,7 +93,9 @@ class Heartbeat:
                     log.exception("heartbeat: a step failed")
 
     def _beat(self) -> None:
+        began = time.monotonic()
         self._broker.workers.beat(self._describe())
+        self.reached_at = began
 
     def _renew(self) -> None:
         for held in self._in_hand.all():
@@ -92,11 +103,7 @@ class Heartbeat:
             if answer in ("cancelled", "gone", "done"):
                 held.unwanted.set()
             elif answer == "not_owner":
-                log.warning(
-                    "job %s chunk %d: the lease lapsed; its result may still be first",
-                    held.job_id,
-                    held.chunk,
-                )
+                log.warning("the chunk's lease lapsed; its result may still be first", extra=held.fields)
 
     def _watch(self) -> None:
         longest_s = self._broker.settings.hang_s
@@ -111,11 +118,7 @@ class Heartbeat:
             if quietest is not None and quietest[1] > longest_s:
                 held, quiet_s = quietest
                 log.critical(
-                    "job %s chunk %d: no progress for %.0f s (hang_s is %g): ending this process",
-                    held.job_id,
-                    held.chunk,
-                    quiet_s,
-                    longest_s,
+                    "no progress for %.0f s (hang_s is %g): ending this process", quiet_s, longest_s, extra=held.fields
                 )
                 logging.shutdown()
                 os._exit(HUNG_EXIT)

@@ -13,7 +13,8 @@ class Held:
 
     Attributes:
         token: of the claim.
-        attempt: how often the chunk was claimed, this time included.
+        model: the name under which its job asks for it.
+        attempt: how often the chunk was claimed, this time included; 0 before that is known.
         unwanted: set when its job has ended or was cancelled.
         moving_since: when its encode last made progress, by the monotonic clock; None while it is not encoding.
     """
@@ -21,9 +22,16 @@ class Held:
     job_id: str
     chunk: int
     token: str
-    attempt: int = 1
+    model: str
+    attempt: int = 0
     unwanted: threading.Event = field(default_factory=threading.Event)
     moving_since: float | None = None
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """What every line of the log about it bears."""
+        fields: dict[str, object] = {"job": self.job_id, "chunk": self.chunk}
+        return {**fields, "attempt": self.attempt} if self.attempt else fields
 
 
 class InHand:

@@ -8,8 +8,12 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 from celery import Celery, signals
+from celery.bootsteps import StartStopStep
 from celery.concurrency.thread import TaskPool
 
 from embedctl.broker import Broker
@@ -18,15 +22,24 @@ from embedctl.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
+from embedctl_config.errors import MissingExtra
+from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
+from embedctl_workers import logs
 from embedctl_workers.backends.base import Host
 from embedctl_workers.cache import cache_folder
+from embedctl_workers.control import answer_questions_only
 from embedctl_workers.devices import Pinned
+from embedctl_workers.encoder import ChunkEncoder
+from embedctl_workers.endpoint import Endpoint
 from embedctl_workers.gate import run_gate
+from embedctl_workers.health import Health
 from embedctl_workers.heartbeat import Heartbeat
 from embedctl_workers.loading import load_encoder
 from embedctl_workers.runner import ChunkRunner
+from embedctl_workers.speed import Speed
 from embedctl_workers.tasks import register
+from embedctl_workers.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -41,84 +54,148 @@ def run_worker(
         GateFailed: a model's vectors are not what the class promises.
         BrokerUnavailable: Redis can't be reached.
     """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    usual_name = f"{hardware}:{pinned.label}@{socket.gethostname()}"
+    logs.configure(settings.log_format, log_level, worker=usual_name)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    broker = Broker.connect(settings)
-    broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
     entry = settings.hardware_class(hardware)
-    host = Host(pinned.threads, cache_folder(settings), build)
-    encoders, accuracy = {}, {}
     if entry.overrides:
         log.warning("class %s is held to bounds of its own: %s", hardware, entry.overrides_in_words)
-    for model in models:
-        started = time.monotonic()
-        encoder = encoders[model] = load_encoder(settings, entry, model, host)
-        backend = encoder.backend
-        report = run_gate(encoder, entry, host)
-        accuracy[model] = report.figures if report else ""
-        log.info(
-            "model %s: fingerprint %s, %d dimensions, backend %s (%s), accuracy gate: %s; ready in %.1f s",
-            model,
-            backend.fingerprint[:12],
-            backend.dim,
-            entry.backend,
-            backend.engine,
-            accuracy[model] or "nothing to check",
-            time.monotonic() - started,
-        )
-    Reaper(broker).end_leases_of_the_dead()  # a worker that died here may have had nobody else to tell
-    name = _free_name(broker, f"{hardware}:{pinned.label}@{socket.gethostname()}")
-    instance = f"{name}/{secrets.token_hex(4)}"
-    runner = ChunkRunner(broker, entry, encoders, instance)
+    health = Health()
+    with ExitStack() as stack:
+        telemetry, url = _telemetry(settings, hardware, entry, models, health, stack)
+        broker = Broker.connect(settings, telemetry.observer)
+        stack.callback(broker.close)
+        broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
+        host = Host(pinned.threads, cache_folder(settings), build)
+        served = {}
+        for model in models:
+            served[model] = _load(settings, entry, model, host, health, telemetry)
+            stack.callback(served[model].encoder.backend.close)
+        health.phase = "starting"
+        Reaper(broker).end_leases_of_the_dead()  # a worker that died here may have had nobody else to tell
+        name = _free_name(broker, usual_name)
+        logs.set_worker(name)
+        instance = f"{name}/{secrets.token_hex(4)}"
+        encoders = {model: each.encoder for model, each in served.items()}
+        runner = ChunkRunner(broker, entry, encoders, instance, telemetry)
+        telemetry.watch(runner)
 
-    def describe() -> WorkerRow:
-        return WorkerRow(
-            instance=instance,
-            name=name,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            hardware=hardware,
-            backend=entry.backend,
-            precision=entry.precision,
-            bounds=entry.overrides_in_words,
-            cpus=pinned.label,
-            threads=pinned.threads,
-            models={
-                model: ServedModel(
-                    fingerprint=encoder.backend.fingerprint,
-                    dim=encoder.backend.dim,
-                    tokens_per_s=round(runner.tokens_per_s[model], 1),
-                    engine=encoder.backend.engine,
-                    accuracy=accuracy[model],
-                )
-                for model, encoder in encoders.items()
-            },
-            holding=tuple((held.job_id, held.chunk) for held in runner.in_hand.all()),
-            progressed_ms=runner.progressed_ms,
-            machine=machine_id(),
-            process=process_id(os.getpid()),
-            quiet_s=round(quietest[1], 1) if (quietest := runner.in_hand.quietest()) else 0.0,
-        )
+        def describe() -> WorkerRow:
+            return WorkerRow(
+                instance=instance,
+                name=name,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                hardware=hardware,
+                backend=entry.backend,
+                precision=entry.precision,
+                bounds=entry.overrides_in_words,
+                cpus=pinned.cpu_list,
+                threads=pinned.threads,
+                models={model: each.as_served(runner.speed[model]) for model, each in served.items()},
+                holding=tuple((held.job_id, held.chunk) for held in runner.in_hand.all()),
+                progressed_ms=runner.progressed_ms,
+                machine=machine_id(),
+                process=process_id(os.getpid()),
+                quiet_s=round(quietest[1], 1) if (quietest := runner.in_hand.quietest()) else 0.0,
+                device=pinned.device,
+                metrics=url,
+            )
 
-    heartbeat = Heartbeat(broker, runner.in_hand, describe, runner.return_tickets)
-    heartbeat.start()
-    try:
+        heartbeat = Heartbeat(broker, runner.in_hand, describe, runner.return_tickets)
+        heartbeat.start()
+        stack.callback(heartbeat.stop)
+        health.attend(heartbeat, runner.in_hand, runner.draining)
         app = make_celery(settings)
         model_of_queue = {keys.queue(hardware, model): model for model in models}
         register(app, runner, model_of_queue)
-        return _consume(app, runner, name, list(model_of_queue), entry.prefetch, log_level)
-    finally:
-        heartbeat.stop()
-        for encoder in encoders.values():
-            encoder.backend.close()
-        broker.close()
+        return _consume(app, runner, health, name, list(model_of_queue), entry.prefetch, log_level)
 
 
-def _consume(app: Celery, runner: ChunkRunner, name: str, queues: list[str], prefetch: int, log_level: str) -> int:
+def _telemetry(
+    settings: Settings, hardware: str, entry: HardwareClass, models: Sequence[str], health: Health, stack: ExitStack
+) -> tuple[Telemetry, str]:
+    """What is told of this worker's work, and the URL at which others may read it; served until the stack is left.
+
+    Raises:
+        MissingExtra: the extra `metrics` is not installed.
+        SettingsError: the port is not to be had.
+    """
+    if not settings.metrics_port:
+        return Telemetry(), ""
+    try:
+        from embedctl_workers.metrics import Metrics
+    except ModuleNotFoundError as error:
+        raise MissingExtra("metrics", "the setting metrics_port") from error
+    metrics = Metrics(hardware, entry, models)
+    endpoint = stack.enter_context(Endpoint(settings.metrics_host, settings.metrics_port, metrics.page, health))
+    log.info("metrics and health: %s/metrics, /healthz, /readyz", endpoint.url)
+    return metrics, endpoint.url
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A model that is ready to encode, and what the gate measured of it, in words."""
+
+    encoder: ChunkEncoder
+    accuracy: str
+
+    def as_served(self, speed: Speed) -> ServedModel:
+        """What the heartbeat says of it."""
+        backend = self.encoder.backend
+        return ServedModel(
+            fingerprint=backend.fingerprint,
+            dim=backend.dim,
+            tokens_per_s=round(speed.tokens_per_s, 1),
+            rows_per_s=round(speed.rows_per_s, 1),
+            padding=round(speed.padding, 3),
+            engine=backend.engine,
+            accuracy=self.accuracy,
+        )
+
+
+def _load(
+    settings: Settings, entry: HardwareClass, model: str, host: Host, health: Health, telemetry: Telemetry
+) -> _Served:
+    """Load a model and measure its vectors.
+
+    Raises:
+        SettingsError, ModelError, MissingExtra: it can't be loaded.
+        GateFailed: its vectors are not what the class promises.
+    """
+    started = time.monotonic()
+    health.phase = f"loading {model}"
+    encoder = load_encoder(settings, entry, model, host)
+    backend = encoder.backend
+    health.phase = f"measuring the vectors of {model}"
+    report = run_gate(encoder, entry, host)
+    if report is not None:
+        telemetry.gated(model, report)
+    accuracy = report.figures if report else ""
+    log.info(
+        "model %s: fingerprint %s, %d dimensions, backend %s (%s), accuracy gate: %s; ready in %.1f s",
+        model,
+        backend.fingerprint[:12],
+        backend.dim,
+        entry.backend,
+        backend.engine,
+        accuracy or "nothing to check",
+        time.monotonic() - started,
+    )
+    return _Served(encoder, accuracy)
+
+
+def _consume(
+    app: Celery, runner: ChunkRunner, health: Health, name: str, queues: list[str], prefetch: int, log_level: str
+) -> int:
     def drain(**_: object) -> None:
         runner.draining.set()
 
     signals.worker_shutting_down.connect(drain, weak=False)
+    # Who answers this signal sets up the logs, so that Celery's lines go where ours do.
+    signals.setup_logging.connect(_logs_are_set_up, weak=False)
+    app.steps["consumer"].add(_told_by_celery(health))
+    answer_questions_only()
     # The threads pool, because one process holds one device: chunks share it under a lock instead of forking.
     worker = app.Worker(
         hostname=name,
@@ -133,6 +210,25 @@ def _consume(app: Celery, runner: ChunkRunner, name: str, queues: list[str], pre
     )
     worker.start()
     return int(worker.exitcode or 0)
+
+
+def _logs_are_set_up(**_: object) -> None:
+    """Nothing is left to do."""
+
+
+def _told_by_celery(health: Health) -> type[StartStopStep]:
+    """A part of Celery's consumer, which starts when tickets are taken and stops with each lost connection."""
+
+    class Consuming(StartStopStep):
+        requires = ("celery.worker.consumer.tasks:Tasks",)
+
+        def start(self, parent: Any) -> None:
+            health.consuming = True
+
+        def stop(self, parent: Any) -> None:
+            health.consuming = False
+
+    return Consuming
 
 
 class _Threads(TaskPool):

@@ -19,9 +19,12 @@ from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ChunkResult
 from embedctl_workers.careful import encode_carefully
-from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Prepared, Stopped, first_line
+from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Prepared, Stopped
 from embedctl_workers.inhand import Held, InHand
+from embedctl_workers.quoting import first_line, kind_and_place, without_message
 from embedctl_workers.room import Room
+from embedctl_workers.speed import Speed
+from embedctl_workers.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +32,6 @@ log = logging.getLogger(__name__)
 _RETRY_DELAY_S = 10.0
 _LONGEST_RETRY_DELAY_S = 30 * 60.0
 _LONGEST_PAUSE_S = 5.0
-#: Weight of the newest chunk in the running rate.
-_RATE_WEIGHT = 0.2
 
 
 class ChunkRunner:
@@ -39,53 +40,66 @@ class ChunkRunner:
     Args:
         encoders: by model name.
         instance: this worker process.
+        telemetry: is told of what becomes of chunks.
     """
 
     def __init__(
-        self, broker: Broker, hardware: HardwareClass, encoders: Mapping[str, ChunkEncoder], instance: str
+        self,
+        broker: Broker,
+        hardware: HardwareClass,
+        encoders: Mapping[str, ChunkEncoder],
+        instance: str,
+        telemetry: Telemetry,
     ) -> None:
         self._broker = broker
         self._hardware = hardware
         self._encoders = encoders
         self._instance = instance
+        self._telemetry = telemetry
         self._device = threading.Lock()
         self._room = Room()
         self._returned: deque[Ticket] = deque()
         self.in_hand = InHand()
         self.draining = threading.Event()
         self.progressed_ms = 0
-        self.tokens_per_s: dict[str, float] = dict.fromkeys(encoders, 0.0)
+        self.speed: dict[str, Speed] = dict.fromkeys(encoders, Speed())
         # A job's options never change, and its chunks come one after the other.
         self._job = lru_cache(maxsize=256)(broker.jobs.status)
 
     def run(self, model: str, ticket: Ticket) -> None:
         """Do what a ticket says. Never raises: whatever goes wrong, there will be another ticket."""
+        held = Held(ticket.job_id, ticket.chunk, secrets.token_hex(8), model)
         version = ticket.facts.get("version")
         if isinstance(version, int) and version > wire.VERSION:
-            log.debug("job %s chunk %d: its ticket is of a newer version", ticket.job_id, ticket.chunk)
+            log.debug("its ticket is of a newer version", extra=held.fields)
             self._returned.append(ticket)
             return
-        held = Held(ticket.job_id, ticket.chunk, secrets.token_hex(8))
         with self._room:
             if self.draining.is_set():  # perhaps it was told so while a suspect chunk had the room
                 self._returned.append(ticket)
                 return
             try:
-                self._run(model, held)
+                self._run(held, ticket)
             except Stopped:
-                log.info("job %s chunk %d: no longer wanted", held.job_id, held.chunk)
+                log.info("the chunk is no longer wanted", extra=held.fields)
             except BrokerUnavailable as error:
-                log.warning("job %s chunk %d: %s", held.job_id, held.chunk, error)
+                log.warning("the chunk has to wait: %s", error, extra=held.fields)
                 self._returned.append(ticket)
             except _NotForMe as error:
-                log.warning("job %s chunk %d: %s", held.job_id, held.chunk, error)
+                log.warning("the chunk is not for this worker: %s", error, extra=held.fields)
                 self._returned.append(ticket)
             except JobError as error:
-                log.info("job %s chunk %d: %s", held.job_id, held.chunk, error)
+                log.info("the chunk is not wanted: %s", error, extra=held.fields)
             except Exception as error:
-                log.exception("job %s chunk %d: failed, and will be offered again", held.job_id, held.chunk)
-                delay_s = min(_LONGEST_RETRY_DELAY_S, _RETRY_DELAY_S * 2 ** min(held.attempt - 1, 10))
-                self._give_back(held, delay_s=delay_s, trouble=first_line(error))
+                log.error(  # noqa: TRY400  (its message may quote a text)
+                    "the chunk failed (%s), and will be offered again",
+                    type(error).__name__,
+                    exc_info=without_message(error),
+                    extra=held.fields,
+                )
+                self._telemetry.failed(model)
+                delay_s = min(_LONGEST_RETRY_DELAY_S, _RETRY_DELAY_S * 2 ** min(max(0, held.attempt - 1), 10))
+                self._give_back(held, delay_s=delay_s, trouble=kind_and_place(error))
             finally:
                 self.in_hand.drop(held)
 
@@ -104,24 +118,24 @@ class ChunkRunner:
             self._returned.extend(tickets)
             raise
 
-    def _run(self, model: str, held: Held) -> None:
-        encoder = self._encoders[model]
+    def _run(self, held: Held, ticket: Ticket) -> None:
+        encoder = self._encoders[held.model]
         job = self._job(held.job_id)
         if job.precision != self._hardware.precision:
             # A host whose class of this name is configured otherwise.
             raise _NotForMe(f"the job wants {job.precision}, and this worker offers {self._hardware.precision}")
         fingerprint = encoder.backend.fingerprint
+        waited_s = self._age_s(ticket)
         claim = self._broker.jobs.claim(
             held.job_id, held.chunk, token=held.token, instance=self._instance, fingerprint=fingerprint
         )
+        self._telemetry.claimed(held.model, claim, waited_s)
         if claim.answer is not ClaimAnswer.OK:
             log.log(
                 logging.WARNING if claim.answer in (ClaimAnswer.MISMATCH, ClaimAnswer.LOST) else logging.DEBUG,
-                "job %s chunk %d: %s %s",
-                held.job_id,
-                held.chunk,
-                claim.answer,
-                claim.fingerprint,
+                "the chunk can't be claimed: %s",
+                f"{claim.answer} {claim.fingerprint}".rstrip(),
+                extra=held.fields,
             )
             return
         held.attempt = claim.attempt
@@ -129,31 +143,39 @@ class ChunkRunner:
         try:
             chunk = wire.decode_input(claim.input)
         except WireError as error:  # a newer format too: in a job of my version it can only be damage
-            log.error("job %s chunk %d: its input is damaged: %s", held.job_id, held.chunk, error)  # noqa: TRY400  (the bytes are to blame, not a line of ours)
+            log.error("the chunk's input is damaged: %s", error, extra=held.fields)  # noqa: TRY400  (the bytes are to blame, not a line of ours)
             self._broker.jobs.drop_input(held.job_id, held.chunk)
             self._give_back(held, delay_s=0, trouble=f"its input was damaged in Redis: {first_line(error)}")
             return
         if claim.given_up is None:
-            encoded = self._encode_beside_others(model, encoder, chunk, job, held)
+            encoded = self._encode_beside_others(encoder, chunk, job, held)
         else:
             encoded = self._encode_alone(encoder, chunk, job, held, claim.given_up)
         if encoded is None:
             self._give_back(held, delay_s=0)
             self._broker.tickets.send(job.queue, held.job_id, [held.chunk], version=job.version)
         else:
+            self._telemetry.encoded(held.model, encoded.tokens, encoded.positions)
             self._complete(job, held, claim.input, chunk, encoded, fingerprint)
 
+    def _age_s(self, ticket: Ticket) -> float | None:
+        """How long ago a ticket was first sent, in seconds; None where it does not say."""
+        sent_ms, now_ms = ticket.facts.get("sent_ms"), self._broker.connection.about_now_ms()
+        # Anything may stand in a ticket, and clocks are only about the same.
+        return max(0, now_ms - sent_ms) / 1000 if type(sent_ms) is int and 0 < sent_ms < 2 * now_ms else None
+
     def _encode_beside_others(
-        self, model: str, encoder: ChunkEncoder, chunk: ChunkInput, job: JobStatus, held: Held
+        self, encoder: ChunkEncoder, chunk: ChunkInput, job: JobStatus, held: Held
     ) -> EncodedChunk | None:
         """Prepare a chunk while another one is encoded; None if the worker stops before its turn comes."""
-        held.moving_since = time.monotonic()  # a tokeniser may hang as well
+        began = held.moving_since = time.monotonic()  # a tokeniser may hang as well
         try:
-            prepared = encoder.prepare(chunk, job.options)
+            prepared = encoder.prepare(chunk, job.options, about=held.fields)
         finally:
             held.moving_since = None
+        self._telemetry.staged(held.model, "tokenise", time.monotonic() - began)
         with self._device:
-            return None if self.draining.is_set() else self._encode(model, encoder, prepared, held)
+            return None if self.draining.is_set() else self._encode(encoder, prepared, held)
 
     def _encode_alone(
         self, encoder: ChunkEncoder, chunk: ChunkInput, job: JobStatus, held: Held, given_up: Collection[int]
@@ -161,9 +183,7 @@ class ChunkRunner:
         """Encode a suspect chunk with nothing else in this process; None if that is not to be had, or it stops."""
         if not self._room.clear():
             return None
-        log.warning(
-            "job %s chunk %d: a worker died over it: encoding it alone, record by record", held.job_id, held.chunk
-        )
+        log.warning("a worker died over the chunk: encoding it alone, record by record", extra=held.fields)
 
         def announce(row: int) -> None:
             if held.unwanted.is_set():
@@ -179,31 +199,47 @@ class ChunkRunner:
         def on_batch(tokens: int) -> None:
             if held.unwanted.is_set():
                 raise Stopped
-            held.moving_since = time.monotonic()
+            self._progress(held)
 
         try:
             return encode_carefully(
-                encoder, chunk, job.options, given_up=given_up, announce=announce, on_batch=on_batch
+                encoder,
+                chunk,
+                job.options,
+                given_up=given_up,
+                announce=announce,
+                on_batch=on_batch,
+                about=held.fields,
             )
         except _Draining:
             return None
         finally:
             held.moving_since = None
 
-    def _encode(self, model: str, encoder: ChunkEncoder, prepared: Prepared, held: Held) -> EncodedChunk:
-        def on_batch(tokens: int) -> None:
-            held.moving_since = time.monotonic()
-            self.progressed_ms = time.time_ns() // 1_000_000
+    def _encode(self, encoder: ChunkEncoder, prepared: Prepared, held: Held) -> EncodedChunk:
+        began = batch_began = time.monotonic()
 
-        started = held.moving_since = time.monotonic()
+        def on_batch(tokens: int) -> None:
+            nonlocal batch_began
+            before, batch_began = batch_began, time.monotonic()
+            self._telemetry.batched(held.model, batch_began - before)
+            self._progress(held)
+
+        held.moving_since = began
         try:
             encoded = encoder.encode(prepared, on_batch=on_batch, wanted=lambda: not held.unwanted.is_set())
         finally:
             held.moving_since = None
-        rate = encoded.tokens / max(1e-6, time.monotonic() - started)
-        before = self.tokens_per_s[model]
-        self.tokens_per_s[model] = before + _RATE_WEIGHT * (rate - before) if before else rate
+        seconds = time.monotonic() - began
+        self._telemetry.staged(held.model, "encode", seconds)
+        self.speed[held.model] = self.speed[held.model].after(
+            rows=prepared.rows, tokens=encoded.tokens, positions=encoded.positions, seconds=seconds
+        )
         return encoded
+
+    def _progress(self, held: Held) -> None:
+        held.moving_since = time.monotonic()
+        self.progressed_ms = self._broker.connection.about_now_ms()
 
     def _complete(
         self,
@@ -240,16 +276,19 @@ class ChunkRunner:
             dim=encoded.vectors.shape[1],
             failed_input=wire.encode_input(chunk.select(failed), job.version) if failed else b"",
         )
+        began = time.monotonic()
         answer = self._patiently(
             held,
             lambda: self._broker.jobs.complete(
                 held.job_id, held.chunk, held.token, payload, report, fingerprint=fingerprint
             ),
         )
+        self._telemetry.staged(held.model, "store", time.monotonic() - began)
+        self._telemetry.answered(held.model, answer, report.done, [error.code for error in encoded.errors])
         if answer == "ok":
             self._broker.send_issued(job)
         else:
-            log.info("job %s chunk %d: its result was not needed: %s", held.job_id, held.chunk, answer)
+            log.info("the chunk's result was not needed: %s", answer, extra=held.fields)
 
     def _patiently(self, held: Held, ask: Callable[[], str]) -> str:
         """Hold on to what was done until Redis takes it; the lease is renewed meanwhile, or lapses and does no harm."""
@@ -258,7 +297,7 @@ class ChunkRunner:
             try:
                 return ask()
             except BrokerUnavailable as error:
-                log.warning("job %s chunk %d: held back: %s", held.job_id, held.chunk, error)
+                log.warning("held back: %s", error, extra=held.fields)
                 if self.draining.wait(pause):
                     raise
                 pause = min(_LONGEST_PAUSE_S, pause * 2)
@@ -267,12 +306,7 @@ class ChunkRunner:
         try:
             self._broker.jobs.release(held.job_id, held.chunk, held.token, delay_s=delay_s, trouble=trouble)
         except BrokerUnavailable as error:
-            log.warning(
-                "job %s chunk %d: can't be given back, its lease will lapse: %s",
-                held.job_id,
-                held.chunk,
-                error,
-            )
+            log.warning("the chunk can't be given back, its lease will lapse: %s", error, extra=held.fields)
 
 
 class _NotForMe(Exception):

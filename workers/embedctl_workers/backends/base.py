@@ -92,6 +92,11 @@ class Reference:
     bounds: Thresholds | None = None
 
 
+def padded(lengths: Rows) -> int:
+    """How many tokens a batch has when each of its rows is as long as its longest."""
+    return len(lengths) * int(lengths.max(initial=0))
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a backend failed for want of memory, on the host or on its device.
 
@@ -141,6 +146,10 @@ class Backend(Protocol):
 
     def finish(self, output: Any, *, normalize: bool) -> Vectors:
         """Post-process: float32, rows × dim, in host memory; of unit length if `normalize`."""
+        ...
+
+    def positions(self, lengths: Rows) -> int:
+        """How many tokens the device computes for a batch of these lengths, padding included: their sum or more."""
         ...
 
     def warm_up(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors, Windows, in_order_of_windows
+from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors, Windows, in_order_of_windows, padded
 
 
 class Poison(StrEnum):
@@ -32,22 +32,33 @@ class Poison(StrEnum):
 class DummyBackend:
     """A vector is drawn from the sha256 of its tokens; a token is a word.
 
-    Options: `dim`, `max_tokens`, `seconds_per_batch` (sleeps that long), `seed` (another one is another fingerprint),
-    `memory_tokens` (a batch of more rows × longest row is out of memory), `poison` (the words of :class:`Poison` act).
+    Options: `dim`, `max_tokens`, `seconds_to_load` and `seconds_per_batch` (sleeps that long), `seed` (another one is
+    another fingerprint), `memory_tokens` (a batch of more rows × longest row is out of memory), `poison` (the words of
+    :class:`Poison` act).
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("dim", "max_tokens", "seconds_per_batch", "seed", "memory_tokens", "poison")
+    OPTIONS: ClassVar[tuple[str, ...]] = (
+        "dim",
+        "max_tokens",
+        "seconds_to_load",
+        "seconds_per_batch",
+        "seed",
+        "memory_tokens",
+        "poison",
+    )
 
     def __init__(
         self,
         *,
         dim: int = 8,
         max_tokens: int = 256,
+        seconds_to_load: float = 0.0,
         seconds_per_batch: float = 0.0,
         seed: int = 0,
         memory_tokens: int = 0,
         poison: bool = False,
     ) -> None:
+        time.sleep(seconds_to_load)
         self.dim = dim
         self.engine = "sha256"
         self.reference = None
@@ -91,6 +102,9 @@ class DummyBackend:
 
     def finish(self, output: Vectors, *, normalize: bool) -> Vectors:
         return output / np.linalg.norm(output, axis=1, keepdims=True) if normalize else output
+
+    def positions(self, lengths: Rows) -> int:
+        return padded(lengths)
 
     def warm_up(self) -> None:
         pass

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry, Thresholds
 from embedctl_workers.artifacts import Artifact
-from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors, padded
 from embedctl_workers.models import ModelFiles, resolve_model
 from embedctl_workers.onnx.recipe import ONNX, ONNX_INT8, artifact_for
 from embedctl_workers.tokenizing import TextTokenizer
@@ -106,6 +106,9 @@ class OnnxBackend:
 
     def finish(self, output: Vectors, *, normalize: bool) -> Vectors:
         return unit(output) if normalize else output
+
+    def positions(self, lengths: Rows) -> int:
+        return padded(lengths)
 
     def warm_up(self) -> None:
         for length in _WARM_UP_LENGTHS:

@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors, padded
 from embedctl_workers.models import ModelFiles, resolve_model
 from embedctl_workers.packed.engine import packed_engine
 from embedctl_workers.tokenizing import TextTokenizer
@@ -60,6 +60,7 @@ class TorchBackend:
         packed = packed_engine(self._model, host) if engine == "auto" else None
         self._engine: Engine = packed or _Padded(self._model, tokenizer)
         self.engine = packed.name if packed else "padded, torch"
+        self._pads = packed is None
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
@@ -83,6 +84,9 @@ class TorchBackend:
             if normalize:
                 vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
             return vectors.numpy(force=True)
+
+    def positions(self, lengths: Rows) -> int:
+        return padded(lengths) if self._pads else int(lengths.sum())
 
     def warm_up(self) -> None:
         for length in _WARM_UP_LENGTHS:

@@ -1,0 +1,213 @@
+"""What a real worker serves over HTTP: its metrics add up, and its health is the truth."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from embedctl import JobState, enqueue_embeddings
+from embedctl_config.settings import Settings
+from tests.conftest import RedisServer
+from tests.e2e.conftest import StartWorker, eventually
+
+#: A class whose models take their time.
+LATE = """
+[classes.late]
+backend = "dummy"
+token_budget = 64
+options = {dim = 16, seconds_to_load = 2.0, seconds_per_batch = 0.3}
+"""
+
+
+@pytest.fixture
+def redis_server(short_folder: Path) -> Iterator[RedisServer]:
+    """A Redis of the test's own: one of these stops it."""
+    folder = short_folder / "redis"
+    folder.mkdir()
+    server = RedisServer(folder)
+    server.start()
+    yield server
+    server.stop()
+
+
+@dataclass
+class Page:
+    """What a worker serves."""
+
+    port: int
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body; 0 while nobody listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    @property
+    def well(self) -> tuple[int, str]:
+        return self.get("/healthz")
+
+    @property
+    def ready(self) -> tuple[int, str]:
+        return self.get("/readyz")
+
+    def metrics(self, hardware: str) -> dict[tuple[str, ...], float]:
+        """Every value of ours, by name and what its labels are, but for class and model."""
+        found = {}
+        for family in text_string_to_metric_families(self.get("/metrics")[1]):
+            for sample in family.samples:
+                if sample.name.startswith("embedctl_") and not sample.name.endswith("_created"):
+                    labels = dict(sample.labels)
+                    assert labels.pop("hardware_class") == hardware
+                    assert labels.pop("model", "dummy") == "dummy"
+                    found[sample.name.removeprefix("embedctl_"), *labels.values()] = sample.value
+        return found
+
+
+@pytest.fixture
+def page(environment: dict[str, str], free_port: int) -> Page:
+    """Where the workers of this test serve; one at a time."""
+    environment["EMBEDCTL_METRICS_PORT"] = str(free_port)
+    return Page(free_port)
+
+
+@pytest.fixture
+def late(environment: dict[str, str]) -> None:
+    """There is the class `late`."""
+    config = Path(environment["EMBEDCTL_CONFIG"])
+    config.write_text(config.read_text() + LATE)
+
+
+def distinct_words(texts: list[str]) -> list[int]:
+    return [len(text.split()) for text in set(texts) if text]
+
+
+def test_the_metrics_of_a_finished_job_are_exact(settings: Settings, page: Page, start_worker: StartWorker) -> None:
+    worker = start_worker("poison")
+    texts = [f"text {i} " + "word " * (i % 7) for i in range(100)]
+    texts[13], texts[14], texts[37], texts[55] = "", "it will fail-encoder", "this is not-a-number", "fail-tokenizer"
+    texts[72] = texts[71]
+    chunks = [texts[at : at + 10] for at in range(0, 100, 10)]
+    # What the tokeniser fails on never reaches the device.
+    told = [distinct_words([text for text in chunk if text != "fail-tokenizer"]) for chunk in chunks]
+
+    job = enqueue_embeddings(texts, hardware="poison", chunk_size=10, settings=settings)
+    status = job.wait(timeout=60)
+    assert (status.state, status.done, status.failed) == (JobState.COMPLETED_WITH_ERRORS, 96, 4)
+    eventually(lambda: page.metrics("poison")["chunks_in_hand",] == 0)
+    found = page.metrics("poison")
+
+    assert (found["records_total", "done"], found["records_total", "failed"]) == (96, 4)
+    errors = {key[1]: count for key, count in found.items() if key[0] == "record_errors_total" and count}
+    assert errors == {"empty": 1, "encode_error": 2, "non_finite": 1}
+    assert found["tokens_total",] == status.tokens == sum(map(sum, told))
+    assert found["padding_tokens_total",] == sum(len(words) * max(words) - sum(words) for words in told)
+    # A ticket that comes twice, as the reaper may send it, is a claim, but no attempt.
+    assert (found["claims_total", "ok"], found["results_total", "ok"]) == (10, 10)
+    assert (found["attempts_total", "first"], found["attempts_total", "repeated"]) == (10, 0)
+    assert {key[1] for key, count in found.items() if key[0] == "claims_total" and count} <= {"ok", "done", "busy"}
+    assert {key[1] for key, count in found.items() if key[0] == "results_total" and count} == {"ok"}
+    for stage in ("tokenise", "encode", "store"):
+        assert found["stage_seconds_count", stage] == 10
+    assert found["batch_seconds_count",] == 10
+    assert found["queue_wait_seconds_count",] == 10
+    assert 0 <= found["queue_wait_seconds_sum",] < 60
+    assert found["redis_round_trip_seconds_count", "claim"] >= 10
+    assert found["redis_round_trip_seconds_count", "complete"] >= 10
+    assert found["redis_round_trip_seconds_count", "PIPELINE"] > 0
+    assert abs(found["last_progress_timestamp_seconds",] - time.time()) < 60
+    assert found["chunk_failures_total",] == 0
+    assert ("gate_passed",) not in found  # nothing is promised of this backend
+    assert job.id not in page.get("/metrics")[1]
+
+    eventually(lambda: worker.row().models["dummy"].rows_per_s > 0)
+    row = worker.row()
+    assert row.metrics == f"http://127.0.0.1:{page.port}"
+    assert row.device.startswith("cpu ")
+    assert 0 < row.models["dummy"].padding < 1
+    assert worker.logged("halving it", job=job.id, chunk=1, attempt=1, worker=row.name)
+    lines = [json.loads(line) for line in worker.log().splitlines()]
+    of_celery = [line for line in lines if line["logger"].startswith("celery.")]
+    assert len(of_celery) > 10
+    assert {line["worker"] for line in of_celery} == {row.name}
+    assert not [line for line in lines if "word" in line["message"]]
+
+
+@pytest.mark.usefixtures("late")
+def test_a_worker_is_ready_from_when_it_consumes_until_it_drains(
+    settings: Settings, page: Page, start_worker: StartWorker
+) -> None:
+    worker = start_worker("late", wait=False)
+    eventually(lambda: page.ready == (503, "loading dummy\n"))
+    assert page.well == (200, "ok\n")
+    assert page.get("/metrics")[0] == 200
+    eventually(lambda: page.ready == (200, "ok\n"))
+    worker.wait_ready()
+
+    job = enqueue_embeddings([f"{i} " + "word " * 60 for i in range(8)], hardware="late", settings=settings)
+    eventually(lambda: worker.row().progressed_ms > 0)
+    assert page.ready == (200, "ok\n")
+    worker.process.terminate()
+    eventually(lambda: page.ready == (503, "draining\n"))
+    assert page.well == (200, "ok\n")
+    assert page.metrics("late")["chunks_in_hand",] == 1
+    assert worker.process.wait(30) == 0
+    assert page.ready == (0, "")
+    assert job.status().done == 8
+
+
+def test_a_redis_that_goes_makes_it_unready_and_not_unwell_until_it_comes_back(
+    settings: Settings, redis_server: RedisServer, page: Page, start_worker: StartWorker
+) -> None:
+    start_worker()
+    eventually(lambda: page.ready == (200, "ok\n"))
+    redis_server.stop()
+    eventually(lambda: page.ready[0] == 503, timeout_s=10)  # sooner than a heartbeat ceases to count
+    eventually(lambda: sum(v for key, v in page.metrics("dummy").items() if key[0] == "redis_unanswered_total") > 0)
+    reason = page.ready[1]
+    assert reason.startswith(("not connected to the queues", "Redis has not answered for "))
+    assert page.well == (200, "ok\n")
+    redis_server.start()
+    eventually(lambda: page.ready == (200, "ok\n"), timeout_s=30)
+    assert enqueue_embeddings(["text"], settings=settings).wait(timeout=30).done == 1
+
+
+@pytest.mark.slow  # a batch counts as hung after 10 s
+def test_a_hung_encode_is_an_illness_before_the_worker_ends_itself(
+    settings: Settings, environment: dict[str, str], page: Page, start_worker: StartWorker
+) -> None:
+    environment["EMBEDCTL_HANG_S"] = "12.5"
+    worker = start_worker("hung")
+    job = enqueue_embeddings(["text"], hardware="hung", settings=settings)
+    eventually(lambda: worker.row().holding)
+    assert page.well == (200, "ok\n")
+    eventually(lambda: page.well[0] == 503, timeout_s=30)
+    assert worker.process.poll() is None
+    assert page.well[1].startswith(f"chunk 0 of job {job.id} has finished no batch for 1")
+    assert page.ready == (503, page.well[1])
+    assert worker.process.wait(20) == 70
+
+
+@pytest.mark.usefixtures("late")
+def test_a_port_that_is_taken_ends_a_worker_before_it_loads_a_model(page: Page, start_worker: StartWorker) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", page.port))
+        other.listen()
+        worker = start_worker("late", wait=False)
+        assert worker.process.wait(30) == 2
+    assert f"metrics_port: {page.port} of '127.0.0.1' is taken by another process" in worker.log()
+    assert "EMBEDCTL_METRICS_PORT" in worker.log()
+    assert "fingerprint" not in worker.log()
+    assert "Traceback" not in worker.log()

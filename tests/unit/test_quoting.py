@@ -1,0 +1,77 @@
+"""What is told of an error that quotes a text: all but the text."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.quoting import first_line, kind_and_place, without_message
+
+SECRET = "the text of a record"
+
+
+def fail_twice() -> None:
+    try:
+        {}[SECRET]
+    except KeyError as error:
+        error.add_note(SECRET)
+        raise ValueError(f"can't encode {SECRET!r}") from error
+
+
+def caught() -> ValueError:
+    with pytest.raises(ValueError, match=SECRET) as raised:
+        fail_twice()
+    return raised.value
+
+
+def test_the_kind_and_the_place_are_told() -> None:
+    told = kind_and_place(caught())
+    assert told.startswith("ValueError in fail_twice (test_quoting.py, line ")
+    assert SECRET not in told
+
+
+def test_an_error_that_was_never_raised_has_no_place() -> None:
+    assert kind_and_place(RuntimeError(SECRET)) == "RuntimeError"
+
+
+def test_a_message_of_ours_quotes_nothing_and_is_told() -> None:
+    assert kind_and_place(ModelError("this model was closed")) == "ModelError: this model was closed"
+
+
+def test_the_log_has_every_traceback_and_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("test").error("failed", exc_info=without_message(caught()))
+    assert SECRET not in caplog.text
+    assert caplog.text.count("in fail_twice") == 2
+    assert "ValueError; its message may quote a text" in caplog.text
+    assert "KeyError; its message may quote a text" in caplog.text
+
+
+def test_what_caused_an_error_without_being_named_is_told_too_unless_it_is_hidden() -> None:
+    def fail(*, hide: bool) -> BaseException:
+        try:
+            try:
+                {}[SECRET]
+            except KeyError:
+                if hide:
+                    raise OSError(SECRET) from None
+                raise OSError(SECRET)  # noqa: B904  (the implicit cause is what is tested)
+        except OSError as error:
+            return without_message(error)[1]
+
+    assert "KeyError" in str(fail(hide=False).__cause__)
+    assert fail(hide=True).__cause__ is None
+
+
+def test_errors_that_cause_one_another_in_a_circle_come_to_an_end() -> None:
+    one, two = RuntimeError(SECRET), ValueError(SECRET)
+    one.__cause__, two.__cause__ = two, one
+    depth, at = 0, without_message(one)[1]
+    while at.__cause__ is not None:
+        depth, at = depth + 1, at.__cause__
+    assert depth == 10
+
+
+def test_the_record_itself_may_quote_its_text_but_not_all_of_it() -> None:
+    assert first_line(ValueError(f"{'x' * 500}\n{SECRET}")) == f"ValueError: {'x' * 200}"
