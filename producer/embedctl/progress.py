@@ -11,13 +11,12 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from embedctl.rates import Rate
 from embedctl.routing import no_worker
 from embedctl.store import JobStatus
 
 #: Without a terminal there is one line in this many seconds.
 _LINE_EVERY_S = 10.0
-#: A rate is taken over the last this many seconds.
-_RATE_OVER_S = 15.0
 
 
 class JobProgress:
@@ -27,7 +26,7 @@ class JobProgress:
         self._console = Console(stderr=True, quiet=quiet)
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        self._samples: list[tuple[float, int, int]] = []
+        self._rate = Rate()
         self._next_line = time.monotonic() + _LINE_EVERY_S
         self._told_no_worker = self._told_stalled = False
         self._told_waiting = ""
@@ -78,7 +77,8 @@ class JobProgress:
         if not self._seen:
             self._seen = True
             self.taken_up = ended if ended and not job.state.ended else None
-        rate = self._rate(ended, job.tokens)
+        rates = self._rate.add(time.monotonic(), ended, job.tokens)
+        rate = "" if rates is None else f"{rates[0]:,.0f} rec/s {rates[1]:,.0f} tok/s"
         if not job.live_workers and not job.state.ended and not self._told_no_worker:
             self._told_no_worker = True
             self.say(no_worker(job.hardware, job.model))
@@ -98,15 +98,3 @@ class JobProgress:
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
             self.say(f"{job.state}: {ended} of {job.records} records {rate}")
-
-    def _rate(self, records: int, tokens: int) -> str:
-        now = time.monotonic()
-        self._samples.append((now, records, tokens))
-        while now - self._samples[0][0] > _RATE_OVER_S:
-            self._samples.pop(0)
-        then, records_then, tokens_then = self._samples[0]
-        if now - then < 1 or tokens == tokens_then:
-            return ""
-        return (
-            f"{(records - records_then) / (now - then):,.0f} rec/s {(tokens - tokens_then) / (now - then):,.0f} tok/s"
-        )

@@ -180,9 +180,9 @@ def test_a_machine_is_ready_while_its_workers_are_idle_or_busy(
 
 
 def test_a_machine_without_a_worker_is_not_ready(
-    embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker
+    embedctl: RunEmbedctl, worker_broker: Broker, short_folder: Path, start_worker
 ) -> None:
-    broker.workers.beat(row("far", machine="another machine"))
+    worker_broker.workers.beat(row("far", machine="another machine"))
     none = embedctl("worker", "--ready")
     assert (none.returncode, none.stdout) == (1, "")
     assert none.stderr == "embedctl worker: no live worker on this machine\n"
@@ -235,18 +235,20 @@ def die(broker: Broker, raw, job_id: str, instance: str, at_row: int | None = No
     broker.upkeep.reap(job_id, QUEUE)
 
 
-def test_a_stuck_chunk_is_shown_with_its_history(broker: Broker, raw, embedctl: RunEmbedctl) -> None:
-    broker.workers.beat(row("bystander"))
+def test_a_stuck_chunk_is_shown_with_its_history(
+    broker: Broker, worker_broker: Broker, raw, embedctl: RunEmbedctl
+) -> None:
+    worker_broker.workers.beat(row("bystander"))
     job_id = new_job(broker, 2)
     broker.jobs.issue(job_id, QUEUE)
-    die(broker, raw, job_id, "w0")
+    die(worker_broker, raw, job_id, "w0")
     (line,) = lines(embedctl("status", job_id).stdout, "suspect")
     assert line == "chunk 0: encoded alone, record by record; no row named yet"
-    die(broker, raw, job_id, "w1", at_row=1)
+    die(worker_broker, raw, job_id, "w1", at_row=1)
     (line,) = lines(embedctl("status", job_id).stdout, "suspect")
     assert line == "chunk 0: encoded alone, record by record; rows given up: 1"
     for number in (2, 3, 4):
-        die(broker, raw, job_id, f"w{number}")
+        die(worker_broker, raw, job_id, f"w{number}")
     shown = embedctl("status", job_id).stdout
     (line,) = lines(shown, "stuck")
     assert line == "chunk 0: encoded alone, record by record; rows given up: 1"
@@ -260,7 +262,7 @@ def test_a_stuck_chunk_is_shown_with_its_history(broker: Broker, raw, embedctl: 
     (suspect,) = json.loads(embedctl("status", job_id, "--json").stdout)["suspects"]
     assert (suspect["chunk"], suspect["stuck"], suspect["given_up"]) == (0, True, [1])
     assert [death["row"] for death in suspect["deaths"]] == [None, 1, None, None, None]
-    claim(broker, job_id, 0, "last")
-    assert complete(broker, job_id, 0, "last") == "ok"
+    claim(worker_broker, job_id, 0, "last")
+    assert complete(worker_broker, job_id, 0, "last") == "ok"
     after = embedctl("status", job_id).stdout
     assert lines(after, "stuck") == lines(after, "suspect") == []

@@ -9,6 +9,7 @@ from embedctl.store.jobs import (
     JobSpec,
     JobStore,
 )
+from embedctl.store.queues import Queues, Waiting
 from embedctl.store.status import Death, JobState, JobStatus, Suspect
 from embedctl.store.upkeep import Upkeep
 from embedctl.store.workers import GoneWorker, ServedModel, WorkerRegistry, WorkerRow
@@ -25,9 +26,11 @@ __all__ = [
     "JobState",
     "JobStatus",
     "JobStore",
+    "Queues",
     "ServedModel",
     "Suspect",
     "Upkeep",
+    "Waiting",
     "WorkerRegistry",
     "WorkerRow",
 ]

@@ -6,7 +6,7 @@ import calendar
 import json
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -21,6 +21,7 @@ from embedctl_config.errors import (
     JobLost,
     JobNotFound,
     JobUnfinished,
+    NotPermitted,
 )
 from embedctl_config.settings import Settings
 
@@ -362,12 +363,20 @@ class JobStore:
                     gone.append(job_id)
                 else:
                     yield status
-            if gone:
-                with self._connection.client() as client:
-                    client.zrem(keys.JOBS, *gone)
+            if gone and not self._dropped(gone):
+                gone = []
             if len(ids) < _SLICE:
                 return
             at += _SLICE - len(gone)
+
+    def _dropped(self, gone: Sequence[str]) -> bool:
+        """Take jobs off the list of all; whether this user may."""
+        try:
+            with self._connection.client() as client:
+                client.zrem(keys.JOBS, *gone)
+        except NotPermitted:  # who only looks leaves it to others
+            return False
+        return True
 
     def cancel(self, job_id: str) -> JobState:
         """End a job now; what was not fetched is freed. Returns the state that it has from here on."""
@@ -385,25 +394,60 @@ class JobStore:
             JobLost: Redis is younger than the job.
             JobNotFound: Redis knows no such job.
         """
-        status = self._find(job_id)
+        status = self._find(job_id) if keys.is_job_id(job_id) else None
         if status is None:
             raise self.absent(job_id)
         return status
 
-    def _find(self, job_id: str) -> JobStatus | None:
+    def find(self, job_ids: Sequence[str]) -> list[JobStatus]:
+        """Those of these jobs that there are, in this order, read in slices.
+
+        One of a newer version that this one can't read is left out: it must not hide all others.
+        """
+        found: list[JobStatus] = []
+        job_ids = [job_id for job_id in job_ids if keys.is_job_id(job_id)]
+        for at in range(0, len(job_ids), _SLICE):
+            found += [each for each in self._read(job_ids[at : at + _SLICE]) if isinstance(each, JobStatus)]
+        return found
+
+    def newest_ids(self, limit: int) -> list[str]:
+        """The ids of the jobs that were made last, the newest first; some may be gone."""
         with self._connection.client() as client:
-            facts, ttl_ms, alive = (
-                client.pipeline(transaction=False)
-                .hgetall(keys.job(job_id))
-                .pttl(keys.job(job_id))
-                .exists(keys.producer(job_id))
-                .execute()
-            )
-        if not facts:
-            return None
-        return parse_status(
-            job_id, {name.decode(): value.decode() for name, value in facts.items()}, ttl_ms, bool(alive)
-        )
+            return [job_id.decode() for job_id in client.zrevrange(keys.JOBS, 0, limit - 1)]
+
+    def active_ids(self, limit: int) -> tuple[list[str], int]:
+        """The ids of the jobs that need upkeep, of too many the newest and the oldest ones; and how many there are.
+
+        Args:
+            limit: most ids; at least 2.
+        """
+        half = limit // 2
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False).zcard(keys.ACTIVE)
+            count, newest, oldest = pipe.zrevrange(keys.ACTIVE, 0, half - 1).zrange(keys.ACTIVE, 0, half - 1).execute()
+        return [job_id.decode() for job_id in dict.fromkeys([*newest, *oldest])], count
+
+    def _find(self, job_id: str) -> JobStatus | None:
+        (status,) = self._read([job_id])
+        if isinstance(status, JobError):
+            raise status
+        return status
+
+    def _read(self, job_ids: Sequence[str]) -> Iterator[JobStatus | JobError | None]:
+        """Each job's facts, None where it is gone, or why they can't be read."""
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipe.hgetall(keys.job(job_id)).pttl(keys.job(job_id)).exists(keys.producer(job_id))
+            answers = pipe.execute()
+        for job_id, raw, ttl_ms, alive in zip(job_ids, answers[::3], answers[1::3], answers[2::3], strict=True):
+            facts = {name.decode(): value.decode() for name, value in raw.items()}
+            try:
+                yield parse_status(job_id, facts, ttl_ms, bool(alive)) if facts else None
+            except (LookupError, ValueError):
+                if int(facts.get("version", 0)) <= wire.VERSION:
+                    raise
+                yield self._made_by_newer(job_id)
 
     def input(self, job_id: str, chunk: int) -> bytes | None:
         """A chunk's stored input, or None once it is encoded."""

@@ -21,7 +21,8 @@ class ServedModel:
     """A model as one worker serves it.
 
     Attributes:
-        tokens_per_s: as measured so far.
+        tokens_per_s, rows_per_s: while it encodes, as measured so far.
+        padding: the share of what the device was given that was padding, as measured so far.
         engine: what executes it, in words.
         accuracy: what the gate measured at start, in words; empty where there was nothing to measure against.
     """
@@ -31,6 +32,8 @@ class ServedModel:
     tokens_per_s: float
     engine: str = ""
     accuracy: str = ""
+    rows_per_s: float = 0.0
+    padding: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,10 @@ class WorkerRow:
         cpus: the CPUs that it is pinned to, `threads` its compute threads.
         bounds: those of its class that replace the precision's at the accuracy gate, in words.
         holding: (job, chunk) in hand.
-        progressed_ms: when it last finished a batch, in ms by its own clock; 0 before the first.
+        progressed_ms: when it last finished a batch, in ms by about Redis' clock; 0 before the first.
         quiet_s: for how long what it encodes has made no progress; 0 while it encodes nothing.
+        device: what it is pinned to, as `cpu 0-3`, `gpu GPU-…` or `neuron 0`.
+        metrics: where it serves Prometheus and its health, as a URL; empty where it does not.
     """
 
     instance: str
@@ -63,6 +68,8 @@ class WorkerRow:
     process: str = ""
     quiet_s: float = 0.0
     bounds: str = ""
+    device: str = ""
+    metrics: str = ""
 
     @property
     def activity(self) -> Literal["idle", "busy", "hung"]:
@@ -141,8 +148,11 @@ class WorkerRegistry:
         with self._connection.client() as client:
             beat = client.get(keys.heartbeat(instance))
             pipe = client.pipeline(transaction=False).set(keys.died(instance), how, ex=keys.GONE_TTL_S)
-            for queue in _parse(beat).queues if beat else []:
-                pipe.zrem(keys.queue_workers(queue), instance)
+            if beat:
+                worker = _parse(beat)
+                pipe.hdel(keys.machine(worker.machine), instance)  # nobody need witness it any more
+                for queue in worker.queues:
+                    pipe.zrem(keys.queue_workers(queue), instance)
             pipe.zadd(keys.WORKERS, {instance: self._connection.now_ms() - 1}, xx=True, lt=True)
             pipe.execute()
 

@@ -1,0 +1,346 @@
+"""An overview as lines for a terminal, cut to its width and its height."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import chain
+
+from rich.text import Text
+
+from embedctl.columns import Column, Row, arrange, cut, plain, share
+from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
+from embedctl.routing import start_command
+from embedctl.store import GoneWorker, JobState, JobStatus, WorkerRow
+
+#: From this width on numbers are written in full, and bars are longer.
+_WIDE = 110
+_BAR, _WIDE_BAR = 10, 16
+_UNKNOWN = "–"
+_BAD, _WARN, _GOOD, _DIM = "bold red", "yellow", "green", "dim"
+_STATE_STYLES = {
+    JobState.RUNNING: _GOOD,
+    JobState.COMPLETED: _GOOD,
+    JobState.COMPLETED_WITH_ERRORS: _WARN,
+    JobState.FAILED: _BAD,
+    JobState.CANCELLED: _DIM,
+}
+_ACTIVITY_STYLES = {"busy": _GOOD, "idle": _DIM, "hung": _BAD}
+_WORKERS = (
+    Column("WORKERS", 24, floor=20),
+    Column("DEVICE", 10, rank=4),
+    Column("STATE", 5, floor=5),
+    Column("ROWS/S", 6, right=True, floor=6),
+    Column("TOKENS/S", 8, rank=1, right=True, floor=8),
+    Column("PAD", 4, rank=2, right=True, floor=4),
+    Column("LAST BATCH", 10, rank=1, right=True, floor=10),
+    Column("IN HAND", 16, rank=3),
+)
+_QUEUES = (
+    Column("QUEUES", 6),
+    Column("MODEL", 8, floor=16),
+    Column("WAITING", 7, right=True),
+    Column("OLDEST", 6, right=True, floor=6),
+    Column("WORKERS", 7, rank=1, right=True),
+)
+_JOBS = (
+    Column("JOBS", 26),
+    Column("STATE", 10, floor=10),
+    Column("PROGRESS", _WIDE_BAR, rank=2),
+    Column("DONE", 13, right=True, floor=11),
+    Column("FAIL", 4, rank=2, right=True),
+    Column("REC/S", 5, rank=1, right=True, floor=5),
+    Column("LEFT", 6, rank=1, right=True, floor=6),
+    Column("CLASS", 5, rank=4),
+    Column("MODEL", 8, rank=3),
+)
+#: What belongs together: a line, and those that explain it.
+Block = Sequence[Row]
+
+
+def overview_lines(overview: Overview, width: int | None = None, height: int | None = None) -> list[Text]:
+    """The sums, the workers, the queues and the jobs.
+
+    Args:
+        width: cells of a line, at most; None: as wide as need be.
+        height: lines, at most; None: all that there is to say.
+    """
+    groups = _groups(overview)
+    queues = [_queue_block(queue) for queue in sorted(overview.queues, key=_unserved_first)]
+    active = [_active_block(pace, width) for pace in overview.active]
+    ended = [_ended_block(pace, overview.at, width) for pace in overview.ended]
+    rooms: list[int | None] = [None] * 3
+    if height is not None:
+        wants = [
+            sum(1 + len(group.rows) for group in groups),
+            _length(queues),
+            _length(active) + (overview.active_count > len(active)) + _length(ended),
+        ]
+        # The sums, and for each part an empty line and its heads.
+        rooms = [*share(max(0, height - 7), [max(1, want) for want in wants])]
+    parts = [
+        (_WORKERS, _worker_rows(groups, rooms[0]) or [plain("none is alive; `embedctl worker` starts one", _WARN)]),
+        (_QUEUES, _filled(queues, rooms[1], len(queues), "queues") or [plain("none", _DIM)]),
+        (
+            _JOBS,
+            _job_rows(active, ended, rooms[2], overview.active_count)
+            or [plain("none; `embedctl submit` makes one", _DIM)],
+        ),
+    ]
+    tables = ([Text(), *arrange(columns, rows, width)] for columns, rows in parts)
+    return [cut(_sums(overview, width), width), *chain.from_iterable(tables)][:height]
+
+
+def job_lines(pace: JobPace, facts: Sequence[tuple[str, str]], width: int, height: int) -> list[Text]:
+    """A job's facts name by name, and its bar and the time left below the first two of them.
+
+    Args:
+        width, height: of the terminal, in cells and lines, at most.
+    """
+    job = pace.job
+    share_done = pace.finished / job.records if job.records else 0.0
+    rates = (
+        f"{number(pace.records_per_s)} rec/s  {number(pace.tokens_per_s)} tokens/s  {duration(pace.seconds_left)} left"
+    )
+    progress = (
+        plain(f"{'progress':<10} ").append_text(bar(share_done, _WIDE_BAR)).append(f"  {share_done:.0%}  {rates}")
+    )
+    lines = [plain(f"{name:<10} {value}") for name, value in facts]
+    rows = _filled([[line] for line in (*lines[:2], progress, *lines[2:])], height, len(lines) + 1, "lines")
+    return [cut(row, width) for row in rows if isinstance(row, Text)]
+
+
+def bar(share_done: float, width: int) -> Text:
+    """A bar of this many cells, which can be read without colours too."""
+    full, half = divmod(min(2 * width, int(2 * width * share_done)), 2)
+    return Text.assemble(("━" * full + "╸" * half, _GOOD), ("─" * (width - full - half), _DIM), no_wrap=True)
+
+
+def number(value: float | None, width: int | None = None) -> str:
+    """A number in full, or in at most 5 characters where the terminal is narrow."""
+    if value is None:
+        return _UNKNOWN
+    if width is None or width >= _WIDE or value < 9_999.5:
+        return f"{value:,.0f}"
+    for unit in "kM":
+        value /= 1000
+        if value < 999.5:
+            return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
+    return f"{value / 1000:.0f}G"
+
+
+def duration(seconds: float | None) -> str:
+    """A time for people, in at most 6 characters while it is below 3 years."""
+    if seconds is None:
+        return _UNKNOWN
+    for length, unit in ((1, "s"), (60, "min"), (3600, "h")):
+        if seconds < 99.5 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def _sums(overview: Overview, width: int | None) -> Text:
+    hung = sum(each.row.activity == "hung" for each in overview.workers)
+    gone = f"{len(overview.gone)}{'+' if len(overview.gone) == GONE_SHOWN else ''}" if overview.gone else ""
+    notes = [f"{count} {word}" for count, word in ((hung, "hung"), (gone, "gone")) if count]
+    facts = [
+        ("workers", number(len(overview.workers), width)),
+        ("rows/s", number(overview.rows_per_s, width)),
+        ("tokens/s", number(overview.tokens_per_s, width)),
+        ("tickets", number(overview.tickets, width)),
+        ("jobs", number(overview.active_count, width)),
+    ]
+    line = plain("")
+    for name, value in facts:
+        line.append("  " if line else "").append(f"{name} ", _DIM).append(value, "bold")
+        if name == "workers" and notes:
+            line.append(f" ({', '.join(notes)})", _BAD)
+    return line
+
+
+def _filled(blocks: Sequence[Block], room: int | None, count: int, noun: str) -> list[Row]:
+    """As many blocks as there is room for, and a line that says how many of `count` there are beside them."""
+    rows: list[Row] = []
+    shown = 0
+    for block in blocks:
+        left_out = count - shown - 1
+        if room is not None and len(rows) + len(block) + (left_out > 0) > room:
+            break
+        rows += block
+        shown += 1
+    if shown < count and room != 0:
+        rows.append(plain(f"… and {count - shown:,} more {noun}", _DIM))
+    return rows
+
+
+def _length(blocks: Iterable[Block]) -> int:
+    return sum(map(len, blocks))
+
+
+# Workers
+
+
+@dataclass(slots=True)
+class _Group:
+    """Workers that serve the same models in the same way: the live ones, and the rows of all."""
+
+    hardware: str
+    models: str
+    engine: str
+    live: list[WorkerState] = field(default_factory=list)
+    gone: list[GoneWorker] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+    def heading(self, left_out: int = 0) -> Text:
+        """What they have in common, and their counts, some of which have no row."""
+        activities = Counter(each.row.activity for each in self.live)
+        alive = f"{len(self.live)} live"
+        if len(self.live) > 1:
+            alive += f": {', '.join(f'{count} {activity}' for activity, count in sorted(activities.items()))}"
+        if left_out:
+            alive += f" ({left_out:,} not shown)"
+        facts = [plain(f"{self.hardware} {self.models}", "cyan"), plain(alive, _DIM), plain(self.engine, _DIM)]
+        return Text.assemble((" · ", _DIM), no_wrap=True).join(facts)
+
+
+def _groups(overview: Overview) -> list[_Group]:
+    """Workers by class, models and engine."""
+    groups: dict[tuple[str, str, str], _Group] = {}
+
+    def group_of(row: WorkerRow) -> _Group:
+        engines = dict.fromkeys(served.engine or row.backend for served in row.models.values())
+        kind = (row.hardware, ", ".join(row.models), ", ".join(engines))
+        return groups.setdefault(kind, _Group(*kind))
+
+    for state in overview.workers:
+        group_of(state.row).live.append(state)
+    for each in overview.gone:
+        group_of(each.worker).gone.append(each)
+    for group in groups.values():
+        # First those that somebody should look at, for there may be no room for all.
+        group.live.sort(key=lambda state: (state.row.activity != "hung", state.row.host, _natural(state.row)))
+        hung = sum(state.row.activity == "hung" for state in group.live)
+        rows = [_worker_row(state, overview.at) for state in group.live]
+        group.rows = [*rows[:hung], *map(_gone_row, group.gone), *rows[hung:]]
+    return [groups[kind] for kind in sorted(groups)]
+
+
+def _natural(row: WorkerRow) -> list[tuple[int, str]]:
+    """Sorts `cpu:4-7` before `cpu:10-13`."""
+    return [(int(digits or 0), letters) for digits, letters in re.findall(r"(\d*)(\D*)", row.name.partition("@")[0])]
+
+
+def _worker_row(state: WorkerState, now: datetime) -> Row:
+    row, encodes = state.row, state.encodes
+    hung = row.activity == "hung"
+    if hung:
+        batch = f"{duration(row.quiet_s)} ago"
+    elif row.progressed_ms:
+        batch = f"{duration(max(0.0, now.timestamp() - row.progressed_ms / 1000))} ago"
+    else:
+        batch = _UNKNOWN
+    chunks: dict[str, list[str]] = {}
+    for job_id, chunk in row.holding:
+        chunks.setdefault(job_id.rpartition("-")[2], []).append(str(chunk))
+    cells = (
+        ("  " + row.name, _BAD if hung else ""),
+        (row.device or f"cpu {row.cpus}", ""),
+        (row.activity, _ACTIVITY_STYLES[row.activity]),
+        (number(encodes.rows_per_s or None if encodes else None), ""),
+        (number(encodes.tokens_per_s or None if encodes else None), ""),
+        (f"{encodes.padding:.0%}" if encodes and encodes.tokens_per_s else _UNKNOWN, ""),
+        (batch, _BAD if hung else ""),
+        (" ".join(f"{job} {','.join(each)}" for job, each in chunks.items()), _DIM),
+    )
+    return [plain(value, style) for value, style in cells]
+
+
+def _gone_row(gone: GoneWorker) -> Row:
+    return plain(f"  {gone.worker.name}  gone {duration(gone.seconds)} ago: {gone.how}", _WARN)
+
+
+def _worker_rows(groups: Sequence[_Group], room: int | None) -> list[Row]:
+    if room is None:
+        return [row for group in groups for row in (group.heading(), *group.rows)]
+    if room <= len(groups):  # their headings tell the sums
+        return _filled([[group.heading()] for group in groups], room, len(groups), "kinds of workers")
+    rooms = share(room - len(groups), [len(group.rows) for group in groups])
+    return [
+        row
+        for group, own in zip(groups, rooms, strict=True)
+        for row in (group.heading(left_out=len(group.rows) - own), *group.rows[:own])
+    ]
+
+
+# Queues
+
+
+def _unserved_first(queue: QueueState) -> tuple[bool, str, str]:
+    return queue.workers > 0, queue.hardware, queue.model
+
+
+def _queue_block(queue: QueueState) -> Block:
+    style = "" if queue.workers else _WARN
+    cells = (queue.hardware, queue.model, f"{queue.tickets:,}", duration(queue.oldest_s), f"{queue.workers:,}")
+    row = [plain(value, style) for value in cells]
+    if queue.workers:
+        return [row]
+    return [row, plain(f"  start one: {start_command(queue.hardware, queue.model)}", _WARN)]
+
+
+# Jobs
+
+
+def _active_block(pace: JobPace, width: int | None) -> Block:
+    job = pace.job
+    length = _BAR if width is not None and width < _WIDE else _WIDE_BAR
+    progress = bar(pace.finished / job.records if job.records else 0.0, length)
+    state = plain("stalled", _BAD) if job.stalled else plain(job.state, _STATE_STYLES.get(job.state, ""))
+    row = _job_row(pace, state, progress, width)
+    return [row, *(plain(f"  {note}", _WARN) for note in _notes(job))]
+
+
+def _ended_block(pace: JobPace, now: datetime, width: int | None) -> Block:
+    job = pace.job
+    state = plain(job.state.partition("_")[0], _STATE_STYLES[job.state])
+    since = None if job.ended_at is None else max(0.0, (now - job.ended_at).total_seconds())
+    return [_job_row(pace, state, plain(f"{duration(since)} ago", _DIM), width)]
+
+
+def _job_row(pace: JobPace, state: Text, progress: Text, width: int | None) -> Row:
+    job = pace.job
+    open_end = "" if job.sealed or job.state.ended else "+"
+    return [
+        plain(job.id),
+        state,
+        progress,
+        plain(f"{number(pace.finished, width)}/{number(job.records, width)}{open_end}"),
+        plain(number(job.failed, width), _BAD if job.failed else ""),
+        plain(number(pace.records_per_s, width)),
+        plain(duration(pace.seconds_left)),
+        plain(job.hardware),
+        plain(job.model),
+    ]
+
+
+def _notes(job: JobStatus) -> list[str]:
+    """What keeps an active job from its end, in a line each."""
+    notes = []
+    if job.lost_chunks is not None:
+        notes.append(f"lost by the broker: chunks {job.lost_chunks[0]} to {job.lost_chunks[1]}")
+    if job.mismatch:
+        notes.append(f"mismatch: {job.mismatch} was refused")
+    if job.trouble:
+        notes.append(f"trouble: {job.trouble}")
+    return notes
+
+
+def _job_rows(active: Sequence[Block], ended: Sequence[Block], room: int | None, active_count: int) -> list[Row]:
+    rows = _filled(active, room, active_count, "active jobs")
+    for block in ended:
+        if room is None or len(rows) + len(block) <= room:
+            rows += block
+    return rows

@@ -1,0 +1,224 @@
+"""The whole at a glance: workers, queues and jobs, by reads whose size does not grow with any job."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import chain, islice
+
+from embedctl.broker import Broker
+from embedctl.rates import Rate
+from embedctl.store import GoneWorker, JobStatus, Queues, ServedModel, WorkerRow
+from embedctl_config import keys
+
+#: Most active jobs that are looked at: those that workers hold chunks of, the newest, and those that wait for longest.
+JOBS_LOOKED_AT = 200
+#: Most jobs that ended lately.
+ENDED_SHOWN = 5
+#: Among this many of the newest jobs are those looked for that ended lately.
+_NEWEST = 20
+#: Most workers that are gone.
+GONE_SHOWN = 50
+#: A job without progress for longer than this is not thought to go on as it did (seconds).
+_FRESH_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobPace:
+    """A job and how fast it goes.
+
+    Attributes:
+        records_per_s, tokens_per_s: over the last seconds, or since its start where those tell nothing; of an ended job
+            over all its time. None where nothing is known, or nothing goes on.
+        seconds_left: until all its records are done at that pace; None while more may be added to it.
+    """
+
+    job: JobStatus
+    records_per_s: float | None
+    tokens_per_s: float | None
+    seconds_left: float | None
+
+    @property
+    def finished(self) -> int:
+        """Records with a vector or an error."""
+        return self.job.done + self.job.failed
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """The tickets of a class and a model: how many wait, for how long the oldest has, and the live workers for them.
+
+    `oldest_s` is None where none waits, or where the ticket does not say when it was sent.
+    """
+
+    hardware: str
+    model: str
+    tickets: int
+    oldest_s: float | None
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A live worker and the model that it encodes with at this moment; None while it is idle or hung."""
+
+    row: WorkerRow
+    encodes: ServedModel | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everything at one moment.
+
+    Attributes:
+        at: by Redis' clock.
+        workers: the live ones.
+        gone: those that went without a good-bye in the last minutes; at most :data:`GONE_SHOWN`.
+        queues: those that a live worker consumes or an active job sends to.
+        active: jobs that have not ended: those of which a chunk was taken before the others, the newest first; at most
+            :data:`JOBS_LOOKED_AT` of `active_count`.
+        ended: jobs that ended lately, the last one first.
+    """
+
+    at: datetime
+    workers: tuple[WorkerState, ...]
+    gone: tuple[GoneWorker, ...]
+    queues: tuple[QueueState, ...]
+    active: tuple[JobPace, ...]
+    active_count: int
+    ended: tuple[JobPace, ...]
+
+    @property
+    def rows_per_s(self) -> float:
+        """What all busy workers encode together."""
+        return sum(each.encodes.rows_per_s for each in self.workers if each.encodes)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """What all busy workers encode together."""
+        return sum(each.encodes.tokens_per_s for each in self.workers if each.encodes)
+
+    @property
+    def tickets(self) -> int:
+        """What waits in all queues."""
+        return sum(queue.tickets for queue in self.queues)
+
+
+class Paces:
+    """How fast jobs go, by what they were when they were last looked at."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, Rate] = {}
+
+    def of(self, jobs: Iterable[JobStatus], now_ms: int) -> list[JobPace]:
+        """The pace of each of these jobs; what was known of any other is forgotten.
+
+        Args:
+            now_ms: by Redis' clock.
+        """
+        known, self._rates = self._rates, {}
+        paces = []
+        for job in jobs:
+            rate = self._rates[job.id] = known.get(job.id) or Rate()
+            lately = rate.add(time.monotonic(), job.done + job.failed, job.tokens)
+            paces.append(_pace(job, lately, now_ms))
+        return paces
+
+
+class Gatherer:
+    """Looks at everything, again and again."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._queues = Queues(broker.connection)
+        self._paces = Paces()
+        self._active: list[str] = []
+
+    def look(self) -> Overview:
+        """Everything at this moment.
+
+        Raises:
+            BrokerUnavailable: Redis can't be reached.
+        """
+        workers = list(self._broker.workers.alive())
+        gone = tuple(islice(self._broker.workers.gone(), GONE_SHOWN))
+        upkept, upkept_count = self._broker.jobs.active_ids(JOBS_LOOKED_AT)
+        jobs = self._jobs(workers, upkept)
+        now_ms = self._broker.connection.about_now_ms()
+
+        live = Counter(queue for worker in workers for queue in worker.queues)
+        paces = self._paces.of((replace(job, live_workers=live[job.queue]) for job in jobs), now_ms)
+        active = sorted((pace for pace in paces if not pace.job.state.ended), key=_begun_and_newest)
+        ended = sorted((pace for pace in paces if pace.job.ended_at), key=_last_ended)
+        # Some that need upkeep have ended or are gone.
+        active_count = upkept_count - len(set(upkept) - {pace.job.id for pace in active})
+        pairs = {(worker.hardware, model) for worker in workers for model in worker.models}
+        pairs |= {(pace.job.hardware, pace.job.model) for pace in active}
+        active = active[:JOBS_LOOKED_AT]
+        self._active = [pace.job.id for pace in active]
+        model_of = {job.id: job.model for job in jobs}
+        return Overview(
+            at=datetime.fromtimestamp(now_ms / 1000, UTC),
+            workers=tuple(WorkerState(worker, _encodes(worker, model_of)) for worker in workers),
+            gone=gone,
+            queues=tuple(self._waiting(sorted(pairs), live, now_ms)),
+            active=tuple(active),
+            active_count=max(len(active), active_count),
+            ended=tuple(ended[:ENDED_SHOWN]),
+        )
+
+    def _jobs(self, workers: Sequence[WorkerRow], upkept: Sequence[str]) -> list[JobStatus]:
+        """The jobs to look at; more than are active."""
+        held = dict.fromkeys(job_id for worker in workers for job_id, _ in worker.holding)
+        newest = self._broker.jobs.newest_ids(_NEWEST)
+        # A job that was active a moment ago may be an old one that has ended.
+        ids = dict.fromkeys(chain(islice(held, JOBS_LOOKED_AT), upkept, newest, self._active))
+        return self._broker.jobs.find(list(ids))
+
+    def _waiting(self, pairs: Sequence[tuple[str, str]], live: Counter[str], now_ms: int) -> Iterable[QueueState]:
+        names = [keys.queue(hardware, model) for hardware, model in pairs]
+        for (hardware, model), name, waiting in zip(pairs, names, self._queues.waiting(names), strict=True):
+            oldest_s = None if waiting.sent_ms is None else max(0.0, (now_ms - waiting.sent_ms) / 1000)
+            yield QueueState(hardware, model, waiting.tickets, oldest_s, live[name])
+
+
+def _begun_and_newest(pace: JobPace) -> tuple[bool, float]:
+    return pace.job.started_at is None, -pace.job.created_at.timestamp()
+
+
+def _last_ended(pace: JobPace) -> float:
+    return -pace.job.ended_at.timestamp() if pace.job.ended_at else 0.0
+
+
+def _encodes(worker: WorkerRow, model_of: dict[str, str]) -> ServedModel | None:
+    """The model with which a busy worker encodes; of several the one whose chunk it took first."""
+    if worker.activity != "busy":
+        return None
+    if len(worker.models) == 1:
+        return next(iter(worker.models.values()))
+    held = (model_of.get(job_id, "") for job_id, _ in worker.holding)
+    return next((worker.models[model] for model in held if model in worker.models), None)
+
+
+def _pace(job: JobStatus, lately: tuple[float, ...] | None, now_ms: int) -> JobPace:
+    """A job's pace from its growth over the last seconds, else from what it did since its start."""
+    if job.state.ended:
+        return JobPace(job, *_average(job, job.ended_at), seconds_left=None)
+    idle_s = now_ms / 1000 - job.progressed_at.timestamp()
+    if lately is None and (idle_s > _FRESH_S or not job.live_workers):
+        return JobPace(job, None, None, None)
+    records_per_s, tokens_per_s = lately or _average(job, job.progressed_at)
+    remaining = job.records - job.done - job.failed
+    left_s = remaining / records_per_s if job.sealed and records_per_s else None
+    return JobPace(job, records_per_s, tokens_per_s, left_s)
+
+
+def _average(job: JobStatus, until: datetime | None) -> tuple[float | None, float | None]:
+    """Records and tokens a second from a job's start until then; None where nothing was done."""
+    if job.started_at is None or until is None or not job.tokens or until <= job.started_at:
+        return None, None
+    seconds = (until - job.started_at).total_seconds()
+    return (job.done + job.failed) / seconds, job.tokens / seconds

@@ -1,0 +1,239 @@
+"""Shows something on the whole terminal, again and again, until somebody leaves it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from embedctl.columns import cut, plain
+from embedctl.drawing import duration
+from embedctl_config.errors import BrokerUnavailable
+
+T = TypeVar("T")
+
+#: From one look to the next (seconds).
+INTERVAL_S = 2.0
+#: What was seen longer ago than this is said to be old (seconds).
+_OLD_AFTER_S = 3 * INTERVAL_S
+#: Keys, the terminal's size and what the thread saw are looked at this often (seconds).
+_TICK_S = 0.2
+_LEAVE = b"q"
+_HINT = "q leaves"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sight(Generic[T]):
+    """What was seen last, when by this host's clocks, and why nothing was seen since; empty where it is of now."""
+
+    what: T
+    at: datetime
+    moment: float
+    trouble: str = ""
+
+    @property
+    def old_s(self) -> int | None:
+        """For how many seconds nothing was seen since; None where that is not worth a word."""
+        age_s = time.monotonic() - self.moment
+        return int(age_s) if self.trouble or age_s > _OLD_AFTER_S else None
+
+
+class Feed(Generic[T]):
+    """Looks again and again in a thread of its own: a Redis that does not answer must not stop the drawing.
+
+    Args:
+        look: called once before this returns, so that what fails at once is raised at once.
+    """
+
+    def __init__(self, look: Callable[[], T], interval_s: float = INTERVAL_S) -> None:
+        self._look = look
+        self._interval_s = interval_s
+        self._sight = Sight(look(), datetime.now(UTC), time.monotonic())
+        self._failed: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="look", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Not joined: it may wait for a Redis that does not answer.
+        self._stop.set()
+
+    def sight(self) -> Sight[T]:
+        """What was seen last.
+
+        Raises:
+            EmbedctlError: what the last look raised, but for BrokerUnavailable: Redis may come back.
+        """
+        if self._failed is not None:
+            raise self._failed
+        return self._sight
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            try:
+                self._sight = Sight(self._look(), datetime.now(UTC), time.monotonic())
+            except BrokerUnavailable as error:
+                self._sight = Sight(self._sight.what, self._sight.at, self._sight.moment, str(error))
+            except Exception as error:  # noqa: BLE001  (raised where it is seen, in the thread that draws)
+                self._failed = error
+                return
+
+
+def watch(
+    look: Callable[[], T], draw: Callable[[T, int, int], Sequence[Text]], *, title: str, until: Callable[[T], bool]
+) -> T:
+    """Draw what is seen every :data:`INTERVAL_S` seconds on the terminal, until `q` is pressed or it needs no more.
+
+    Args:
+        draw: lines for that many columns and at most that many rows.
+        until: whether what was seen is the last that there is to see.
+
+    Returns:
+        What was seen last.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C. The terminal is as it was before.
+        EmbedctlError: whatever `look` raises, but for a Redis that goes away later.
+    """
+
+    def lines(sight: Sight[T], width: int, height: int) -> Group:
+        head = _head(title, sight, width)
+        return Group(*head, *draw(sight.what, width, height - len(head)))
+
+    with Feed(look) as feed, _sigterm_unwinds(), _ctrl_z() as suspended:
+        while True:
+            sight = _draw_until(lambda sight: suspended.is_set() or until(sight.what), feed, lines)
+            if not suspended.is_set():
+                return sight.what
+            suspended.clear()
+            _stop_as_ctrl_z_does()
+
+
+def _draw_until(
+    done: Callable[[Sight[T]], bool], feed: Feed[T], lines: Callable[[Sight[T], int, int], Group]
+) -> Sight[T]:
+    """Draw until it is done or `q` is pressed; what was seen last. The terminal is as it was before."""
+    console = Console(force_terminal=True, highlight=False)
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        drawn: object = None
+        while not done(sight := feed.sight()):
+            now = (sight, sight.old_s, console.size)
+            if now != drawn:
+                live.update(lines(sight, *console.size), refresh=True)
+                drawn = now
+            if _LEAVE in pressed(_TICK_S):
+                break
+        return sight
+
+
+def looks(look: Callable[[], T]) -> Iterator[T | BrokerUnavailable]:
+    """What is seen every :data:`INTERVAL_S` seconds, or why nothing was; for those who draw nothing.
+
+    Raises:
+        BrokerUnavailable: Redis can't be reached at the first look.
+    """
+    yield look()
+    while True:
+        time.sleep(INTERVAL_S)
+        try:
+            seen: T | BrokerUnavailable = look()
+        except BrokerUnavailable as error:
+            seen = error
+        yield seen
+
+
+def can_draw() -> bool:
+    """Whether standard output is a terminal on which lines can be drawn over others."""
+    return sys.stdout.isatty() and not Console().is_dumb_terminal
+
+
+def _head(title: str, sight: Sight[T], width: int) -> list[Text]:
+    """The title with the time of what was seen, and if that is old, why."""
+    right = f"{sight.at:%H:%M:%S} UTC · {_HINT}"
+    left = cut(plain(title, "bold"), width - cell_len(right) - 2)
+    left.pad_right(width - cell_len(left.plain) - cell_len(right))
+    lines = [cut(left.append(right, "dim"), width)]
+    if (old_s := sight.old_s) is not None:
+        since = f"Redis has not answered since {sight.at:%H:%M:%S} UTC, for {duration(old_s)}; what follows is old. "
+        lines.append(cut(plain(since + sight.trouble, "bold red"), width))
+    return lines
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bytes]]:
+    """Turns a terminal's echo off. Yields what waits for that many seconds and tells the keys pressed meanwhile."""
+    if not sys.stdin.isatty():
+
+        def none_pressed(seconds: float) -> bytes:
+            time.sleep(seconds)
+            return b""
+
+        yield none_pressed
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed(seconds: float) -> bytes:
+        ready, _, _ = select.select([descriptor], [], [], seconds)
+        return os.read(descriptor, 64) if ready else b""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _ctrl_z() -> Iterator[threading.Event]:
+    """Yields an event that Ctrl-Z sets, in place of stopping the program with the terminal as it is."""
+    suspended = threading.Event()
+    before = signal.getsignal(signal.SIGTSTP)
+    if before != signal.SIG_IGN:  # as a shell sets it that could not let a stopped program go on
+        signal.signal(signal.SIGTSTP, lambda *_: suspended.set())
+    try:
+        yield suspended
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
+def _stop_as_ctrl_z_does() -> None:
+    """Give the terminal to the shell until that says `fg`. Does nothing where there is no shell to say so."""
+    before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, before)
+
+
+@contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """SIGTERM ends the program by an exception, so that the terminal is left as it was."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
