@@ -1,56 +1,105 @@
-"""What the Flower dashboard says about a job is what embedctl says."""
+"""What the dashboard says is what embedctl says; it changes nothing, and gives nothing away."""
 
 from __future__ import annotations
 
 import json
-import socket
+import re
+import shutil
+import signal
 import subprocess
 import sys
-import urllib.request
+import tempfile
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pytest
+import redis as redis_py
 
 from embedctl import JobState, enqueue_embeddings
-from embedctl_config.celery_app import TASK, broker_url
-from embedctl_config.settings import Settings
+from embedctl.broker import Broker
+from embedctl_config.celery_app import TASK
+from embedctl_config.settings import Settings, load_settings
+from tests.conftest import RedisServer, as_user
 from tests.e2e.conftest import eventually
 
+LISTENS = re.compile(r"^Flower is at (http://\S+) for ", re.MULTILINE)
+#: What a browser can ask for without knowing a job or a worker.
+PAGES = ("/", "/workers", "/tasks", "/broker", "/metrics", "/api/workers", "/api/tasks", "/api/queues/length")
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+
+@dataclass
+class Dashboard:
+    """An `embedctl flower` that a test started."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log_file: Path
+
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        """Status and body of an answer."""
+        return self.send("GET", path, headers)
+
+    def send(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
+        to = HTTPConnection(urlsplit(self.url).netloc, timeout=10)
+        to.request(method, path, headers=dict(headers))
+        answer = to.getresponse()
+        body = answer.read().decode()
+        to.close()
+        return answer.status, body
+
+    def ask(self, path: str) -> dict:
+        status, body = self.get(path)
+        assert status == 200, body
+        return json.loads(body)
+
+    def tasks(self, job_id: str) -> list[dict]:
+        return [task for task in self.ask("/api/tasks").values() if f"job {job_id}," in (task["args"] or "")]
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(how)
+        return self.process.wait(30)
+
+
+@contextmanager
+def dashboard(environment: Mapping[str, str], folder: Path, *arguments: str) -> Iterator[Dashboard]:
+    """Run `embedctl flower` on a free port."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="flower-", suffix=".log", delete=False) as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "embedctl", "flower", "--port", "0", *arguments],
+            env=as_user(environment, "flower"),
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    log_file = Path(log.name)
+    try:
+        eventually(lambda: process.poll() is not None or LISTENS.search(log_file.read_text()), timeout_s=60)
+        listens = LISTENS.search(log_file.read_text())
+        assert listens, log_file.read_text()
+        yield Dashboard(process, listens[1], log_file)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def test_flower_and_status_agree_about_a_running_job(
-    settings: Settings, environment, start_worker, short_folder: Path
+    settings: Settings, environment, start_worker, short_folder: Path, raw: redis_py.Redis
 ) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "celery", "-b", broker_url(settings.redis_url), "flower"]
-    command += ["--address=127.0.0.1", f"--port={port}"]
-    own = {**environment, "FLOWER_UNAUTHENTICATED_API": "1"}
-    with (short_folder / "flower.log").open("wb") as log:
-        flower = subprocess.Popen(command, env=own, cwd=short_folder, stdout=log, stderr=log)
-
-    def ask(path: str) -> dict:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            return json.load(answer)
-
-    def answers() -> bool:
-        try:
-            ask("/api/tasks")
-        except OSError:
-            return False
-        return True
-
-    try:
-        eventually(answers, timeout_s=30)
-        environment["EMBEDCTL_REISSUE_S"] = "60"  # one ticket a chunk
+    environment["EMBEDCTL_REISSUE_S"] = "60"  # one ticket a chunk
+    texts = [f"secret {i} " + "word " * 60 for i in range(60)]
+    with dashboard(environment, short_folder) as flower:
         worker = start_worker("slow")
-        texts = [f"secret {i} " + "word " * 60 for i in range(60)]
         job = enqueue_embeddings(texts, hardware="slow", chunk_size=5, settings=settings.replace(reissue_s=60))
 
         def agree() -> bool:
-            tasks = [task for task in ask("/api/tasks").values() if job.id in (task["args"] or "")]
+            tasks = flower.tasks(job.id)
             status = job.status()
             states = [task["state"] for task in tasks]
             return (
@@ -61,16 +110,117 @@ def test_flower_and_status_agree_about_a_running_job(
                 and all(task["name"] == TASK and task["worker"] == worker.row().name for task in tasks)
             )
 
+        def depth_is_right() -> bool:
+            (queue,) = flower.ask("/api/queues/length")["active_queues"]
+            assert (queue["name"], queue["consumers"]) == ("embed.slow.dummy", 1)
+            return queue["messages"] == raw.llen("embed.slow.dummy") > 0
+
+        eventually(depth_is_right, timeout_s=30)
         eventually(agree, timeout_s=30)
         job.wait(timeout=60)
-
-        def tasks_of_job() -> list[dict]:
-            return [task for task in ask("/api/tasks").values() if job.id in (task["args"] or "")]
-
-        eventually(lambda: len(tasks_of_job()) == 12 and {task["state"] for task in tasks_of_job()} == {"SUCCESS"})
-        tasks = tasks_of_job()
-        assert sorted(task["args"] for task in tasks) == sorted(f"('{job.id}', {i})" for i in range(12))
+        eventually(lambda: {task["state"] for task in flower.tasks(job.id)} == {"SUCCESS"})
+        tasks = flower.tasks(job.id)
+        assert sorted(task["args"] for task in tasks) == sorted(f"job {job.id}, chunk {i}" for i in range(12))
+        assert {task["kwargs"] for task in tasks} == {"class slow, model dummy"}
+        assert all(task["uuid"].startswith(f"{job.id}.") for task in tasks)
         assert "secret" not in json.dumps(tasks)
-    finally:
-        flower.terminate()
-        flower.wait(30)
+        assert flower.stop() == 0
+
+    with dashboard(environment, short_folder) as flower:
+        # The history outlives it.
+        assert {task["uuid"] for task in flower.tasks(job.id)} == {task["uuid"] for task in tasks}
+    assert {path.stat().st_mode & 0o777 for path in (short_folder / "state").glob("flower-*")} == {0o700}
+
+
+def test_a_queue_without_workers_is_listed(settings: Settings, environment, short_folder: Path) -> None:
+    job = enqueue_embeddings(["one"], hardware="slow", settings=settings)
+    with dashboard(environment, short_folder) as flower:
+        (queue,) = flower.ask("/api/queues/length")["active_queues"]
+        assert (queue["name"], queue["messages"], queue["consumers"]) == (job.status().queue, 1, 0)
+
+
+@pytest.fixture
+def guarded_url(short_folder: Path) -> Iterator[str]:
+    """A Redis of its own that wants a password, on a unix socket: what kombu makes of that URL shows the password."""
+    folder = Path(tempfile.mkdtemp(prefix="ec-"))
+    server = RedisServer(folder)
+    server.start()
+    client = redis_py.Redis.from_url(server.url)
+    client.config_set("requirepass", "r3d1s")
+    client.close()
+    yield server.url.replace("unix://", "unix://:r3d1s@")
+    server.stop()
+    shutil.rmtree(folder)
+
+
+def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
+    environment, guarded_url: str, start_worker, short_folder: Path
+) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = guarded_url
+    users = short_folder / "users"
+    users.write_text("kim:fl0w3r\nlee:with:colon\n")
+    broker = Broker.connect(load_settings(environment))
+    start_worker(wait=False)
+    eventually(lambda: list(broker.workers.alive()), timeout_s=60)
+    (worker,) = broker.workers.alive()
+    broker.close()
+    with dashboard(environment, short_folder, "--address", "0.0.0.0", "--auth-file", str(users)) as flower:
+        flower.url = flower.url.replace("0.0.0.0", "127.0.0.1")
+
+        def look(path: str, user: str) -> tuple[int, str]:
+            return flower.get(path, Authorization=f"Basic {b64encode(user.encode()).decode()}", Host="flower.example")
+
+        worker_page = f"/worker/{quote(worker.name, safe='')}"
+        for path in (*PAGES, worker_page):
+            assert flower.get(path)[0] == 401, path
+            assert look(path, "kim:wrong")[0] == 401, path
+        assert flower.get("/healthcheck") == (200, "OK")
+        assert look("/workers", "lee:with:colon")[0] == 200
+
+        eventually(lambda: worker.name in look("/workers?json=1", "kim:fl0w3r")[1])
+        eventually(lambda: look(worker_page, "kim:fl0w3r")[0] == 200)
+        shown = {path: look(path, "kim:fl0w3r") for path in (*PAGES, worker_page)}
+        assert {status for status, _ in shown.values()} == {200}
+        assert "redis+socket" in shown["/api/workers"][1]  # where the password was
+        told = "".join(body for _, body in shown.values()) + flower.log_file.read_text()
+        told += Path(f"/proc/{flower.process.pid}/cmdline").read_text()
+        for password in ("r3d1s", "fl0w3r", "with:colon"):
+            assert password not in told
+        assert flower.stop() == 0
+
+
+def test_it_changes_nothing_and_answers_no_other_site(environment, short_folder: Path, embedctl) -> None:
+    from flower.urls import handlers
+    from tornado.web import RequestHandler
+
+    with dashboard(environment, short_folder, "--url-prefix", "/flower") as flower:
+        assert flower.get("/flower/workers")[0] == 200
+        assert flower.get("/flower/api/tasks", Origin=flower.url.removesuffix("/flower"))[0] == 200
+        assert flower.get("/flower/api/tasks", Host="localhost")[0] == 200
+        for foreign in ({"Host": "rebound.example"}, {"Origin": "https://site.example"}, {"Origin": "null"}):
+            status, said = flower.get("/flower/api/tasks", **foreign)
+            assert (status, "--auth-file" in said) == (403, True)
+
+        api = [rule for rule in handlers if isinstance(rule, tuple) and rule[0].startswith("/api/")]
+        changing = [path for path, handler in api if handler.post is not RequestHandler.post]
+        assert len(changing) >= 13
+        for path in changing:
+            status, said = flower.send("POST", "/flower" + path.replace("(.+)", "x"), {"Content-Length": "0"})
+            assert (status, said) == (403, "Read only mode is enabled")
+
+        again = embedctl("flower", "--port", "0")
+        assert (again.returncode, "running already" in again.stderr) == (1, True)
+        port = str(urlsplit(flower.url).port)
+        taken = embedctl("flower", "--port", port, EMBEDCTL_STATE_DIR=str(short_folder / "other"))
+        assert (taken.returncode, "Give others with --address and --port" in taken.stderr) == (2, True)
+        assert flower.stop(signal.SIGINT) == 130
+
+
+def test_it_refuses_to_start_where_others_could_look_and_without_redis(environment, short_folder, embedctl) -> None:
+    refused = embedctl("flower", "--port", "0", EMBEDCTL_FLOWER_ADDRESS="0.0.0.0")
+    assert refused.returncode == 2
+    assert "flower_address: '0.0.0.0' is reached from other machines" in refused.stderr
+    assert "--auth-file" in refused.stderr
+    away = embedctl("flower", "--port", "0", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/absent.sock")
+    assert away.returncode == 69
+    assert "can't be reached" in away.stderr

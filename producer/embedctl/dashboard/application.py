@@ -1,0 +1,150 @@
+"""Flower's web application, with what it shows of our broker put right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from embedctl.broker import Broker
+from embedctl.dashboard.access import is_loopback
+from embedctl.dashboard.events import PatientEvents
+from embedctl.overview import Gatherer
+from embedctl.store.connection import without_password
+from embedctl.tickets import task_in_words
+from embedctl_config import keys
+from embedctl_config.celery_app import TASK, make_celery
+from embedctl_config.errors import EmbedctlError, MissingExtra
+
+try:
+    from flower.api.tasks import GetQueueLengths
+    from flower.app import Flower
+    from flower.options import options
+    from flower.views.broker import BrokerView
+    from flower.views.monitor import Metrics
+    from tornado import web
+    from tornado.httputil import HTTPServerRequest
+    from tornado.ioloop import IOLoop
+except ImportError as error:
+    raise MissingExtra("flower", "the dashboard") from error
+
+
+class Dashboard(Flower):  # type: ignore[misc]  # Flower ships no types
+    """Flower, configured by its global options.
+
+    Its own reader of queue lengths does not know users on a unix socket, nor a queue whose workers have not answered
+    it, so ours stands in its place.
+    """
+
+    def __init__(self, broker: Broker, page_settings: Mapping[str, Any]) -> None:
+        app, io_loop = make_celery(broker.settings), IOLoop.current()
+        events = PatientEvents(
+            app,
+            io_loop,
+            db=options.db,
+            persistent=options.persistent,
+            enable_events=options.enable_events,
+            state_save_interval=options.state_save_interval,
+            max_workers_in_memory=options.max_workers,
+            max_tasks_in_memory=options.max_tasks,
+        )
+        super().__init__(capp=app, options=options, events=events, io_loop=io_loop, **page_settings)
+        self._broker = broker
+        prefix = f"/{options.url_prefix.strip('/')}" if options.url_prefix else ""
+        # These come before Flower's own handlers of the same paths.
+        self.add_handlers(
+            ".*",
+            [
+                (f"{prefix}/broker", _BrokerPage),
+                (f"{prefix}/api/queues/length", _QueueLengths),
+                (f"{prefix}/metrics", _Metrics),
+            ],
+        )
+
+    @property
+    def broker_uri(self) -> str:
+        """The broker as pages show it."""
+        return without_password(self._broker.settings.redis_url)
+
+    def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> Any:
+        """The handler of a request. Where nobody is asked who they are, pages from elsewhere are refused."""
+        if not options.basic_auth and _from_elsewhere(request):
+            return self.get_handler_delegate(request, _Refusal)
+        return super().find_handler(request, **kwargs)
+
+    async def queues(self, _: object) -> list[dict[str, Any]]:
+        """What Flower asks a broker: the queues and how many messages wait in each.
+
+        Raises:
+            HTTPError: Redis can't be reached, or does not let its user look.
+        """
+        try:
+            return await self.io_loop.run_in_executor(None, _queue_rows, self._broker)  # type: ignore[no-any-return]
+        except EmbedctlError as error:
+            raise web.HTTPError(503, "%s", str(error)) from error
+
+
+class _OurQueues:
+    """For the handlers that show queues: all that have workers or jobs, read over our own connection."""
+
+    application: Dashboard
+
+    def get_broker(self) -> Dashboard:
+        return self.application
+
+    def get_active_queue_names(self) -> list[str]:
+        return []  # the dashboard finds them itself
+
+
+class _BrokerPage(_OurQueues, BrokerView):  # type: ignore[misc]  # Flower ships no types
+    """`/broker`."""
+
+
+class _QueueLengths(_OurQueues, GetQueueLengths):  # type: ignore[misc]  # Flower ships no types
+    """`/api/queues/length`."""
+
+
+class _Metrics(Metrics):  # type: ignore[misc]  # Flower ships no types
+    """`/metrics`, which Flower itself shows to anybody."""
+
+    @web.authenticated
+    async def get(self) -> None:
+        await super().get()
+
+
+class _Refusal(web.RequestHandler):
+    """The answer to a browser that a page from elsewhere has sent here."""
+
+    def prepare(self) -> None:
+        self.set_status(403)
+        self.set_header("Content-Type", "text/plain; charset=UTF-8")
+        self.finish(
+            "Without an --auth-file this dashboard answers only those who ask for it by a name of its own machine, "
+            "such as http://127.0.0.1, and not for the pages of another site.\n"
+        )
+
+
+def name_task(task: Any) -> Any:
+    """Flower's facts of a task, named where Flower saw only the end of it: its id says what it was."""
+    if task.name is None and (words := task_in_words(task.uuid)):
+        task.name, task.args = TASK, words
+    return task
+
+
+def _from_elsewhere(request: HTTPServerRequest) -> bool:
+    """Whether another site's page asks: by a name that it let point here, or across origins."""
+    origin = request.headers.get("Origin")
+    return not is_loopback(request.host_name) or (origin is not None and urlsplit(origin).netloc != request.host)
+
+
+def _queue_rows(broker: Broker) -> list[dict[str, Any]]:
+    """The queues of live workers and of jobs that have not ended, in the words of Flower's page."""
+    return [
+        {
+            "name": keys.queue(queue.hardware, queue.model),
+            "messages": queue.tickets,
+            "messages_ready": queue.tickets,
+            "consumers": queue.workers,
+        }
+        for queue in Gatherer(broker).look().queues
+    ]

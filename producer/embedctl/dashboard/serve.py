@@ -1,0 +1,148 @@
+"""The dashboard's life: check who may look, configure Flower, listen, stop cleanly."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from embedctl.broker import Broker
+from embedctl.dashboard.access import allowed_users
+from embedctl.dashboard.application import Dashboard, name_task
+from embedctl.local import state_folder
+from embedctl.store.connection import without_password
+from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
+from embedctl_config.settings import Settings
+
+try:
+    from flower.command import extract_settings
+    from flower.options import options
+    from flower.urls import settings as page_settings
+except ImportError as error:
+    raise MissingExtra("flower", "the dashboard") from error
+
+#: Tasks remembered, the newest: 3 MB on disk, saved in less than a second, and 50 MB in memory.
+_MAX_TASKS = 10_000
+#: What a killed dashboard forgets at most (ms).
+_SAVE_EVERY_MS = 60_000
+#: A worker that is gone for this long is no longer listed (seconds).
+_FORGET_WORKERS_S = 24 * 3600
+#: How long a worker that computes may take to answer an inspection (ms).
+_INSPECT_MS = 3000.0
+_COLUMNS = "name,args,state,received,runtime,worker,uuid,kwargs"
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
+    """Show the dashboard until SIGTERM or Ctrl-C.
+
+    Args:
+        say: told in one line where it listens.
+
+    Raises:
+        SettingsError: no Redis is configured; the address is taken, or open to others without authentication.
+        BrokerUnavailable: Redis can't be reached.
+        NotPermitted: its access list does not let its user look.
+        WorkerError: another dashboard of this user shows the same Redis.
+        KeyboardInterrupt: it was stopped with Ctrl-C.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("tornado.access").setLevel(logging.CRITICAL)  # each refusal; faults are logged elsewhere too
+    logging.getLogger("flower.inspector").setLevel(logging.ERROR)  # each time that no worker answers at once
+    users = allowed_users(settings)
+    broker = Broker.connect(settings)
+    try:
+        broker.connection.now_ms()
+        with _history(settings) as history:
+            dashboard = Dashboard(broker, _configure(settings, users, history))
+            url = _listen(dashboard, settings)
+            whom = "those in its auth file" if users else "whoever is on this machine"
+            say(f"Flower is at {url} for {whom}; stop with Ctrl-C")
+            _run(dashboard)
+    finally:
+        broker.close()
+
+
+def _configure(settings: Settings, users: Sequence[str], history: Path) -> Mapping[str, Any]:
+    """Set Flower's options, which are the process's own; what its pages need."""
+    options.address = settings.flower_address
+    options.port = settings.flower_port
+    options.url_prefix = settings.flower_url_prefix.strip("/")
+    options.basic_auth = list(users)
+    options.cookie_secret = secrets.token_urlsafe(64)
+    # Ending a worker or a task from here would go round the job's own truth: `embedctl cancel` and SIGTERM do not.
+    options.read_only = True
+    options.enable_events = False  # our workers always send them
+    options.persistent = True
+    options.db = str(history)
+    options.state_save_interval = _SAVE_EVERY_MS
+    options.max_tasks = _MAX_TASKS
+    options.purge_offline_workers = _FORGET_WORKERS_S
+    options.inspect_timeout = _INSPECT_MS
+    options.tasks_columns = _COLUMNS
+    options.format_task = name_task
+    # Flower's one way to say that its API needs no authentication either; with users it has no effect.
+    os.environ["FLOWER_UNAUTHENTICATED_API"] = "0" if users else "1"
+    extract_settings()
+    return page_settings  # type: ignore[no-any-return]  # Flower ships no types
+
+
+def _listen(dashboard: Dashboard, settings: Settings) -> str:
+    """Open the port; the URL."""
+    try:
+        port = dashboard.start_http_server()
+    except OSError as error:
+        raise SettingsError(
+            f"flower_address, flower_port: can't listen at {settings.flower_address!r}, port {settings.flower_port}: "
+            f"{error.strerror}. Give others with --address and --port"
+        ) from error
+    host = f"[{settings.flower_address}]" if ":" in settings.flower_address else settings.flower_address
+    return f"http://{host}:{port}/{options.url_prefix}"
+
+
+def _run(dashboard: Dashboard) -> None:
+    told: list[signal.Signals] = []
+    loop = dashboard.io_loop.asyncio_loop
+
+    def stop(number: signal.Signals) -> None:
+        told.append(number)
+        dashboard.io_loop.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        dashboard.start()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        dashboard.stop()
+    if signal.SIGINT in told:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _history(settings: Settings) -> Iterator[Path]:
+    """The file in which the dashboard of this Redis keeps what it has seen, for one process at a time."""
+    name = hashlib.sha256(without_password(settings.redis_url).encode()).hexdigest()[:16]
+    folder = state_folder(settings) / f"flower-{name}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise SettingsError(f"state_dir: {folder} can't be made: {error.strerror}") from error
+    facts = folder.lstat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        # Flower unpickles what it finds there, which runs the code of whoever wrote it.
+        raise SettingsError(f"state_dir: {folder} must belong to you alone: remove it, or set another state_dir")
+    with (folder / "running").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorkerError(f"a dashboard of this Redis is running already (its state is in {folder})") from None
+        yield folder / "history"

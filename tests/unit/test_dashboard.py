@@ -1,0 +1,132 @@
+"""Who may look at the dashboard, and what it leaves out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from celery.events.state import Task
+from tornado.ioloop import IOLoop
+
+from embedctl.dashboard.access import allowed_users, is_loopback
+from embedctl_config import keys
+from embedctl_config.celery_app import TASK
+from embedctl_config.errors import MissingExtra, SettingsError
+from embedctl_config.settings import Settings
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "[::1]", "localhost"])
+def test_names_of_this_machine_alone(host: str) -> None:
+    assert is_loopback(host)
+    assert allowed_users(Settings(flower_address=host)) == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "localhost.example", "127.0.0.1.example"])
+def test_any_other_address_needs_users(host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(SettingsError, match=r"^flower_address: .*EMBEDCTL_FLOWER_AUTH_FILE; or listen at 127\.0\.0\.1"):
+        allowed_users(Settings(flower_address=host))
+
+
+def test_a_file_names_users(tmp_path: Path) -> None:
+    file = tmp_path / "users"
+    file.write_text("kim:pass word\n\nlee:with:colon\r\n")
+    settings = Settings(flower_address="0.0.0.0", flower_auth_file=str(file))
+    assert allowed_users(settings) == ["kim:pass word", "lee:with:colon"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "can't be read: No such file or directory"),
+        ("", "names nobody"),
+        ("kim:pw\nonlyauser\n", "line 2: expected `user:password`"),
+        ("kim:\n", "line 1: expected"),
+        (":hidden\n", "line 1: expected"),
+        ("kim:gehe1m-ü\n", "use ASCII characters only"),
+    ],
+)
+def test_a_file_that_is_not_right_is_refused_without_showing_it(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    file = tmp_path / "users"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"^flower_auth_file: ") as raised:
+        allowed_users(Settings(flower_auth_file=str(file)))
+    assert message in str(raised.value)
+    for secret in ("onlyauser", "hidden", "gehe1m"):
+        assert secret not in str(raised.value)
+    assert raised.value.__suppress_context__ or not isinstance(raised.value.__context__, UnicodeDecodeError)
+
+
+def test_without_flower_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.split(".")[0] == "flower"]:
+        monkeypatch.delitem(sys.modules, module)
+    for ours in ("embedctl.dashboard.application", "embedctl.dashboard.serve"):
+        monkeypatch.delitem(sys.modules, ours, raising=False)
+    monkeypatch.setitem(sys.modules, "flower", None)
+    with pytest.raises(MissingExtra, match=r"the dashboard needs .* pip install 'embedctl\[flower\]'"):
+        __import__("embedctl.dashboard.serve")
+
+
+@pytest.mark.parametrize(("hardware", "model"), [("cpu", "all-MiniLM-L6-v2"), ("cpu-int8", "org/model.v1.5")])
+def test_a_queue_names_its_class_and_model(hardware: str, model: str) -> None:
+    assert keys.of_queue(keys.queue(hardware, model)) == (hardware, model)
+
+
+def test_a_task_whose_beginning_flower_missed_is_named_by_its_id() -> None:
+    from embedctl.dashboard.application import name_task
+
+    missed = name_task(Task(uuid="20261121-163034-24f989f85d.4.a1b2c3", state="SUCCESS"))
+    assert (missed.name, missed.args) == (TASK, "job 20261121-163034-24f989f85d, chunk 4")
+    seen = name_task(Task(uuid="20261121-163034-24f989f85d.4.a1b2c3", name=TASK, args="as it was sent"))
+    assert seen.args == "as it was sent"
+    foreign = name_task(Task(uuid="5d8fae5e-7c3b-4c3e-9f0a-d8a1f1b0c1de"))
+    assert foreign.name is None
+
+
+class _Enough(BaseException):
+    pass
+
+
+def test_after_an_outage_however_long_events_are_received_again_soon(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from embedctl.dashboard import events
+
+    waits: list[float] = []
+    tries = iter([OSError("away")] * 20 + [None, OSError("away")])
+
+    class Receiver:
+        def __init__(self, *_: object, **__: object) -> None:
+            if failure := next(tries, _Enough()):
+                raise failure
+
+        def capture(self, **_: object) -> None:
+            waits.append(0)
+
+    monkeypatch.setattr(events, "EventReceiver", Receiver)
+    monkeypatch.setattr(events.time, "sleep", waits.append)
+    app = Celery(broker="memory://", set_as_current=False)
+    with pytest.raises(_Enough):
+        events.PatientEvents(app, IOLoop.current(), max_tasks_in_memory=10).run()
+    assert waits == [1.0] * 20 + [0] + [1.0]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert said[0] == said[2] == "no events can be received, and pages stand still; trying on: away"
+    assert said[1] == "events are received again"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"flower_port": 70000}, "flower_port: 70000 is above its maximum of 65535"),
+        ({"flower_url_prefix": "/a?b"}, "flower_url_prefix: '/a?b': use letters"),
+    ],
+)
+def test_settings_that_are_not_right_are_refused(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message.replace("?", r"\?")):
+        Settings().replace(**changed)
