@@ -5,8 +5,11 @@ from embedctl import enqueue_embeddings
 job = enqueue_embeddings(["first text", "second text"])
 job.wait()
 job.vectors()  # float32, records × dimensions, in input order
+
+`aenqueue_embeddings` and `AsyncJob` are the same, awaited.
 """
 
+from embedctl.aio import AsyncJob, aenqueue_embeddings
 from embedctl.enqueue import enqueue_embeddings
 from embedctl.job import ChunkVectors, FailedRecord, Job, TruncatedRecord
 from embedctl.store import Death, JobState, JobStatus, Suspect
@@ -27,6 +30,7 @@ from embedctl_config.errors import (
     MissingExtra,
     ModelError,
     ModelNotFound,
+    NotPermitted,
     OutputError,
     SettingsError,
     WaitTimeout,
@@ -39,6 +43,7 @@ from embedctl_config.errors import (
 from embedctl_config.settings import Settings, load_settings
 
 __all__ = [
+    "AsyncJob",
     "BrokerFull",
     "BrokerUnavailable",
     "ChunkVectors",
@@ -60,6 +65,7 @@ __all__ = [
     "MissingExtra",
     "ModelError",
     "ModelNotFound",
+    "NotPermitted",
     "OutputError",
     "Settings",
     "SettingsError",
@@ -72,6 +78,7 @@ __all__ = [
     "WireTruncated",
     "WorkerError",
     "__version__",
+    "aenqueue_embeddings",
     "enqueue_embeddings",
     "load_settings",
 ]

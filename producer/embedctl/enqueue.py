@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from asyncio import CancelledError
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -15,12 +16,16 @@ from embedctl.routing import resolve
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
 from embedctl_config import keys
-from embedctl_config.errors import (
-    CorpusChanged,
-    SettingsError,
-)
-from embedctl_config.settings import MAX_TTL_S, Settings, check_model_name, load_settings
+from embedctl_config.errors import CorpusChanged, SettingsError
+from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, check_model_name, load_settings
 from embedctl_config.wire import ChunkInput
+
+#: The longest prompt (bytes): it is put before each text, and no model takes nearly as much.
+MAX_PROMPT_BYTES = 16 * 1024
+#: The longest idempotency key (bytes): `embedctl run` makes it of paths.
+MAX_KEY_BYTES = 64 * 1024
+#: Most dimensions that may be asked for: several times those of any model.
+MAX_DIMENSIONS = 65_536
 
 Truncation = Literal["truncate", "error", "mean"]
 
@@ -62,6 +67,7 @@ def enqueue_embeddings(
     chunk_size: int | None = None,
     ttl: float | None = None,
     idempotency_key: str | None = None,
+    max_errors: int | str | None = None,
     settings: Settings | None = None,
 ) -> Job:
     """Queue texts for embedding.
@@ -85,6 +91,7 @@ def enqueue_embeddings(
         ttl: seconds that the job is kept after its last progress.
         idempotency_key: a second call with this key and the same texts gives the same job; a call that died half-way
             is taken up where it stopped. Kept as long as the job.
+        max_errors: more failed records than this end the job early: a number of them, or a share such as "1%".
         settings: from the environment and configuration files where None.
 
     Raises:
@@ -92,11 +99,24 @@ def enqueue_embeddings(
         InputError: an item of `texts` or of `ids` can't be a record.
         CorpusChanged: the idempotency key belongs to a job with other texts or options.
         BrokerUnavailable: Redis can't be reached.
+        JobFailed: `max_errors` ended the job before it had all its records.
         JobLost: Redis came back without its last writes; the same call with an idempotency key goes on.
     """
     settings = load_settings() if settings is None else settings
+    most, share = parse_budget(max_errors)
     options = JobOptions(
-        model, hardware, precision, prompt, truncation, normalize, dimensions, chunk_size, ttl, idempotency_key
+        model=model,
+        hardware=hardware,
+        precision=precision,
+        prompt=prompt,
+        truncation=truncation,
+        normalize=normalize,
+        dimensions=dimensions,
+        chunk_size=chunk_size,
+        ttl=ttl,
+        idempotency_key=idempotency_key,
+        max_errors=most,
+        max_errors_share=share,
     )
     broker = Broker.connect(settings)
     return submit(broker, records_of(texts, ids=ids, max_bytes=settings.max_text_bytes), options)
@@ -105,7 +125,11 @@ def enqueue_embeddings(
 def submit(
     broker: Broker, records: Iterable[Record], options: JobOptions, progress: SubmitProgress | None = None
 ) -> Job:
-    """Queue records; see :func:`enqueue_embeddings`."""
+    """Queue records; see :func:`enqueue_embeddings`.
+
+    Where it is interrupted, by Ctrl-C or by a CancelledError of `records` or `progress`, a job that can't be taken up
+    again is cancelled.
+    """
     broker.connection.check_server()
     job = _begun(broker, options)
     chunks = chunks_of(records, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
@@ -115,11 +139,32 @@ def submit(
             for chunk in _cancelling(chunks, broker, job.id, unless=resumable):
                 submission.add(chunk)
             submission.seal()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, CancelledError):
         if not resumable:
             broker.jobs.cancel(job.id)
         raise
     return Job(job.id, broker)
+
+
+def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None]:
+    """An error budget as a number of records, or as a share of them; None where it is the other.
+
+    Raises:
+        SettingsError: it is neither.
+    """
+    if max_errors is None:
+        return None, None
+    text = str(max_errors)
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1]) / 100
+            if 0 <= share <= 1:
+                return None, share
+        elif int(text) >= 0:
+            return int(text), None
+    except ValueError:
+        pass
+    raise SettingsError(f"max_errors {max_errors!r} is neither a number of records such as 100 nor a share such as 1%")
 
 
 def _begun(broker: Broker, options: JobOptions) -> JobStatus:
@@ -161,8 +206,10 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         raise SettingsError(f"truncation {options.truncation!r} is none of {', '.join(get_args(Truncation))}")
     chunk_size = settings.chunk_size if options.chunk_size is None else options.chunk_size
     ttl = settings.ttl_s if options.ttl is None else options.ttl
-    if chunk_size < 1:
-        raise SettingsError(f"chunk_size {chunk_size} is below 1")
+    if not 1 <= chunk_size <= MAX_CHUNK_RECORDS:
+        raise SettingsError(f"chunk_size {chunk_size} is not between 1 and {MAX_CHUNK_RECORDS}")
+    _check_length("prompt", options.prompt, MAX_PROMPT_BYTES)
+    _check_length("idempotency_key", options.idempotency_key, MAX_KEY_BYTES)
     if not 1 <= ttl <= MAX_TTL_S:
         raise SettingsError(f"ttl {ttl} is not between 1 and {MAX_TTL_S:.0f} seconds")
     hardware, precision = resolve(
@@ -194,10 +241,20 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     )
 
 
+def _check_length(name: str, text: str | None, most: int) -> None:
+    """Refuse what is stored with every job where it is no text, or longer than anybody needs."""
+    try:
+        size = len((text or "").encode())
+    except UnicodeEncodeError:
+        raise SettingsError(f"{name} is not valid UTF-8") from None
+    if size > most:
+        raise SettingsError(f"{name} is {size:,} bytes long, and {most:,} are the most: shorten it")
+
+
 def _check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str) -> None:
     """Refuse what no vector can have; where no worker is alive to tell, each record is to fail."""
-    if not isinstance(dimensions, int) or dimensions < 1:
-        raise SettingsError(f"dimensions {dimensions!r} is no whole number of 1 or more")
+    if not isinstance(dimensions, int) or not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise SettingsError(f"dimensions {dimensions!r} is no whole number between 1 and {MAX_DIMENSIONS}")
     for worker in broker.workers.alive(keys.queue(hardware, model)):
         dim = worker.models[model].dim
         if dimensions > dim:

@@ -126,7 +126,11 @@ class Job:
             WaitTimeout: it did not end in time; it goes on.
             JobLost: Redis lost chunks of it, so that it can't end.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        return self._wait(timeout, time.monotonic(), progress)
+
+    def _wait(self, timeout: float | None, began: float, progress: Callable[[JobStatus], None] | None) -> JobStatus:
+        """See :meth:`wait`, which began at that time of the monotonic clock."""
+        deadline = None if timeout is None else began + timeout
         seen = "0"
         while True:
             status = self._patiently(self.status, deadline)
@@ -191,10 +195,9 @@ class Job:
             JobUnfinished: the job has not ended.
             JobCancelled, JobFailed, JobLost: as for :meth:`iter_results`.
         """
-        status = self._ended_status()
-        vectors = np.full((status.records, status.dim or 0), np.nan, np.float32)
-        for chunk in self.iter_results():
-            vectors[chunk.positions] = chunk.vectors
+        vectors = self._unfilled()
+        for _ in self._fill(vectors):
+            pass
         return vectors
 
     def iter_errors(self) -> Iterator[FailedRecord]:
@@ -206,13 +209,8 @@ class Job:
             JobUnfinished: the job has not ended.
             JobCancelled, JobLost: as for :meth:`iter_results`.
         """
-        status = self._ended_status()
-        for index in range(status.original_chunks or status.chunks):
-            chunk = self._chunk(index, status)
-            if chunk is not None:
-                yield from chunk.errors
-            elif status.stopped_by is None:
-                self._wait_for_chunk(index, None)
+        for errors in self._errors_by_chunk():
+            yield from errors
 
     def errors(self) -> list[FailedRecord]:
         """The records without a vector, in input order; see :meth:`iter_errors`."""
@@ -255,6 +253,25 @@ class Job:
         self._broker.jobs.cancel(self._id)  # first, so that no producer adds to it any more
         self._broker.upkeep.free(self._id, self._broker.jobs.status(self._id).chunks)
         self._broker.upkeep.remove(self._id)
+
+    def _unfilled(self) -> Vectors:
+        """An ended job's vectors, all of them NaN yet."""
+        status = self._ended_status()
+        return np.full((status.records, status.dim or 0), np.nan, np.float32)
+
+    def _fill(self, vectors: Vectors, start: int = 0) -> Iterator[None]:
+        """Put the vectors of one chunk after the other into their rows."""
+        for chunk in self.iter_results(start=start):
+            vectors[chunk.positions] = chunk.vectors
+            yield
+
+    def _errors_by_chunk(self, start: int = 0) -> Iterator[list[FailedRecord]]:
+        """The failed records of one chunk after the other; see :meth:`iter_errors`."""
+        status = self._ended_status()
+        for index in range(start, status.original_chunks or status.chunks):
+            while (chunk := self._chunk(index, status)) is None and status.stopped_by is None:
+                self._wait_for_chunk(index, None)
+            yield [] if chunk is None else chunk.errors
 
     def _ended_status(self) -> JobStatus:
         status = self.status()

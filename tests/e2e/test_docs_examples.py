@@ -27,7 +27,7 @@ TIMEOUT_S = 90
 def examples(page: str, language: str) -> list[str]:
     """The blocks of a page that are to be run."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    block = rf"^(<!-- not run: .+ -->\n)?```{language}\n(.*?)^```"
+    block = rf"^(<!-- not run: [^\n]+ -->\n)?```{language}\n(.*?)^```"
     return [source for not_run, source in re.findall(block, text, re.MULTILINE | re.DOTALL) if not not_run]
 
 

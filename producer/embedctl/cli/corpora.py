@@ -20,7 +20,7 @@ from embedctl.output import check_output
 from embedctl.progress import JobProgress
 from embedctl.records import Record
 from embedctl.routing import no_worker
-from embedctl_config.errors import InputError, SettingsError
+from embedctl_config.errors import InputError
 from embedctl_config.settings import Settings, load_settings
 
 
@@ -52,7 +52,7 @@ class CorpusChoice:
             id_field=id_field,
             max_bytes=settings.max_text_bytes,
         )
-        most, share = parse_budget(max_errors)
+        most, share = enqueue.parse_budget(max_errors)
         return cls(corpus, enqueue.JobOptions(**options, max_errors=most, max_errors_share=share), skip_bad_lines)
 
     def check(self) -> None:
@@ -144,26 +144,6 @@ def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -
                 "the half-submitted job is cancelled (with --idempotency-key it could have been taken up again)"
             ) from None
         raise KeyboardInterrupt("the same command goes on where it stopped") from None
-
-
-def parse_budget(text: str | None) -> tuple[int | None, float | None]:
-    """`--max-errors` as a number of records or as a share of them.
-
-    Raises:
-        SettingsError: it is neither.
-    """
-    if text is None:
-        return None, None
-    try:
-        if text.endswith("%"):
-            share = float(text[:-1]) / 100
-            if 0 <= share <= 1:
-                return None, share
-        elif int(text) >= 0:
-            return int(text), None
-    except ValueError:
-        pass
-    raise SettingsError(f"--max-errors {text!r} is neither a number of records such as 100 nor a share such as 1%")
 
 
 def _tell_bad_line(error: InputError) -> None:

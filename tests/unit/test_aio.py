@@ -1,0 +1,254 @@
+"""The asynchronous twins: the same names and arguments, and what lies between an event loop and its threads."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+
+import pytest
+
+from embedctl import AsyncJob, BrokerUnavailable, Job, Settings, aenqueue_embeddings, aio, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.patience import OUTAGE_S
+from embedctl_config.errors import BrokerFull
+
+#: Parameters and results whose types differ, as the twin's are asynchronous.
+ASYNC_TYPES = {
+    "Iterable[RecordLike] | AsyncIterable[RecordLike]": "Iterable[RecordLike]",
+    "AsyncIterator[ChunkVectors]": "Iterator[ChunkVectors]",
+    "AsyncIterator[FailedRecord]": "Iterator[FailedRecord]",
+    "AsyncJob": "Job",
+}
+
+
+def shape(function: Callable[..., object]) -> tuple[list[tuple[object, ...]], str]:
+    """What a caller sees: the parameters, and what comes back; annotations as they are written."""
+    signature = inspect.signature(function)
+    parameters = [
+        (each.name, each.kind, each.default, ASYNC_TYPES.get(each.annotation, each.annotation))
+        for each in signature.parameters.values()
+    ]
+    return parameters, ASYNC_TYPES.get(signature.return_annotation, signature.return_annotation)
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")}
+
+
+def test_the_twin_of_a_job_has_all_its_methods_and_no_other() -> None:
+    assert public(AsyncJob) == public(Job)
+
+
+@pytest.mark.parametrize("name", sorted(public(Job)))
+def test_a_method_and_its_twin_take_and_give_the_same(name: str) -> None:
+    plain, twin = inspect.getattr_static(Job, name), inspect.getattr_static(AsyncJob, name)
+    if isinstance(plain, property):
+        plain, twin = plain.fget, twin.fget
+    else:
+        plain, twin = inspect.unwrap(getattr(Job, name)), inspect.unwrap(getattr(AsyncJob, name))
+        assert inspect.iscoroutinefunction(twin) or "AsyncIterator" in str(inspect.signature(twin).return_annotation)
+    assert shape(twin) == shape(plain)
+
+
+def test_submitting_and_its_twin_take_and_give_the_same() -> None:
+    assert inspect.iscoroutinefunction(aenqueue_embeddings)
+    assert shape(aenqueue_embeddings) == shape(enqueue_embeddings)
+
+
+def in_a_thread(work: Callable[[], list[object]]) -> Future[list[object]]:
+    done: Future[list[object]] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (whoever asks for the result gets it)
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
+
+
+def test_a_thread_gets_the_texts_of_the_loop_in_order_and_their_end() -> None:
+    async def texts() -> AsyncIterator[str]:
+        for number in range(5000):
+            yield f"text {number}"
+
+    async def main() -> list[object]:
+        feed = aio._Feed(texts())
+        read = await asyncio.wait_for(asyncio.wrap_future(in_a_thread(lambda: [*feed])), 20)
+        again = await asyncio.wait_for(asyncio.wrap_future(in_a_thread(lambda: [*feed])), 20)
+        assert again == []
+        await feed.close()
+        return read
+
+    assert asyncio.run(main()) == [f"text {number}" for number in range(5000)]
+
+
+def test_a_text_comes_to_the_thread_as_soon_as_it_is_there() -> None:
+    async def main() -> None:
+        more = asyncio.Event()
+        seen: list[object] = []
+
+        async def texts() -> AsyncIterator[str]:
+            yield "first"
+            await more.wait()
+            yield "second"
+
+        def read(feed: aio._Feed) -> list[object]:
+            seen.extend(feed)
+            return seen
+
+        feed = aio._Feed(texts())
+        reading = in_a_thread(lambda: read(feed))
+        async with asyncio.timeout(10):
+            while seen != ["first"]:
+                await asyncio.sleep(0.01)
+            more.set()
+            assert await asyncio.wrap_future(reading) == ["first", "second"]
+        await feed.close()
+
+    asyncio.run(main())
+
+
+def test_texts_are_read_ahead_of_the_thread_but_not_far() -> None:
+    async def main() -> None:
+        given = 0
+
+        async def texts() -> AsyncIterator[str]:
+            nonlocal given
+            for given in itertools.count(1):  # noqa: B007  (the test looks at it)
+                yield "text"
+
+        feed = aio._Feed(texts())
+        await asyncio.sleep(0.2)
+        assert 1 < given <= aio._AHEAD + 1
+        await feed.close()
+
+    asyncio.run(main())
+
+
+def test_what_the_texts_raise_comes_out_in_the_thread() -> None:
+    async def texts() -> AsyncIterator[str]:
+        yield "first"
+        raise ValueError("no more of them")
+
+    async def main() -> None:
+        feed = aio._Feed(texts())
+        seen: list[object] = []
+        with pytest.raises(ValueError, match="no more of them"):
+            await asyncio.wait_for(asyncio.wrap_future(in_a_thread(lambda: [*map(seen.append, feed)])), 10)
+        assert seen == ["first"]
+        await feed.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_feed_that_is_stopped_does_not_look_like_one_that_has_ended(at_once: bool) -> None:
+    async def texts() -> AsyncIterator[str]:
+        yield "first"
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        feed = aio._Feed(texts())
+        reading = in_a_thread(lambda: [*feed])
+        await asyncio.sleep(0 if at_once else 0.2)
+        feed.stop()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(reading)), 10)
+        await feed.close()
+
+    asyncio.run(main())
+
+
+class Clock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(aio, "time", clock)
+    monkeypatch.setattr(aio.asyncio, "sleep", clock.sleep)
+    return clock
+
+
+@pytest.fixture
+def job() -> AsyncJob:
+    return AsyncJob(Job("20261121-000000-0000000000", Broker.connect(Settings(redis_url="unix:///nowhere"))))
+
+
+def looking(job: AsyncJob, look: Callable[[], str], deadline: float | None = None) -> str:
+    return asyncio.run(job._eventually(look, aio._Told(), deadline))
+
+
+def raising_until(clock: Clock, moment: float, error: Exception) -> Callable[[], str]:
+    def look() -> str:
+        if clock.now < moment:
+            raise error
+        return "seen"
+
+    return look
+
+
+def test_pauses_grow_with_the_time_waited(clock: Clock, job: AsyncJob) -> None:
+    assert looking(job, raising_until(clock, 1100, aio._NotYet())) == "seen"
+    assert clock.pauses[0] == pytest.approx(0.05)
+    assert clock.pauses[-1] == 1.0
+    assert clock.pauses == sorted(clock.pauses)
+    late = [pause / (sum(clock.pauses[:at]) or 1) for at, pause in enumerate(clock.pauses)]
+    assert max(late[8:]) <= 1 / 8 + 1e-9
+
+
+def test_a_pause_ends_with_the_time_to_wait(clock: Clock, job: AsyncJob) -> None:
+    assert looking(job, raising_until(clock, 1010, aio._NotYet()), deadline=1010) == "seen"
+    assert clock.now == pytest.approx(1010)
+
+
+def test_a_redis_that_comes_back_in_time_is_asked_again(clock: Clock, job: AsyncJob) -> None:
+    assert looking(job, raising_until(clock, 1000 + OUTAGE_S - 2, BrokerUnavailable("away"))) == "seen"
+
+
+def test_a_redis_that_stays_away_is_given_up(clock: Clock, job: AsyncJob) -> None:
+    with pytest.raises(BrokerUnavailable, match="away"):
+        looking(job, raising_until(clock, 9999, BrokerUnavailable("away")))
+    assert OUTAGE_S < clock.now - 1000 < OUTAGE_S + 3
+
+
+def test_a_redis_that_is_away_now_and_then_is_not_given_up(clock: Clock, job: AsyncJob) -> None:
+    looks = itertools.count()
+
+    def look() -> str:
+        if clock.now > 1000 + 3 * OUTAGE_S:
+            return "seen"
+        raise aio._NotYet if next(looks) % 2 else BrokerUnavailable("away")
+
+    assert looking(job, look) == "seen"
+
+
+def test_a_full_redis_is_waited_for_as_long_as_it_takes(clock: Clock, job: AsyncJob) -> None:
+    assert looking(job, raising_until(clock, 1000 + 10 * OUTAGE_S, BrokerFull("full"))) == "seen"
+
+
+def test_what_asks_once_says_at_once_that_redis_is_away(job: AsyncJob) -> None:
+    began = time.monotonic()
+    for ask in (job.status, job.vectors, job.errors, job.workers):
+        with pytest.raises(BrokerUnavailable, match="can't be reached"):
+            asyncio.run(ask())
+    assert time.monotonic() - began < 20
