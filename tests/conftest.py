@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import redis as redis_py
 
+from embedctl.acl import ADMIN, access_list, read_passwords
 from embedctl.broker import Broker
 from embedctl.local import _redis_server
 from embedctl_config.hardware import HardwareClass
@@ -47,14 +51,34 @@ class RedisServer:
     folder: Path
     process: subprocess.Popen[bytes] | None = None
     extra: list[str] = field(default_factory=list)
+    binary: str = ""
+    passwords: Mapping[str, str] = field(default_factory=dict)
+
+    #: Those with an access list, by the URL of its producer.
+    restricted: ClassVar[dict[str, RedisServer]] = {}
 
     @property
     def url(self) -> str:
-        return f"unix://{self.folder}/redis.sock"
+        """For a test's own looks: with an access list, as the user who may do everything."""
+        return self.url_of(ADMIN)
+
+    def url_of(self, user: str) -> str:
+        """As a user of the access list; one URL for all where there is none."""
+        login = f"{user}:{self.passwords[user]}@" if self.passwords else ""
+        return f"unix://{login}{self.folder}/redis.sock"
+
+    def restrict(self, *, redis_7: bool = False) -> None:
+        """From its next start on, let in only the users of `embedctl config acl`."""
+        passwords, _ = read_passwords(self.folder / "passwords")
+        users = self.folder / "users.acl"
+        users.write_text(access_list(passwords, database=0, redis_7=redis_7))
+        self.passwords = {user: each[0] for user, each in passwords.items()}
+        self.extra = [*self.extra, "--aclfile", str(users)]
+        self.restricted[self.url_of("producer")] = self
 
     def start(self) -> None:
-        command = [_redis_server(), str(CONFIG), "--port", "0", "--unixsocket", f"{self.folder}/redis.sock"]
-        command += ["--dir", str(self.folder), *self.extra]
+        command = [self.binary or _redis_server(), str(CONFIG), "--port", "0", "--dir", str(self.folder)]
+        command += ["--unixsocket", f"{self.folder}/redis.sock", *self.extra]
         with (self.folder / "redis.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         client = redis_py.Redis.from_url(self.url)
@@ -64,7 +88,8 @@ class RedisServer:
                 client.ping()
                 break
             except redis_py.exceptions.ConnectionError:
-                assert time.monotonic() < deadline, "redis-server did not start"
+                runs = self.process.poll() is None and time.monotonic() < deadline
+                assert runs, (self.folder / "redis.log").read_text()[-2000:]
                 time.sleep(0.02)
         client.close()
 
@@ -75,6 +100,12 @@ class RedisServer:
             self.process = None
 
 
+def as_user(environment: Mapping[str, str], user: str) -> dict[str, str]:
+    """A producer's environment for a process that is another user of its Redis; for all the same without a list."""
+    server = RedisServer.restricted.get(environment["EMBEDCTL_REDIS_URL"])
+    return {**environment, "EMBEDCTL_REDIS_URL": server.url_of(user)} if server else dict(environment)
+
+
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
     """A folder whose path is short enough for a unix socket."""
@@ -83,17 +114,51 @@ def short_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.fixture
+def free_port() -> int:
+    """A port on loopback at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @pytest.fixture(scope="session")
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one test builds for a model the others find; nothing is written into the home folder."""
-    return tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one for all that run side by side
+        folder = folder.parent
+    folder /= "cache"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def emptied(server: RedisServer) -> Iterator[None]:
+    """A Redis without what earlier tests left there. At the end it has denied nothing that this one asked for."""
+    client = redis_py.Redis.from_url(server.url)
+    client.flushall()
+    client.acl_log_reset()
+    yield
+    # Clients introduce themselves with CLIENT SETINFO, and `doctor` asks for CONFIG; both do without.
+    denied = [each for each in client.acl_log() if not each["object"].startswith(("client", "config"))]
+    client.close()
+    assert not denied
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--acl", action="store_true", help="run producers and workers as the users of `embedctl config acl`"
+    )
 
 
 @pytest.fixture(scope="session")
-def shared_redis() -> Iterator[RedisServer]:
+def shared_redis(pytestconfig: pytest.Config) -> Iterator[RedisServer]:
     """One Redis for the whole run; tests get it empty through `redis`."""
     folder = Path(tempfile.mkdtemp(prefix="ec-"))
     server = RedisServer(folder)
+    if pytestconfig.getoption("--acl"):
+        server.restrict()
     server.start()
     yield server
     server.stop()
@@ -101,12 +166,10 @@ def shared_redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def redis_server(shared_redis: RedisServer) -> RedisServer:
+def redis_server(shared_redis: RedisServer) -> Iterator[RedisServer]:
     """The run's own Redis, emptied: it was started here and holds nothing of anybody else's."""
-    client = redis_py.Redis.from_url(shared_redis.url)
-    client.flushall()
-    client.close()
-    return shared_redis
+    with emptied(shared_redis):
+        yield shared_redis
 
 
 @pytest.fixture

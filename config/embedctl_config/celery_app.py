@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 
 from celery import Celery
+from celery.app.amqp import AMQP
+from kombu import Connection
+from kombu.utils.url import maybe_sanitize_url
 
-from embedctl_config.errors import SettingsError
-from embedctl_config.settings import NO_REDIS, Settings
+from embedctl_config.redis_url import secret_url, tls_options
+from embedctl_config.settings import Settings
 
 #: The one task: look at a chunk of a job.
 TASK = "embedctl.encode"
@@ -20,11 +24,21 @@ def make_celery(settings: Settings) -> Celery:
     visibility timeout, which is why it is no setting.
 
     Raises:
-        SettingsError: `redis_url` is empty.
+        SettingsError: as for :func:`~embedctl_config.redis_url.secret_url` and
+            :func:`~embedctl_config.redis_url.tls_options`.
     """
-    app = Celery("embedctl", set_as_current=False)
+    url, tls = _kombu_url(secret_url(settings)), tls_options(settings)
+    if tls:
+        # Not in the URL: kombu and Flower read it there in two ways, and Flower wants it here.
+        parts = urlsplit(url)
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        tls = {**{name: value for name, value in query.items() if name.startswith("ssl_")}, **tls}
+        left = {name: value for name, value in query.items() if name not in tls}
+        url = urlunsplit(parts._replace(query=urlencode(left)))
+    app = Celery("embedctl", set_as_current=False, amqp=_Discreet)
     app.conf.update(
-        broker_url=broker_url(settings.redis_url),
+        broker_url=url,
+        broker_use_ssl=tls or None,
         broker_transport_options={
             "visibility_timeout": 3600,
             "priority_steps": [0],
@@ -55,17 +69,24 @@ def make_celery(settings: Settings) -> Celery:
     return app
 
 
-def broker_url(redis_url: str) -> str:
-    """The broker URL that kombu understands for a URL in redis-py's form.
+class _DiscreetConnection(Connection):
+    """Kombu's, but what it says of itself holds no secret: workers answer it to whoever inspects them."""
 
-    `unix://` becomes `redis+socket://`, and `rediss://` checks certificates unless the URL itself says otherwise: to
-    kombu, TLS without `ssl_cert_reqs` means no check at all.
+    def info(self) -> dict[str, Any]:
+        """The facts of a connection. Celery itself leaves out `password`, which :meth:`as_uri` needs."""
+        facts: dict[str, Any] = super().info()
+        facts["hostname"] = maybe_sanitize_url(facts["hostname"])
+        if facts["ssl"]:
+            facts["ssl"] = {name: value for name, value in facts["ssl"].items() if name != "ssl_password"}
+        return facts
 
-    Raises:
-        SettingsError: the URL is empty.
-    """
-    if not redis_url:
-        raise SettingsError(NO_REDIS)
+
+class _Discreet(AMQP):
+    Connection = _DiscreetConnection
+
+
+def _kombu_url(redis_url: str) -> str:
+    """A URL in redis-py's form as kombu understands it: `unix://` becomes `redis+socket://`."""
     parts = urlsplit(redis_url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     database = query.pop("db", None)
@@ -77,6 +98,4 @@ def broker_url(redis_url: str) -> str:
         return f"redis+socket://{location}{parts.path}" + (f"?{urlencode(query)}" if query else "")
     if database is not None:
         parts = parts._replace(path=f"/{database}")
-    if parts.scheme == "rediss":
-        query.setdefault("ssl_cert_reqs", "required")
     return urlunsplit(parts._replace(query=urlencode(query)))

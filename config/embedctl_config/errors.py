@@ -10,6 +10,7 @@
     ├── MissingExtra              an optional dependency
     ├── BrokerUnavailable         Redis
     │   └── BrokerFull            it has no memory left
+    ├── NotPermitted              Redis' access list
     ├── JobError
     │   ├── JobNotFound
     │   │   └── JobLost           it was there, and Redis lost it or a part of it
@@ -73,6 +74,12 @@ class BrokerUnavailable(EmbedctlError, ConnectionError):
 
 class BrokerFull(BrokerUnavailable):
     """Raised when Redis has reached its maxmemory. Producers and workers wait until it has room again."""
+
+
+class NotPermitted(EmbedctlError):
+    """Raised when Redis' access list does not let this user do what was asked; another user may."""
+
+    exit_code = 77  # EX_NOPERM of sysexits.h
 
 
 class JobError(EmbedctlError):

@@ -1,26 +1,67 @@
 """Every Redis key, queue name and lifetime. Nothing else spells out a key.
 
 Under ``embed:`` every key has a TTL, so that an abandoned job frees itself. Queues (``embed.…``) are Celery's lists.
+
+Each key says which roles touch it: `embedctl config acl` makes Redis' access list of that.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import re
+from collections.abc import Callable
+from typing import TypeVar
 
 #: What all our keys begin with.
 PREFIX = "embed:"
 
+#: Job ids as a pattern of Redis' access lists. Its length is fixed, so that who may see a job's state does not by that
+#: see its chunks, whose keys go on where the job's own ends.
+JOB_IDS = "????????-??????-??????????"
+_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{10}")
+
+#: Who submits and fetches, who encodes, and who looks at jobs and workers without seeing a text or a vector.
+_PRODUCER, _WORKER, _MONITOR = ROLES = ("producer", "worker", "monitor")
+
+#: Every key as a pattern of Redis' access lists → the roles that touch it.
+ACCESS: dict[str, tuple[str, ...]] = {}
+
+F = TypeVar("F", bound=Callable[..., str])
+
+
+def _shared(key: str, *roles: str) -> str:
+    """A key that there is once."""
+    ACCESS[key] = roles
+    return key
+
+
+def _used_by(*roles: str, pattern: str = "") -> Callable[[F], F]:
+    """Declare who touches the keys that a function makes.
+
+    Args:
+        pattern: of all of them, where that is not what the function makes of wildcards.
+    """
+
+    def declare(function: F) -> F:
+        wildcards = [JOB_IDS if name == "job_id" else "*" for name in inspect.signature(function).parameters]
+        ACCESS[pattern or function(*wildcards)] = roles
+        return function
+
+    return declare
+
+
 #: Sorted set of job ids that still need a reaper, by creation time in ms.
-ACTIVE = "embed:active"
+ACTIVE = _shared("embed:active", _PRODUCER, _WORKER, _MONITOR)
 
 #: Sorted set of all job ids by creation time in ms; one whose job is gone is dropped when somebody looks.
-JOBS = "embed:jobs"
+JOBS = _shared("embed:jobs", _PRODUCER, _WORKER, _MONITOR)
 
 #: When this database was first used, in ms since 1970: a job id older than that was lost with an earlier one.
-BIRTH = "embed:birth"
+BIRTH = _shared("embed:birth", _PRODUCER, _WORKER, _MONITOR)
 
 #: Sorted set of worker instances by the time in ms until which their heartbeat counts.
-WORKERS = "embed:workers"
+WORKERS = _shared("embed:workers", _PRODUCER, _WORKER, _MONITOR)
 
 #: A worker whose heartbeat is older than this is silent: dead, stopped or cut off (seconds).
 HEARTBEAT_TTL_S = 15
@@ -42,81 +83,97 @@ CHUNK_TTL_FACTOR = 1.25
 EVENTS_KEPT = 256
 
 
+@_used_by(_PRODUCER, _WORKER)
 def reaper(version: int) -> str:
     """String: held by the one process of a version that reaps in this interval. Older ones leave newer jobs alone."""
     return f"embed:reaper:{version}"
 
 
+@_used_by(_PRODUCER, _WORKER, _MONITOR)
 def job(job_id: str) -> str:
     """Hash: the job's state, counts and options."""
     return f"embed:job:{job_id}"
 
 
+@_used_by(_PRODUCER, _WORKER)
 def due(job_id: str) -> str:
     """Sorted set: issued chunks by the time in ms at which they need another ticket."""
     return f"embed:job:{job_id}:due"
 
 
+@_used_by(_PRODUCER, _WORKER)
 def owners(job_id: str) -> str:
     """Hash: leased chunk → `token worker-instance`, and the row that a careful worker is at."""
     return f"embed:job:{job_id}:owners"
 
 
+@_used_by(_PRODUCER, _WORKER, _MONITOR)
 def attempts(job_id: str) -> str:
     """Hash: issued chunk → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON."""
     return f"embed:job:{job_id}:attempts"
 
 
+@_used_by(_PRODUCER, _WORKER)
 def reissues(job_id: str) -> str:
     """Hash: issued chunk without owner → how often its ticket was sent again."""
     return f"embed:job:{job_id}:reissues"
 
 
+@_used_by(_PRODUCER, _WORKER)
 def events(job_id: str) -> str:
     """Capped stream: one entry for each chunk that ended and each change of state."""
     return f"embed:job:{job_id}:events"
 
 
+@_used_by(_PRODUCER, _WORKER)
 def counted(job_id: str) -> str:
     """Bitmap: the chunks whose records are counted as done or failed; one bit a chunk."""
     return f"embed:job:{job_id}:counted"
 
 
+@_used_by(_PRODUCER, _WORKER)
 def cursors(job_id: str) -> str:
     """Hash: how far each of the reaper's sweeps over the job's chunks has come."""
     return f"embed:job:{job_id}:cursors"
 
 
+@_used_by(_PRODUCER, _WORKER, _MONITOR)
 def producer(job_id: str) -> str:
     """String: the token of the producer that is submitting the job."""
     return f"embed:job:{job_id}:producer"
 
 
+@_used_by(_PRODUCER, _WORKER)
 def chunk_input(job_id: str, chunk: int | str) -> str:
     """String: a chunk's input in wire format."""
     return f"embed:job:{job_id}:in:{chunk}"
 
 
+@_used_by(_PRODUCER, _WORKER)
 def chunk_result(job_id: str, chunk: int | str) -> str:
     """String: a chunk's result in wire format."""
     return f"embed:job:{job_id}:out:{chunk}"
 
 
+@_used_by(_PRODUCER, _WORKER)
 def retry_pointer(job_id: str, chunk: int | str) -> str:
     """String: the chunk into which a chunk's failed records were put to be tried again."""
     return f"embed:job:{job_id}:retry:{chunk}"
 
 
+@_used_by(_WORKER)
 def uncommitted_result(job_id: str, chunk: int, token: str) -> str:
     """String: a result that `complete` has not yet renamed."""
     return f"embed:job:{job_id}:out:{chunk}:{token}"
 
 
+@_used_by(_PRODUCER, _WORKER, pattern="embed:idempotency:*")
 def idempotency(key: str) -> str:
     """String: the job id made with this idempotency key. The key is hashed: it may be long, or private."""
     return f"embed:idempotency:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
+@_used_by(_PRODUCER, _WORKER, _MONITOR)
 def heartbeat(instance: str) -> str:
     """String: what a worker instance says of itself, as JSON."""
     return f"embed:worker:{instance}"
@@ -126,24 +183,39 @@ def heartbeat(instance: str) -> str:
 LEFT = "left"
 
 
+@_used_by(_PRODUCER, _WORKER, _MONITOR)
 def died(instance: str) -> str:
     """String: how a worker instance is known to have died, or :data:`LEFT`."""
     return f"embed:died:{instance}"
 
 
+@_used_by(_PRODUCER, _WORKER)
 def machine(machine_id: str) -> str:
     """Hash: worker instances of one machine → process. Whoever runs there too sees which of them still do."""
     return f"embed:machine:{machine_id}"
 
 
+@_used_by(_PRODUCER, _WORKER, _MONITOR)
 def queue_workers(queue: str) -> str:
     """Sorted set: worker instances that consume a queue, by the time in ms until which their heartbeat counts."""
     return f"embed:queue:{queue}:workers"
 
 
+@_used_by(_PRODUCER, _WORKER, _MONITOR)
 def queue(hardware: str, model: str) -> str:
     """The Celery queue of a hardware class and a model."""
     return f"embed.{hardware}.{model}"
+
+
+def is_job_id(text: str) -> bool:
+    """Whether this has the form of a job's id: what has not is never made part of a key."""
+    return _JOB_ID.fullmatch(text) is not None
+
+
+def of_queue(name: str) -> tuple[str, str]:
+    """The hardware class and the model of a queue's name. A class has no dot in its name; a model may have."""
+    hardware, _, model = name.removeprefix("embed.").partition(".")
+    return hardware, model
 
 
 def of_job(job_id: str) -> list[str]:

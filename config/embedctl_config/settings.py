@@ -25,32 +25,62 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are no settings but have a variable all the same. A test holds this to the commands.
 FLAGS = frozenset(
     """
-    cpus dimensions dry_run exporter force format id_field idempotency_key json limit log_level max_errors no_build
-    normalize output precision prompt quiet ready resume skip_bad_lines text_field timeout truncation wait
+    cpus dimensions dry_run exporter force format gpu id_field idempotency_key json limit log_level max_errors
+    neuron_core no_build normalize output passwords precision prompt quiet ready redis_7 resume skip_bad_lines
+    text_field threads timeout truncation wait watch
     """.split()  # noqa: SIM905  (as a list it would be a screen of its own)
 )
 #: The longest that a job may be kept (seconds): ten years, which no clock or counter of ours overflows at.
 MAX_TTL_S = 10 * 365 * 24 * 3600.0
+#: Most records in a chunk: vectors of 8,192 dimensions are then the 512 MiB that one value in Redis may hold.
+MAX_CHUNK_RECORDS = 16_384
+#: Most text in a chunk, and so in a record (bytes): with its ids, less than a fifth of that.
+MAX_CHUNK_BYTES = 64 * 1024 * 1024
 #: What to say where a Redis is needed and `redis_url` is empty.
 NO_REDIS = "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run`, which starts one"
 _SCHEMES = ("redis", "rediss", "unix")
+LAST_PORT = 65535
+_LOG_FORMATS = ("auto", "text", "json")
+#: As click reads them.
+_BOOLEANS: Mapping[object, bool] = {
+    **dict.fromkeys((True, "true", "1", "yes", "on"), True),
+    **dict.fromkeys((False, "false", "0", "no", "off"), False),
+}
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
 
 
-def _setting(default: Any, help: str, *, unit: str = "", minimum: float | None = None) -> Any:  # noqa: A002  (argparse's and click's word)
-    return field(default=default, metadata={"help": help, "unit": unit, "minimum": minimum})
+def _setting(
+    default: Any,
+    help: str,  # noqa: A002  (argparse's and click's word)
+    *,
+    unit: str = "",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    secret: bool = False,
+) -> Any:
+    metadata = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum}
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that can be configured. Durations are seconds, sizes are bytes."""
 
-    redis_url: str = _setting("", "Redis: redis://, rediss:// or unix://. Empty: a private one (`embedctl run`)")
+    redis_url: str = _setting(
+        "", "Redis: redis://, rediss:// or unix://. Empty: a private one (`embedctl run`)", secret=True
+    )
+    redis_password_file: str = _setting("", "a file that holds the password of `redis_url`'s user, which then has none")
+    tls_ca_file: str = _setting(
+        "", "for rediss://: the certificates, in PEM, of whoever signed Redis' own. Empty: the system's"
+    )
+    insecure: bool = _setting(False, "for rediss://: whether to check no certificate, so that anybody may listen")
     model: str = _setting("all-MiniLM-L6-v2", "the model of jobs and workers that name none")
     hardware: str = _setting("auto", "the hardware class of jobs that name none; auto: the fastest alive")
-    chunk_size: int = _setting(512, "most records in a chunk", unit="records", minimum=1)
-    chunk_bytes: int = _setting(512 * 1024, "most text in a chunk", unit="bytes", minimum=1024)
-    max_text_bytes: int = _setting(1024 * 1024, "longest text of one record", unit="bytes", minimum=1)
+    chunk_size: int = _setting(512, "most records in a chunk", unit="records", minimum=1, maximum=MAX_CHUNK_RECORDS)
+    chunk_bytes: int = _setting(512 * 1024, "most text in a chunk", unit="bytes", minimum=1024, maximum=MAX_CHUNK_BYTES)
+    max_text_bytes: int = _setting(
+        1024 * 1024, "longest text of one record", unit="bytes", minimum=1, maximum=MAX_CHUNK_BYTES
+    )
     high_water_bytes: int = _setting(
         256 * 1024 * 1024,
         "a producer pauses while a job has more text than this waiting",
@@ -60,7 +90,11 @@ class Settings:
     window: int = _setting(8, "fewest tickets of one job in the queue at once", unit="tickets", minimum=1)
     window_per_worker: int = _setting(4, "tickets of one job for each live worker", unit="tickets", minimum=1)
     ttl_s: float = _setting(
-        7 * 24 * 3600.0, "a job is kept this long after its last progress", unit="seconds", minimum=1
+        7 * 24 * 3600.0,
+        "a job is kept this long after its last progress",
+        unit="seconds",
+        minimum=1,
+        maximum=MAX_TTL_S,
     )
     lease_s: float = _setting(15.0, "a worker that is silent this long loses its chunk", unit="seconds", minimum=0.5)
     reissue_s: float = _setting(
@@ -73,6 +107,25 @@ class Settings:
     cache_dir: str = _setting(
         "", "where what workers build for a model and a machine is kept. Empty: the user's cache folder"
     )
+    log_format: str = _setting("auto", "of workers: text, json, or auto: text on a terminal, json elsewhere")
+    metrics_host: str = _setting("127.0.0.1", "the address at which a worker serves its metrics and its health")
+    metrics_port: int = _setting(
+        0,
+        "the port for that; the second worker of `embedctl up` has the next one. 0: none",
+        unit="port",
+        minimum=0,
+        maximum=LAST_PORT,
+    )
+    flower_address: str = _setting(
+        "127.0.0.1", "the address at which `embedctl flower` listens; any but 127.0.0.1 needs `flower_auth_file`"
+    )
+    flower_port: int = _setting(
+        5555, "the port for that. 0: one that is free", unit="port", minimum=0, maximum=LAST_PORT
+    )
+    flower_auth_file: str = _setting(
+        "", "a file of lines `user:password`: who may look at the dashboard. Empty: whoever is on its machine"
+    )
+    flower_url_prefix: str = _setting("", "the path under which a reverse proxy shows the dashboard")
     classes: Mapping[str, HardwareClass] = field(
         default_factory=lambda: SHIPPED_CLASSES, metadata={"help": "hardware classes: tables `[classes.NAME]`"}
     )
@@ -245,6 +298,14 @@ def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: l
         problems.append(f"{where}: no such setting{_did_you_mean(name, [*scalars, 'classes', 'models'])}")
         return
     default = scalars[name].default
+    if isinstance(default, bool):
+        word = value.lower() if isinstance(value, str) else value
+        chosen = _BOOLEANS.get(word) if isinstance(word, str | int) else None
+        if chosen is None:
+            problems.append(f"{where}: {value!r} is neither true nor false")
+        else:
+            values[name] = chosen
+        return
     if isinstance(default, str):
         if isinstance(value, str):
             values[name] = value
@@ -269,11 +330,15 @@ def _problems(settings: Settings) -> list[str]:
             problems.append(f"{each.name}: {value!r} is below its minimum of {minimum} {each.metadata['unit']}")
         elif minimum is not None and not math.isfinite(value):
             problems.append(f"{each.name}: {value!r} is not a finite number of {each.metadata['unit']}")
-    if settings.ttl_s > MAX_TTL_S:
-        problems.append(f"ttl_s: {settings.ttl_s!r} is above its maximum of {MAX_TTL_S:.0f} seconds")
+        elif (maximum := each.metadata.get("maximum")) is not None and value > maximum:
+            problems.append(f"{each.name}: {value!r} is above its maximum of {maximum:.0f} {each.metadata['unit']}")
     if settings.redis_url and not _is_redis_url(settings.redis_url):
         # The value is not shown: it may hold a password.
         problems.append("redis_url: can't be read; use redis://, rediss:// or unix://")
+    if settings.log_format not in _LOG_FORMATS:
+        problems.append(f"log_format: {settings.log_format!r} is none of {', '.join(_LOG_FORMATS)}")
+    if not _NAME_CHARACTERS.issuperset(settings.flower_url_prefix):
+        problems.append(f"flower_url_prefix: {settings.flower_url_prefix!r}: use letters, digits and . _ - / @")
     if wrong := check_model_name(settings.model):
         problems.append(f"model: {wrong}")
     if settings.hardware != "auto" and settings.hardware not in settings.classes:

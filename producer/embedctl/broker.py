@@ -10,6 +10,7 @@ from embedctl.store import Connection, JobStatus, JobStore, Upkeep, WorkerRegist
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
+    from embedctl.store.observed import Observer
     from embedctl.tickets import TicketSender
 
 
@@ -24,13 +25,16 @@ class Broker:
     upkeep: Upkeep
 
     @classmethod
-    def connect(cls, settings: Settings) -> Broker:
+    def connect(cls, settings: Settings, observer: Observer | None = None) -> Broker:
         """Open a connection to the Redis of these settings.
+
+        Args:
+            observer: is told of every round trip of the store's; those of Celery are not among them.
 
         Raises:
             SettingsError: no Redis is configured.
         """
-        connection = Connection(settings)
+        connection = Connection(settings, observer)
         return cls(
             settings,
             connection,
@@ -45,7 +49,7 @@ class Broker:
         from embedctl.tickets import TicketSender
         from embedctl_config.celery_app import make_celery
 
-        return TicketSender(make_celery(self.settings))
+        return TicketSender(make_celery(self.settings), self.connection.about_now_ms)
 
     def send_issued(self, job: JobStatus) -> None:
         """Send the tickets that a job's window has room for."""

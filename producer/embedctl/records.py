@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 
+#: The longest id of a record (bytes): it travels with the record, and comes back with its vector.
+MAX_ID_BYTES = 1024
+
 #: What a caller may give as a record: text, or a mapping that holds text and, if it likes, an id.
 RecordLike = str | Mapping[str, Any]
 
@@ -107,19 +110,31 @@ def check_id(label: object, where: str) -> str | None:
     """An id as text; None stays None.
 
     Raises:
-        InputError: it is neither text nor a whole number, or can't be written as UTF-8.
+        InputError: it is neither text nor a whole number, can't be written as UTF-8, or is too long.
     """
     if label is None:
         return None
     if hasattr(label, "__index__") and not isinstance(label, bool):
-        return str(operator.index(label))
+        number = operator.index(label)
+        if number.bit_length() > 8 * MAX_ID_BYTES:  # Python refuses to write out what is much longer
+            raise _long_id(where)
+        label = str(number)
     if not isinstance(label, str):
         raise InputError(f"{where}: an id must be text or a whole number, not {kind_of(label)}")
     try:
-        label.encode()
+        size = len(label.encode())
     except UnicodeEncodeError:
         raise InputError(f"{where}: the id {label!r} is not valid UTF-8") from None
+    if size > MAX_ID_BYTES:
+        raise _long_id(where)
     return label
+
+
+def _long_id(where: str) -> InputError:
+    return InputError(
+        f"{where}: the id is longer than {MAX_ID_BYTES:,} bytes. Name the field of a shorter one with --id-field (in "
+        "Python, give ids=), or leave ids out"
+    )
 
 
 def kind_of(value: object) -> str:

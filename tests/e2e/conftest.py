@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from embedctl.broker import Broker
 from embedctl.store import WorkerRow
 from embedctl_config.settings import Settings, load_settings
+from tests.conftest import as_user
 
 #: The hardware classes and the short times of tests/conftest.py, as a worker process reads them.
 CONFIG = """
@@ -76,6 +78,11 @@ class WorkerProcess:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
+    def logged(self, words: str, **fields: object) -> bool:
+        """Whether it has logged a line with these words in its message, and with these fields."""
+        lines = [json.loads(line) for line in self.log().splitlines() if line.startswith("{") and line.endswith("}")]
+        return any(words in line["message"] and fields.items() <= line.items() for line in lines)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -100,7 +107,7 @@ def environment(redis_server, short_folder: Path, cache_folder: Path) -> dict[st
     own = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
     return {
         **own,
-        "EMBEDCTL_REDIS_URL": redis_server.url,
+        "EMBEDCTL_REDIS_URL": redis_server.url_of("producer"),
         "EMBEDCTL_CONFIG": str(config),
         "EMBEDCTL_STATE_DIR": str(short_folder / "state"),
         "EMBEDCTL_CACHE_DIR": str(cache_folder),
@@ -110,6 +117,14 @@ def environment(redis_server, short_folder: Path, cache_folder: Path) -> dict[st
 @pytest.fixture
 def settings(environment: dict[str, str]) -> Settings:
     return load_settings(environment)
+
+
+@pytest.fixture
+def worker_broker(environment: dict[str, str]) -> Iterator[Broker]:
+    """For a test that does what a worker does."""
+    broker = Broker.connect(load_settings(as_user(environment, "worker")))
+    yield broker
+    broker.close()
 
 
 StartWorker = Callable[..., WorkerProcess]
@@ -125,7 +140,8 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
         command += ["--cpus", cpus] if cpus is not None else []
         log_file = short_folder / f"worker-{len(started)}.log"
         with log_file.open("wb") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            own = as_user(environment, "worker")
+            process = subprocess.Popen(command, env=own, stdout=log, stderr=log, start_new_session=True)
         worker = WorkerProcess(process, broker, log_file)
         started.append(worker)
         return worker.wait_ready() if wait else worker
@@ -140,9 +156,10 @@ def embedctl(environment: dict[str, str], short_folder: Path) -> Callable[..., s
     """Runs the command line."""
 
     def run(*arguments: str, stdin: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+        user = {"worker": "worker", "up": "worker", "flower": "flower"}.get(arguments[0], "producer")
         return subprocess.run(
             [sys.executable, "-m", "embedctl", *arguments],
-            env={**environment, **variables},
+            env={**as_user(environment, user), **variables},
             cwd=short_folder,
             input=stdin,
             capture_output=True,

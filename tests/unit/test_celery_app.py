@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from kombu import Connection
+from kombu.transport.redis import Channel
 
-from embedctl_config.celery_app import broker_url, make_celery
+from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 
@@ -20,42 +21,62 @@ URLS = [
 ]
 
 
+def broker_url(url: str) -> str:
+    return make_celery(Settings(redis_url=url)).conf.broker_url
+
+
+def connection(url: str, **settings: object) -> Connection:
+    return make_celery(Settings(redis_url=url, **settings)).connection_for_read()
+
+
 @pytest.mark.parametrize(("url", "expected"), URLS)
 def test_urls_are_those_of_kombu(url: str, expected: str) -> None:
     assert broker_url(url) == expected
 
 
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        ("", "ssl_cert_reqs=required"),
-        ("?ssl_cert_reqs=none", "ssl_cert_reqs=none"),
-        ("?ssl_ca_certs=/etc/ca.pem", "ssl_ca_certs=%2Fetc%2Fca.pem&ssl_cert_reqs=required"),
-    ],
-)
-def test_tls_checks_certificates_unless_told_otherwise(query: str, expected: str) -> None:
-    assert broker_url(f"rediss://host:6379/0{query}") == f"rediss://host:6379/0?{expected}"
+def test_tls_checks_certificate_and_name_and_stands_where_flower_looks_for_it() -> None:
+    app = make_celery(Settings(redis_url="rediss://host:6379/0?ssl_certfile=/me.pem&ssl_keyfile=/me.key"))
+    checks = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
+    assert app.conf.broker_url == "rediss://host:6379/0"
+    assert app.conf.broker_use_ssl == {"ssl_certfile": "/me.pem", "ssl_keyfile": "/me.key", **checks}
+    made = Channel.connection_class_ssl(**app.conf.broker_use_ssl)
+    assert (made.cert_reqs.name, made.check_hostname) == ("CERT_REQUIRED", True)
+
+
+def test_tls_is_unchecked_only_where_that_is_said() -> None:
+    unchecked = {"ssl_cert_reqs": "none", "ssl_check_hostname": False}
+    assert connection("rediss://host/0", insecure=True).ssl == unchecked
+    assert connection("redis://host/0", insecure=True).ssl is None
 
 
 def test_kombu_reads_the_same_place_from_a_tcp_url() -> None:
-    connection = Connection(broker_url("rediss://me:p%40ss@host:6390/4"))
-    assert (connection.hostname, connection.port, connection.virtual_host) == ("host", 6390, "4")
-    assert (connection.userid, connection.password) == ("me", "p@ss")
-    assert connection.ssl["ssl_cert_reqs"].name == "CERT_REQUIRED"
+    found = connection("rediss://me:p%40ss@host:6390/4")
+    assert (found.hostname, found.port, found.virtual_host) == ("host", 6390, "4")
+    assert (found.userid, found.password) == ("me", "p@ss")
+    assert found.ssl["ssl_cert_reqs"] == "required"
 
 
 def test_a_database_in_the_query_reaches_kombu_as_redis_py_reads_it() -> None:
-    assert Connection(broker_url("redis://host:6379?db=3")).virtual_host == "3"
+    assert connection("redis://host:6379?db=3").virtual_host == "3"
 
 
 def test_a_password_in_the_query_of_a_socket_reaches_kombu_as_redis_py_reads_it() -> None:
     assert broker_url("unix:///run/redis.sock?password=p%40ss") == "redis+socket://:p%40ss@/run/redis.sock"
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["unix://me:hunter2@/run/redis.sock", "unix:///run/redis.sock?password=hunter2", "rediss://h?ssl_password=hunter2"],
+)
+def test_what_a_connection_says_of_itself_holds_no_password(url: str) -> None:
+    # `inspect stats` leaves out `password`, and sends all else to whoever asks.
+    found = connection(url)
+    assert "hunter2" not in str({**found.info(), "password": ""})
+    assert "hunter2" not in found.as_uri() + repr(found)
+
+
 def test_an_empty_url_says_what_to_set() -> None:
     with pytest.raises(SettingsError, match="EMBEDCTL_REDIS_URL"):
-        broker_url("")
-    with pytest.raises(SettingsError):
         make_celery(Settings())
 
 

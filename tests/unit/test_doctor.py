@@ -53,5 +53,10 @@ def test_versions_are_compared_as_numbers(version: str, level: Level) -> None:
     assert levels({**INFO, "redis_version": version}, GOOD)["redis version"] is level
 
 
-def test_a_redis_that_hides_its_settings_is_judged_by_the_rest() -> None:
-    assert levels(INFO, {}) == {"redis version": Level.OK, "redis settings": Level.WARN}
+def test_a_redis_that_hides_its_settings_is_judged_by_what_it_says_of_itself() -> None:
+    told = {"aof_enabled": 1, "maxmemory": 4_000_000_000, "maxmemory_policy": "noeviction"}
+    found = levels({**INFO, **told}, {})
+    assert set(found) == {"redis version", "redis settings", "persistence", "eviction", "memory"}
+    assert set(found.values()) == {Level.OK}
+    bad = levels({**INFO, "aof_enabled": 0, "maxmemory": 0, "maxmemory_policy": "allkeys-lru"}, {})
+    assert (bad["persistence"], bad["eviction"], bad["memory"]) == (Level.WARN, Level.FAIL, Level.WARN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from embedctl_config.errors import ModelError
@@ -26,11 +27,26 @@ def private_folder(folder: Path) -> Path:
     """
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     if not is_trusted(folder):
-        raise ModelError(f"{folder} must belong to you and be writable by you alone: chmod go-w {folder}")
+        raise ModelError(
+            f"{folder} must belong to you and be writable by you alone, and be in no folder that everybody may write "
+            f"to: chmod go-w {folder}, and those above it"
+        )
     return folder
 
 
 def is_trusted(path: Path) -> bool:
-    """Whether a file or folder is this user's and nobody else may write to it."""
+    """Whether a file or folder is this user's, nobody else may write to it, and not everybody may put another in its
+    place.
+
+    Raises:
+        OSError: it is not there.
+    """
     facts = path.stat()
-    return facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+    own = facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+    return own and not any(_replaceable(folder) for folder in path.resolve().parents)
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether everybody may rename what is in a folder; not so in those like /tmp."""
+    mode = folder.stat().st_mode
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX

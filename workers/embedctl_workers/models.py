@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from embedctl_config.errors import ModelError, ModelNotFound
 from embedctl_config.hardware import ModelEntry
@@ -65,7 +65,7 @@ def fingerprint_of(folder: Path) -> str:
     """sha256 over the names and contents of the files that decide a model's vectors.
 
     Raises:
-        ModelError: the folder holds no sentence-transformers model with weights.
+        ModelError: the folder holds no sentence-transformers model with weights, or names files outside of itself.
     """
     files = {path for pattern in _DECIDING for path in folder.glob(pattern)}
     if any(path.suffix == ".safetensors" for path in files):
@@ -84,11 +84,14 @@ def fingerprint_of(folder: Path) -> str:
 def _module_folders(folder: Path) -> list[Path]:
     try:
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-        return [folder / module["path"] for module in modules if module["path"]]
+        inside = [PurePosixPath(module["path"]) for module in modules if module["path"]]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / 'modules.json'} can't be read: {error!r}") from error
+    if outside := [path for path in inside if path.is_absolute() or ".." in path.parts]:
+        raise ModelError(f"{folder / 'modules.json'} names a folder outside of the model's own: {outside[0]}")
+    return [folder / path for path in inside]
 
 
 def _local_folder(source: str) -> Path | None:

@@ -24,6 +24,7 @@ import numpy as np
 
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.cache import is_trusted, private_folder
 from embedctl_workers.gate_texts import PROMPT, TEXTS
 from embedctl_workers.models import ModelFiles
 
@@ -44,13 +45,14 @@ def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) 
 
     Raises:
         MissingExtra: they are not in the cache, and sentence-transformers is not installed.
-        ModelError: they are not in the cache and can't be computed, or `host.build` forbids it.
+        ModelError: they are not in the cache and can't be computed, or `host.build` forbids it; or others may write to
+            their folder.
     """
     path = references_path(files, host)
     vectors = _load(path)
     if vectors is None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(path.parent)
             with _locked(path):
                 vectors = _load(path) or _compute(files, host, path)
         except OSError as error:
@@ -65,8 +67,11 @@ def references_path(files: ModelFiles, host: Host) -> Path:
 
 
 def _load(path: Path) -> dict[str, Vectors] | None:
-    """The file's vectors; None where there is none, or it is damaged."""
+    """The file's vectors; None where there is none, or it is damaged or not to be trusted."""
     try:
+        if not is_trusted(path):
+            log.warning("%s belongs to somebody else, or others may write to it: it is made again", path)
+            return None
         with np.load(path, allow_pickle=False) as file:
             vectors = {name: file[name] for name in ("plain", "prompted")}
     except FileNotFoundError:
@@ -102,6 +107,8 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
             errors="replace",
             check=False,
         )
+        if fresh.exists():
+            fresh.chmod(0o644)  # whatever the umask: what others may write to is not read again
         vectors = _load(fresh)
         if done.returncode or vectors is None:
             why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]

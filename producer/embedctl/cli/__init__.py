@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 import click
 
-from embedctl.cli import corpora, jobs, operate, stack
+from embedctl.cli import corpora, dashboard, jobs, operate, stack, status
+from embedctl.cli.options import option
 from embedctl_config import __version__
 from embedctl_config.errors import EmbedctlError
+from embedctl_config.settings import ENV_PREFIX
 
 __all__ = ["main"]
 
@@ -36,7 +39,8 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="embedctl")
-def main() -> None:
+@option("--insecure", is_flag=True, help="For rediss://: check no certificate, so that anybody on the way may listen.")
+def main(*, insecure: bool) -> None:
     """Turn a corpus into embedding vectors, and lose nothing.
 
     On one machine: embedctl run corpus.jsonl -o vectors.npy
@@ -44,16 +48,19 @@ def main() -> None:
     On many: set EMBEDCTL_REDIS_URL, start `embedctl worker` on each, then `embedctl submit corpus.jsonl`.
 
     Exit status: 0 all vectors, 1 job failed, 2 usage, 3 some records failed, 4 not found, 69 Redis unavailable,
-    124 waited too long, 130 interrupted.
+    77 not permitted, 124 waited too long, 130 interrupted.
 
     Shell completion: eval "$(_EMBEDCTL_COMPLETE=bash_source embedctl)", or zsh_source, fish_source.
     """
+    if insecure:
+        # The setting of this process and of the workers that it starts.
+        os.environ[f"{ENV_PREFIX}INSECURE"] = "true"
 
 
 for _command in (
     corpora.submit,
     stack.run,
-    jobs.status,
+    status.status,
     jobs.list_jobs,
     jobs.wait,
     jobs.fetch,
@@ -64,6 +71,7 @@ for _command in (
     stack.worker,
     stack.up,
     stack.model,
+    dashboard.flower,
     operate.doctor,
     operate.config,
 ):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import click
 
-from embedctl.cli.options import json_option
+from embedctl.acl import access_list, read_passwords
+from embedctl.cli.options import json_option, option
 from embedctl.doctor import Level, examine
 from embedctl.store.connection import without_password
+from embedctl_config.redis_url import database_of
 from embedctl_config.settings import explain_settings, load_settings
 
 
@@ -48,6 +51,31 @@ def show(as_json: bool) -> None:
     for name, value in values.items():
         for label, shown in _rows(name, value):
             click.echo(f"{label:<24} {shown}  ({sources[name]})")
+
+
+@config.command("acl")
+@option(
+    "--passwords",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The folder of the users' passwords, a file each, which only you can read. What is missing there is made.",
+)
+@option(
+    "--redis-7",
+    is_flag=True,
+    help="For Redis 7 and newer alone, which can be told that flower changes nothing of jobs and workers.",
+)
+def acl(passwords: Path, *, redis_7: bool) -> None:
+    """Print an access list for Redis: its users, the hashes of their passwords, and what each of them may.
+
+    Redis reads it as its `aclfile`. Users: producer, worker, monitor, flower, and admin for yourself; nobody else may
+    log in. It is for the database that the setting redis_url names, else for database 0.
+    """
+    found, made = read_passwords(passwords)
+    for file in made:
+        click.echo(f"made {file}", err=True)
+    click.echo(access_list(found, database=database_of(load_settings().redis_url), redis_7=redis_7), nl=False)
 
 
 def _rows(name: str, value: object) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Protocol
 from embedctl.job import ChunkVectors, Job
 from embedctl.output.parts import Progress, locked
 from embedctl.store import JobStatus
-from embedctl_config.errors import JobError, OutputError, SettingsError
+from embedctl_config.errors import BrokerUnavailable, JobError, OutputError, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +79,14 @@ def fetch(
     Raises:
         OutputError: the file can't be written, or another fetch is writing it.
         MissingExtra: parquet without pyarrow.
-        JobCancelled, JobFailed, JobLost: as for :meth:`Job.iter_results`.
+        JobCancelled, JobFailed, JobLost, BrokerUnavailable: as for :meth:`Job.iter_results`.
     """
     chosen = file_format or guess_format(path)
     try:
         with locked(path):
             return _fetch(job, path, chosen, _writer(chosen), progress)
+    except BrokerUnavailable:  # an OSError too, but of Redis
+        raise
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror or error}") from error
 
@@ -148,6 +150,9 @@ def _fetch(
                     note.save({**facts, "chunks": chunks})
                 next_note = time.monotonic() + _NOTE_EVERY_S
         written = writer.finish()
+    except BrokerUnavailable:  # what is written stays for the next fetch
+        writer.close()
+        raise
     except OSError:
         # A full disk wants its space back, and what was written can't be trusted. Closing flushes, and fails again.
         with suppress(OSError):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import ssl
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -13,15 +17,21 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
+from embedctl.store.observed import Observer, observed
 from embedctl_config import keys, wire
-from embedctl_config.errors import BrokerFull, BrokerUnavailable, SettingsError
-from embedctl_config.settings import NO_REDIS, Settings
+from embedctl_config.errors import BrokerFull, BrokerUnavailable, NotPermitted, SettingsError
+from embedctl_config.redis_url import secret_url, tls_options
+from embedctl_config.settings import Settings
+
+log = logging.getLogger(__name__)
 
 #: The oldest Redis whose commands the scripts use.
 OLDEST_REDIS = (6, 2)
 #: Longest blocking read in ms: well under the socket's time-out.
 MAX_BLOCK_MS = 5000
 _SOCKET_TIMEOUT_S = 10
+#: What Redis 6.2 and 7 say where a script asks for what the access list denies; redis-py tells it from no other error.
+_REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
 #: What ends the part of a URL in which a password may stand.
 _SEPARATORS = frozenset("/?#")
 
@@ -29,27 +39,40 @@ _SEPARATORS = frozenset("/?#")
 class Connection:
     """A pool of connections to the Redis of these settings. Safe to share between threads.
 
+    Args:
+        observer: is told of every round trip.
+
     Raises:
-        SettingsError: no Redis is configured, or its URL can't be read.
+        SettingsError: no Redis is configured; its URL, its password's file or its certificates can't be read; or the
+            URL turns off a check of certificates.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        if not settings.redis_url:
-            raise SettingsError(NO_REDIS)
+    def __init__(self, settings: Settings, observer: Observer | None = None) -> None:
+        url, tls = secret_url(settings), tls_options(settings)
+        self._script_names: dict[str, str] = {}
+        client = redis.Redis if observer is None else observed(observer, self._script_names)
         self._shown_url = without_password(settings.redis_url)
+        if tls and settings.insecure:
+            log.warning(
+                "the certificate of Redis at %s is not checked (insecure): anybody on the way may read and change "
+                "everything",
+                self._shown_url,
+            )
         try:
-            self._redis = redis.Redis.from_url(
-                settings.redis_url,
+            self._redis = client.from_url(
+                url,
                 socket_timeout=_SOCKET_TIMEOUT_S,
                 socket_connect_timeout=3,
-                **({} if settings.redis_url.startswith("unix:") else {"socket_keepalive": True}),
+                **({} if url.startswith("unix:") else {"socket_keepalive": True}),
                 health_check_interval=10,
                 retry=Retry(ExponentialBackoff(cap=1, base=0.05), 3),
+                **tls,
             )
         except ValueError:
             # Neither the URL nor the reason is shown: what can't be told apart may be a password.
             raise SettingsError("redis_url can't be read as redis://[user:password@]host[:port][/database]") from None
         self._scripts: dict[str, Any] = {}
+        self._ahead_ms: int | None = None
 
     @contextmanager
     def client(self) -> Iterator[Any]:
@@ -64,11 +87,20 @@ class Connection:
         except OutOfMemoryError as error:
             raise self._full() from error
         except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
+            if distrust := _distrust(error):
+                raise BrokerUnavailable(
+                    f"Redis at {self._shown_url} is not to be trusted: {distrust}. Name the certificate of who signed "
+                    "its own in tls_ca_file, and in redis_url the host that stands in its own"
+                ) from error
             reason = str(error).rstrip(".")
             raise BrokerUnavailable(
                 f"Redis at {self._shown_url} can't be reached: {reason}. Does it run, and is EMBEDCTL_REDIS_URL right?"
             ) from error
+        except redis.exceptions.NoPermissionError as error:
+            raise self._not_permitted(error) from error
         except redis.exceptions.ResponseError as error:
+            if _REFUSED_IN_SCRIPT.search(str(error)):
+                raise self._not_permitted(error) from error
             if "OOM command not allowed" in str(error):  # raised inside a script, where redis-py does not know it
                 raise self._full() from error
             raise BrokerUnavailable(f"Redis at {self._shown_url} refused a command: {error}") from error
@@ -79,12 +111,19 @@ class Connection:
             "its maxmemory"
         )
 
+    def _not_permitted(self, error: Exception) -> NotPermitted:
+        return NotPermitted(
+            f"Redis at {self._shown_url} does not let its user do this: {error}. docs/security.md says which user may; "
+            "`embedctl config acl` makes the access list"
+        )
+
     def script(self, name: str, script_keys: Sequence[str], args: Sequence[Any] = ()) -> tuple[str, list[Any]]:
         """Run a script: its answer and what came with it."""
         with self.client() as client:
             script = self._scripts.get(name)
             if script is None:
                 script = self._scripts[name] = client.register_script(script_source(name))
+                self._script_names[script.sha] = name
             answer, *rest = script(keys=script_keys, args=args)
         return answer.decode(), rest
 
@@ -92,7 +131,15 @@ class Connection:
         """Redis' clock."""
         with self.client() as client:
             seconds, micros = client.time()
-        return int(seconds) * 1000 + int(micros) // 1000
+        now = int(seconds) * 1000 + int(micros) // 1000
+        self._ahead_ms = now - time.time_ns() // 1_000_000
+        return now
+
+    def about_now_ms(self) -> int:
+        """Redis' clock by this host's and what :meth:`now_ms` last told: for people to read, never to decide by."""
+        if self._ahead_ms is None:
+            return self.now_ms()
+        return time.time_ns() // 1_000_000 + self._ahead_ms
 
     def uptime_s(self) -> int:
         """Whole seconds since Redis started."""
@@ -130,6 +177,15 @@ class Connection:
     def close(self) -> None:
         """Close the pool's idle connections."""
         self._redis.close()
+
+
+def _distrust(error: BaseException | None) -> str:
+    """What is wrong with the certificate that an error came of; empty if it came of something else."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message.rstrip(".")
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _text(value: bytes | str) -> str:

@@ -183,6 +183,7 @@ def _compiled(host: Host) -> CompiledKernels:
         object_file, made = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
         _run([compiler, *_FLAGS, "-c", str(path), "-o", str(object_file)])
         _run([compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
+        made.chmod(0o755)  # whatever the umask: what others may write to is not loaded
         made.replace(library)
     return CompiledKernels(library)
 

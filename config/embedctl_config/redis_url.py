@@ -1,0 +1,133 @@
+"""Where Redis is, with its password, and how its certificate is checked: the one place where the two are made."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
+
+from embedctl_config.errors import SettingsError
+from embedctl_config.settings import NO_REDIS, Settings
+
+#: What may stand in a URL besides: none of it may turn a check off.
+_CHECKS: Mapping[str, frozenset[str]] = {
+    "ssl_cert_reqs": frozenset({"required", "cert_required"}),
+    "ssl_check_hostname": frozenset({"true", "1", "yes"}),
+}
+_CERTIFICATES = "ssl_ca_certs"
+
+
+def secret_url(settings: Settings) -> str:
+    """The URL to connect to, in redis-py's form: with the password of `redis_password_file`, and without what
+    :func:`tls_options` says. Never to be shown.
+
+    Raises:
+        SettingsError: the URL is empty or can't be read, or the password's file can't.
+    """
+    parts = _parts(settings)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in (*_CHECKS, *([_CERTIFICATES] if settings.tls_ca_file else [])):
+        query.pop(name, None)
+    if settings.redis_password_file:
+        user, host = _user_and_host(parts, query)
+        password = read_password(Path(settings.redis_password_file).expanduser(), "redis_password_file")
+        parts = parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}")
+    # By hand: urlunsplit would leave the slashes out of unix:///path.
+    return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{urlencode(query)}" if query else "")
+
+
+def tls_options(settings: Settings) -> dict[str, Any]:
+    """How redis-py checks Redis' certificate, as arguments of its connections; empty without TLS.
+
+    Raises:
+        SettingsError: the URL turns a check off, which only `insecure` may, or `tls_ca_file` holds no certificates.
+    """
+    parts = _parts(settings)
+    query = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}
+    if parts.scheme != "rediss":
+        if query:
+            raise SettingsError(
+                f"redis_url: {', '.join(sorted(query))} is for rediss://, and this is {parts.scheme}://"
+            )
+        return {}
+    if settings.insecure:
+        return {"ssl_cert_reqs": "none", "ssl_check_hostname": False}
+    for name, harmless in _CHECKS.items():
+        if query.get(name, "required" if name == "ssl_cert_reqs" else "true").lower() not in harmless:
+            raise SettingsError(
+                f"redis_url: {name} would leave Redis' certificate unchecked, and anybody on the way could read and "
+                "change everything. Name its signer's certificate in tls_ca_file; or, if it must be, say --insecure"
+            )
+    options: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
+    if settings.tls_ca_file:
+        options[_CERTIFICATES] = _certificates(settings.tls_ca_file)
+    return options
+
+
+def database_of(url: str) -> int:
+    """The number of the database that a URL names; 0 where it names none.
+
+    Raises:
+        SettingsError: it is no number.
+    """
+    parts = urlsplit(url)
+    named = dict(parse_qsl(parts.query)).get("db") or ("" if parts.scheme == "unix" else parts.path.strip("/"))
+    if named and not (named.isascii() and named.isdecimal()):
+        raise SettingsError("redis_url: its database is no number; write redis://host:port/0")
+    return int(named or 0)
+
+
+def _parts(settings: Settings) -> SplitResult:
+    if not settings.redis_url:
+        raise SettingsError(NO_REDIS)
+    try:
+        return urlsplit(settings.redis_url)
+    except ValueError:
+        # Neither the URL nor the reason is shown: what can't be told apart may be a password.
+        raise SettingsError("redis_url can't be read as redis://[user:password@]host[:port][/database]") from None
+
+
+def _user_and_host(parts: SplitResult, query: dict[str, str]) -> tuple[str, str]:
+    """The user, percent-encoded, and what follows it in the URL; takes the user from the query where it stands there.
+
+    Raises:
+        SettingsError: the URL holds a password too.
+    """
+    before, _, host = parts.netloc.rpartition("@")
+    user, _, password = before.partition(":")
+    if password or query.pop("password", ""):
+        raise SettingsError("redis_url holds a password and redis_password_file names another: leave one of them out")
+    return user or quote(query.pop("username", ""), safe=""), host
+
+
+def read_password(file: Path, setting: str) -> str:
+    """A file's content but for the end of its line.
+
+    Args:
+        setting: what named the file, for messages.
+
+    Raises:
+        SettingsError: it can't be read, or holds nothing.
+    """
+    try:
+        password = file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise SettingsError(f"{setting}: {file} can't be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{setting}: {file} is not UTF-8") from None  # the error would quote its bytes
+    if not password:
+        raise SettingsError(f"{setting}: {file} is empty")
+    return password
+
+
+def _certificates(path: str) -> str:
+    file = Path(path).expanduser()
+    try:
+        ssl.create_default_context(cafile=str(file))
+    except ssl.SSLError as error:
+        raise SettingsError(f"tls_ca_file: {file} holds no certificates in PEM: {error.reason or error}") from None
+    except OSError as error:
+        raise SettingsError(f"tls_ca_file: {file} can't be read: {error.strerror or error}") from None
+    return str(file)

@@ -1,0 +1,182 @@
+"""Redis' access list: a user for each role, with the keys and commands that it needs, and no others.
+
+Keys come from :mod:`embedctl_config.keys`, and commands of scripts from the scripts. What the store's Python asks for
+stands here, and a test compares it with the source; other tests run everything as these users.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedctl.store.connection import script_source
+from embedctl_config.errors import SettingsError
+from embedctl_config.keys import ACCESS
+from embedctl_config.redis_url import read_password
+
+#: Redis keeps unsalted sha256: what can be guessed can be found. Those that are made here have 43 characters.
+SHORTEST_PASSWORD = 16
+#: A file beside a user's own whose name ends so holds the password before, which is taken too.
+OLD = ".old"
+_CALL = re.compile(r"redis\.p?call\('(\w+)'")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """What a user of Redis may do.
+
+    Attributes:
+        role: the one of :data:`~embedctl_config.keys.ROLES` whose keys are its own.
+        scripts: those of the store that it runs.
+        commands: what it asks for beside them.
+        others: keys of Celery's, as patterns.
+        channels: Celery's, as patterns in which `{db}` is the database's number.
+        reads_only: whether it changes none of the role's keys.
+    """
+
+    role: str
+    scripts: tuple[str, ...] = ()
+    commands: frozenset[str] = frozenset()
+    others: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
+    reads_only: bool = False
+
+
+#: What the store asks for, whoever uses it.
+_STORE = _words("exists get hgetall hscan info mget ping pttl time zcount zrangebyscore zscore")
+_LOOKING = _STORE | _words("lindex llen zcard zrange zrevrange")
+_REAPING = _words("evalsha hdel hget hset pexpire script|load set unlink zadd zrange zrem")
+
+# What kombu's transport does, learnt from its source (kombu/transport/redis.py of 5.7) and by running it.
+_SENDING = _words("exec llen lpush multi sadd smembers")
+_CONSUMING = _SENDING | _words(
+    """
+    brpop del discard evalsha exists get hdel hget hset pexpire psubscribe publish punsubscribe rpush script|exists
+    script|load set srem time unwatch watch zadd zrange zrangebyscore zrem
+    """
+)
+_UUID = "????????-????-????-????-????????????"
+_BINDINGS = ("_kombu.binding", "_kombu.binding_permanent")
+_CONSUMED = (
+    *(f"{table}.{of}" for table in _BINDINGS for of in ("embed.*", "celery.pidbox", "reply.celery.pidbox", "celeryev")),
+    "_kombu.binding_deadlines",
+    "unacked",
+    "unacked_index",
+    "unacked_mutex",
+    f"{_UUID}.reply.celery.pidbox",
+)
+_CHANNELS = ("/{db}.celery.pidbox", "/{db}.celeryev/*")
+
+USERS: Mapping[str, User] = {
+    "producer": User(
+        "producer",
+        scripts=("create", "add", "hold", "seal", "issue", "retry", "cancel", "renew", "reap", "audit"),
+        commands=_LOOKING | _REAPING | _SENDING | {"xread"},
+        others=tuple(f"{table}.embed.*" for table in _BINDINGS),
+    ),
+    "worker": User(
+        "worker",
+        scripts=("claim", "renew", "complete", "release", "issue", "reap", "audit"),
+        commands=_STORE | _REAPING | _CONSUMING | {"expire", "zremrangebyscore"},
+        others=(*_CONSUMED, "*@*.celery.pidbox"),
+        channels=_CHANNELS,
+    ),
+    "monitor": User("monitor", commands=_LOOKING, reads_only=True),
+    # The dashboard is one more monitor, and consumes Celery's events.
+    "flower": User(
+        "monitor",
+        commands=_LOOKING | _CONSUMING,
+        others=(*_CONSUMED, f"celeryev.{_UUID}"),
+        channels=_CHANNELS,
+        reads_only=True,
+    ),
+}
+#: Does what none of them may, such as to load a changed list. No process of embedctl logs in as it.
+ADMIN = "admin"
+
+
+def access_list(passwords: Mapping[str, tuple[str, ...]], *, database: int, redis_7: bool = False) -> str:
+    """The file that Redis' setting `aclfile` names: a line a user. It holds hashes and no password.
+
+    Args:
+        passwords: those that each of :data:`USERS` and :data:`ADMIN` may log in with.
+        database: the number of the one that Celery's channels are for.
+        redis_7: write rules that 6.2 does not know: who only reads keys can't be told so there, where commands go for
+            all of a user's keys.
+    """
+    # Redis 6.2 gives a user all channels at first, even after a reset.
+    lines = ["user default reset resetchannels off"]
+    for name in (*USERS, ADMIN):
+        hashes = [f"#{hashlib.sha256(password.encode()).hexdigest()}" for password in passwords[name]]
+        rules = ["~*", "&*", "+@all"] if name == ADMIN else _rules(USERS[name], database, redis_7=redis_7)
+        lines.append(" ".join(["user", name, "reset", "resetchannels", "on", *hashes, *rules]))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def read_passwords(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[Path]]:
+    """The passwords of all users, from a folder with a file for each; one that is missing is made, at random.
+
+    Returns:
+        The passwords by user, and the files that were made.
+
+    Raises:
+        SettingsError: a file can't be read or made, or holds a password that could be guessed.
+    """
+    made = []
+    passwords: dict[str, tuple[str, ...]] = {}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in (*USERS, ADMIN):
+            file, old = folder / name, folder / f"{name}{OLD}"
+            if _make(file):
+                made.append(file)
+            passwords[name] = (_read(file), *([_read(old)] if old.exists() else []))
+    except OSError as error:
+        raise SettingsError(f"--passwords {folder}: {error.filename}: {error.strerror}") from error
+    return passwords, made
+
+
+def script_commands(name: str) -> frozenset[str]:
+    """The commands that a script may call."""
+    return frozenset(command.lower() for command in _CALL.findall(script_source(name)))
+
+
+def _rules(user: User, database: int, *, redis_7: bool) -> Iterator[str]:
+    own = "%R~" if redis_7 and user.reads_only else "~"
+    yield from (f"{own}{pattern}" for pattern, roles in ACCESS.items() if user.role in roles)
+    yield from (f"~{pattern}" for pattern in user.others)
+    yield from (f"&{pattern.format(db=database)}" for pattern in user.channels)
+    commands = user.commands.union(*map(script_commands, user.scripts))
+    if database:
+        commands |= {"select"}
+    yield from (f"+{command}" for command in sorted(commands))
+
+
+def _make(file: Path) -> bool:
+    """Write a random password that only this user can read, unless there is one; whether there was none."""
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return False
+    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+        stream.write(f"{secrets.token_urlsafe(32)}\n")
+    return True
+
+
+def _read(file: Path) -> str:
+    password = read_password(file, "--passwords")
+    if len(password) < SHORTEST_PASSWORD:
+        raise SettingsError(
+            f"--passwords: {file} holds fewer than {SHORTEST_PASSWORD} characters, which could be guessed from the "
+            "list: remove it, and a random one is made"
+        )
+    return password

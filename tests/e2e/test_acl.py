@@ -1,0 +1,273 @@
+"""The users of `embedctl config acl`: each can do its work, and what else it might try is denied.
+
+`pytest --acl tests/e2e` runs everything as them. Some of it runs here always.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis as redis_py
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from embedctl import enqueue_embeddings
+from embedctl.acl import ADMIN, USERS, access_list, read_passwords
+from embedctl_config import keys
+from embedctl_config.celery_app import make_celery
+from embedctl_config.settings import Settings
+from tests.conftest import RedisServer, emptied
+from tests.e2e.conftest import eventually
+from tests.e2e.test_deaths import test_a_worker_that_crashes_in_the_middle_of_a_chunk  # noqa: F401  (it runs here too)
+from tests.e2e.test_everyday_use import test_failed_records_are_retried_in_their_places  # noqa: F401  (likewise)
+from tests.e2e.test_flower import dashboard
+from tests.e2e.test_main_job import (
+    reference,
+    test_cancel_stops_a_running_job_and_frees_it,  # noqa: F401  (likewise)
+    test_the_command_line_from_submit_to_fetch,  # noqa: F401  (likewise)
+    test_vectors_come_back_in_input_order_with_ids_and_errors,  # noqa: F401  (likewise)
+)
+from tests.tls import tls_redis_server
+
+JOB = "20260731-235959-0123456789"
+QUEUE = keys.queue("dummy", "dummy")
+TEXT, VECTORS = keys.chunk_input(JOB, 0), keys.chunk_result(JOB, 0)
+PIDBOX, EVENTS = "/0.celery.pidbox", "/0.celeryev/worker.heartbeat"
+
+#: What nobody may but the administrator.
+NOBODY = [
+    ("GET", "another:key"),
+    ("SET", "another:key", "x"),
+    ("KEYS", "*"),
+    ("SCAN", "0"),
+    ("FLUSHALL",),
+    ("CONFIG", "GET", "*"),
+    ("CONFIG", "SET", "dir", "/"),
+    ("ACL", "LIST"),
+    ("ACL", "SETUSER", "worker", "allkeys"),
+    ("CLIENT", "LIST"),
+    ("CLIENT", "KILL", "TYPE", "normal"),
+    ("MONITOR",),
+    ("EVAL", "return 1", "0"),
+    ("SCRIPT", "FLUSH"),
+    ("REPLICAOF", "NO", "ONE"),
+    ("SHUTDOWN", "NOSAVE"),
+    ("PUBLISH", "another:channel", "x"),
+    ("SUBSCRIBE", "another:channel"),
+    ("LRANGE", QUEUE, "0", "-1"),
+]
+DENIED = {
+    "producer": [
+        ("BRPOP", QUEUE, "0.1"),
+        ("RPOP", QUEUE),
+        ("DEL", QUEUE),
+        ("RENAMENX", keys.uncommitted_result(JOB, 0, "t"), VECTORS),
+        ("HGET", "unacked", "tag"),
+        ("SMEMBERS", "_kombu.binding.celery.pidbox"),
+        ("PUBLISH", PIDBOX, "x"),
+        ("PUBLISH", EVENTS, "x"),
+        ("PSUBSCRIBE", "/0.celeryev/*"),
+    ],
+    "worker": [
+        ("RENAME", TEXT, keys.chunk_input(JOB, 1)),
+        ("XREAD", "STREAMS", keys.events(JOB), "0"),
+        ("ZREVRANGE", keys.JOBS, "0", "-1"),
+        ("LINDEX", QUEUE, "-1"),
+        ("PSUBSCRIBE", "/0.*"),
+        ("PUBLISH", "/1.celery.pidbox", "x"),
+    ],
+    "monitor": [
+        ("GET", TEXT),
+        ("GET", VECTORS),
+        ("MGET", keys.heartbeat("w"), TEXT),
+        ("EXISTS", VECTORS),
+        ("SET", keys.heartbeat("w"), "x"),
+        ("HSET", keys.job(JOB), "state", "completed"),
+        ("UNLINK", keys.job(JOB)),
+        ("ZADD", keys.WORKERS, "1", "w"),
+        ("ZREM", keys.JOBS, JOB),
+        ("LPUSH", QUEUE, "x"),
+        ("RPOP", QUEUE),
+        ("EVALSHA", "0" * 40, "0"),
+        ("SCRIPT", "LOAD", "return 1"),
+        ("PUBLISH", PIDBOX, "x"),
+        ("PSUBSCRIBE", "/0.celeryev/*"),
+    ],
+    "flower": [
+        ("GET", TEXT),
+        ("GET", VECTORS),
+        ("EXISTS", VECTORS),
+        ("UNLINK", keys.job(JOB)),
+        ("XREAD", "STREAMS", keys.events(JOB), "0"),
+    ],
+}
+#: What only Redis 7 can deny besides, where it was told who reads only.
+DENIED_BY_7 = {
+    "flower": [
+        ("DEL", keys.job(JOB)),
+        ("HSET", keys.job(JOB), "state", "completed"),
+        ("ZADD", keys.WORKERS, "1", "w"),
+        ("ZREM", keys.JOBS, JOB),
+        ("LPUSH", QUEUE, "x"),
+        ("BRPOP", QUEUE, "0.1"),
+    ]
+}
+
+
+def restricted(*, redis_7: bool) -> Iterator[RedisServer]:
+    folder = Path(tempfile.mkdtemp(prefix="ec-"))
+    server = RedisServer(folder, binary=tls_redis_server() if redis_7 else "")
+    server.restrict(redis_7=redis_7)
+    server.start()
+    yield server
+    server.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module", params=["6.2", pytest.param("7", marks=pytest.mark.slow)])
+def acl_redis(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A Redis that lets in only the users of the list: the one that all else runs on, or one that knows newer rules."""
+    if request.param == "7" and not tls_redis_server():
+        pytest.skip("there is no redis-server 7: `tests/get-redis.sh` unpacks Debian's, as root")
+    yield from restricted(redis_7=request.param == "7")
+
+
+@pytest.fixture
+def redis_server(acl_redis: RedisServer) -> Iterator[RedisServer]:
+    with emptied(acl_redis):
+        yield acl_redis
+
+
+@pytest.mark.parametrize("user", list(USERS))
+def test_what_is_not_its_work_is_denied(user: str, acl_redis: RedisServer) -> None:
+    client = redis_py.Redis.from_url(acl_redis.url_of(user))
+    wants = [*NOBODY, *DENIED[user]]
+    if "%R~" in (acl_redis.folder / "users.acl").read_text():
+        wants += DENIED_BY_7.get(user, [])
+    assert [command for command in wants if _may(client, command)] == []
+    client.close()
+
+
+def _may(client: redis_py.Redis, command: tuple[str, ...]) -> bool:
+    try:
+        client.execute_command(*command)
+    except redis_py.exceptions.NoPermissionError:
+        return False
+    except redis_py.exceptions.ResponseError:  # of the wrong type, say: it was let through
+        return True
+    return True
+
+
+def test_nobody_gets_in_without_a_name_or_with_a_wrong_password(acl_redis: RedisServer) -> None:
+    assert not _gets_in(acl_redis, None, None)
+    assert not [user for user in (*USERS, ADMIN, "default") if _gets_in(acl_redis, user, "wrong")]
+    assert _gets_in(acl_redis, "monitor", acl_redis.passwords["monitor"])
+
+
+def test_a_job_is_discarded_and_leaves_nothing(settings: Settings, embedctl, raw, start_worker) -> None:
+    start_worker()
+    job = enqueue_embeddings(["one", "two", ""], settings=settings)
+    job.wait(timeout=30)
+    assert embedctl("discard", job.id).returncode == 0
+    assert not list(raw.scan_iter(f"*{job.id}*"))
+
+
+def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(
+    settings: Settings, environment, embedctl, acl_redis: RedisServer, raw, start_worker
+) -> None:
+    start_worker()
+    job = enqueue_embeddings(["one", "two", ""], settings=settings)
+    job.wait(timeout=30)
+    raw.zadd(keys.JOBS, {JOB: 1})  # one that is gone, which others would take off the list
+    environment["EMBEDCTL_REDIS_URL"] = acl_redis.url_of("monitor")
+    assert json.loads(embedctl("status", job.id, "--json").stdout)["done"] == 2
+    assert json.loads(embedctl("status", "--json").stdout)["live_workers"] == 1
+    assert job.id in embedctl("list").stdout
+    looked = embedctl("doctor")
+    assert (looked.returncode, "1 live for dummy on dummy" in looked.stdout) == (0, True), looked.stdout + looked.stderr
+    for forbidden in (["fetch", job.id, "-o", "v.npy"], ["discard", job.id]):
+        refused = embedctl(*forbidden)
+        assert (refused.returncode, "does not let its user do this" in refused.stderr) == (77, True), refused.stderr
+    assert job.status().done == 2
+    raw.acl_log_reset()  # it was denied on purpose
+
+
+@pytest.mark.slow
+def test_flower_works_as_its_own_user(
+    settings: Settings, environment, acl_redis: RedisServer, redis_server, short_folder: Path, start_worker
+) -> None:
+    worker = start_worker("slow")
+    with dashboard(environment, short_folder) as flower:
+        job = enqueue_embeddings(
+            [f"text {i} " + "word " * 50 for i in range(40)], chunk_size=5, hardware="slow", settings=settings
+        )
+        eventually(lambda: flower.ask("/api/queues/length")["active_queues"][0]["consumers"] == 1)
+        job.wait(timeout=60)
+        eventually(lambda: {task["state"] for task in flower.tasks(job.id)} == {"SUCCESS"})
+        eventually(lambda: "stats" in flower.ask("/api/workers?refresh=1").get(worker.row().name, {}), timeout_s=40)
+        assert flower.stop() == 0
+
+    # What lets it ask workers would let it give them orders, too; they take none.
+    remote = make_celery(settings.replace(redis_url=acl_redis.url_of("flower"))).control
+    refused = remote.pool_shrink(1, reply=True, timeout=5)
+    assert [list(answer) for answer in refused[0].values()] == [["error"]]
+    remote.shutdown()
+    remote.cancel_consumer("embed.slow.dummy")
+    assert worker.row().name in (remote.inspect(timeout=5).ping() or {})
+    enqueue_embeddings(["one more"], hardware="slow", settings=settings).wait(timeout=30)
+    assert worker.process.poll() is None
+
+
+@pytest.mark.slow
+def test_passwords_are_changed_while_a_job_runs(
+    settings: Settings, environment, acl_redis: RedisServer, raw, embedctl, start_worker
+) -> None:
+    texts = [f"text {i} " + "word " * 50 for i in range(200)]
+    worker = start_worker("slow")
+    job = enqueue_embeddings(texts, chunk_size=5, hardware="slow", settings=settings)
+    folder, users = acl_redis.folder / "passwords", acl_redis.folder / "users.acl"
+    before = users.read_text()
+    redis_7 = "%R~" in before
+
+    def load_list() -> dict[str, tuple[str, ...]]:
+        passwords, _ = read_passwords(folder)
+        users.write_text(access_list(passwords, database=0, redis_7=redis_7))
+        raw.acl_load()
+        return passwords
+
+    try:
+        eventually(lambda: job.status().chunks_done >= 3)
+        (folder / "worker").rename(folder / "worker.old")
+        passwords = load_list()["worker"]  # it also ends the connections of all users
+        assert [_gets_in(acl_redis, "worker", password) for password in passwords] == [True, True]
+        job.wait(timeout=60)
+        np.testing.assert_array_equal(job.vectors(), reference(texts))
+        assert worker.process.poll() is None
+
+        (folder / "worker.old").unlink()
+        load_list()
+        assert [_gets_in(acl_redis, "worker", password) for password in passwords] == [True, False]
+    finally:
+        worker.stop()
+        users.write_text(before)
+        (folder / "worker").write_text(acl_redis.passwords["worker"])
+        raw.acl_load()
+        raw.acl_log_reset()
+
+
+def _gets_in(server: RedisServer, user: str | None, password: str | None) -> bool:
+    client = redis_py.Redis(
+        unix_socket_path=f"{server.folder}/redis.sock", username=user, password=password, retry=Retry(NoBackoff(), 0)
+    )
+    try:
+        return bool(client.ping())
+    except redis_py.exceptions.AuthenticationError:
+        return False
+    finally:
+        client.close()

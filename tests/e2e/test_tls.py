@@ -1,0 +1,251 @@
+"""TLS: what is checked unless somebody says otherwise, and that no password is shown on the way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import traceback
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+import redis as redis_py
+import trustme
+from kombu.exceptions import OperationalError
+
+from embedctl import BrokerUnavailable, enqueue_embeddings
+from embedctl.acl import ADMIN, USERS
+from embedctl.store import Connection
+from embedctl_config.celery_app import make_celery
+from embedctl_config.settings import Settings
+from tests.e2e.conftest import eventually
+from tests.e2e.test_flower import PAGES, dashboard
+from tests.e2e.test_main_job import reference
+from tests.tls import TlsRedis, need_tls_redis
+
+TEXTS = [f"text {i} " + "word " * (i % 30) for i in range(100)]
+
+
+@pytest.fixture
+def redis_server(short_folder: Path, free_port: int) -> Iterator[TlsRedis]:
+    """A Redis with TLS and an access list; stopped where a test does not start it."""
+    folder = short_folder / "redis"
+    folder.mkdir()
+    server = TlsRedis(folder, binary=need_tls_redis(), port=free_port)
+    server.restrict(redis_7=True)
+    server.certify("localhost")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def environment(environment: dict[str, str], redis_server: TlsRedis) -> dict[str, str]:
+    return {**environment, **login(redis_server, "producer")}
+
+
+def login(server: TlsRedis, user: str) -> dict[str, str]:
+    """What a process needs to be a user: the password stands in a file."""
+    return {
+        "EMBEDCTL_REDIS_URL": f"rediss://{user}@localhost:{server.port}/0",
+        "EMBEDCTL_REDIS_PASSWORD_FILE": str(server.folder / "passwords" / user),
+        "EMBEDCTL_TLS_CA_FILE": str(server.ca_file),
+    }
+
+
+def refusals(settings: Settings) -> Iterator[str]:
+    """What redis-py's and kombu's side say; both must refuse."""
+    with pytest.raises(BrokerUnavailable) as refused:
+        Connection(settings).now_ms()
+    yield str(refused.value)
+    with pytest.raises(OperationalError) as refused_by_kombu:
+        make_celery(settings).connection_for_write().ensure_connection(max_retries=1, interval_start=0)
+    yield str(refused_by_kombu.value)
+
+
+def test_a_job_with_tls_users_and_password_files_and_no_password_is_ever_shown(
+    environment, redis_server: TlsRedis, settings: Settings, broker, start_worker, embedctl, short_folder: Path
+) -> None:
+    environment |= {**login(redis_server, "worker"), "EMBEDCTL_LOG_LEVEL": "debug"}
+    worker = start_worker("slow")
+    environment |= login(redis_server, "flower")
+    users = short_folder / "users"
+    users.write_text("kim:fl0w3r-password\n")
+    with dashboard(environment, short_folder, "--auth-file", str(users)) as flower:
+        environment |= login(redis_server, "producer")
+        kim = {"Authorization": f"Basic {b64encode(b'kim:fl0w3r-password').decode()}"}
+        eventually(lambda: worker.row().name in flower.get("/workers?json=1", **kim)[1])  # it gets events
+        job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
+        job.wait(timeout=60)
+        np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+        page = f"/worker/{quote(worker.row().name, safe='')}"
+        eventually(lambda: flower.get(page, **kim)[0] == 200)
+        eventually(lambda: job.id in flower.get("/api/tasks", **kim)[1])
+        eventually(lambda: json.loads(flower.get("/api/workers", **kim)[1])[worker.row().name].get("stats"))
+        shown = [flower.get(path, **kim)[1] for path in (*PAGES, page)]
+
+        shown += [path.read_text(errors="replace") for path in short_folder.rglob("*.log")]
+        for command in (["config", "show"], ["config", "show", "--json"], ["doctor"], ["list"], ["status", job.id]):
+            done = embedctl(*command)
+            assert done.returncode == 0, done.stdout + done.stderr
+            shown += [done.stdout, done.stderr]
+        shown += _command_lines()
+        shown.append(repr([settings, broker, broker.connection, job]))
+        flower_app = make_celery(settings.replace(**_as_settings(login(redis_server, "flower"))))
+        asked = flower_app.control.inspect([worker.row().name], timeout=10)
+        shown += [json.dumps(asked.stats()), json.dumps(asked.conf())]
+        assert worker.row().name in shown[-2]
+        assert "broker_url" in shown[-1]
+    _assert_no_secret(redis_server, "".join(shown))
+    assert "fl0w3r-password" not in "".join(shown)
+
+
+def _command_lines() -> list[str]:
+    """What `ps` shows of every process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            found.append(path.read_text(errors="replace"))
+    assert any("embedctl_workers" in line for line in found)
+    return found
+
+
+def _as_settings(variables: dict[str, str]) -> dict[str, str]:
+    return {name.removeprefix("EMBEDCTL_").lower(): value for name, value in variables.items()}
+
+
+def _assert_no_secret(server: TlsRedis, shown: str) -> None:
+    assert len(server.passwords) == len((*USERS, ADMIN))
+    assert not [user for user, password in server.passwords.items() if password in shown]
+
+
+def test_processes_that_fail_do_not_show_the_password(environment, redis_server: TlsRedis, embedctl) -> None:
+    url = redis_server.tls_url("producer")
+    redis_server.stop()
+    del environment["EMBEDCTL_REDIS_PASSWORD_FILE"]
+    environment["EMBEDCTL_REDIS_URL"] = url
+    worker = subprocess.run(
+        [sys.executable, "-m", "embedctl_workers", "--class", "dummy", "--model", "dummy", "--log-level", "debug"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert worker.returncode == 69
+    assert f"rediss://producer:***@localhost:{redis_server.port}/0 can't be reached" in worker.stderr
+    listed = embedctl("list")
+    assert listed.returncode == 69
+    shown = worker.stdout + worker.stderr + listed.stdout + listed.stderr
+    settings = Settings(redis_url=url, tls_ca_file=str(redis_server.ca_file))
+    try:
+        Connection(settings).now_ms()
+    except BrokerUnavailable:
+        shown += traceback.format_exc()
+    try:
+        make_celery(settings).connection_for_write().ensure_connection(max_retries=1, interval_start=0)
+    except OperationalError:
+        shown += traceback.format_exc()
+    assert shown.count("Traceback") >= 2
+    _assert_no_secret(redis_server, shown)
+
+
+@pytest.mark.parametrize(
+    ("certified", "host", "words"),
+    [
+        ("by somebody else", "localhost", "unable to get local issuer certificate"),
+        ("for another host", "localhost", "Hostname mismatch, certificate is not valid for 'localhost'"),
+        ("for the name", "127.0.0.1", "IP address mismatch, certificate is not valid for '127.0.0.1'"),
+        ("too long ago", "localhost", "certificate has expired"),
+    ],
+)
+def test_a_wrong_certificate_is_refused(
+    certified: str, host: str, words: str, redis_server: TlsRedis, embedctl
+) -> None:
+    redis_server.stop()
+    match certified:
+        case "by somebody else":
+            redis_server.certify("localhost", authority=trustme.CA())
+        case "for another host":
+            redis_server.certify("redis.example")
+        case "for the name":
+            redis_server.certify("localhost")
+        case "too long ago":
+            redis_server.certify("localhost", expired=True)
+    redis_server.start()
+    url = redis_server.tls_url("producer", host)
+    settings = Settings(redis_url=url, tls_ca_file=str(redis_server.ca_file))
+    ours, kombus = refusals(settings)
+    assert words in ours
+    assert "tls_ca_file" in ours
+    assert "CERTIFICATE_VERIFY_FAILED" in kombus
+    refused = embedctl("list", EMBEDCTL_REDIS_URL=url, EMBEDCTL_REDIS_PASSWORD_FILE="")
+    assert refused.returncode == 69
+    assert words in refused.stderr
+    _assert_no_secret(redis_server, ours + kombus + refused.stderr)
+
+
+def test_only_the_systems_authorities_are_trusted_unless_another_is_named(redis_server: TlsRedis) -> None:
+    for said in refusals(Settings(redis_url=redis_server.tls_url("producer"))):
+        assert "certificate" in said
+    named = Settings(redis_url=redis_server.tls_url("producer"), tls_ca_file=str(redis_server.ca_file))
+    assert Connection(named).now_ms() > 0
+    in_the_url = Settings(redis_url=f"{redis_server.tls_url('producer')}?ssl_ca_certs={redis_server.ca_file}")
+    assert Connection(in_the_url).now_ms() > 0
+    with make_celery(in_the_url).connection_for_write() as connection:
+        connection.ensure_connection(max_retries=1)
+
+
+def test_insecure_checks_nothing_and_says_so(
+    environment, redis_server: TlsRedis, embedctl, start_worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis_server.stop()
+    redis_server.certify("redis.example", authority=trustme.CA())
+    redis_server.start()
+    settings = Settings(redis_url=redis_server.tls_url("producer"), insecure=True)
+    with caplog.at_level(logging.WARNING):
+        assert Connection(settings).now_ms() > 0
+    assert "is not checked (insecure)" in caplog.text
+    with make_celery(settings).connection_for_write() as connection:
+        connection.ensure_connection(max_retries=1)
+
+    assert embedctl("list").returncode == 69
+    by_flag = embedctl("--insecure", "list")
+    assert by_flag.returncode == 0, by_flag.stderr
+    assert "is not checked (insecure)" in by_flag.stderr
+    assert "Traceback" not in by_flag.stderr
+    environment |= {**login(redis_server, "worker"), "EMBEDCTL_INSECURE": "1"}
+    worker = start_worker(wait=False)
+    eventually(lambda: "is not checked (insecure)" in worker.log(), timeout_s=60)
+    _assert_no_secret(redis_server, caplog.text + by_flag.stderr + worker.log())
+
+
+def test_clients_may_show_a_certificate_of_their_own(redis_server: TlsRedis, short_folder: Path) -> None:
+    redis_server.stop()
+    redis_server.extra += ["--tls-auth-clients", "yes"]
+    redis_server.start()
+    mine = redis_server.authority.issue_cert("worker@host")
+    mine.private_key_pem.write_to_path(short_folder / "me.key")
+    mine.cert_chain_pems[0].write_to_path(short_folder / "me.crt")
+    plain = Settings(redis_url=redis_server.tls_url("producer"), tls_ca_file=str(redis_server.ca_file))
+    with pytest.raises(BrokerUnavailable):
+        Connection(plain).now_ms()
+    shown = f"?ssl_certfile={short_folder}/me.crt&ssl_keyfile={short_folder}/me.key"
+    settings = plain.replace(redis_url=plain.redis_url + shown)
+    assert Connection(settings).now_ms() > 0
+    with make_celery(settings).connection_for_write() as connection:
+        connection.ensure_connection(max_retries=1)
+
+
+def test_without_tls_nobody_is_let_in(redis_server: TlsRedis) -> None:
+    url = redis_server.tls_url("producer").replace("rediss://", "redis://")
+    with pytest.raises(BrokerUnavailable):
+        Connection(Settings(redis_url=url)).now_ms()
+    with pytest.raises(redis_py.exceptions.AuthenticationError):
+        redis_py.Redis.from_url(f"unix://{redis_server.folder}/redis.sock").get("key")

@@ -1,0 +1,182 @@
+"""The access list is made of what the source does, and says so where they differ."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import stat
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from embedctl import store
+from embedctl.acl import ADMIN, SHORTEST_PASSWORD, USERS, access_list, read_passwords, script_commands
+from embedctl_config import keys
+from embedctl_config.errors import SettingsError
+
+JOB = "20260731-235959-0123456789"
+#: Methods of redis-py that are no command of the same name; those of no command at all are empty.
+METHODS = {
+    "hscan_iter": "hscan",
+    "register_script": "evalsha script|load",
+    # Refused to all users, which the caller expects: it would show passwords.
+    "config_get": "",
+    "pipeline": "",
+    "execute": "",
+    "close": "",
+    "from_url": "",
+}
+#: What a function of `keys` is called with.
+ARGUMENTS = {
+    "job_id": JOB,
+    "chunk": 17,
+    "token": "0123456789abcdef",
+    "key": "any key",
+    "instance": "cpu:0-3@host.example/0a1b2c3d",
+    "machine_id": "5d1f.4026531836",
+    "queue": "embed.cpu.BAAI/bge-small-en-v1.5",
+    "hardware": "cpu-int8",
+    "model": "BAAI/bge-small-en-v1.5",
+    "version": 2,
+}
+
+
+def commands_of_the_store() -> set[str]:
+    """What the store's Python asks Redis for: the methods called on a client or a pipeline."""
+    found = set()
+    for file in Path(inspect.getfile(store)).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_client(node.func.value):
+                found |= set(METHODS.get(node.func.attr, node.func.attr).split())
+    return found
+
+
+def _is_client(value: ast.expr) -> bool:
+    """`client`, `pipe`, `self._redis`, or what a call on one of them gives."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        return _is_client(value.func.value)
+    name = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
+    return name in ("client", "pipe", "_redis")
+
+
+def key_functions() -> list[str]:
+    own = {
+        name: each for name, each in vars(keys).items() if inspect.isfunction(each) and each.__module__ == keys.__name__
+    }
+    return [name for name in own if not name.startswith("_") and name not in ("of_job", "of_queue", "is_job_id")]
+
+
+def allowed(user: str) -> set[str]:
+    made = access_list(dict.fromkeys([*USERS, ADMIN], ("x" * 16,)), database=0)
+    return set(next(line for line in made.splitlines() if line.startswith(f"user {user} ")).split())
+
+
+def test_every_command_of_the_store_is_one_that_a_user_may_run() -> None:
+    found = commands_of_the_store()
+    assert {"hgetall", "xread", "zremrangebyscore", "llen", "evalsha"} <= found
+    listed = set().union(*(user.commands for user in USERS.values()))
+    assert found <= listed
+    # What only the store is said to ask for is asked for.
+    assert {command.removeprefix("+") for command in allowed("monitor") if command.startswith("+")} <= {*found, "ping"}
+
+
+def test_every_script_is_run_by_somebody_who_may_run_it() -> None:
+    shared = ("prelude", "deaths")
+    scripts = {
+        file.name.removesuffix(".lua") for file in files("embedctl.store").iterdir() if file.name.endswith(".lua")
+    }
+    assert {name for user in USERS.values() for name in user.scripts} == scripts - set(shared)
+    for name, user in USERS.items():
+        for script in user.scripts:
+            assert script_commands(script)
+            assert {f"+{command}" for command in script_commands(script)} <= allowed(name)
+
+
+@pytest.mark.parametrize("name", key_functions())
+def test_every_key_matches_the_pattern_of_those_who_use_it(name: str) -> None:
+    function = getattr(keys, name)
+    key = function(*(ARGUMENTS[parameter] for parameter in inspect.signature(function).parameters))
+    assert any(fnmatchcase(key, pattern) for pattern in keys.ACCESS), key
+    assert any(fnmatchcase(key, rule.removeprefix("~")) for rule in allowed("worker") if rule.startswith("~"))
+
+
+def test_constants_are_keys_too() -> None:
+    assert {keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.WORKERS} <= set(keys.ACCESS)
+    assert all(pattern.startswith((keys.PREFIX, "embed.")) for pattern in keys.ACCESS)
+
+
+def test_a_job_id_is_of_the_form_that_its_pattern_has() -> None:
+    assert keys.is_job_id(JOB)
+    assert fnmatchcase(JOB, keys.JOB_IDS)
+    assert not any(map(keys.is_job_id, ["", "*", "x", f"{JOB}:in:0", f"../{JOB}", f"{JOB}\n", JOB.upper() + "0"]))
+
+
+def test_who_looks_at_jobs_sees_neither_texts_nor_vectors() -> None:
+    hidden = [keys.chunk_input(JOB, 3), keys.chunk_result(JOB, 3), keys.uncommitted_result(JOB, 3, "t")]
+    for user in ("monitor", "flower"):
+        patterns = [rule.removeprefix("~") for rule in allowed(user) if rule.startswith("~")]
+        assert not [key for key in hidden for pattern in patterns if fnmatchcase(key, pattern)]
+
+
+def test_nobody_may_administer_and_only_the_administrator_may_do_everything() -> None:
+    forbidden = ("acl", "config", "debug", "eval", "flushall", "keys", "monitor", "replicaof", "scan", "shutdown")
+    for user in USERS:
+        rules = allowed(user)
+        assert rules.isdisjoint({f"+{command}" for command in forbidden} | {"~*", "&*", "+@all"})
+        assert not [rule for rule in rules if rule.startswith("+@")]
+    assert {"~*", "&*", "+@all"} <= allowed(ADMIN)
+    assert not [rule for user in ("producer", "monitor") for rule in allowed(user) if rule.startswith("&")]
+
+
+def test_the_list_is_for_one_database() -> None:
+    passwords = dict.fromkeys([*USERS, ADMIN], ("x" * 16,))
+    assert "&/3.celery.pidbox" in access_list(passwords, database=3)
+    assert access_list(passwords, database=3).count("+select ") + access_list(passwords, database=3).count(
+        "+select\n"
+    ) == len(USERS)
+    assert "+select" not in access_list(passwords, database=0)
+
+
+def test_redis_7_is_told_who_only_reads() -> None:
+    passwords = dict.fromkeys([*USERS, ADMIN], ("x" * 16,))
+    lines = {line.split()[1]: line for line in access_list(passwords, database=0, redis_7=True).splitlines()}
+    assert "~embed:jobs" in lines["producer"].split()
+    assert "%R~embed:jobs" in lines["flower"].split()
+    assert "%R~" not in access_list(passwords, database=0)
+
+
+def test_passwords_are_made_once_for_their_owner_alone_and_never_printed(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    passwords, made = read_passwords(folder)
+    assert sorted(made) == sorted(folder / user for user in (*USERS, ADMIN))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in made} == {0o600}
+    assert len({password for (password,) in passwords.values()}) == len(made)
+    assert read_passwords(folder) == (passwords, [])
+    made_list = access_list(passwords, database=0)
+    for (password,) in passwords.values():
+        assert password not in made_list
+        assert f"#{sha256(password.encode()).hexdigest()}" in made_list
+
+
+def test_the_password_before_is_taken_until_its_file_goes(tmp_path: Path) -> None:
+    read_passwords(tmp_path)
+    (tmp_path / "worker").rename(tmp_path / "worker.old")
+    passwords, made = read_passwords(tmp_path)
+    assert made == [tmp_path / "worker"]
+    assert len(passwords["worker"]) == 2
+    assert access_list(passwords, database=0).count("#") == len(USERS) + 2
+
+
+def test_a_password_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "worker").write_text("x" * (SHORTEST_PASSWORD - 1))
+    with pytest.raises(SettingsError, match=rf"{tmp_path / 'worker'} holds fewer than 16 characters") as raised:
+        read_passwords(tmp_path)
+    assert "xx" not in str(raised.value)
+    (tmp_path / "worker").unlink()
+    (tmp_path / "worker").mkdir()
+    with pytest.raises(SettingsError, match="can't be read: Is a directory"):
+        read_passwords(tmp_path)

@@ -1,0 +1,107 @@
+"""What is too long, too large or leads elsewhere is refused, by name and before anything is allocated for it."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from embedctl.enqueue import MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_PROMPT_BYTES, JobOptions, job_spec
+from embedctl.records import MAX_ID_BYTES, check_id, records_of
+from embedctl_config import wire
+from embedctl_config.errors import InputError, ModelError, SettingsError, WireTruncated
+from embedctl_config.settings import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, Settings, load_settings
+from embedctl_config.wire import ChunkInput
+from embedctl_workers.models import fingerprint_of
+
+
+class NoWorkers:
+    """As much of a broker as the checks of a job's options look at."""
+
+    def __init__(self) -> None:
+        self.settings = Settings()
+        self.workers = self
+
+    def alive(self, queue: str | None = None) -> list[object]:
+        return []
+
+
+def test_an_id_as_long_as_allowed_is_taken_and_a_longer_one_is_named() -> None:
+    assert check_id("é" * (MAX_ID_BYTES // 2), "record 0") == "é" * (MAX_ID_BYTES // 2)
+    for label in ("é" * (MAX_ID_BYTES // 2) + "x", "x" * (MAX_ID_BYTES + 1), 10**MAX_ID_BYTES, 10**100_000):
+        with pytest.raises(
+            InputError, match=r"corpus.jsonl, line 7: the id is longer than 1,024 bytes\. Name.*--id-field"
+        ):
+            check_id(label, "corpus.jsonl, line 7")
+    with pytest.raises(InputError, match="record 1: the id is longer"):
+        list(records_of(["a", "b"], ids=["x", "x" * 2000], max_bytes=10))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompt": "x" * (MAX_PROMPT_BYTES + 1)}, "prompt is 16,385 bytes long, and 16,384 are the most"),
+        ({"prompt": "\ud800"}, "prompt is not valid UTF-8"),
+        ({"idempotency_key": "x" * (MAX_KEY_BYTES + 1)}, "idempotency_key is 65,537 bytes long"),
+        ({"idempotency_key": "\udcff"}, "idempotency_key is not valid UTF-8"),
+        ({"dimensions": MAX_DIMENSIONS + 1}, "dimensions 65537 is no whole number between 1 and 65536"),
+        ({"chunk_size": MAX_CHUNK_RECORDS + 1}, "chunk_size 16385 is not between 1 and 16384"),
+    ],
+)
+def test_options_of_a_job_are_bounded(options: dict[str, object], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        job_spec(NoWorkers(), JobOptions(**options))  # type: ignore[arg-type]  # see its docstring
+
+
+def test_settings_are_bounded() -> None:
+    for name, most in (
+        ("chunk_size", MAX_CHUNK_RECORDS),
+        ("chunk_bytes", MAX_CHUNK_BYTES),
+        ("max_text_bytes", MAX_CHUNK_BYTES),
+    ):
+        assert getattr(load_settings({"HOME": "/", f"EMBEDCTL_{name.upper()}": str(most)}), name) == most
+        with pytest.raises(SettingsError, match=rf"{name}: {most + 1} is above its maximum of {most} "):
+            load_settings({"HOME": "/", f"EMBEDCTL_{name.upper()}": str(most + 1)})
+
+
+@pytest.mark.parametrize("rows", [3, 1000, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("kind", ["input", "result"])
+def test_a_chunk_that_claims_more_than_it_holds_is_refused_before_memory_is_asked_for(kind: str, rows: int) -> None:
+    honest = wire.encode_input(ChunkInput(0, bytes(2), [b"one", b"two"]))
+    if kind == "result":
+        honest = wire.encode_result(
+            wire.ChunkResult(0, 2, 2**20, wire.digest_of(honest), "00" * 32, "fp32", "dummy", bytes(2 * 2**22), [1, 2])
+        )
+    data = bytearray(honest)
+    struct.pack_into("<I", data, wire.ROWS_AT, rows)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireTruncated):
+            (wire.decode_input if kind == "input" else wire.decode_result)(bytes(data))
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(data) + 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_text_that_claims_to_be_longer_than_its_chunk_is_refused() -> None:
+    data = bytearray(wire.encode_input(ChunkInput(0, bytes(1), [b"text"])))
+    struct.pack_into("<I", data, len(data) - len(b"text") - 4, 2**31)
+    with pytest.raises(WireTruncated):
+        wire.decode_input(bytes(data))
+
+
+@pytest.mark.parametrize("path", ["../other", "1_Pooling/../../other", "/etc", ".."])
+def test_a_model_that_names_files_outside_of_its_folder_is_refused(path: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (tmp_path / "other").mkdir()
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    modules = [{"path": ""}, {"path": path}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ModelError, match="names a folder outside of the model's own"):
+        fingerprint_of(folder)
+    (folder / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "1_Pooling"}]))
+    assert fingerprint_of(folder)

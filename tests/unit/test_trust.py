@@ -1,0 +1,117 @@
+"""What is read from the cache is this user's, and nobody else could have put it there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import ModelError
+from embedctl_config.hardware import HardwareClass
+from embedctl_workers.artifacts import ArtifactStore
+from embedctl_workers.backends.base import Host
+from embedctl_workers.cache import is_trusted, private_folder
+from embedctl_workers.gate_texts import TEXTS
+from embedctl_workers.models import ModelFiles
+from embedctl_workers.references import _load, references_path
+from embedctl_workers.tuning import Tuned, load_tuned, save_tuned
+from tests.unit.test_artifacts import MINE, Fill
+
+FILES = ModelFiles("a/model", Path("/models/a"), "ab" * 32)
+TUNED = Tuned(budgets={1: 512}, workers=1, threads=1, cpus=1, tokens_per_s=1.0)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o755)
+    return folder
+
+
+def everybody_may_write_to(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o002)
+
+
+def somebody_elses(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give a file away")
+    os.chown(path, 65534, -1)
+
+
+SPOILED = [everybody_may_write_to, somebody_elses]
+SAVED: dict[str, Callable[[Path], Path]] = {
+    "references": lambda cache: _save_references(cache),
+    "tuned": lambda cache: save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache),
+    "artefact": lambda cache: ArtifactStore(cache).build(MINE, Fill()).folder,
+    "a file of an artefact": lambda cache: ArtifactStore(cache).build(MINE, Fill()).folder / "model.onnx",
+}
+
+
+def _save_references(cache: Path) -> Path:
+    path = references_path(FILES, Host(1, cache))
+    private_folder(path.parent)
+    vectors = np.zeros((len(TEXTS), 3), np.float32)
+    with path.open("wb") as file:
+        np.savez(file, plain=vectors, prompted=vectors)
+    path.chmod(0o644)
+    return path
+
+
+def _found(kind: str, cache: Path) -> object:
+    if kind == "references":
+        return _load(references_path(FILES, Host(1, cache)))
+    if kind == "tuned":
+        return load_tuned(HardwareClass(), FILES.fingerprint, cache)
+    return ArtifactStore(cache).find(MINE)
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+@pytest.mark.parametrize("kind", list(SAVED))
+def test_what_somebody_else_may_have_written_is_not_read(
+    kind: str, spoil: Callable[[Path], None], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = SAVED[kind](cache)
+    assert _found(kind, cache) is not None
+    with caplog.at_level(logging.WARNING):
+        spoil(path)
+        assert _found(kind, cache) is None
+    assert f"{path} belongs to somebody else, or others may write to it" in caplog.text
+
+
+@pytest.mark.parametrize("kind", list(SAVED))
+def test_nothing_is_read_from_below_a_folder_in_which_everybody_may_put_another(kind: str, cache: Path) -> None:
+    SAVED[kind](cache)
+    cache.chmod(0o777)
+    assert _found(kind, cache) is None
+    cache.chmod(0o1777)  # as /tmp: only its owner may rename what is there
+    assert _found(kind, cache) is not None
+
+
+def test_nothing_is_made_there_either(cache: Path) -> None:
+    cache.chmod(0o777)
+    with pytest.raises(ModelError, match="in no folder that everybody may write to: chmod go-w"):
+        save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache)
+    with pytest.raises(ModelError, match="chmod go-w"):
+        ArtifactStore(cache).build(MINE, Fill())
+
+
+@pytest.mark.parametrize("kind", ["tuned", "artefact", "a file of an artefact"])
+def test_a_wide_umask_does_no_harm(kind: str, cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = SAVED[kind](cache)
+    finally:
+        os.umask(before)
+    assert is_trusted(path)
+    assert _found(kind, cache) is not None
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "a/../../b", ".."])
+def test_a_models_name_leads_to_no_other_file(name: str, cache: Path) -> None:
+    named = ModelFiles(name, FILES.folder, FILES.fingerprint)
+    assert references_path(named, Host(1, cache)) == references_path(FILES, Host(1, cache))
+    assert references_path(named, Host(1, cache)).resolve().is_relative_to(cache.resolve())
