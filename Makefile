@@ -9,6 +9,8 @@ PIP := $(PY) -m pip
 
 # Pass options to pytest: make test ARGS="-k chunking"
 ARGS ?=
+# Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other.
+SIDE ?= -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
 
@@ -22,11 +24,38 @@ demo: $(VENV)/.demo ## embed 6,000 passages on this machine, then search them
 
 .PHONY: test
 test: $(VENV)/.dev ## the quick tests
-	$(PY) -m pytest -m "not slow and not browser" $(ARGS)
+	$(PY) -m pytest $(SIDE) -m "not slow and not browser" $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(VENV)/.dev ## the slow tests and those that need a browser
+test-slow: $(VENV)/.dev browser redis compose ## the slow tests and those that need a browser
 	@$(PY) -m pytest -m "slow or browser" $(ARGS)
+	@$(PY) -m pytest --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
+
+# These run once more as the users of `embedctl config acl`; `pytest --acl tests/e2e` runs them all.
+AS_USERS := main_job deaths poison producers everyday_use
+
+# Debian's Redis, which has TLS, where we may unpack it; elsewhere the tests that need it say so and are skipped.
+.PHONY: redis
+redis:
+	@tests/get-redis.sh
+
+# Debian's Chromium, where it is missing and we may install it; elsewhere the tests that need it say so and are skipped.
+.PHONY: browser
+browser:
+	@if ! command -v chromedriver >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "installing chromium and chromium-driver"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+			chromium chromium-driver fonts-dejavu-core >/dev/null; \
+	fi
+
+# Debian's docker-compose, which reads docker-compose.yml without an engine, on the same terms.
+.PHONY: compose
+compose:
+	@if ! command -v docker-compose >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "installing docker-compose"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+			docker-compose >/dev/null; \
+	fi
 
 .PHONY: test-all
 test-all: test test-slow ## every test

@@ -18,10 +18,11 @@ from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_workers.backends import BACKENDS
 from embedctl_workers.cli import main as worker
 from embedctl_workers.model_cli import main as model
+from embedctl_workers.up_cli import main as up
 
 DOCS = Path(__file__).parent
 #: Commands that are a process of their own, and so a command line of their own.
-PROCESSES: dict[str, click.Command] = {"worker": worker, "model": model}
+PROCESSES: dict[str, click.Command] = {"worker": worker, "up": up, "model": model}
 #: Columns of the terminal for which help is printed.
 WIDTH = 100
 
@@ -33,6 +34,7 @@ MEANINGS = {
     4: "there is no such job or model",
     65: "a worker's vectors are not those of its model, within the bounds of its class",
     69: "Redis can't be reached, refuses us, or is full",
+    77: "Redis' access list does not let this user do that",
     124: "the time to wait is over; the job goes on",
     130: "Ctrl-C; the message says what becomes of the job",
 }

@@ -24,6 +24,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.devices import format_cpus
 from embedctl_workers.discovery import find_cpu_sets
+from tests.conftest import as_user
 from tests.e2e.conftest import eventually
 from tests.e2e.test_deaths import owners
 from tests.e2e.test_local_stack import _running
@@ -123,7 +124,12 @@ def start_up(environment: dict[str, str], broker: Broker, short_folder: Path) ->
         log_file = short_folder / f"up-{len(started)}.log"
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                command, env=environment, cwd=short_folder, stdout=subprocess.PIPE, stderr=log, text=True
+                command,
+                env=as_user(environment, "worker"),
+                cwd=short_folder,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
         up = Up(process, broker, log_file)
         started.append(up)

@@ -57,7 +57,7 @@ def test_the_defaults_are_valid(sources: Sources) -> None:
 def test_every_setting_has_help_and_every_number_a_unit_and_a_minimum() -> None:
     for each in dataclasses.fields(Settings):
         assert each.metadata["help"], each.name
-        if isinstance(each.default, int | float):
+        if isinstance(each.default, int | float) and not isinstance(each.default, bool):
             assert each.metadata["unit"], each.name
             assert each.default >= each.metadata["minimum"], each.name
 
