@@ -28,8 +28,8 @@ test: $(VENV)/.dev ## the quick tests
 
 .PHONY: test-slow
 test-slow: $(VENV)/.dev browser redis compose ## the slow tests and those that need a browser
-	@$(PY) -m pytest -m "slow or browser" $(ARGS)
-	@$(PY) -m pytest --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
+	@$(PY) -m pytest $(SIDE) -m "slow or browser" $(ARGS)
+	@$(PY) -m pytest $(SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
 
 # These run once more as the users of `embedctl config acl`; `pytest --acl tests/e2e` runs them all.
 AS_USERS := main_job deaths poison producers everyday_use
