@@ -67,14 +67,14 @@ def test_a_model_is_built_once_listed_shown_and_served(
 
     graph = folder / "model.onnx"
     content = graph.read_bytes()
-    graph.write_bytes(content[:100] + b"\0" + content[101:])
+    graph.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
     assert "unusable" in embedctl("model", "list").stdout
     refused = start_and_fail(environment, "--no-build")
     assert refused.returncode == 1
     assert "is not the file that was built" in refused.stderr
 
     worker = start_worker("graph", model="tiny")
-    assert graph.read_bytes() == content
+    assert "unusable" not in embedctl("model", "list").stdout
     assert worker.row().models["tiny"].engine == facts["engine"]
     job = enqueue_embeddings(["the text", "a word"], model="tiny", hardware="graph", settings=settings)
     assert job.wait(timeout=30).state is JobState.COMPLETED
