@@ -68,7 +68,7 @@ class Child:
                 engine=f"benchmarks.peers.{system.module}:Engine",
                 model=str(folder),
                 texts=str(workload.path),
-                sample=_sample(model, workload),
+                sample=_sample(model, workload, chunked=system.chunked),
                 chunk=workload.chunk,
                 cpus=list(cpus),
                 settings=[asdict(each) for each in fits],
@@ -139,7 +139,10 @@ def reference_of(model: Model, workload: Workload, cpus: Sequence[int]) -> np.nd
     return np.load(kept)
 
 
-def _sample(model: Model, workload: Workload) -> int:
-    tokens = _SAMPLE_FLOPS / model.flops_per_token
-    wanted = round(tokens / workload.tokens * len(workload.lengths))
-    return min(len(workload.lengths), max(_FEWEST_SAMPLES, wanted))
+def _sample(model: Model, workload: Workload, *, chunked: bool) -> int:
+    """Texts of a sample; chunks that two processes can share evenly, where they take chunks."""
+    texts = len(workload.lengths)
+    wanted = max(_FEWEST_SAMPLES, round(_SAMPLE_FLOPS / model.flops_per_token / workload.tokens * texts))
+    if chunked:
+        wanted = 2 * workload.chunk * -(-wanted // (2 * workload.chunk))
+    return min(texts, wanted)
