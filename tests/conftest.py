@@ -173,6 +173,17 @@ def redis_server(shared_redis: RedisServer) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
+def own_redis(short_folder: Path) -> Iterator[RedisServer]:
+    """A Redis that a test may do with as it likes."""
+    folder = short_folder / "redis"
+    folder.mkdir()
+    server = RedisServer(folder)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
 def settings(redis_server: RedisServer) -> Settings:
     return Settings(redis_url=redis_server.url, classes=CLASSES, hardware="dummy", model="dummy", **QUICK)
 

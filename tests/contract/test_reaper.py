@@ -6,7 +6,6 @@ import base64
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,14 +30,6 @@ def broker(settings: Settings) -> Iterator[Broker]:
     eventually(lambda: broker.connection.uptime_s() >= 1)
     yield broker
     broker.close()
-
-
-@pytest.fixture
-def own_redis(short_folder: Path) -> Iterator[RedisServer]:
-    server = RedisServer(short_folder)
-    server.start()
-    yield server
-    server.stop()
 
 
 def tickets(raw) -> list[tuple[str, int]]:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -322,14 +321,9 @@ def test_more_failures_than_allowed_end_a_job(settings: Settings, start_worker: 
 
 class TestARedisThatGoesAway:
     @pytest.fixture
-    def redis_server(self, short_folder: Path) -> Iterator[RedisServer]:
+    def redis_server(self, own_redis: RedisServer) -> RedisServer:
         """A Redis of the test's own, to be stopped and started again."""
-        folder = short_folder / "redis"
-        folder.mkdir()
-        server = RedisServer(folder)
-        server.start()
-        yield server
-        server.stop()
+        return own_redis
 
     def test_waits_sit_it_out_and_those_who_do_not_wait_are_told(
         self, settings: Settings, redis_server: RedisServer, start_worker: StartWorker

@@ -7,7 +7,6 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +28,9 @@ options = {dim = 16, seconds_to_load = 2.0, seconds_per_batch = 0.3}
 
 
 @pytest.fixture
-def redis_server(short_folder: Path) -> Iterator[RedisServer]:
+def redis_server(own_redis: RedisServer) -> RedisServer:
     """A Redis of the test's own: one of these stops it."""
-    folder = short_folder / "redis"
-    folder.mkdir()
-    server = RedisServer(folder)
-    server.start()
-    yield server
-    server.stop()
+    return own_redis
 
 
 @dataclass

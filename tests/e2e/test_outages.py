@@ -43,14 +43,9 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def redis_server(short_folder: Path) -> Iterator[RedisServer]:
+def redis_server(own_redis: RedisServer) -> RedisServer:
     """A Redis of the test's own: it is stopped, emptied and cut short here."""
-    folder = short_folder / "redis"
-    folder.mkdir()
-    server = RedisServer(folder)
-    server.start()
-    yield server
-    server.stop()
+    return own_redis
 
 
 @pytest.fixture

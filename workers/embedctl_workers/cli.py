@@ -11,8 +11,8 @@ from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import load_settings
 from embedctl_workers import devices
 from embedctl_workers.discovery import choose_accelerator
+from embedctl_workers.options import log_level_option
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
 _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
 
 
@@ -61,14 +61,7 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     show_envvar=True,
     help="Refuse to start where something has to be built for a model first; see `embedctl model build`.",
 )
-@click.option(
-    "--log-level",
-    envvar="EMBEDCTL_LOG_LEVEL",
-    type=click.Choice(LOG_LEVELS),
-    default="info",
-    **_SHOWN,
-    help="Least level that is logged.",
-)
+@log_level_option
 @click.option(
     "--ready",
     is_flag=True,

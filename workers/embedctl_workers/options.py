@@ -1,4 +1,4 @@
-"""Options that the `embedctl model` commands share. Imports nothing that starts threads: pinning comes first."""
+"""Options that the commands of this package share. Imports nothing that starts threads: pinning comes first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -30,4 +32,13 @@ cpus_option = click.option(
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print JSON."
+)
+log_level_option = click.option(
+    "--log-level",
+    envvar="EMBEDCTL_LOG_LEVEL",
+    type=click.Choice(LOG_LEVELS),
+    default="info",
+    show_default=True,
+    show_envvar=True,
+    help="Least level that is logged.",
 )

@@ -19,9 +19,9 @@ from embedctl_config.settings import ENV_PREFIX, Settings, load_settings
 from embedctl_workers import logs
 from embedctl_workers.announcements import Announcements
 from embedctl_workers.cache import cache_folder
-from embedctl_workers.cli import LOG_LEVELS
 from embedctl_workers.discovery import discover
 from embedctl_workers.models import resolve_model
+from embedctl_workers.options import log_level_option
 from embedctl_workers.plan import Plan, make_plan
 from embedctl_workers.supervisor import Supervisor
 from embedctl_workers.tuning import advised_workers
@@ -59,15 +59,7 @@ _OF_ONE_WORKER = frozenset(ENV_PREFIX + name for name in ("CPUS", "GPU", "NEURON
     show_envvar=True,
     help="Only print the plan: a line for each worker.",
 )
-@click.option(
-    "--log-level",
-    envvar="EMBEDCTL_LOG_LEVEL",
-    type=click.Choice(LOG_LEVELS),
-    default="info",
-    show_default=True,
-    show_envvar=True,
-    help="Least level that is logged.",
-)
+@log_level_option
 def main(classes: tuple[str, ...], models: tuple[str, ...], cpus: str | None, log_level: str, *, dry_run: bool) -> None:
     """Keep a worker running on each device of this machine until stopped with SIGTERM or Ctrl-C.
 
