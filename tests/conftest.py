@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import signal
 import socket
@@ -125,12 +124,7 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one test builds for a model the others find; nothing is written into the home folder."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # one for all that run side by side
-        folder = folder.parent
-    folder /= "cache"
-    folder.mkdir(exist_ok=True)
-    return folder
+    return tmp_path_factory.mktemp("cache")
 
 
 @contextmanager
