@@ -75,7 +75,10 @@ def test_a_model_is_built_once_listed_shown_and_served(
 
     worker = start_worker("graph", model="tiny")
     assert "unusable" not in embedctl("model", "list").stdout
-    assert worker.row().models["tiny"].engine == facts["engine"]
+    # Not the same bytes: which of two right graphs is kept is measured anew, and for a model this small either may win.
+    rebuilt = json.loads(embedctl("model", "show", "tiny", "--json").stdout)
+    assert rebuilt["built"] > facts["built"]
+    assert worker.row().models["tiny"].engine == rebuilt["engine"]
     job = enqueue_embeddings(["the text", "a word"], model="tiny", hardware="graph", settings=settings)
     assert job.wait(timeout=30).state is JobState.COMPLETED
 
