@@ -26,6 +26,7 @@
     │   ├── ModelNotFound
     │   └── GateFailed            its vectors are not what the class promises
     └── WorkerError               a worker or a private Redis that does not start
+        └── DeviceLost            a device that answers no more
 """
 
 from __future__ import annotations
@@ -155,3 +156,13 @@ class WorkerError(EmbedctlError):
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class DeviceLost(WorkerError):
+    """Raised when a device answers no more, so that only another process can use it: whatever was running is lost."""
+
+    #: EX_OSERR of sysexits.h, as a process ends itself with that has lost its device.
+    exit_code = 71
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, type(self).exit_code)

@@ -34,7 +34,8 @@ class Thresholds:
 
 
 _UNBOUNDED = Thresholds()
-#: What a job's vectors promise. The int8 artefact of a model may state bounds of its own.
+#: What a job's vectors promise. `fp16` stands for 16 bits, be it fp16 or bf16: a backend takes what it measured to be
+#: closer. The int8 artefact of a model may state bounds of its own.
 THRESHOLDS: Mapping[str, Thresholds] = {
     "fp32": Thresholds(max_abs_error=1e-4),
     "fp16": Thresholds(min_cosine=0.999),
@@ -51,7 +52,8 @@ class HardwareClass:
         backend: an alias known to `embedctl_workers.backends`.
         precision: what its vectors promise.
         prefetch: chunks a worker holds at once: one encoding, the others being prepared.
-        token_budget: upper bound of rows × longest row of a batch, in tokens; 0: as `model tune` found, or 1024.
+        token_budget: upper bound of rows × longest row of a batch, in tokens; 0: as `model tune` found, or the backend's
+            default, 1024 on CPUs.
         models: the models that a worker of this class serves unless told otherwise.
         options: the backend's own settings.
         max_abs_error: your own bound for the accuracy gate in place of the precision's, named in every result; 0: none.
@@ -106,4 +108,9 @@ class ModelEntry:
 SHIPPED_CLASSES: Mapping[str, HardwareClass] = {
     "cpu": HardwareClass(),
     "cpu-int8": HardwareClass(backend="onnx-int8", precision="int8"),
+    # One chunk encoding, one whose last results are awaited, and two being prepared.
+    "gpu": HardwareClass(device="gpu", backend="torch-gpu", precision="fp16", prefetch=4),
+    "gpu-tensorrt": HardwareClass(device="gpu", backend="tensorrt", precision="fp16", prefetch=4),
+    # Two feeding threads a core, and two that prepare.
+    "neuron": HardwareClass(device="neuron", backend="neuron", precision="fp16", prefetch=4),
 }

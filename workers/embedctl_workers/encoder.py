@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
-from embedctl_workers.backends.base import Backend, Rows, Tokens, Vectors, Windows, is_out_of_memory
+from embedctl_workers.backends.base import Backend, Rows, Tokens, Vectors, Windows
 from embedctl_workers.batching import batches_of
+from embedctl_workers.inflight import Batches
+from embedctl_workers.prepared import Prepared
 from embedctl_workers.quoting import first_line
 from embedctl_workers.vectors import mean_of_windows, unit
 
@@ -20,39 +23,6 @@ log = logging.getLogger(__name__)
 
 class Stopped(Exception):
     """Raised between two batches when nobody wants the chunk any more."""
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A chunk that is ready for the device.
-
-    Attributes:
-        source: int64, one a record: which of the distinct texts it holds, or -1 where it failed already.
-        texts: how many distinct texts there are.
-        tokens: of the distinct texts, in their first rows; then of the windows that follow, where some have several.
-        batches: rows of `tokens`.
-        windows: which texts the rows of `tokens` belong to, where some have several.
-        dim: length of the vectors to make.
-        raw: whether the backend's vectors are worked on before they are normalised.
-        errors: by record.
-        about: fields for the lines of the log about this chunk.
-    """
-
-    rows: int
-    source: Rows
-    texts: int
-    tokens: Tokens
-    batches: list[Rows]
-    windows: Windows | None
-    dim: int
-    raw: bool
-    normalize: bool
-    errors: dict[int, RecordError] = field(default_factory=dict)
-    about: Mapping[str, object] | None = None
-
-    def tokens_of(self, batch: Rows) -> Tokens:
-        """The tokens for a batch. A prompt stands in the first window of a text alone."""
-        return self.tokens if batch[0] < self.texts else replace(self.tokens, prompt_tokens=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,25 +103,34 @@ class ChunkEncoder:
         *,
         on_batch: Callable[[int], None] | None = None,
         wanted: Callable[[], bool] = lambda: True,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> EncodedChunk:
         """Run the device.
 
         Args:
             on_batch: called after each batch with its tokens.
             wanted: asked before each batch.
+            turn: gives what is held while batches are begun, and not while the last of them are waited for: meanwhile
+                another thread may begin those of the next chunk. Called again where some of those failed.
 
         Raises:
             Stopped: it was no longer wanted.
+            DeviceLost: by the backend.
         """
         tokens = prepared.tokens
         encoded = np.full((len(tokens.lengths), self.backend.dim), np.nan, np.float32)
         bad: dict[int, tuple[ErrorCode, str]] = {}
-        for batch in prepared.batches:
-            if not wanted():
-                raise Stopped
-            self._encode_rows(prepared, batch, encoded, bad)
-            if on_batch is not None:
-                on_batch(int(tokens.lengths[batch].sum()))
+        batches = Batches(self.backend, prepared, encoded, bad, on_batch)
+        with turn():
+            for batch in prepared.batches:
+                if not wanted():
+                    raise Stopped
+                batches.begin(batch)
+        batches.finish()
+        if batches.failed:
+            with turn():
+                batches.split_failed()
+        self._remember_limits(batches.too_large)
         if prepared.windows is not None:
             text_of = prepared.windows.text
             bad = {int(text_of[row]): bad[row] for row in sorted(bad, reverse=True)}
@@ -203,39 +182,14 @@ class ChunkEncoder:
         harmless = ["" if at in bad else text for at, text in enumerate(texts)]
         return self.backend.tokenize(harmless, prompt), bad
 
-    def _encode_rows(
-        self, prepared: Prepared, rows: Rows, into: Vectors, bad: dict[int, tuple[ErrorCode, str]]
-    ) -> None:
-        """Encode a batch; where that fails, halve it until the rows that fail stand alone."""
-        try:
-            output = self.backend.forward(prepared.tokens_of(rows), rows)
-            into[rows] = self.backend.finish(output, normalize=prepared.normalize and not prepared.raw)
-        except Exception as error:  # noqa: BLE001  (whatever one row does to the backend is that record's error)
-            code = ErrorCode.OUT_OF_MEMORY if is_out_of_memory(error) else ErrorCode.ENCODE_ERROR
-            if len(rows) == 1:
-                bad[int(rows[0])] = (code, f"the backend failed: {first_line(error)}")
-                return
-            log.warning(
-                "a batch of %d rows failed (%s): halving it", len(rows), type(error).__name__, extra=prepared.about
-            )
-            middle = len(rows) // 2
-            self._encode_rows(prepared, rows[:middle], into, bad)
-            self._encode_rows(prepared, rows[middle:], into, bad)
-            if code is ErrorCode.OUT_OF_MEMORY and not any(bad.get(row, ("",))[0] is code for row in rows.tolist()):
-                self._remember_limit(prepared.tokens.lengths[rows])
-            return
-        for row in rows[~np.isfinite(into[rows]).all(axis=1)].tolist():
-            bad[row] = (ErrorCode.NON_FINITE, "the model's output holds infinity or NaN")
-            into[row] = np.nan
-
-    def _remember_limit(self, lengths: Rows) -> None:
-        """A batch was too large for the device, and no single row of it was: make no batch so large again."""
-        too_large = int(lengths.max()) * len(lengths)
-        if too_large // 2 < self._token_budget:
-            self._token_budget = max(1, too_large // 2)
-            log.warning(
-                "the device's memory is too small for %d tokens: budget is now %d", too_large, self._token_budget
-            )
+    def _remember_limits(self, too_large: Sequence[int]) -> None:
+        """Batches were too large for the device, and no single row of them was: make no batch so large again."""
+        for positions in too_large:
+            if positions // 2 < self._token_budget:
+                self._token_budget = max(1, positions // 2)
+                log.warning(
+                    "the device's memory is too small for %d tokens: budget is now %d", positions, self._token_budget
+                )
 
     def _too_many(self, options: Mapping[str, Any]) -> tuple[ErrorCode, str] | None:
         dimensions = options.get("dimensions")

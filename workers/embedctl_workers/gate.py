@@ -13,8 +13,9 @@ from embedctl_config.errors import GateFailed
 from embedctl_config.hardware import HardwareClass, Thresholds
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.backends.base import Host, Vectors
-from embedctl_workers.encoder import ChunkEncoder, Prepared
+from embedctl_workers.encoder import ChunkEncoder
 from embedctl_workers.gate_texts import PROMPT, TEXTS
+from embedctl_workers.prepared import Prepared
 from embedctl_workers.references import references_for
 
 _Float64 = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from embedctl_config.errors import BrokerUnavailable, GateFailed, ModelNotFound, NotPermitted, SettingsError
+from embedctl_config.errors import BrokerUnavailable, DeviceLost, GateFailed, ModelNotFound, NotPermitted, SettingsError
 from embedctl_workers.heartbeat import HUNG_EXIT
 
 #: Statuses of a worker that will not start however often it is tried: a wrong setting, no such model, wrong vectors, a
@@ -80,15 +80,17 @@ def how_it_ended(status: int) -> str:
         return f"killed by {known.get(-status, f'signal {-status}')}"
     if status == HUNG_EXIT:
         return f"ended itself with status {status}: an encode hung"
+    if status == DeviceLost.exit_code:
+        return f"ended itself with status {status}: its device answers no more"
     return f"ended with status {status}"
 
 
 def guilt(status: int) -> bool | None:
     """Whether an end makes what the worker held suspect; None where the process itself has said what is to be said.
 
-    It was killed by a signal other than SIGTERM, or ended by its own watch. A process that ends with another status has
-    left as it should; if it has not, its neighbours witness that.
+    It was killed by a signal other than SIGTERM, or ended itself because an encode hung or its device was lost. A
+    process that ends with another status has left as it should; if it has not, its neighbours witness that.
     """
     if status == -signal.SIGTERM:
         return False
-    return True if status < 0 or status == HUNG_EXIT else None
+    return True if status < 0 or status in (HUNG_EXIT, DeviceLost.exit_code) else None

@@ -20,5 +20,7 @@ def load_encoder(settings: Settings, hardware: HardwareClass, model: str, host: 
         hardware.backend, model, entry=settings.models.get(model), host=host, options=hardware.options
     )
     backend.warm_up()
-    budget = token_budget(hardware, backend.fingerprint, threads=host.threads, cache=host.cache)
+    budget = token_budget(
+        hardware, backend.fingerprint, threads=host.threads, cache=host.cache, default=backend.token_budget
+    )
     return ChunkEncoder(backend, budget)

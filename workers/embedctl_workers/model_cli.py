@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedctl_config.errors import EmbedctlError, ModelError, ModelNotFound, SettingsError
+from embedctl_config.errors import EmbedctlError, ModelError, ModelNotFound
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers import devices
 from embedctl_workers.options import class_option, cpus_option, json_option
@@ -69,7 +69,7 @@ def build(model: str, hardware: str | None, cpus: str | None, exporter: str, *, 
     """
     settings = load_settings(hardware=hardware)
     name = "cpu-int8" if settings.hardware == "auto" else settings.hardware
-    backend = settings.hardware_class(name).backend
+    hardware_class = settings.hardware_class(name)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("embedctl_workers").setLevel(logging.INFO)
     pinned = devices.pin(cpus)
@@ -77,19 +77,16 @@ def build(model: str, hardware: str | None, cpus: str | None, exporter: str, *, 
     from embedctl_workers.backends.base import Host
     from embedctl_workers.cache import cache_folder
     from embedctl_workers.models import resolve_model
-    from embedctl_workers.onnx.recipe import KINDS, artifact_for
+    from embedctl_workers.recipes import builder_of
 
-    if backend not in KINDS:
-        raise SettingsError(
-            f"class {name} runs backend {backend!r}, for which nothing is built: choose a class with backend "
-            f"{' or '.join(KINDS)}"
-        )
+    build_artifact = builder_of(name, hardware_class.backend)
     entry = settings.models.get(model)
-    artifact = artifact_for(
+    artifact = build_artifact(
         resolve_model(model, entry),
-        backend,
         Host(pinned.threads, cache_folder(settings)),
+        options=hardware_class.options,
         exporter=exporter,
+        target="",
         revision=entry.revision if entry else "",
         force=force,
     )

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 
 from embedctl.broker import Broker
 from embedctl.store import ClaimAnswer, Completed, JobStatus
 from embedctl.tickets import Ticket
 from embedctl_config import wire
-from embedctl_config.errors import BrokerUnavailable, JobError, WireError
+from embedctl_config.errors import BrokerUnavailable, DeviceLost, JobError, WireError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ChunkResult
 from embedctl_workers.careful import encode_carefully
-from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Prepared, Stopped
+from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Stopped
 from embedctl_workers.inhand import Held, InHand
+from embedctl_workers.prepared import Prepared
 from embedctl_workers.quoting import first_line, kind_and_place, without_message
 from embedctl_workers.room import Room
 from embedctl_workers.speed import Speed
@@ -57,6 +60,7 @@ class ChunkRunner:
         self._instance = instance
         self._telemetry = telemetry
         self._device = threading.Lock()
+        self._encoded_at = 0.0
         self._room = Room()
         self._returned: deque[Ticket] = deque()
         self.in_hand = InHand()
@@ -90,6 +94,12 @@ class ChunkRunner:
                 self._returned.append(ticket)
             except JobError as error:
                 log.info("the chunk is not wanted: %s", error, extra=held.fields)
+            except DeviceLost as error:
+                # Another process of this place may have it again. What this one holds is suspect: each of its records
+                # is then tried alone.
+                log.critical("%s: ending this process", error, extra=held.fields)
+                logging.shutdown()
+                os._exit(error.exit_code)
             except Exception as error:
                 log.error(  # noqa: TRY400  (its message may quote a text)
                     "the chunk failed (%s), and will be offered again",
@@ -174,8 +184,10 @@ class ChunkRunner:
         finally:
             held.moving_since = None
         self._telemetry.staged(held.model, "tokenise", time.monotonic() - began)
-        with self._device:
-            return None if self.draining.is_set() else self._encode(encoder, prepared, held)
+        try:
+            return self._encode(encoder, prepared, held)
+        except _Draining:
+            return None
 
     def _encode_alone(
         self, encoder: ChunkEncoder, chunk: ChunkInput, job: JobStatus, held: Held, given_up: Collection[int]
@@ -217,7 +229,17 @@ class ChunkRunner:
             held.moving_since = None
 
     def _encode(self, encoder: ChunkEncoder, prepared: Prepared, held: Held) -> EncodedChunk:
-        began = batch_began = time.monotonic()
+        began = batch_began = 0.0
+
+        @contextmanager
+        def turn() -> Iterator[None]:
+            nonlocal began, batch_began
+            with self._device:
+                if not began:
+                    if self.draining.is_set():
+                        raise _Draining
+                    began = batch_began = held.moving_since = time.monotonic()
+                yield
 
         def on_batch(tokens: int) -> None:
             nonlocal batch_began
@@ -225,13 +247,15 @@ class ChunkRunner:
             self._telemetry.batched(held.model, batch_began - before)
             self._progress(held)
 
-        held.moving_since = began
         try:
-            encoded = encoder.encode(prepared, on_batch=on_batch, wanted=lambda: not held.unwanted.is_set())
+            encoded = encoder.encode(prepared, on_batch=on_batch, wanted=lambda: not held.unwanted.is_set(), turn=turn)
         finally:
             held.moving_since = None
-        seconds = time.monotonic() - began
-        self._telemetry.staged(held.model, "encode", seconds)
+        now = time.monotonic()
+        # The last batches of the chunk before may still have been under way when this one began.
+        seconds = now - max(began, self._encoded_at)
+        self._encoded_at = now
+        self._telemetry.staged(held.model, "encode", now - began)
         self.speed[held.model] = self.speed[held.model].after(
             rows=prepared.rows, tokens=encoded.tokens, positions=encoded.positions, seconds=seconds
         )
@@ -314,4 +338,4 @@ class _NotForMe(Exception):
 
 
 class _Draining(Exception):
-    """Raised between two records of a suspect chunk when the worker is to stop."""
+    """Raised before a chunk, or between two records of a suspect one, when the worker is to stop."""

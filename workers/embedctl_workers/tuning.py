@@ -16,7 +16,7 @@ from embedctl_workers.devices import cpu_identity
 
 log = logging.getLogger(__name__)
 
-#: Tokens of a batch where nobody tuned: within 5 % of the best of every model and CPU in docs/tuning.md.
+#: Tokens of a batch on a CPU where nobody tuned: within 5 % of the best of every model and CPU in docs/tuning.md.
 DEFAULT_TOKEN_BUDGET = 1024
 
 
@@ -38,12 +38,12 @@ class Tuned:
     tokens_per_s: float
 
 
-def token_budget(hardware: HardwareClass, fingerprint: str, *, threads: int, cache: Path) -> int:
+def token_budget(hardware: HardwareClass, fingerprint: str, *, threads: int, cache: Path, default: int) -> int:
     """The class's own budget, else the one that was tuned for as many threads, else the default."""
     if hardware.token_budget:
         return hardware.token_budget
     tuned = load_tuned(hardware, fingerprint, cache)
-    return tuned.budgets.get(threads, DEFAULT_TOKEN_BUDGET) if tuned else DEFAULT_TOKEN_BUDGET
+    return tuned.budgets.get(threads, default) if tuned else default
 
 
 def advised_workers(hardware: HardwareClass, fingerprint: str, *, cpus: int, cache: Path) -> int:

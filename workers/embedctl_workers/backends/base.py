@@ -111,7 +111,12 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 class Backend(Protocol):
-    """A loaded model on a device. :meth:`tokenize` may run beside :meth:`forward`; forwards never overlap."""
+    """A loaded model on a device.
+
+    Calls of :meth:`forward` never overlap; :meth:`tokenize` and :meth:`finish` may run beside any other call, in
+    several threads. :meth:`forward` and :meth:`finish` raise :class:`~embedctl_config.errors.DeviceLost` where the
+    device is of no use any more to this process; whatever else they raise is taken to be the doing of the batch's rows.
+    """
 
     #: Names of the options that a hardware class may set.
     OPTIONS: ClassVar[tuple[str, ...]]
@@ -126,6 +131,11 @@ class Backend(Protocol):
     engine: str
     #: What its vectors are measured against before it is used; None: nothing is promised of them.
     reference: Reference | None
+    #: How many batches may have been begun, and wait for :meth:`finish`, while the next one is begun: 0 where
+    #: :meth:`forward` returns when all is done.
+    ahead: int
+    #: Upper bound of rows × longest row of a batch where neither the class nor `model tune` says another, in tokens.
+    token_budget: int
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
@@ -141,11 +151,14 @@ class Backend(Protocol):
         ...
 
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
-        """Core: run the device on some of the texts. What comes back is for :meth:`finish` alone."""
+        """Core: run the device on some of the texts. What comes back is for :meth:`finish` alone.
+
+        It may return before the device is done.
+        """
         ...
 
     def finish(self, output: Any, *, normalize: bool) -> Vectors:
-        """Post-process: float32, rows × dim, in host memory; of unit length if `normalize`."""
+        """Post-process: wait for the device; float32, rows × dim, in host memory; of unit length if `normalize`."""
         ...
 
     def positions(self, lengths: Rows) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors, Windows, in_order_of_windows, padded
+from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
 
 
 class Poison(StrEnum):
@@ -61,6 +62,7 @@ class DummyBackend:
         time.sleep(seconds_to_load)
         self.dim = dim
         self.engine = "sha256"
+        self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         self.reference = None
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch

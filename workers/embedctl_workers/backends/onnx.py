@@ -20,6 +20,7 @@ from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vector
 from embedctl_workers.models import ModelFiles, resolve_model
 from embedctl_workers.onnx.recipe import ONNX, ONNX_INT8, artifact_for
 from embedctl_workers.tokenizing import TextTokenizer
+from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
 from embedctl_workers.vectors import unit
 
 #: The files of an artefact.
@@ -70,6 +71,7 @@ class OnnxBackend:
 
     def __init__(self, files: ModelFiles, artifact: Artifact, host: Host) -> None:
         self.fingerprint = files.fingerprint
+        self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         stated = artifact.manifest.get("accuracy", {}).get("bounds")
         self.reference: Reference | None = Reference(files, Thresholds(**stated) if stated else None)
         facts = ModelFacts(**json.loads((artifact.folder / MODEL).read_text(encoding="utf-8")))

@@ -18,6 +18,7 @@ from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vector
 from embedctl_workers.models import ModelFiles, resolve_model
 from embedctl_workers.packed.engine import packed_engine
 from embedctl_workers.tokenizing import TextTokenizer
+from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
 
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
 
@@ -42,6 +43,7 @@ class TorchBackend:
             raise SettingsError(f"engine {engine!r} of backend torch is neither auto nor padded")
         torch.set_num_threads(host.threads)
         self.fingerprint = files.fingerprint
+        self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         self.reference = Reference(files)
         self._model = load_sentence_transformer(files)
         tokenizer = fast_tokenizer(self._model, files)

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from embedctl_config.errors import MissingExtra, ModelError
+from embedctl_config.errors import MissingExtra, ModelError, SettingsError
 from embedctl_workers.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.backends.base import Host
 from embedctl_workers.models import ModelFiles
@@ -47,6 +47,27 @@ def wanted(files: ModelFiles, kind: str, exporter: str = OWN) -> Wanted:
     if kind == ONNX_INT8:
         recipe["weights"] = "7 bits" if reduced_range() else "8 bits"
     return Wanted(files.fingerprint, recipe)
+
+
+def _build_kind(
+    kind: str,
+    files: ModelFiles,
+    host: Host,
+    *,
+    options: Mapping[str, Any],
+    exporter: str,
+    revision: str,
+    target: str,
+    force: bool,
+) -> Artifact:
+    """See :class:`embedctl_workers.recipes.Builder`."""
+    if target:
+        raise SettingsError(f"backend {kind!r} runs on the machine at hand: leave --target {target} out")
+    return artifact_for(files, kind, host, exporter=exporter, revision=revision, force=force)
+
+
+build_onnx = partial(_build_kind, ONNX)
+build_onnx_int8 = partial(_build_kind, ONNX_INT8)
 
 
 def artifact_for(

@@ -1,0 +1,70 @@
+"""Which backends run an artefact, and what builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Protocol
+
+from embedctl_config.errors import SettingsError
+from embedctl_workers.artifacts import Artifact
+from embedctl_workers.backends.base import Host
+from embedctl_workers.models import ModelFiles
+
+#: Backend → module:function, a :class:`Builder`.
+BUILDERS = {
+    "neuron": "embedctl_workers.neuron.recipe:build",
+    "onnx": "embedctl_workers.onnx.recipe:build_onnx",
+    "onnx-int8": "embedctl_workers.onnx.recipe:build_onnx_int8",
+    "tensorrt": "embedctl_workers.tensorrt.recipe:build",
+}
+
+
+class Builder(Protocol):
+    """Finds an artefact in the cache, or builds it."""
+
+    def __call__(
+        self,
+        files: ModelFiles,
+        host: Host,
+        *,
+        options: Mapping[str, Any],
+        exporter: str,
+        revision: str,
+        target: str,
+        force: bool,
+    ) -> Artifact:
+        """The artefact of a model.
+
+        Args:
+            options: the hardware class's, as :meth:`Backend.load` gets them.
+            exporter: what makes its graph, one of :data:`embedctl_workers.onnx.recipe.EXPORTERS`.
+            revision: the hub's, for the manifest.
+            target: the device to build for where it is not the one of this machine; empty for that one.
+            force: build it even if it is there.
+
+        Raises:
+            SettingsError: an exporter or a target that this backend knows nothing of.
+            ModelError: it can't be built.
+            MissingExtra: what builds it is not installed.
+        """
+        ...
+
+
+def builder_of(hardware: str, backend: str) -> Builder:
+    """What builds the artefacts that a backend runs.
+
+    Args:
+        hardware: the class's name, for the message.
+
+    Raises:
+        SettingsError: it runs none.
+    """
+    if backend not in BUILDERS:
+        raise SettingsError(
+            f"class {hardware} runs backend {backend!r}, for which nothing is built: choose a class with backend "
+            f"{' or '.join(BUILDERS)}"
+        )
+    module, _, function = BUILDERS[backend].partition(":")
+    builder: Builder = getattr(import_module(module), function)
+    return builder
