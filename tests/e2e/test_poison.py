@@ -97,6 +97,18 @@ def test_a_hung_record_is_named_after_two_ends_by_the_watch(settings: Settings, 
         assert deaths(workers) == [70, 70]
 
 
+def test_a_record_that_costs_the_device_is_named_after_two_ends(settings: Settings, start_worker) -> None:
+    texts = [f"text {i}" for i in range(20)]
+    texts[14] += " lose-device"
+    with kept_alive(start_worker, 1) as workers:
+        job = enqueue_embeddings(texts, hardware="poison", chunk_size=10, settings=settings)
+        status = job.wait(timeout=60)
+        assert (status.done, status.failed) == (19, 1)
+        assert [(e.position, e.code) for e in job.errors()] == [(14, "crashed_worker")]
+        assert deaths(workers) == [71, 71]
+        assert "told to lose its device for: ending this process" in workers[0].log()
+
+
 def test_a_batch_too_large_for_the_memory_is_split_and_the_limit_remembered(settings: Settings, start_worker) -> None:
     worker = start_worker("small")
     texts = [f"text {i} " + "word " * 10 for i in range(200)]

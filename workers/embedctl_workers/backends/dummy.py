@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from embedctl_config.errors import DeviceLost
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors, Windows, in_order_of_windows, padded
 from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
@@ -26,6 +27,7 @@ class Poison(StrEnum):
     FAIL_TOKENIZER = "fail-tokenizer"
     FAIL_ENCODER = "fail-encoder"
     HANG_ENCODER = "hang-encoder"
+    LOSE_DEVICE = "lose-device"
     NOT_A_NUMBER = "not-a-number"
     OUT_OF_MEMORY = "out-of-memory"
 
@@ -147,6 +149,8 @@ def _suffer(words: Collection[str], *kinds: Poison) -> None:
                 raise RuntimeError("a text holds a word that this backend was told to fail on")
             case Poison.HANG_ENCODER:
                 time.sleep(24 * 3600)
+            case Poison.LOSE_DEVICE:
+                raise DeviceLost("a text holds a word that this backend was told to lose its device for")
             case Poison.OUT_OF_MEMORY:
                 raise MemoryError("a text holds a word that this backend was told to have no memory for")
             case Poison.NOT_A_NUMBER:

@@ -1,0 +1,171 @@
+"""Batches of which some are under way while the next is begun, as on a device that works by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import DeviceLost
+from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
+from embedctl_workers.backends.base import Rows, Tokens, Vectors
+from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Stopped
+
+TEXTS = [f"w{row}" for row in range(32)]
+
+
+class Device(DummyBackend):
+    """A dummy on a device that works by itself: what its kernels fail with comes up in `finish`."""
+
+    def __init__(self, ahead: int, *, fails_at_once: bool = False, **options: Any) -> None:
+        super().__init__(dim=4, poison=True, **options)
+        self.ahead = ahead
+        self.begun: list[list[int]] = []
+        self.finished = 0
+        self.most = 0
+        self._fails_at_once = fails_at_once
+        self._kernels = ThreadPoolExecutor(1)
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Any:
+        if self._fails_at_once:
+            vectors = super().forward(tokens, rows)
+            work: Future[Vectors] = Future()
+            work.set_result(vectors)
+        else:
+            work = self._kernels.submit(super().forward, tokens, rows)
+        self.begun.append(rows.tolist())
+        self.most = max(self.most, len(self.begun) - self.finished)
+        return work
+
+    def finish(self, output: Any, *, normalize: bool) -> Vectors:
+        self.finished += 1
+        return super().finish(output.result(), normalize=normalize)
+
+    def close(self) -> None:
+        self._kernels.shutdown()
+
+
+@pytest.fixture
+def device() -> Iterator[Any]:
+    made: list[Device] = []
+
+    def make(ahead: int, **options: Any) -> Device:
+        made.append(Device(ahead, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def encode(backend: DummyBackend, texts: Sequence[str], **how: Any) -> EncodedChunk:
+    encoder = ChunkEncoder(backend, 4)
+    chunk = ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
+    return encoder.encode(encoder.prepare(chunk, {}), **how)
+
+
+def expected(texts: Sequence[str]) -> Vectors:
+    return encode(DummyBackend(dim=4), texts).vectors
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3, 100])
+def test_no_more_batches_are_under_way_than_the_backend_wants(device: Any, ahead: int) -> None:
+    backend = device(ahead)
+    told: list[int] = []
+    np.testing.assert_array_equal(encode(backend, TEXTS, on_batch=told.append).vectors, expected(TEXTS))
+    assert backend.most == min(8, ahead + 1)
+    assert told == [4] * 8
+
+
+@pytest.mark.parametrize("fails_at_once", [True, False])
+@pytest.mark.parametrize("ahead", [0, 2, 100])
+@pytest.mark.parametrize("at", [0, 13, 31])
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        ("fail-encoder", ErrorCode.ENCODE_ERROR),
+        ("out-of-memory", ErrorCode.OUT_OF_MEMORY),
+        ("not-a-number", ErrorCode.NON_FINITE),
+    ],
+)
+def test_a_row_that_fails_costs_none_of_those_under_way(
+    device: Any, *, fails_at_once: bool, ahead: int, at: int, word: str, code: ErrorCode
+) -> None:
+    texts = [*TEXTS[:at], word, *TEXTS[at + 1 :]]
+    told: list[int] = []
+    encoded = encode(device(ahead, fails_at_once=fails_at_once), texts, on_batch=told.append)
+    assert [(error.row, error.code) for error in encoded.errors] == [(at, code)]
+    others = [row for row in range(32) if row != at]
+    np.testing.assert_array_equal(encoded.vectors[others], expected(TEXTS)[others])
+    assert np.isnan(encoded.vectors[at]).all()
+    assert sum(told) == 32
+
+
+def test_a_batch_too_large_is_halved_and_the_limit_remembered_also_when_it_fails_late(device: Any) -> None:
+    backend = device(2, memory_tokens=3)
+    encoder = ChunkEncoder(backend, 8)
+    chunk = ChunkInput(0, bytes([RecordKind.TEXT] * 32), [text.encode() for text in TEXTS])
+    np.testing.assert_array_equal(encoder.encode(encoder.prepare(chunk, {})).vectors, expected(TEXTS))
+    backend.begun.clear()
+    encoder.encode(encoder.prepare(chunk, {}))
+    assert {len(rows) for rows in backend.begun} == {2}
+
+
+@pytest.mark.parametrize("fails_at_once", [True, False])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_lost_device_is_nobodys_error(device: Any, *, fails_at_once: bool, ahead: int) -> None:
+    with pytest.raises(DeviceLost):
+        encode(device(ahead, fails_at_once=fails_at_once), [*TEXTS, "lose-device"])
+
+
+def test_it_stops_between_two_batches_when_nobody_wants_the_rest(device: Any) -> None:
+    backend = device(2)
+    with pytest.raises(Stopped):
+        encode(backend, TEXTS, wanted=lambda: len(backend.begun) < 3)
+    assert len(backend.begun) == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_device_is_free_for_others_while_the_last_batches_are_waited_for(device: Any, *, fails: bool) -> None:
+    backend = device(2)
+    turns: list[int] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        turns.append(-1)
+        yield
+        turns[-1] = backend.finished
+
+    texts = [*TEXTS[:31], "fail-encoder"] if fails else TEXTS
+    encoded = encode(backend, texts, turn=turn)
+    assert turns[0] == 6  # of 8 batches
+    assert len(turns) == 1 + fails  # once more for the rows of the one that failed
+    np.testing.assert_array_equal(encoded.vectors[:31], expected(TEXTS)[:31])
+
+
+def test_two_chunks_share_the_device_and_never_begin_a_batch_at_the_same_time(device: Any) -> None:
+    backend = device(2)
+    lock = threading.Lock()
+    inside: set[int] = set()
+    most: list[int] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        with lock:
+            inside.add(threading.get_ident())
+            most.append(len(inside))
+            yield
+            inside.remove(threading.get_ident())
+
+    chunks = [[f"c{chunk} {text}" for text in TEXTS] for chunk in range(8)]
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda texts: encode(backend, texts, turn=turn).vectors, chunks))
+    for texts, vectors in zip(chunks, found, strict=True):
+        np.testing.assert_array_equal(vectors, expected(texts))
+    assert max(most) == 1
