@@ -52,8 +52,7 @@ class HardwareClass:
         backend: an alias known to `embedctl_workers.backends`.
         precision: what its vectors promise.
         prefetch: chunks a worker holds at once: one encoding, the others being prepared.
-        token_budget: upper bound of rows × longest row of a batch, in tokens; 0: as `model tune` found, else the
-            backend's own, which is 1024 on CPUs.
+        token_budget: upper bound of rows × longest row of a batch; 0: as `model tune` found, or the backend's own.
         models: the models that a worker of this class serves unless told otherwise.
         options: the backend's own settings.
         max_abs_error: your own bound for the accuracy gate in place of the precision's, named in every result; 0: none.
