@@ -26,7 +26,8 @@ pytest.importorskip("sentence_transformers")
 #: Tracing a graph warns of each test in a model's Python; whether the graph is right is what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 
-from tests.tiny_models import FAMILIES, Tiny  # noqa: E402  (it needs torch)
+from tests.stand_in_gpu import StandIn  # noqa: E402  (it needs torch)
+from tests.tiny_models import FAMILIES, Tiny  # noqa: E402
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -50,6 +51,7 @@ ENGINES = {
     "torch": Engine("torch", {}, 1e-5),
     "torch padded": Engine("torch", {"engine": "padded"}, 1e-5),
     "onnx": Engine("onnx", {}, 1e-4),
+    "torch-gpu on a stand-in": Engine("torch-gpu", {"dtype": "fp32"}, 1e-5),
 }
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert")
@@ -169,12 +171,14 @@ def on_every_engine(cases: Sequence[Tiny], engines: Sequence[str] = tuple(ENGINE
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Engine:
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     engine = ENGINES[request.param]
     if engine.backend not in BACKENDS:
         pytest.skip(f"there is no backend {engine.backend} yet")
     if engine.backend == "onnx":
         pytest.importorskip("onnxruntime")
+    if engine.backend == "torch-gpu":
+        monkeypatch.setattr("embedctl_workers.backends.torch_gpu.open_gpu", StandIn)
     if not set(engine.options) <= set(options_of(engine.backend)):
         pytest.skip(f"backend {engine.backend} has no option {', '.join(engine.options)} yet")
     return engine
@@ -199,7 +203,7 @@ def build_here() -> Iterator[None]:
         return references._load(path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "_run_child", build.build)
+        patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
         patch.setattr(references, "_compute", compute)
         yield
 

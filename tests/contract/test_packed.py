@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 
 from embedctl_workers.packed import kernels as kernels_module  # noqa: E402  (they import torch)
-from embedctl_workers.packed.engine import _positions  # noqa: E402
+from embedctl_workers.packed.inputs import positions_of  # noqa: E402
 from embedctl_workers.packed.kernels import CompiledKernels, Norm, TorchKernels, load_kernels  # noqa: E402
 from embedctl_workers.packed.linear import BlasLinear, OneDnnLinear, fastest_linear  # noqa: E402
 
@@ -191,8 +191,8 @@ def test_a_product_that_is_missing_or_wrong_is_not_chosen(monkeypatch: pytest.Mo
 
 def test_robertas_positions_begin_behind_the_padding_token_and_leave_it_out() -> None:
     ids, at = np.array([0, 5, 2, 0, 1, 6, 1, 7, 2]), np.array([0, 3, 9])
-    assert _positions(ids, at, None).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5]
-    assert _positions(ids, at, 1).tolist() == [2, 3, 4, 2, 1, 3, 1, 4, 5]
+    assert positions_of(ids, at, None).tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5]
+    assert positions_of(ids, at, 1).tolist() == [2, 3, 4, 2, 1, 3, 1, 4, 5]
 
 
 def test_kernels_are_compiled_once(compiled: CompiledKernels, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

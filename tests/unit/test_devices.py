@@ -161,6 +161,15 @@ print(json.dumps([pinned.label, pinned.device, pinned.cpu_list, os.environ[{vari
     assert json.loads(done.stdout) == [label, device, str(FIRST), uid]
 
 
+def test_an_amd_gpu_is_chosen_where_uuids_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
+    devices.Accelerator("gpu", 1, "GPU-b7d181671a192e45", rocm=True).hide_others()
+    assert os.environ["ROCR_VISIBLE_DEVICES"] == "GPU-b7d181671a192e45"
+    assert not {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} & set(os.environ)
+
+
 def test_threads_may_be_fewer_than_cores_and_not_more_than_cpus() -> None:
     code = "from embedctl_workers import devices; import os; print(devices.pin({cpus!r}, threads={threads}).threads)"
     assert python(code.format(cpus=None, threads=1)).stdout == "1\n"

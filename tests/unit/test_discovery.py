@@ -30,9 +30,10 @@ def tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(discovery, "_NEURON_TOOLS", str(tmp_path / "aws"))
+    monkeypatch.setattr(discovery, "_ROCM_TOOLS", str(tmp_path / "rocm"))
     monkeypatch.setattr(discovery, "_PCI_DEVICES", tmp_path / "pci")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES", raising=False)
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES"):
+        monkeypatch.delenv(variable, raising=False)
     return folder
 
 
@@ -92,6 +93,69 @@ def test_what_is_hidden_from_this_process_is_not_found(
     play(tools / "nvidia-smi", SMI)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.index for gpu in discovery.find_gpus()] == indices
+
+
+#: As in AMD's documentation of `amd-smi list -e`; numbers of the tool and of HIP differ.
+AMD_SMI = [
+    {"gpu": 0, "bdf": "0000:83:00.0", "uuid": "9fff74b9-0000-1000-8044-4a2fb30adeb0", "kfd_id": 43855, "node_id": 9}
+    | {"partition_id": 0, "render": "renderD185", "card": "card57", "hsa_id": 9, "hip_id": 1}
+    | {"hip_uuid": "GPU-9f444a2fb30adeb0"},
+    {"gpu": 1, "bdf": "0000:8b:00.0", "uuid": "b7ff74b9-0000-1000-80d1-81671a192e45", "kfd_id": 27976, "node_id": 8}
+    | {"partition_id": 0, "render": "renderD177", "card": "card49", "hsa_id": 8, "hip_id": 0}
+    | {"hip_uuid": "GPU-b7d181671a192e45"},
+]
+ROCM_SMI = {
+    "card0": {"Unique ID": "0x9f444a2fb30adeb0", "PCI Bus": "0000:83:00.0"},
+    "card1": {"Unique ID": "0xb7d181671a192e45", "PCI Bus": "0000:8b:00.0"},
+    "system": {"Driver version": "6.12.12"},
+}
+
+
+def test_amd_gpus_are_found_by_either_tool(tools: Path, tmp_path: Path) -> None:
+    (tmp_path / "pci" / "0000:8b:00.0").mkdir(parents=True)
+    (tmp_path / "pci" / "0000:8b:00.0" / "numa_node").write_text("1\n")
+    expected = [
+        Accelerator("gpu", 1, "GPU-b7d181671a192e45", "AMD GPU", 1, rocm=True),
+        Accelerator("gpu", 0, "GPU-9f444a2fb30adeb0", "AMD GPU", None, rocm=True),
+    ]
+    play(tmp_path / "rocm" / "rocm-smi", json.dumps(ROCM_SMI))
+    assert discovery.find_gpus() == expected[::-1]
+    play(tools / "amd-smi", json.dumps(AMD_SMI))
+    assert discovery.find_gpus() == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "indices"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "0"}, [1]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-9f444a2fb30adeb0, 0"}, [0, 1]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-9f444a2fb30adeb0,0", "HIP_VISIBLE_DEVICES": "1"}, [1]),
+        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}, [0]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [0]),
+        ({"HIP_VISIBLE_DEVICES": ""}, []),
+        ({"ROCR_VISIBLE_DEVICES": "1,7,0"}, [0]),
+    ],
+)
+def test_amd_gpus_that_are_hidden_are_not_found(
+    tools: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], indices: list[int]
+) -> None:
+    play(tools / "amd-smi", json.dumps(AMD_SMI))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert [gpu.index for gpu in discovery.find_gpus()] == indices
+
+
+@pytest.mark.parametrize(
+    "says",
+    ["hello", "{}", "[1]", '[{"gpu": 0, "bdf": "x", "hip_id": 0}]', '[{"gpu": 0, "hip_id": 0, "hip_uuid": "N/A"}]'],
+)
+def test_what_amds_tool_says_and_nobody_can_read_is_an_error(tools: Path, says: str) -> None:
+    play(tools / "amd-smi", says)
+    if says == "{}":
+        assert discovery.find_gpus() == []
+        return
+    with pytest.raises(WorkerError, match="amd-smi list -e --json gives an answer that can't be read"):
+        discovery.find_gpus()
 
 
 def test_a_part_of_a_gpu_is_one_by_itself(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _TELLING = ("model name", "flags", "Features", "CPU implementer", "CPU part")
 #: What restricts a process to some devices of a kind; read by the vendors' libraries as they open them.
 VISIBLE_VARIABLES = {"gpu": "CUDA_VISIBLE_DEVICES", "neuron": "NEURON_RT_VISIBLE_CORES"}
+#: What ROCm's runtime reads, which takes UUIDs, and then HIP, which numbers what the former leaves.
+ROCM_VARIABLE, HIP_VARIABLES = "ROCR_VISIBLE_DEVICES", ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Accelerator:
         uid: what selects it: a GPU's UUID, which stays the same when others are hidden, or the core's number.
         name: its model, for people.
         node: the NUMA node that it is near; None where that can't be told.
+        rocm: whether it is an AMD GPU.
     """
 
     kind: Literal["gpu", "neuron"]
@@ -45,6 +48,16 @@ class Accelerator:
     uid: str
     name: str = ""
     node: int | None = None
+    rocm: bool = False
+
+    def hide_others(self) -> None:
+        """Let what opens devices in this process from now on see this one alone."""
+        if self.rocm:
+            for variable in HIP_VARIABLES:
+                os.environ.pop(variable, None)
+            os.environ[ROCM_VARIABLE] = self.uid
+        else:
+            os.environ[VISIBLE_VARIABLES[self.kind]] = self.uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +109,7 @@ def pin(cpus: str | None, *, accelerator: Accelerator | None = None, threads: in
     threads = threads or thread_count(chosen)
     os.sched_setaffinity(0, chosen)
     if accelerator is not None:
-        os.environ[VISIBLE_VARIABLES[accelerator.kind]] = accelerator.uid
+        accelerator.hide_others()
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
     os.environ.setdefault(SPIN_VARIABLE, _SPINS)

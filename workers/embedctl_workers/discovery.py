@@ -1,4 +1,4 @@
-"""Find what this machine has to encode on: sets of CPUs, NVIDIA GPUs, Neuron cores. Imports nothing that opens them."""
+"""Find what this machine has to encode on: sets of CPUs, GPUs, Neuron cores. Imports nothing that opens them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from typing import Any
 from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_config.hardware import Device
 from embedctl_workers.cgroup import cpu_quota
-from embedctl_workers.devices import VISIBLE_VARIABLES, Accelerator, cores_of, parse_cpus, usable_cpus
+from embedctl_workers.devices import (
+    HIP_VARIABLES,
+    ROCM_VARIABLE,
+    VISIBLE_VARIABLES,
+    Accelerator,
+    cores_of,
+    parse_cpus,
+    usable_cpus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +36,11 @@ _NODES = Path("/sys/devices/system/node")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_SMI = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
 _NEURON_LS = ["neuron-ls", "--json-output"]
-#: Where the vendor's packages put its tools, which is not always on PATH.
-_NEURON_TOOLS = "/opt/aws/neuron/bin"
+_AMD_SMI = ["amd-smi", "list", "-e", "--json"]
+#: The tool before that one.
+_ROCM_SMI = ["rocm-smi", "--showuniqueid", "--showbus", "--json"]
+#: Where the vendors' packages put their tools, which is not always on PATH.
+_NEURON_TOOLS, _ROCM_TOOLS = "/opt/aws/neuron/bin", "/opt/rocm/bin"
 #: The longest that a vendor's tool may take (seconds): on a GPU's first use it waits for the driver.
 _TOOL_S = 60
 
@@ -131,7 +142,16 @@ def find_cpu_sets(cpus: frozenset[int]) -> list[CpuSet]:
 
 
 def find_gpus() -> list[Accelerator]:
-    """The NVIDIA GPUs that `nvidia-smi` shows and CUDA_VISIBLE_DEVICES does not hide; none where there is no such tool.
+    """The GPUs that the vendors' tools show and no variable hides; none where there is no such tool.
+
+    Raises:
+        WorkerError: a tool fails, or its answer can't be read.
+    """
+    return [*find_nvidia_gpus(), *find_amd_gpus()]
+
+
+def find_nvidia_gpus() -> list[Accelerator]:
+    """The GPUs that `nvidia-smi` shows and CUDA_VISIBLE_DEVICES does not hide; none where there is no such tool.
 
     Raises:
         WorkerError: the tool fails, or its answer can't be read.
@@ -143,6 +163,27 @@ def find_gpus() -> list[Accelerator]:
     gpus = [_gpu(row) for row in csv.reader(lines, skipinitialspace=True)]
     visible = os.environ.get(VISIBLE_VARIABLES["gpu"])
     return gpus if visible is None else _visible_gpus(gpus, visible)
+
+
+def find_amd_gpus() -> list[Accelerator]:
+    """The GPUs that `amd-smi`, or else `rocm-smi`, shows and no variable hides; none where there is no such tool.
+
+    Raises:
+        WorkerError: the tool fails, or its answer can't be read.
+    """
+    for command, read in ((_AMD_SMI, _amd_smi_gpus), (_ROCM_SMI, _rocm_smi_gpus)):
+        answer = _ask(command, shutil.which(command[0]) or shutil.which(command[0], path=_ROCM_TOOLS))
+        if answer is None:
+            continue
+        try:
+            gpus = read(json.loads(answer))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise WorkerError(f"{' '.join(command)} gives an answer that can't be read: {error!r}") from error
+        for variable in (ROCM_VARIABLE, next((name for name in HIP_VARIABLES if name in os.environ), "")):
+            if (visible := os.environ.get(variable)) is not None:
+                gpus = _visible_amd_gpus(gpus, variable, visible)
+        return gpus
+    return []
 
 
 def find_neuron_cores() -> list[Accelerator]:
@@ -286,6 +327,42 @@ def _visible_gpus(gpus: Sequence[Accelerator], visible: str) -> list[Accelerator
         if len(fitting) != 1:
             if wanted not in ("-1", "NoDevFiles"):
                 log.warning("CUDA_VISIBLE_DEVICES=%s: there is no GPU %s; CUDA ignores what follows", visible, wanted)
+            break
+        found += fitting
+    return found
+
+
+def _amd_smi_gpus(answer: list[dict[str, Any]]) -> list[Accelerator]:
+    """In the order in which HIP numbers them; that of the tool is another one."""
+    shown = [each for each in answer if "gpu" in each]
+    return [
+        _amd_gpu(int(each["gpu"]), str(each["hip_uuid"]), str(each["bdf"]))
+        for each in sorted(shown, key=lambda each: int(each["hip_id"]))
+    ]
+
+
+def _rocm_smi_gpus(answer: dict[str, dict[str, Any]]) -> list[Accelerator]:
+    """In the order of the tool."""
+    shown = sorted((int(name[4:]), facts) for name, facts in answer.items() if name.startswith("card"))
+    return [
+        _amd_gpu(index, f"GPU-{int(str(facts['Unique ID']), 16):016x}", str(facts["PCI Bus"])) for index, facts in shown
+    ]
+
+
+def _amd_gpu(index: int, uid: str, bus: str) -> Accelerator:
+    if not uid.startswith("GPU-"):
+        raise ValueError(f"a UUID {uid!r}")
+    return Accelerator("gpu", index, uid, "AMD GPU", _node_of(bus), rocm=True)
+
+
+def _visible_amd_gpus(gpus: Sequence[Accelerator], variable: str, visible: str) -> list[Accelerator]:
+    """Those that a variable names, by UUID or by their place among those that are left."""
+    found: list[Accelerator] = []
+    for name in visible.split(",") if visible.strip() else []:
+        wanted = name.strip()
+        fitting = [gpu for place, gpu in enumerate(gpus) if wanted in (str(place), gpu.uid)]
+        if not fitting:
+            log.warning("%s=%s: there is no GPU %s", variable, visible, wanted)
             break
         found += fitting
     return found

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
-from embedctl_workers.backends.base import Backend, Rows, Tokens, Vectors, Windows
+from embedctl_workers.backends.base import Backend, RemembersBudget, Rows, Tokens, Vectors, Windows
 from embedctl_workers.batching import batches_of
 from embedctl_workers.inflight import Batches
 from embedctl_workers.prepared import Prepared
@@ -190,6 +190,8 @@ class ChunkEncoder:
                 log.warning(
                     "the device's memory is too small for %d tokens: budget is now %d", positions, self._token_budget
                 )
+                if isinstance(self.backend, RemembersBudget):
+                    self.backend.remember_budget(self._token_budget)
 
     def _too_many(self, options: Mapping[str, Any]) -> tuple[ErrorCode, str] | None:
         dimensions = options.get("dimensions")

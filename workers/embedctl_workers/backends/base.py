@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -171,4 +171,13 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Give back the device's memory."""
+        ...
+
+
+@runtime_checkable
+class RemembersBudget(Protocol):
+    """A backend whose next start begins with the token budget that this one was brought down to."""
+
+    def remember_budget(self, tokens: int) -> None:
+        """Keep it: the device ran out of memory with a larger one."""
         ...

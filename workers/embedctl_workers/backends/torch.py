@@ -17,6 +17,7 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors, padded
 from embedctl_workers.models import ModelFiles, resolve_model
 from embedctl_workers.packed.engine import packed_engine
+from embedctl_workers.padding import Padding
 from embedctl_workers.tokenizing import TextTokenizer
 from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
 
@@ -26,27 +27,20 @@ _WARM_UP_LENGTHS = (8, 32, 128, 256)
 Engine = Callable[[Tokens, Rows], torch.Tensor]
 
 
-class TorchBackend:
-    """A sentence-transformers model in fp32 on the CPU.
+class SentenceModel:
+    """A sentence-transformers model in fp32 on the CPU, and its tokenizer: what backends that run it on torch share.
 
-    Texts are tokenised once, unpadded. Models of the BERT family run on packed tokens. For all others each batch is
-    padded to its own longest row, and everything after tokenising is the model's own modules. Either way vectors are
-    those of `SentenceTransformer.encode`.
+    Texts are tokenised once, unpadded.
 
-    Options: `engine`: `auto`, or `padded` to run any model by its own modules.
+    Raises:
+        ModelError: it can't be loaded, or is no text model with a fast tokenizer.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("engine",)
-
-    def __init__(self, files: ModelFiles, host: Host, engine: str = "auto") -> None:
-        if engine not in ("auto", "padded"):
-            raise SettingsError(f"engine {engine!r} of backend torch is neither auto nor padded")
-        torch.set_num_threads(host.threads)
+    def __init__(self, files: ModelFiles) -> None:
         self.fingerprint = files.fingerprint
-        self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
-        self.reference = Reference(files)
+        self.reference: Reference | None = Reference(files)
         self._model = load_sentence_transformer(files)
-        tokenizer = fast_tokenizer(self._model, files)
+        self._tokenizer = tokenizer = fast_tokenizer(self._model, files)
         dim = self._model.get_embedding_dimension()
         if dim is None:
             raise ModelError(f"model {files.name!r} does not say how long its vectors are")
@@ -59,14 +53,6 @@ class TorchBackend:
             keep="left" if tokenizer.truncation_side == "right" else "right",
         )
         self._prompt_tokens: dict[str, int | None] = {}
-        packed = packed_engine(self._model, host) if engine == "auto" else None
-        self._engine: Engine = packed or _Padded(self._model, tokenizer)
-        self.engine = packed.name if packed else "padded, torch"
-        self._pads = packed is None
-
-    @classmethod
-    def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
-        return cls(resolve_model(model, entry), host, **options)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         if prompt is None and self._model.default_prompt_name is not None:
@@ -75,6 +61,41 @@ class TorchBackend:
             return self._tokenize(texts)
         tokens = self._tokenize([prompt + text for text in texts])
         return replace(tokens, prompt_tokens=self._count_prompt_tokens(prompt))
+
+    def _count_prompt_tokens(self, prompt: str) -> int | None:
+        """How many tokens pooling leaves out, by the model's own account; None where it leaves out none."""
+        if prompt not in self._prompt_tokens:
+            length: Any = self._model.preprocess(["a"], prompt=prompt).get("prompt_length")
+            self._prompt_tokens[prompt] = length
+        return self._prompt_tokens[prompt]
+
+
+class TorchBackend(SentenceModel):
+    """A sentence-transformers model in fp32 on the CPU.
+
+    Models of the BERT family run on packed tokens. For all others each batch is padded to its own longest row, and
+    everything after tokenising is the model's own modules. Either way vectors are those of
+    `SentenceTransformer.encode`.
+
+    Options: `engine`: `auto`, or `padded` to run any model by its own modules.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("engine",)
+
+    def __init__(self, files: ModelFiles, host: Host, engine: str = "auto") -> None:
+        if engine not in ("auto", "padded"):
+            raise SettingsError(f"engine {engine!r} of backend torch is neither auto nor padded")
+        torch.set_num_threads(host.threads)
+        super().__init__(files)
+        self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
+        packed = packed_engine(self._model, host) if engine == "auto" else None
+        self._engine: Engine = packed or _Padded(self._model, Padding.of(self._tokenizer))
+        self.engine = packed.name if packed else "padded, torch"
+        self._pads = packed is None
+
+    @classmethod
+    def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
+        return cls(resolve_model(model, entry), host, **options)
 
     def forward(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
         with torch.inference_mode():
@@ -98,45 +119,22 @@ class TorchBackend:
     def close(self) -> None:
         del self._engine, self._model
 
-    def _count_prompt_tokens(self, prompt: str) -> int | None:
-        """How many tokens pooling leaves out, by the model's own account; None where it leaves out none."""
-        if prompt not in self._prompt_tokens:
-            length: Any = self._model.preprocess(["a"], prompt=prompt).get("prompt_length")
-            self._prompt_tokens[prompt] = length
-        return self._prompt_tokens[prompt]
-
 
 class _Padded:
     """Any model, by its own modules, on batches padded to their longest row."""
 
-    def __init__(self, model: SentenceTransformer, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, model: SentenceTransformer, padding: Padding) -> None:
         self._model = model
-        self._filler = {
-            "input_ids": tokenizer.pad_token_id or 0,
-            "token_type_ids": tokenizer.pad_token_type_id,
-            "attention_mask": 0,
-        }
-        self._left = tokenizer.padding_side == "left"
+        self._padding = padding
 
     def __call__(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
-        lengths = tokens.lengths[rows]
-        columns = {name: [column[row] for row in rows] for name, column in tokens.columns.items()}
-        columns["attention_mask"] = [[1] * length for length in lengths.tolist()]
-        features: dict[str, Any] = {
-            name: torch.from_numpy(self._pad(column, int(lengths.max()), self._filler[name]))
-            for name, column in columns.items()
-        }
+        columns = self._padding(tokens, rows, int(tokens.lengths[rows].max()))
+        features: dict[str, Any] = {name: torch.from_numpy(column) for name, column in columns.items()}
         features["modality"] = "text"
         if tokens.prompt_tokens is not None:
             features["prompt_length"] = tokens.prompt_tokens
         output: torch.Tensor = self._model(features)["sentence_embedding"]
         return output
-
-    def _pad(self, column: Sequence[Sequence[int]], width: int, filler: int) -> np.ndarray[Any, Any]:
-        padded = np.full((len(column), width), filler, np.int64)
-        for target, ids in zip(padded, column, strict=True):
-            target[width - len(ids) if self._left else 0 : width if self._left else len(ids)] = ids
-        return padded
 
 
 def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:

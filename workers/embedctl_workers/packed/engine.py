@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules.transformer import Transformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
 from embedctl_workers.backends.base import Host, Rows, Tokens
+from embedctl_workers.packed.inputs import Packed, packable, packed_texts
 from embedctl_workers.packed.kernels import Kernels, Norm, load_kernels
 from embedctl_workers.packed.linear import Linear, fastest_linear
-from embedctl_workers.packed.weights import Layer, Weights, weights_of
+from embedctl_workers.packed.weights import Layer, Weights
 
 
 def packed_engine(model: SentenceTransformer, host: Host) -> PackedEngine | None:
-    """An engine for a model of the BERT family; None for any other. It takes the transformer's weights over.
-
-    Pooling and what follows are the model's own modules, which know packed tokens by `cu_seq_lens_q`.
-    """
-    transformer, *rest = model
-    if type(transformer) is not Transformer or not all(type(each) in (Pooling, Normalize, Dense) for each in rest):
+    """An engine for a model of the BERT family; None for any other. It takes the transformer's weights over."""
+    found = packable(model)
+    if found is None:
         return None
-    if transformer.query_expansion is not None or not hasattr(Pooling, "_forward_flattened"):
-        return None
-    if any(transformer.tokenizer.backend_tokenizer.encode("a").type_ids):
-        return None
-    weights = weights_of(transformer.auto_model)
-    if weights is None:
-        return None
-    engine = PackedEngine(weights, rest, load_kernels(host))
+    engine = PackedEngine(*found, load_kernels(host))
+    transformer: Any = model[0]
     for parameter in transformer.auto_model.parameters():
         parameter.data = torch.empty(0)
     return engine
@@ -61,13 +49,10 @@ class PackedEngine:
         Raises:
             IndexError: a token or a position that the model has no embedding for.
         """
-        lengths = tokens.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        column = tokens.columns["input_ids"]
-        ids = np.fromiter(chain.from_iterable(column[row] for row in rows), np.int64, count=int(offsets[-1]))
+        packed = packed_texts(tokens, rows, self._weights)
         features: dict[str, Any] = {
-            "token_embeddings": self._encode(ids, offsets)[None],
-            "cu_seq_lens_q": torch.from_numpy(offsets),
+            "token_embeddings": self._encode(packed)[None],
+            "cu_seq_lens_q": torch.from_numpy(packed.offsets),
         }
         if tokens.prompt_tokens is not None:
             features["prompt_length"] = tokens.prompt_tokens
@@ -76,16 +61,12 @@ class PackedEngine:
         vectors: torch.Tensor = features["sentence_embedding"]
         return vectors
 
-    def _encode(self, ids: Rows, offsets: Rows) -> torch.Tensor:
+    def _encode(self, packed: Packed) -> torch.Tensor:
         """The last hidden state of every token, tokens × hidden."""
         weights = self._weights
-        positions = _positions(ids, offsets, weights.padding_id)
-        for found, table in ((ids, weights.words), (positions, weights.places)):
-            if not 0 <= found.min() <= found.max() < len(table):
-                raise IndexError(f"an index of {found.max()} into a table of {len(table)} embeddings")
-        at = torch.from_numpy(offsets)
+        at = torch.from_numpy(packed.offsets)
         x = self._kernels.embed(
-            torch.from_numpy(ids), torch.from_numpy(positions), weights.words, weights.places, self._norm
+            torch.from_numpy(packed.ids), torch.from_numpy(packed.positions), weights.words, weights.places, self._norm
         )
         context = torch.empty_like(x)
         for layer in self._layers:
@@ -122,13 +103,3 @@ def _joined(*parts: tuple[torch.nn.Linear, float]) -> tuple[torch.Tensor, torch.
         torch.cat([module.weight.detach().float() * scale for module, scale in parts]),
         torch.cat([module.bias.detach().float() * scale for module, scale in parts]),
     )
-
-
-def _positions(ids: Rows, offsets: Rows, padding_id: int | None) -> Rows:
-    lengths = np.diff(offsets)
-    if padding_id is None:
-        return np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
-    real = ids != padding_id
-    before = np.concatenate([[0], np.cumsum(real)])
-    positions: Rows = (before[1:] - np.repeat(before[offsets[:-1]], lengths)) * real + padding_id
-    return positions

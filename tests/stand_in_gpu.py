@@ -1,0 +1,151 @@
+"""The CPU in the place of a GPU: computes the same at once, and is strict about what a GPU would be late with.
+
+What runs on it shows that vectors are right, and that every copy and every use is ordered by an event. It shows nothing
+about a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from embedctl_workers.gpu.device import Peak
+
+
+class StandInStream:
+    """A stream that has seen events."""
+
+    def __init__(self) -> None:
+        self.waited: list[StandInEvent] = []
+
+    def wait_event(self, event: StandInEvent) -> None:
+        assert event.stream not in (None, self), "waits for an event that no other stream has recorded"
+        self.waited.append(event)
+
+
+class StandInEvent:
+    """An event that must be recorded, by the stream that is used, before it is waited for."""
+
+    def __init__(self, device: StandIn) -> None:
+        self._device = device
+        self.stream: StandInStream | None = None
+
+    def record(self, stream: StandInStream) -> None:
+        self.stream = stream
+
+    def synchronize(self) -> None:
+        assert self.stream is not None, "waits for an event that was not recorded"
+        self._device.waits += 1
+        if self._device.fails_late is not None:
+            raise self._device.fails_late
+
+
+class StandIn:
+    """A :class:`~embedctl_workers.gpu.device.Device` that is the CPU.
+
+    Attributes:
+        waits: how often the host waited for an event.
+        kept: streams that tensors were kept for.
+        fails_late: what waiting for an event raises.
+        broken: whether nothing can be computed any more.
+        emptied: how often memory was given back.
+        free: bytes that are said to be free.
+        bytes_a_token: what a sample batch is said to take.
+    """
+
+    device = torch.device("cpu")
+    name = "the CPU as a stand-in"
+    memory = 1 << 30
+
+    def __init__(self, *, varlen: bool = False) -> None:
+        self.dtypes = (torch.float16, torch.bfloat16)
+        self.varlen = varlen
+        self.waits = 0
+        self.kept: list[StandInStream] = []
+        self.fails_late: Exception | None = None
+        self.broken = False
+        self.emptied = 0
+        self.free = 1 << 40
+        self.peak = 0
+        self._on = threading.local()
+
+    @property
+    def current(self) -> StandInStream | None:
+        """The stream that this thread's work is queued on; None for the device's own."""
+        return getattr(self._on, "stream", None)
+
+    def stream(self) -> StandInStream:
+        return StandInStream()
+
+    def event(self) -> StandInEvent:
+        return StandInEvent(self)
+
+    @contextmanager
+    def on(self, stream: StandInStream) -> Iterator[None]:
+        before, self._on.stream = self.current, stream
+        yield
+        self._on.stream = before
+
+    def keep_for(self, stream: StandInStream, tensor: torch.Tensor) -> None:
+        self.kept.append(stream)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # Memory that was used before: nobody may read what was not written.
+        return torch.full(shape, -(2**31) if dtype == torch.int32 else torch.nan, dtype=dtype)
+
+    def free_memory(self) -> int:
+        return self.free
+
+    @contextmanager
+    def peak_of(self) -> Iterator[Peak]:
+        peak = Peak()
+        yield peak
+        peak.bytes = self.peak
+
+    def synchronize(self) -> None:
+        if self.broken:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+
+def varlen_attn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+) -> torch.Tensor:
+    """What torch's function of this name computes, by one operator as well. As there, rows beyond `max_q` of a text are
+    left as they were."""
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert query.stride(-1) == 1
+    return _attend(query, key, value, cu_seq_q, max_q)
+
+
+@torch.library.custom_op("embedctl_tests::varlen_attn", mutates_args=())
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq: torch.Tensor, longest: int
+) -> torch.Tensor:
+    out = torch.full(query.shape, torch.nan, dtype=query.dtype)
+    at: list[Any] = cu_seq.tolist()
+    for begin, end in pairwise(at):
+        last = min(end, begin + longest)
+        each = [part[begin:last].transpose(0, 1) for part in (query, key, value)]
+        if end > begin:
+            out[begin:last] = scaled_dot_product_attention(*each).transpose(0, 1)
+    return out
+
+
+@_attend.register_fake
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq: torch.Tensor, longest: int) -> torch.Tensor:
+    return query.new_empty(query.shape)

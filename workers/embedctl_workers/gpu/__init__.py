@@ -1,0 +1,1 @@
+"""Models on a GPU, by torch: CUDA, and ROCm through the same interface."""
