@@ -7,8 +7,8 @@ from typing import Any
 
 from embedctl_workers.artifacts import Artifact
 from embedctl_workers.backends.base import Host
-from embedctl_workers.backends.onnx import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.models import ModelFiles
+from embedctl_workers.onnx.inputs import GRAPH, MODEL, TOKENIZER
 
 
 def quick_artifact(files: ModelFiles, kind: str, host: Host, *, fused: bool = True, **_: Any) -> Artifact:

@@ -20,8 +20,9 @@ from embedctl_workers.models import ModelFiles, resolve_model
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
 
-from embedctl_workers.backends.onnx import GRAPH, OnnxBackend, OnnxInt8Backend  # noqa: E402
+from embedctl_workers.backends.onnx import OnnxBackend, OnnxInt8Backend  # noqa: E402
 from embedctl_workers.onnx import build, export, graphs, recipe  # noqa: E402
+from embedctl_workers.onnx.inputs import GRAPH  # noqa: E402
 from tests.onnx_models import quick_artifact  # noqa: E402
 from tests.tiny_models import Tiny  # noqa: E402
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,15 +25,16 @@ from typing import Any
 from embedctl_config.errors import EmbedctlError, ModelError
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.artifacts import Artifact
-from embedctl_workers.backends.base import Host
-from embedctl_workers.backends.onnx import GRAPH, MODEL, TOKENIZER, OnnxBackend, OnnxInt8Backend
+from embedctl_workers.backends.base import Backend, Host
+from embedctl_workers.backends.onnx import OnnxBackend, OnnxInt8Backend
 from embedctl_workers.batching import batches_of
 from embedctl_workers.encoder import ChunkEncoder
 from embedctl_workers.gate import Report, gate_texts, measure_backend
 from embedctl_workers.models import ModelFiles
 from embedctl_workers.onnx import graphs
 from embedctl_workers.onnx.export import EXPORTERS, versions
-from embedctl_workers.onnx.recipe import ONNX_INT8, cpu_flags, reduced_range
+from embedctl_workers.onnx.inputs import GRAPH, MODEL, TOKENIZER
+from embedctl_workers.onnx.recipe import ONNX_INT8, ONNX_PLAIN, cpu_flags, reduced_range
 from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
 
 _FP32 = HardwareClass(backend="onnx")
@@ -43,7 +44,8 @@ _ROUNDS = 5
 _CLEARLY = 1.05
 #: Of the instruction sets, those that decide how fast it is.
 _TELLING = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
-_PACKAGES = (
+#: Those that have a part in a graph.
+PACKAGES = (
     "embedctl",
     "torch",
     "transformers",
@@ -69,6 +71,16 @@ class Candidate:
 
 def main() -> None:
     """Run the command line."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    answer(build, 'use a class with backend = "torch"')
+
+
+def answer(build: Callable[[Mapping[str, Any], Any], dict[str, Any]], advice: str) -> None:
+    """Give the request of the command line to a function that fulfils it, and print what it answers.
+
+    Args:
+        advice: what to do where it fails in a way of which nothing is known.
+    """
     request = json.loads(sys.argv[1])
     progress = sys.stdout
     say = partial(print, file=progress, flush=True)
@@ -79,7 +91,7 @@ def main() -> None:
         facts = {"error": str(error)}
     except Exception as error:  # noqa: BLE001  (exporters fail in as many ways as there are models)
         line = str(error).partition("\n")[0][:300]
-        facts = {"error": f'{type(error).__name__}: {line}; use a class with backend = "torch"'}
+        facts = {"error": f"{type(error).__name__}: {line}; {advice}"}
     say(json.dumps(facts))
 
 
@@ -115,7 +127,7 @@ class _Builder:
         exported = EXPORTERS[exporter](self._files, plain)
         folders = [plain]
         fused = self._new("fused")
-        if graphs.fuse(plain / GRAPH, exported, fused / GRAPH):
+        if kind != ONNX_PLAIN and graphs.fuse(plain / GRAPH, exported, fused / GRAPH):
             self._copy_facts(plain, fused)
             folders.insert(0, fused)
         self._say("comparing with torch")
@@ -144,31 +156,15 @@ class _Builder:
 
     def facts(self, best: Candidate, folder: Path) -> dict[str, Any]:
         """What the manifest says."""
-        lengths = best.backend.tokenize(gate_texts(), None).lengths
-        measured = best.report.checks[0].measured
-        weights = sum(path.stat().st_size for path in self._files.folder.glob("*.safetensors"))
         return {
-            "model": {"name": self._files.name, "source": str(self._files.folder), "weights_bytes": weights},
+            "model": model_of(self._files),
             "engine": best.backend.engine,
             "built": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {"python": platform.python_version(), **versions(*_PACKAGES)},
+            "versions": {"python": platform.python_version(), **versions(*PACKAGES)},
             "cpu": {"machine": platform.machine(), "flags": [flag for flag in _TELLING if flag in cpu_flags()]},
             "graph": {"name": best.name.partition(" ")[0], **graphs.describe(folder / GRAPH)},
-            "accuracy": {
-                "against": "sentence-transformers on torch in fp32, text by text, normalised",
-                "texts": f"the {len(gate_texts())} of the accuracy gate",
-                "max_abs_error": measured.max_abs_error,
-                "mean_cosine": measured.mean_cosine,
-                "min_cosine": measured.min_cosine,
-                "passed": best.report.passed,
-                "bounds": best.report.bounds.stated(),
-            },
-            "rate": {
-                "sentences_per_s": round(best.texts_per_s, 1),
-                "tokens_per_s": round(best.texts_per_s * float(lengths.mean()), 1),
-                "threads": self._host.threads,
-                "texts": f"the same, {int(lengths.sum())} tokens",
-            },
+            "accuracy": accuracy_of(best.report),
+            "rate": rate_of(best.backend, best.texts_per_s, self._host.threads),
         }
 
     def _candidate(self, folder: Path, kind: type[OnnxBackend], hardware: HardwareClass) -> Candidate:
@@ -209,6 +205,36 @@ class _Builder:
             shutil.copy(source / name, target)
 
 
+def model_of(files: ModelFiles) -> dict[str, Any]:
+    """What a manifest says of the model."""
+    weights = sum(path.stat().st_size for path in files.folder.glob("*.safetensors"))
+    return {"name": files.name, "source": str(files.folder), "weights_bytes": weights}
+
+
+def accuracy_of(report: Report) -> dict[str, Any]:
+    """What a manifest says of the vectors."""
+    measured = report.checks[0].measured
+    return {
+        "against": "sentence-transformers on torch in fp32, text by text, normalised",
+        "texts": f"the {len(gate_texts())} of the accuracy gate",
+        "max_abs_error": measured.max_abs_error,
+        "mean_cosine": measured.mean_cosine,
+        "min_cosine": measured.min_cosine,
+        "passed": report.passed,
+        "bounds": report.bounds.stated(),
+    }
+
+
+def rate_of(backend: Backend, texts_per_s: float, threads: int) -> dict[str, Any]:
+    """What a manifest says of the speed, measured on the gate's texts."""
+    lengths = backend.tokenize(gate_texts(), None).lengths
+    return {
+        "sentences_per_s": round(texts_per_s, 1),
+        "tokens_per_s": round(texts_per_s * float(lengths.mean()), 1),
+        "threads": threads,
+        "texts": f"the same, {int(lengths.sum())} tokens",
+    }
+
+
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     main()

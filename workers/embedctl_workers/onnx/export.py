@@ -13,9 +13,9 @@ from sentence_transformers import SentenceTransformer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.backends.onnx import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts
 from embedctl_workers.backends.torch import fast_tokenizer, load_sentence_transformer
 from embedctl_workers.models import ModelFiles
+from embedctl_workers.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts
 
 #: LayerNormalization is one operator from 17 on.
 _OPSET = 17
@@ -44,14 +44,14 @@ def export_own(files: ModelFiles, folder: Path) -> Exported:
         if isinstance(part, PreTrainedModel):
             # Fused attention of torch's own is opaque to the optimiser, which knows the products and the softmax.
             part.set_attn_implementation("eager")
-    excludes_prompt = _excludes_prompt(model, files)
+    excludes_prompt = pooling_excludes_prompt(model, files)
     names = [name for name in tokenizer.model_input_names if name != "attention_mask"] + ["attention_mask"]
     if excludes_prompt:
         names.append(POOLING_MASK)
     axes: dict[str, dict[int, str]] = {name: {0: "texts", 1: "tokens"} for name in names}
     with torch.inference_mode():
         torch.onnx.export(
-            _Whole(model, names),
+            WholeModel(model, names),
             tuple(_example(name, tokenizer) for name in names),
             str(folder / GRAPH),
             input_names=names,
@@ -60,7 +60,7 @@ def export_own(files: ModelFiles, folder: Path) -> Exported:
             opset_version=_OPSET,
             dynamo=False,
         )
-    _write_facts(folder, model, tokenizer, excludes_prompt=excludes_prompt)
+    write_facts(folder, model, tokenizer, excludes_prompt=excludes_prompt)
     config = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
     return Exported(config.model_type, getattr(config, "num_attention_heads", 0), getattr(config, "hidden_size", 0))
 
@@ -75,7 +75,7 @@ def export_optimum(files: ModelFiles, folder: Path) -> Exported:
 
     model = load_sentence_transformer(files)
     tokenizer = fast_tokenizer(model, files)
-    if _excludes_prompt(model, files):
+    if pooling_excludes_prompt(model, files):
         raise ModelError(f"model {files.name!r} leaves the prompt out of its pooling, and optimum's graphs can't")
     scratch = folder / "optimum"
     main_export(
@@ -91,7 +91,7 @@ def export_optimum(files: ModelFiles, folder: Path) -> Exported:
     for path in scratch.iterdir():
         path.unlink()
     scratch.rmdir()
-    _write_facts(folder, model, tokenizer, excludes_prompt=False)
+    write_facts(folder, model, tokenizer, excludes_prompt=False)
     return Exported("", 0, 0)
 
 
@@ -109,7 +109,7 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
-class _Whole(torch.nn.Module):
+class WholeModel(torch.nn.Module):
     """All modules of a model, with tensors for arguments as tracing wants them."""
 
     def __init__(self, model: SentenceTransformer, names: Sequence[str]) -> None:
@@ -130,14 +130,14 @@ class _Whole(torch.nn.Module):
         return output
 
 
-def _excludes_prompt(model: SentenceTransformer, files: ModelFiles) -> bool:
+def pooling_excludes_prompt(model: SentenceTransformer, files: ModelFiles) -> bool:
     """Whether pooling leaves out the tokens of the prompt."""
     pooling = [part for part in model if getattr(part, "include_prompt", True) is False]
     for part in pooling:
         modes = getattr(part, "pooling_mode", "")
         if "weightedmean" in (modes if isinstance(modes, tuple) else (modes,)):
             raise ModelError(
-                f"model {files.name!r} weighs tokens by their place and leaves out the prompt, which has no ONNX graph "
+                f"model {files.name!r} weighs tokens by their place and leaves out the prompt, which has no graph "
                 'here: use a class with backend = "torch"'
             )
     return bool(pooling)
@@ -155,7 +155,7 @@ def _example(name: str, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
     return torch.where(mask == 1, ids % len(tokenizer), tokenizer.pad_token_id or 0)
 
 
-def _write_facts(
+def write_facts(
     folder: Path, model: SentenceTransformer, tokenizer: PreTrainedTokenizerFast, *, excludes_prompt: bool
 ) -> None:
     default = model.default_prompt_name

@@ -11,8 +11,8 @@ import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers import optimizer
 
-from embedctl_workers.backends.onnx import open_session
 from embedctl_workers.onnx.export import Exported
+from embedctl_workers.onnx.providers import open_session
 
 #: Types of model whose layers onnxruntime's optimiser knows as BERT's.
 _LIKE_BERT = {"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet"}
@@ -40,7 +40,7 @@ def fuse(graph: Path, exported: Exported, target: Path) -> bool:
     )
     if not any(fused.get_fused_operator_statistics().values()):
         return False
-    fused.save_model_to_file(str(target), use_external_data_format=_is_large(graph))
+    fused.save_model_to_file(str(target), use_external_data_format=is_large(graph))
     return True
 
 
@@ -52,7 +52,7 @@ def quantize(graph: Path, target: Path, *, reduce_range: bool) -> None:
         per_channel=True,
         reduce_range=reduce_range,
         weight_type=QuantType.QInt8,
-        use_external_data_format=_is_large(graph),
+        use_external_data_format=is_large(graph),
         # Fused operators are not onnx's own, so that the types of what they give are not known to it.
         extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
     )
@@ -63,15 +63,17 @@ def describe(graph: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=graph.parent) as scratch:
         executed = Path(scratch) / graph.name
         open_session(graph, 1, optimized=executed)
-        run = _operators(executed)
+        run = operators_of(executed)
     fused = {name: any(operator in run for operator in operators) for name, operators in _FUSED.items()}
-    return {"operators": _operators(graph), "executed": run, "fused": fused}
+    return {"operators": operators_of(graph), "executed": run, "fused": fused}
 
 
-def _operators(graph: Path) -> dict[str, int]:
+def operators_of(graph: Path) -> dict[str, int]:
+    """The operators of a graph, by count."""
     model = onnx.load(graph, load_external_data=False)
     return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
 
 
-def _is_large(graph: Path) -> bool:
+def is_large(graph: Path) -> bool:
+    """Whether the files in its folder are too many bytes for a graph without others beside it."""
     return sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file()) > _MOST_IN_ONE_FILE

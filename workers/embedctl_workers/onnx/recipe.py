@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 #: The kinds of artefact, which are also the names of the backends that run them.
 ONNX, ONNX_INT8 = "onnx", "onnx-int8"
 KINDS = (ONNX, ONNX_INT8)
+#: A graph of onnx's own operators alone, for runtimes that know no others.
+ONNX_PLAIN = "onnx-plain"
 #: What makes graphs of models.
 OWN, OPTIMUM = "own", "optimum"
 EXPORTERS = (OWN, OPTIMUM)
@@ -39,14 +41,24 @@ def wanted(files: ModelFiles, kind: str, exporter: str = OWN) -> Wanted:
     Raises:
         MissingExtra: onnxruntime is not installed.
     """
-    try:
-        version = metadata.version("onnxruntime")
-    except metadata.PackageNotFoundError:
-        raise MissingExtra("onnx", f"backend {kind!r}") from None
-    recipe = {"kind": kind, "exporter": exporter, "onnxruntime": version}
+    recipe = {"kind": kind, "exporter": exporter, "onnxruntime": onnxruntime_version(f"backend {kind!r}")}
     if kind == ONNX_INT8:
         recipe["weights"] = "7 bits" if reduced_range() else "8 bits"
     return Wanted(files.fingerprint, recipe)
+
+
+def onnxruntime_version(needed_for: str) -> str:
+    """The installed one's, with or without its providers for GPUs.
+
+    Raises:
+        MissingExtra: none is.
+    """
+    for package in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    raise MissingExtra("onnx", needed_for)
 
 
 def _build_kind(
@@ -63,6 +75,8 @@ def _build_kind(
     """See :class:`embedctl_workers.recipes.Builder`."""
     if target:
         raise SettingsError(f"backend {kind!r} runs on the machine at hand: leave --target {target} out")
+    if options.get("provider", "cpu") != "cpu":
+        kind = ONNX_PLAIN
     return artifact_for(files, kind, host, exporter=exporter, revision=revision, force=force)
 
 
@@ -76,7 +90,7 @@ def artifact_for(
     """An artefact from the cache, or built now in a process of its own.
 
     Args:
-        kind: one of :data:`KINDS`.
+        kind: one of :data:`KINDS`, or :data:`ONNX_PLAIN`.
         revision: the hub's, for the manifest.
         force: build it even if it is there.
 
@@ -134,14 +148,24 @@ def _build(files: ModelFiles, kind: str, exporter: str, host: Host, revision: st
         "cache": str(host.cache),
         "folder": str(folder),
     }
-    facts: dict[str, Any] = _run_child(request, lambda line: log.info("building %s of %s: %s", kind, files.name, line))
+    facts = run_child("embedctl_workers.onnx.build", request)
     facts["model"] |= {"revision": revision}
     return facts
 
 
-def _run_child(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Run :mod:`embedctl_workers.onnx.build`: its progress line by line, and the JSON object that it ends with."""
-    build = [sys.executable, "-m", "embedctl_workers.onnx.build", json.dumps(request)]
+def run_child(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a module that fills an artefact's folder: its progress goes to the log.
+
+    Args:
+        request: its argument; it names the model, `name`, and the `kind` of artefact.
+
+    Returns:
+        The JSON object that it ends with.
+
+    Raises:
+        ModelError: that object is an error, or there is none.
+    """
+    build = [sys.executable, "-m", module, json.dumps(request)]
     with subprocess.Popen(
         [sys.executable, "-m", "embedctl.child", str(os.getpid()), *build],
         stdin=subprocess.DEVNULL,
@@ -156,7 +180,7 @@ def _run_child(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[s
             if line.startswith("{"):
                 facts = json.loads(line)
             else:
-                say(line.strip())
+                log.info("building %s of %s: %s", request["kind"], request["name"], line.strip())
     if "error" in facts:
         raise ModelError(f"model {request['name']!r} can't be built as {request['kind']}: {facts['error']}")
     return facts

@@ -1,0 +1,18 @@
+"""`embedctl_workers.tensorrt.build` as a process, on stand-ins for TensorRT 10.16 and a GPU."""
+
+from __future__ import annotations
+
+from embedctl_workers.tensorrt import build, runtime
+from tests.fakes import tensorrt
+from tests.fakes.cuda import FakeDevice
+
+
+def open_runtime() -> runtime.Runtime:
+    device = FakeDevice()
+    trt = tensorrt.load("10.16", device)
+    return runtime.Runtime(trt, device, runtime.make_log(trt))
+
+
+if __name__ == "__main__":
+    runtime.open_runtime = open_runtime
+    build.main()

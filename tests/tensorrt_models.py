@@ -1,0 +1,57 @@
+"""Plans made in this process on the stand-ins for TensorRT and a GPU."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedctl_workers import references
+from embedctl_workers.artifacts import Artifact
+from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.models import ModelFiles
+from embedctl_workers.onnx import build as onnx_build
+from embedctl_workers.onnx import recipe as onnx_recipe
+from embedctl_workers.onnx.inputs import GRAPH, MODEL, TOKENIZER
+from embedctl_workers.tensorrt import build, graphs, recipe, runtime
+from embedctl_workers.tensorrt.plan import build_plan
+from embedctl_workers.tensorrt.recipe import PlanOptions
+from embedctl_workers.tensorrt.runtime import Runtime
+from embedctl_workers.tensorrt.timing import TimingCache
+from tests.fakes import tensorrt
+from tests.fakes.cuda import FakeDevice
+from tests.onnx_models import quick_artifact
+
+
+def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Runtime:
+    """Let this process have a version of TensorRT and a GPU, and build without processes of its own."""
+    trt = tensorrt.load(version, device)
+    made = Runtime(trt, device, runtime.make_log(trt))
+    patch.setattr(runtime, "open_runtime", lambda: made)
+    patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
+    patch.setattr(onnx_recipe, "run_child", lambda module, request: onnx_build.build(request, print))
+    patch.setattr(references, "_compute", _compute)
+    return made
+
+
+def quick_plan(files: ModelFiles, made: Runtime, host: Host, options: PlanOptions, **_: Any) -> Artifact:
+    """Stands in for `embedctl_workers.tensorrt.recipe.artifact_for`: neither measured nor checked."""
+    plain = quick_artifact(files, "onnx", host, fused=False).folder
+    folder = host.cache / "quick" / f"{files.fingerprint}-{options.dtype}-{options.batch_tokens}-{made.version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    graphs.convert(plain / GRAPH, folder / GRAPH, options.dtype)
+    timing = TimingCache(made, host.cache / "quick")
+    (folder / recipe.PLAN).write_bytes(build_plan(made, folder / GRAPH, recipe.profiles_of(plain, options), timing))
+    for name in (MODEL, TOKENIZER):
+        shutil.copy(plain / name, folder / name)
+    return Artifact(folder, {"graph": {"name": options.dtype}})
+
+
+def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors] | None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["references", str(files.folder), str(path)])
+        references.main()
+    return references._load(path)
