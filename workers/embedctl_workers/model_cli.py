@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedctl_config.errors import EmbedctlError, ModelError, ModelNotFound
+from embedctl_config.errors import EmbedctlError, ModelError, ModelNotFound, SettingsError
+from embedctl_config.hardware import Device
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers import devices
-from embedctl_workers.options import class_option, cpus_option, json_option
+from embedctl_workers.devices import Accelerator
+from embedctl_workers.discovery import choose_accelerator
+from embedctl_workers.options import class_option, cpus_option, gpu_option, json_option, neuron_core_option
+from embedctl_workers.recipes import require_builder
 from embedctl_workers.tune import tune
 from embedctl_workers.verify import verify
 
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 
 #: `embedctl_workers.onnx.recipe.EXPORTERS`, which can't be imported before pinning.
 EXPORTERS = ("own", "optimum")
+#: What can be built for on a machine without it: `embedctl_workers.neuron.runtime.TARGETS`, and `neuron` for the first.
+TARGETS = ("neuron", "inf2", "trn1", "trn2")
+_NOT_MEASURED = "not measured: built without the device"
 
 
 class _Group(click.Group):
@@ -49,6 +56,16 @@ main.add_command(tune)
 @click.argument("model")
 @class_option("cpu-int8")
 @cpus_option
+@gpu_option
+@neuron_core_option
+@click.option(
+    "--target",
+    type=click.Choice(TARGETS),
+    envvar="EMBEDCTL_TARGET",
+    show_envvar=True,
+    help="The AWS instance family to build for where this machine is none; neuron means inf2. Implies --class neuron. "
+    "Default: for this machine.",
+)
 @click.option(
     "--exporter",
     type=click.Choice(EXPORTERS),
@@ -61,18 +78,31 @@ main.add_command(tune)
 )
 @click.option("--force", is_flag=True, envvar="EMBEDCTL_FORCE", show_envvar=True, help="Build it even if it is there.")
 @json_option
-def build(model: str, hardware: str | None, cpus: str | None, exporter: str, *, force: bool, as_json: bool) -> None:
+def build(
+    model: str,
+    hardware: str | None,
+    cpus: str | None,
+    gpu: str | None,
+    neuron_core: int | None,
+    target: str | None,
+    exporter: str,
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Build what a worker of a class runs for MODEL, unless it is there; print its folder.
 
     A worker does so by itself when it starts, unless it is told --no-build. The folder may be copied into the cache of
-    a machine with a CPU of the same kind, which then needs no PyTorch.
+    a machine with a device of the same kind, which then needs nothing of what builds it.
     """
-    settings = load_settings(hardware=hardware)
+    settings = load_settings(hardware=hardware or ("neuron" if target else None))
     name = "cpu-int8" if settings.hardware == "auto" else settings.hardware
     hardware_class = settings.hardware_class(name)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("embedctl_workers").setLevel(logging.INFO)
-    pinned = devices.pin(cpus)
+    require_builder(name, hardware_class.backend)
+    accelerator = None if target else _accelerator(name, hardware_class.device, gpu, neuron_core)
+    pinned = devices.pin(cpus, accelerator=accelerator)
     # Only now: these import what sizes its thread pools as it loads.
     from embedctl_workers.backends.base import Host
     from embedctl_workers.cache import cache_folder
@@ -86,7 +116,7 @@ def build(model: str, hardware: str | None, cpus: str | None, exporter: str, *, 
         Host(pinned.threads, cache_folder(settings)),
         options=hardware_class.options,
         exporter=exporter,
-        target="",
+        target=target or "",
         revision=entry.revision if entry else "",
         force=force,
     )
@@ -95,6 +125,16 @@ def build(model: str, hardware: str | None, cpus: str | None, exporter: str, *, 
         return
     click.echo(_summary(artifact.manifest), err=True)
     click.echo(str(artifact.folder))
+
+
+def _accelerator(hardware: str, device: Device, gpu: str | None, neuron_core: int | None) -> Accelerator | None:
+    """The one that is built on; None for a class of CPUs."""
+    try:
+        return choose_accelerator(hardware, device, gpu=gpu, neuron_core=neuron_core)
+    except SettingsError as error:
+        if device != "neuron":
+            raise
+        raise SettingsError(f"{error}; --target builds without one") from error
 
 
 @main.command("list")
@@ -156,12 +196,19 @@ def _facts(artifact: Artifact) -> dict[str, Any]:
 def _summary(manifest: Mapping[str, Any]) -> str:
     """A line about an artefact."""
     size = sum(facts["size"] for facts in manifest["files"].values())
-    accuracy, rate = manifest["accuracy"], manifest["rate"]
     return (
         f"{manifest['model']['name']}  {manifest['fingerprint'][:12]}  {manifest['engine']}  "
-        f"{size / 1e6:.1f} MB of {manifest['model']['weights_bytes'] / 1e6:.1f}  "
+        f"{size / 1e6:.1f} MB of {manifest['model']['weights_bytes'] / 1e6:.1f}  {_measured(manifest)}"
+    )
+
+
+def _measured(manifest: Mapping[str, Any]) -> str:
+    accuracy, rate = manifest["accuracy"], manifest["rate"]
+    if accuracy is None or rate is None:
+        return _NOT_MEASURED
+    return (
         f"cosine min {accuracy['min_cosine']:.4f} mean {accuracy['mean_cosine']:.4f}  "
-        f"{rate['sentences_per_s']:.0f} texts/s on {rate['threads']} threads"
+        f"{rate['sentences_per_s']:.0f} texts/s on {rate.get('device') or str(rate['threads']) + ' threads'}"
     )
 
 
@@ -177,7 +224,9 @@ def _rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _plain(value: object) -> str:
-    return " ".join(value) if isinstance(value, list) else str(value)
+    if value is None:
+        return _NOT_MEASURED
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""Which backends run an artefact, and what builds it."""
+"""Which backends run an artefact, and what builds it. Imports nothing that starts threads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from embedctl_config.errors import SettingsError
-from embedctl_workers.artifacts import Artifact
-from embedctl_workers.backends.base import Host
-from embedctl_workers.models import ModelFiles
+
+if TYPE_CHECKING:
+    from embedctl_workers.artifacts import Artifact
+    from embedctl_workers.backends.base import Host
+    from embedctl_workers.models import ModelFiles
 
 #: Backend → module:function, a :class:`Builder`.
 BUILDERS = {
@@ -51,20 +53,29 @@ class Builder(Protocol):
         ...
 
 
-def builder_of(hardware: str, backend: str) -> Builder:
-    """What builds the artefacts that a backend runs.
+def require_builder(hardware: str, backend: str) -> str:
+    """Where the builder of a backend's artefacts is, as in :data:`BUILDERS`.
 
     Args:
         hardware: the class's name, for the message.
 
     Raises:
-        SettingsError: it runs none.
+        SettingsError: the backend runs none.
     """
     if backend not in BUILDERS:
         raise SettingsError(
             f"class {hardware} runs backend {backend!r}, for which nothing is built: choose a class with backend "
             f"{' or '.join(BUILDERS)}"
         )
-    module, _, function = BUILDERS[backend].partition(":")
+    return BUILDERS[backend]
+
+
+def builder_of(hardware: str, backend: str) -> Builder:
+    """What builds the artefacts that a backend runs; imports its runtime.
+
+    Raises:
+        SettingsError: as :func:`require_builder`.
+    """
+    module, _, function = require_builder(hardware, backend).partition(":")
     builder: Builder = getattr(import_module(module), function)
     return builder

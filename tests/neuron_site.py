@@ -1,0 +1,55 @@
+"""An environment where `torch_neuronx` is the fake of tests/fakes, on a machine that has what a test says."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from embedctl_workers.backends import neuron
+from embedctl_workers.neuron import build, recipe, runtime
+
+FAKE = Path(__file__).parent / "fakes" / "torch_neuronx.py"
+
+
+def installed(folder: Path, package: str, version: str) -> None:
+    """Leave what pip leaves of a package in a folder of packages."""
+    facts = folder / f"{package.replace('-', '_')}-{version}.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+
+
+def use_site(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let this process and its children find the packages of a folder first."""
+    patch.syspath_prepend(str(folder))
+    patch.setenv("PYTHONPATH", str(folder))
+    patch.setitem(sys.modules, "torch_neuronx", None)  # what is imported meanwhile is forgotten at the end
+    del sys.modules["torch_neuronx"]
+
+
+def fake_site(folder: Path, patch: pytest.MonkeyPatch, *, compiler: str = "2.20.1.0") -> None:
+    """With the fake runtime, of this PyTorch's release."""
+    torch = ".".join(runtime.version_of("torch").split(".")[:2])
+    installed(folder, runtime.RUNTIME, f"{torch}.0.2.13")
+    installed(folder, runtime.COMPILER, compiler)
+    (folder / FAKE.name).symlink_to(FAKE)
+    use_site(folder, patch)
+
+
+def fake_machine(folder: Path, patch: pytest.MonkeyPatch, product: str = "inf2.xlarge") -> None:
+    """With a Neuron device, as far as this process can tell."""
+    (folder / "dev").mkdir(parents=True)
+    (folder / "dev" / "neuron0").touch()
+    (folder / "product_name").write_text(f"{product}\n")
+    patch.setattr(runtime, "_DEVICES", folder / "dev")
+    patch.setattr(runtime, "_PRODUCT", folder / "product_name")
+
+
+def fake_neuron(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """With both, where workers run what is traced in this process for a device elsewhere: neither measured nor kept."""
+    fake_site(folder / "site", patch)
+    fake_machine(folder / "machine", patch)
+    patch.setattr(recipe, "run_child", lambda module, request: build.build(request, lambda line: None))
+    patch.setattr(neuron, "artifact_for", partial(recipe.artifact_for, target="inf2"))
