@@ -72,6 +72,10 @@ chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, 
 bench-peers: $(VENV)/.dev ## our engine beside others on this CPU: ARGS="--help" lists the options
 	@$(PY) -m benchmarks.bench_peers $(ARGS)
 
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/.dev ## the whole pipeline on a GPU beside sentence-transformers: ARGS="--help"
+	@$(PY) -m benchmarks.gpu $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.dev ## style, types and the rules about imports
 	$(PY) -m ruff check .

@@ -23,6 +23,7 @@ from embedctl.broker import Broker
 from embedctl.local import _redis_server
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
+from tests.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
 
 if TYPE_CHECKING:
     from tests.tiny_models import Tiny

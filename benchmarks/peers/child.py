@@ -29,11 +29,18 @@ _ANSWER_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One run over the workload."""
+    """One run over the workload, or several in one.
+
+    Attributes:
+        vectors: of the first time.
+        began, ended: seconds since 1970.
+    """
 
     seconds: float
     tokens: int
     vectors: np.ndarray
+    began: float
+    ended: float
 
 
 class Child:
@@ -81,14 +88,14 @@ class Child:
         self.tried: list[dict[str, Any]] = loaded["tried"]
         self.versions: dict[str, str] = loaded["versions"]
 
-    def encode(self) -> Encoded:
-        """Encode the workload once.
+    def encode(self, repeat: int = 1) -> Encoded:
+        """Encode the workload so many times over, in one call.
 
         Raises:
             Unavailable: it failed.
         """
-        done = self._ask(do="encode", vectors=str(self._vectors))
-        return Encoded(done["seconds"], done["tokens"], np.load(self._vectors))
+        done = self._ask(do="encode", vectors=str(self._vectors), repeat=repeat)
+        return Encoded(done["seconds"], done["tokens"], np.load(self._vectors), done["began"], done["ended"])
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin

@@ -60,7 +60,8 @@ class Engine:
             raise RuntimeError(f"{status.done} of {len(texts)} records were done")
         vectors = job.vectors()
         job.discard()
-        return Timed(vectors, (status.ended_at - status.started_at).total_seconds(), status.tokens)
+        began, ended = status.started_at.timestamp(), status.ended_at.timestamp()
+        return Timed(vectors, ended - began, status.tokens, began, ended)
 
     def close(self) -> None:
         self._stack.close()

@@ -1,7 +1,7 @@
 """The models that every system encodes with: sentence-transformers folders, and what engines convert from them.
 
-all-MiniLM-L6-v2 is the real one. bge-small and bge-base are random weights of these models' shapes, with MiniLM's
-vocabulary: speed depends on shapes alone, and accuracy is measured against torch with the same weights.
+all-MiniLM-L6-v2 is the real one. bge-small, bge-base and bge-large are random weights of these models' shapes, with
+MiniLM's vocabulary: speed depends on shapes alone, and accuracy is measured against torch with the same weights.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Model:
     hidden: int
     pooling: str
     random: bool = True
+    heads: int = 12
 
     @property
     def flops_per_token(self) -> float:
@@ -43,18 +44,23 @@ MODELS = {
     "minilm": Model("minilm", layers=6, hidden=384, pooling="mean", random=False),
     "bge-small": Model("bge-small", layers=12, hidden=384, pooling="cls"),
     "bge-base": Model("bge-base", layers=12, hidden=768, pooling="cls"),
+    "bge-large": Model("bge-large", layers=24, hidden=1024, pooling="cls", heads=16),
 }
 
 
-def folder_of(model: Model, form: str = "") -> Path:
+def folder_of(model: Model, form: str = "", seed: Path | None = None) -> Path:
     """The model's folder, or one converted to a format; made when first asked for.
+
+    Args:
+        seed: all-MiniLM-L6-v2's folder, which gives tokenizer and modules; the installed package's where None. Weights
+            are needed only for the model that has real ones.
 
     Raises:
         Unavailable: it can't be converted.
     """
     source = BUILD / "models" / model.name
     if not source.is_dir():
-        _write(source, _make, model)
+        _write(source, _make, model, seed)
     if not form:
         return source
     converted = source.with_name(f"{model.name}.{form}")
@@ -74,10 +80,10 @@ def _write(folder: Path, make, *arguments) -> None:
     unfinished.rename(folder)
 
 
-def _make(model: Model, folder: Path) -> None:
+def _make(model: Model, seed: Path | None, folder: Path) -> None:
     from embedctl_workers.models import resolve_model
 
-    shutil.copytree(resolve_model("all-MiniLM-L6-v2").folder, folder)
+    shutil.copytree(seed or resolve_model("all-MiniLM-L6-v2").folder, folder)
     _edit(folder / "sentence_bert_config.json", max_seq_length=MAX_TOKENS)
     if model.random:
         _randomize(model, folder)
@@ -98,7 +104,7 @@ def _randomize(model: Model, folder: Path) -> None:
         vocab_size=json.loads((folder / "config.json").read_text())["vocab_size"],
         hidden_size=model.hidden,
         num_hidden_layers=model.layers,
-        num_attention_heads=12,
+        num_attention_heads=model.heads,
         intermediate_size=4 * model.hidden,
         initializer_range=_INITIALIZER_RANGE,
     )

@@ -12,15 +12,19 @@ from sentence_transformers import SentenceTransformer
 
 
 class Engine:
-    """`SentenceTransformer.encode`; `file` is the ONNX graph within the model's folder."""
+    """`SentenceTransformer.encode`; `file` is the ONNX graph within the model's folder, `dtype` torch's name of one."""
 
-    def __init__(self, model: Path, threads: int, backend: str = "torch", file: str = "") -> None:
+    def __init__(
+        self, model: Path, threads: int, backend: str = "torch", file: str = "", device: str = "cpu", dtype: str = ""
+    ) -> None:
         torch.set_num_threads(threads)
         options = {"torch": dict, "onnx": lambda: _onnx(threads, file), "openvino": lambda: _openvino(threads)}
-        self._model = SentenceTransformer(str(model), device="cpu", backend=backend, model_kwargs=options[backend]())
+        kwargs = {**options[backend](), **({"dtype": getattr(torch, dtype)} if dtype else {})}
+        self._model = SentenceTransformer(str(model), device=device, backend=backend, model_kwargs=kwargs)
 
     def encode(self, texts: Sequence[str], batch: int) -> np.ndarray:
-        return self._model.encode(list(texts), batch_size=batch, show_progress_bar=False, convert_to_numpy=True)
+        vectors = self._model.encode(list(texts), batch_size=batch, show_progress_bar=False, convert_to_numpy=True)
+        return vectors.astype(np.float32, copy=False)
 
     def count(self, texts: Sequence[str]) -> int:
         return int(self._model.tokenize(list(texts))["attention_mask"].sum())

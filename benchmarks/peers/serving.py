@@ -2,7 +2,7 @@
 
     {"do": "load", "engine": "module:Class", "model": …, "texts": …, "sample": 512, "cpus": [0, 1],
      "settings": […], "packages": […]}   →  {"setting": …, "tried": […], "versions": {…}}
-    {"do": "encode", "vectors": "x.npy"}  →  {"seconds": …, "tokens": …}
+    {"do": "encode", "vectors": "x.npy", "repeat": 1}  →  {"seconds": …, "tokens": …, "began": …, "ended": …}
 
 Loading tries every setting on a sample and keeps the fastest. An engine runs in one process or several, each pinned
 before it imports anything; texts are dealt to whichever is free. Needs the standard library and numpy alone.
@@ -42,11 +42,17 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Vectors of an engine that has a clock and a count of its own."""
+    """Vectors of an engine that has a clock and a count of its own.
+
+    Attributes:
+        began, ended: seconds since 1970.
+    """
 
     vectors: np.ndarray
     seconds: float
     tokens: int
+    began: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class Pool:
 
     def __init__(self, engine: str, model: str, cpus: Sequence[int], setting: Setting) -> None:
         self._workers: list[tuple[Connection, Any]] = []
+        self._counted: tuple[Sequence[str], int] = ((), 0)
         self.setting = setting
         share = len(cpus) // setting.processes
         context = multiprocessing.get_context("spawn")
@@ -84,17 +91,18 @@ class Pool:
             self.close()
             raise
 
-    def encode(self, texts: Sequence[str], chunk: int, options: Mapping[str, Any]) -> Timed:
-        """Encode texts; several processes get chunks of them in turn, at least two each."""
+    def encode(self, texts: Sequence[str], chunk: int, options: Mapping[str, Any], repeat: int = 1) -> Timed:
+        """Encode texts, so many times over; several processes get chunks of them in turn, at least two each."""
         processes = len(self._workers)
-        size = len(texts) if processes == 1 else min(chunk, -(-len(texts) // (2 * processes)))
-        started = time.perf_counter()
-        parts = self._deal([texts[at : at + size] for at in range(0, len(texts), size)], options)
+        every = [*texts] * repeat
+        size = len(every) if processes == 1 else min(chunk, -(-len(every) // (2 * processes)))
+        began, started = time.time(), time.perf_counter()
+        parts = self._deal([every[at : at + size] for at in range(0, len(every), size)], options)
         if isinstance(parts[0], Timed):
             return parts[0]
         vectors = np.concatenate(parts) if processes > 1 else parts[0]
         seconds = time.perf_counter() - started
-        return Timed(vectors, seconds, self._count(texts))
+        return Timed(vectors, seconds, repeat * self._count(texts), began, began + seconds)
 
     def _deal(self, chunks: list[Sequence[str]], options: Mapping[str, Any]) -> list[Any]:
         parts: list[Any] = [None] * len(chunks)
@@ -113,9 +121,11 @@ class Pool:
                 parts[busy.pop(connection)] = _answer(connection)
 
     def _count(self, texts: Sequence[str]) -> int:
-        connection = self._workers[0][0]
-        connection.send(("count", texts, {}))
-        return int(_answer(connection))
+        if self._counted[0] is not texts:
+            connection = self._workers[0][0]
+            connection.send(("count", texts, {}))
+            self._counted = texts, int(_answer(connection))
+        return self._counted[1]
 
     def close(self) -> None:
         for connection, _ in self._workers:
@@ -214,11 +224,11 @@ class Server:
         return self._pool
 
     def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Encode every text once, and leave the vectors in a file."""
+        """Encode every text once, or so many times over, and leave the vectors of the first time in a file."""
         assert self._pool
-        done = self._pool.encode(self._texts, self._chunk, self._setting.encode)
-        np.save(request["vectors"], done.vectors)
-        return {"seconds": done.seconds, "tokens": done.tokens}
+        done = self._pool.encode(self._texts, self._chunk, self._setting.encode, request["repeat"])
+        np.save(request["vectors"], done.vectors[: len(self._texts)])
+        return {"seconds": done.seconds, "tokens": done.tokens, "began": done.began, "ended": done.ended}
 
     def close(self) -> None:
         if self._pool:

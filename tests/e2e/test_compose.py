@@ -23,14 +23,15 @@ import pytest
 import redis
 
 from embedctl_config.hardware import SHIPPED_CLASSES
+from embedctl_workers.discovery import DEVICE_NAMES, discover
 from tests.containers import DOCKERFILES, ROOT, Build, Dockerfile, Stack, redis_server
 from tests.e2e.conftest import eventually
 from tests.e2e.test_main_job import reference
 
 MODEL = "all-MiniLM-L6-v2"
 TEXTS = [f"passage {at} of a corpus" for at in range(700)]
-#: Those that no backend of this version serves.
-LATER = [name for name in ("gpu", "gpu-tensorrt", "neuron") if name not in SHIPPED_CLASSES]
+#: The classes for devices other than CPUs.
+ACCELERATED = [name for name, entry in SHIPPED_CLASSES.items() if entry.device != "cpu"]
 
 
 def make_secrets(stack: Stack) -> None:
@@ -173,11 +174,14 @@ def test_what_setup_made_it_leaves_alone(stack: Stack) -> None:
     assert {name for name, held in secrets().items() if held != before[name]} == {"worker", "users.acl"}
 
 
-@pytest.mark.parametrize("name", LATER)
-def test_a_class_of_the_next_version_is_refused_in_so_many_words(name: str, stack: Stack) -> None:
+@pytest.mark.parametrize("name", ACCELERATED)
+def test_a_class_whose_device_is_missing_is_refused_in_so_many_words(name: str, stack: Stack) -> None:
+    device = SHIPPED_CLASSES[name].device
+    if discover().accelerators(device):
+        pytest.skip(f"there is a {DEVICE_NAMES[device]}")
     done = stack.run(name)
     assert done.returncode == 2
-    assert f"no hardware class '{name}'" in done.stderr
+    assert f"class {name} needs a {DEVICE_NAMES[device]}, and none is found here" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -112,27 +114,59 @@ def verify(environment: dict[str, str], *arguments: str) -> subprocess.Completed
 
 
 @pytest.mark.slow
-def test_verify_says_what_a_worker_would(write_class: WriteClass, environment: dict[str, str], model: Path) -> None:
+def test_verify_says_what_a_worker_would_and_how_fast_it_is(
+    write_class: WriteClass, environment: dict[str, str], tmp_path: Path
+) -> None:
+    environment["EMBEDCTL_CACHE_DIR"] = str(tmp_path / "cache")
     write_class(0)
-    passed = verify(environment, "tiny", "--class", "tiny")
+    cpu = min(os.sched_getaffinity(0))
+    passed = verify(environment, "tiny", "--class", "tiny", "--cpus", str(cpu))
     assert passed.returncode == 0, passed.stderr
-    assert passed.stdout.startswith("model tiny, backend torch")
+    assert "\nmodel tiny, backend torch" in passed.stdout
     assert "FAILED" not in passed.stdout
+    kept = tmp_path / "cache" / "reports" / "verify-tiny-tiny.json"
+    assert passed.stderr.splitlines()[-1] == f"saved: {kept}"
+    report = json.loads(kept.read_text())
+    assert report["passed"] is True
+    assert report["place"]["cpus"] == f"{cpu}, 1 compute threads"
+    assert report["versions"]["torch"] == metadata.version("torch")
+    speed = report["speed"]
+    assert speed["notes"] == []
+    assert [rate["name"] for rate in speed["rates"]] == ["mixed lengths", "long texts"]
+    for rate in speed["rates"]:
+        assert f"{rate['tokens_per_s']['median']:,.0f} (" in passed.stdout
+        assert 0 < rate["tokens_per_s"]["least"] <= rate["tokens_per_s"]["median"] <= rate["tokens_per_s"]["most"]
+        # A model of a few thousand weights does little but what is no matrix product.
+        assert 0 < rate["share_of_matrix_rate"]["median"] < 1
 
     write_class(1e-12)
-    failed = verify(environment, "tiny", "--class", "tiny", "--json")
+    own = tmp_path / "own.json"
+    failed = verify(environment, "tiny", "--class", "tiny", "--json", "--report", str(own))
     assert failed.returncode == 65, failed.stderr
     report = json.loads(failed.stdout)
-    assert report["passed"] is False
-    assert report["overrides"] == "max_abs_error 1e-12"
-    assert report["checks"][0]["name"] == "in batches"
-    assert 0 < report["checks"][0]["max_abs_error"] < 1e-5
+    assert report == json.loads(own.read_text())
+    assert (report["passed"], report["speed"]) == (False, None)
+    accuracy = report["accuracy"]
+    assert accuracy["overrides"] == "max_abs_error 1e-12"
+    assert accuracy["checks"][0]["name"] == "in batches"
+    assert 0 < accuracy["checks"][0]["max_abs_error"] < 1e-5
 
 
 def test_verify_of_what_runs_no_model_says_so(environment: dict[str, str]) -> None:
     done = verify(environment, "dummy", "--class", "dummy")
     assert done.returncode == 1
     assert "the backend 'dummy' of class dummy runs no model" in done.stderr
+
+
+@pytest.mark.parametrize(("hardware", "device"), [("gpu", "GPU"), ("neuron", "Neuron core")])
+def test_verify_refuses_what_a_worker_refuses(environment: dict[str, str], hardware: str, device: str) -> None:
+    bare = {**environment, "PATH": "/nowhere"}  # without the vendors' tools
+    done = verify(bare, "tiny", "--class", hardware)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"class {hardware} needs a {device}, and none is found here" in done.stderr
+    wrong = verify(environment, "dummy", "--class", "dummy", "--gpu", "0")
+    assert wrong.returncode == 2
+    assert "--gpu 0: class dummy runs on a CPU: leave --gpu out" in wrong.stderr
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_a_model_is_built_once_listed_shown_and_served(
     ("arguments", "status", "message"),
     [
         (("tiny", "--class", "cpu"), 2, "class cpu runs backend 'torch', for which nothing is built"),
-        (("tiny", "--class", "gpu"), 2, "gpu"),
+        (("tiny", "--class", "gpu"), 2, "class gpu runs backend 'torch-gpu', for which nothing is built"),
         (("nobody/nothing", "--class", "graph"), 4, "nobody/nothing"),
         (("tiny", "--class", "graph", "--exporter", "optimum"), 1, "pip install 'embedctl[optimum]'"),
     ],

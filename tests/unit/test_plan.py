@@ -17,8 +17,9 @@ from embedctl_workers.plan import Plan, make_plan
 from embedctl_workers.tuning import Tuned, save_tuned
 from embedctl_workers.up_cli import workers_as_tuned
 
+CPU_CLASSES = {name: entry for name, entry in SHIPPED_CLASSES.items() if entry.device == "cpu"}
 CLASSES = {
-    **SHIPPED_CLASSES,
+    **CPU_CLASSES,
     "gpu": HardwareClass(device="gpu", models=("large",)),
     "gpu-other": HardwareClass(device="gpu"),
     "trainium": HardwareClass(device="neuron"),
@@ -108,9 +109,17 @@ def test_the_setting_decides_where_no_class_is_asked_for() -> None:
 
 
 def test_gpus_that_no_class_is_for_are_named_and_the_cpus_used() -> None:
-    plan = make_plan(Settings(), Machine([cpus(0, 3)], gpus=gpus(0, 0), problems={"neuron": "neuron-ls fails"}))
+    settings = Settings(classes=CPU_CLASSES)
+    plan = make_plan(settings, Machine([cpus(0, 3)], gpus=gpus(0, 0), problems={"neuron": "neuron-ls fails"}))
     assert [each.name for each in plan.workers] == ["cpu:0-3"]
     assert plan.notes == ["neuron-ls fails", 'not used: 2 GPUs, because no hardware class has device = "gpu"']
+
+
+def test_the_shipped_classes_have_a_worker_on_each_device_without_any_configuration() -> None:
+    plan = make_plan(Settings(), Machine([cpus(0, 3)], gpus=gpus(0, 0)))
+    assert [each.name for each in plan.workers] == ["gpu:0", "gpu:1"]
+    plan = make_plan(Settings(), Machine([cpus(0, 3)], neuron_cores=neuron_cores(2)))
+    assert [each.name for each in plan.workers] == ["neuron:0", "neuron:1"]
 
 
 def test_auto_takes_the_class_of_the_devices_name_or_the_only_one() -> None:

@@ -22,14 +22,17 @@ FOUND = Tuned(budgets={1: 512, 2: 2048}, workers=2, threads=1, cpus=2, tokens_pe
 def test_what_was_tuned_is_used_by_workers_with_as_many_threads(tmp_path: Path) -> None:
     save_tuned(FOUND, CPU, "f1", tmp_path)
     assert load_tuned(CPU, "f1", tmp_path) == FOUND
-    assert token_budget(CPU, "f1", threads=1, cache=tmp_path) == 512
-    assert token_budget(CPU, "f1", threads=2, cache=tmp_path) == 2048
-    assert token_budget(CPU, "f1", threads=4, cache=tmp_path) == DEFAULT_TOKEN_BUDGET
+    assert token_budget(CPU, "f1", threads=1, cache=tmp_path, default=DEFAULT_TOKEN_BUDGET) == 512
+    assert token_budget(CPU, "f1", threads=2, cache=tmp_path, default=DEFAULT_TOKEN_BUDGET) == 2048
+    assert token_budget(CPU, "f1", threads=4, cache=tmp_path, default=DEFAULT_TOKEN_BUDGET) == DEFAULT_TOKEN_BUDGET
 
 
 def test_the_classs_own_budget_wins(tmp_path: Path) -> None:
     save_tuned(FOUND, CPU, "f1", tmp_path)
-    assert token_budget(HardwareClass(token_budget=77), "f1", threads=1, cache=tmp_path) == 77
+    assert (
+        token_budget(HardwareClass(token_budget=77), "f1", threads=1, cache=tmp_path, default=DEFAULT_TOKEN_BUDGET)
+        == 77
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,10 @@ def test_what_was_tuned_for_something_else_is_not_used(
     tmp_path: Path, hardware: HardwareClass, fingerprint: str
 ) -> None:
     save_tuned(FOUND, CPU, "f1", tmp_path)
-    assert token_budget(hardware, fingerprint, threads=1, cache=tmp_path) == DEFAULT_TOKEN_BUDGET
+    assert (
+        token_budget(hardware, fingerprint, threads=1, cache=tmp_path, default=DEFAULT_TOKEN_BUDGET)
+        == DEFAULT_TOKEN_BUDGET
+    )
 
 
 def test_what_was_tuned_on_another_kind_of_cpu_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +62,7 @@ def test_a_damaged_file_is_named_and_defaults_hold(
 ) -> None:
     path = save_tuned(FOUND, CPU, "f1", tmp_path)
     path.write_text(damaged)
-    assert token_budget(CPU, "f1", threads=1, cache=tmp_path) == DEFAULT_TOKEN_BUDGET
+    assert token_budget(CPU, "f1", threads=1, cache=tmp_path, default=DEFAULT_TOKEN_BUDGET) == DEFAULT_TOKEN_BUDGET
     assert str(path) in caplog.text
 
 

@@ -11,7 +11,7 @@ from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import load_settings
 from embedctl_workers import devices
 from embedctl_workers.discovery import choose_accelerator
-from embedctl_workers.options import log_level_option
+from embedctl_workers.options import gpu_option, log_level_option, neuron_core_option
 
 _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
 
@@ -25,21 +25,8 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     help="The hardware class to serve. Default: the setting; for auto, cpu.",
 )
 @click.option("--cpus", envvar="EMBEDCTL_CPUS", **_SHOWN, help="CPUs to run on, such as 0-3 or 0,2. Default: all.")
-@click.option(
-    "--gpu",
-    metavar="UUID|INDEX",
-    envvar="EMBEDCTL_GPU",
-    **_SHOWN,
-    help="The GPU to run on, as nvidia-smi shows it, for a class whose device is gpu. Default: the only one.",
-)
-@click.option(
-    "--neuron-core",
-    type=click.IntRange(0),
-    metavar="N",
-    envvar="EMBEDCTL_NEURON_CORE",
-    **_SHOWN,
-    help="The Neuron core to run on, for a class whose device is neuron. Default: the only one.",
-)
+@gpu_option
+@neuron_core_option
 @click.option(
     "--threads",
     type=click.IntRange(1),

@@ -16,7 +16,6 @@ from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import load_settings
 from embedctl_config.wire import ChunkInput
 from embedctl_workers import devices
-from embedctl_workers.gate_texts import TEXTS
 
 if TYPE_CHECKING:
     from embedctl_workers.backends.base import Backend
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 #: How long one answer takes (seconds), and a batch more.
 SECONDS = 2.0
 _ROWS = 512
-#: Words of a text: median and spread of its logarithm, as in collections of passages (half of them below 20 words, one
-#: in twenty above 90).
-_MEDIAN_WORDS, _SPREAD = 20.0, 0.9
 
 
 def main() -> None:
@@ -55,14 +51,13 @@ def _tokens_per_s(backend: Backend, token_budget: int) -> float:
     import numpy as np
 
     from embedctl_workers.encoder import ChunkEncoder, Stopped
+    from embedctl_workers.sample_texts import mixed_texts
 
-    rng = np.random.default_rng(0)
-    words = " ".join(TEXTS.values()).split()
-    counts = np.exp(rng.normal(np.log(_MEDIAN_WORDS), _SPREAD, _ROWS)).astype(int) + 1
-    texts = [" ".join(rng.choice(words, count)).encode() for count in counts]
+    texts = [text.encode() for text in mixed_texts(_ROWS)]
     encoder = ChunkEncoder(backend, token_budget)
     prepared = encoder.prepare(ChunkInput(0, bytes(_ROWS), texts), {})
-    prepared.batches = [prepared.batches[at] for at in rng.permutation(len(prepared.batches))]
+    order = np.random.default_rng(0).permutation(len(prepared.batches))
+    prepared.batches = [prepared.batches[at] for at in order]
     tokens = 0
 
     def count(more: int) -> None:

@@ -30,6 +30,21 @@ def class_option(default: str) -> _Decorator:
 cpus_option = click.option(
     "--cpus", envvar="EMBEDCTL_CPUS", show_envvar=True, help="CPUs to run on, such as 0-3. Default: all."
 )
+gpu_option = click.option(
+    "--gpu",
+    metavar="UUID|INDEX",
+    envvar="EMBEDCTL_GPU",
+    show_envvar=True,
+    help="The GPU to run on, as nvidia-smi shows it, for a class whose device is gpu. Default: the only one.",
+)
+neuron_core_option = click.option(
+    "--neuron-core",
+    type=click.IntRange(0),
+    metavar="N",
+    envvar="EMBEDCTL_NEURON_CORE",
+    show_envvar=True,
+    help="The Neuron core to run on, for a class whose device is neuron. Default: the only one.",
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print JSON."
 )

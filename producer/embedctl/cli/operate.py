@@ -27,9 +27,9 @@ def doctor(ctx: click.Context, /, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(dataclasses.asdict(finding)))
             continue
-        click.echo(f"{finding.level:<4}  {finding.subject:<15} {finding.found}")
+        click.echo(f"{finding.level:<4}  {finding.subject:<18} {finding.found}")
         if finding.remedy:
-            click.echo(f"{'':<22}→ {finding.remedy}")
+            click.echo(f"{'':<25}→ {finding.remedy}")
     ctx.exit(1 if worst else 0)
 
 

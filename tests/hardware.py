@@ -1,0 +1,72 @@
+"""Tests marked `gpu`, `tensorrt` or `neuron` are skipped where the hardware is missing, and listed at the end.
+
+A test with a stand-in for a device bears none of these marks: what it shows is not that the device works.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+_PROPERTY = "needs"
+
+
+@functools.cache
+def missing(mark: str) -> str:
+    """What a test with this mark lacks on this machine, in words; empty where it can run. Here alone that is decided.
+
+    Imports the libraries that know, so that nothing asks before such a test is about to run.
+    """
+    return _MISSING[mark]()
+
+
+def _no_gpu() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "PyTorch and a GPU"
+    return "" if torch.cuda.is_available() else "a GPU that PyTorch sees"
+
+
+def _no_tensorrt() -> str:
+    try:
+        import tensorrt  # noqa: F401  (whether it can be imported is the question)
+    except ImportError:
+        return "TensorRT and a GPU"
+    return missing("gpu") and "a GPU for TensorRT"
+
+
+def _no_neuron() -> str:
+    try:
+        import torch_neuronx
+    except Exception:  # noqa: BLE001  (the placeholder of that name raises what it likes)
+        return "torch_neuronx and a Neuron device"
+    if not hasattr(torch_neuronx, "trace"):
+        return "a torch_neuronx with trace"
+    return "" if any(Path("/dev").glob("neuron[0-9]*")) else "a Neuron device"
+
+
+_MISSING: Mapping[str, Callable[[], str]] = {"gpu": _no_gpu, "tensorrt": _no_tensorrt, "neuron": _no_neuron}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in _MISSING:
+        if item.get_closest_marker(mark) is not None and (lacks := missing(mark)):
+            item.user_properties.append((_PROPERTY, f"{lacks} (mark {mark})"))
+            pytest.skip(f"needs {lacks}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    not_run: dict[str, list[str]] = defaultdict(list)
+    for report in terminalreporter.stats.get("skipped", []):
+        for name, needs in report.user_properties:
+            if name == _PROPERTY:
+                not_run[needs].append(report.nodeid)
+    for needs, tests in sorted(not_run.items()):
+        terminalreporter.section(f"not run: needs {needs}")
+        for test in sorted(tests):
+            terminalreporter.line(test)

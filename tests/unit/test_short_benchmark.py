@@ -1,0 +1,222 @@
+"""A short benchmark: of the dummy backend, whose speed is known, and with rates that are made up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import ModelError
+from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
+from embedctl_workers import short_benchmark
+from embedctl_workers.backends.base import Reference, Rows, Tokens, Vectors
+from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.encoder import ChunkEncoder
+from embedctl_workers.matrix import MatrixProducts, matrix_products
+from embedctl_workers.models import ModelFiles
+from embedctl_workers.rates import LONGEST, encoding_rate, loads_for, tokenising_rate
+from embedctl_workers.short_benchmark import benchmark
+from embedctl_workers.spread import Spread
+
+BATCH_S = 0.02
+BERT = '{"model_type": "bert", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}'
+
+
+class Ahead(DummyBackend):
+    """Whose batches take their time in `finish`, as on a device; counts those that are under way at once."""
+
+    def __init__(self) -> None:
+        super().__init__(max_tokens=512)
+        self.ahead = 1
+        self.under_way = self.most = 0
+        self._counting = threading.Lock()
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self.under_way += change
+            self.most = max(self.most, self.under_way)
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Any:
+        self._count(1)
+        return super().forward(tokens, rows)
+
+    def finish(self, output: Any, *, normalize: bool) -> Vectors:
+        threading.Event().wait(BATCH_S)
+        self._count(-1)
+        return super().finish(output, normalize=normalize)
+
+
+def encoder_of(token_budget: int = 256, **options: Any) -> ChunkEncoder:
+    return ChunkEncoder(DummyBackend(**{"max_tokens": 512, **options}), token_budget)
+
+
+def test_texts_are_of_mixed_lengths_and_as_long_as_the_model_takes() -> None:
+    mixed, long = loads_for(encoder_of())
+    assert np.quantile(mixed.lengths, 0.95) > 4 * np.median(mixed.lengths) > 20
+    assert LONGEST * 0.98 <= long.lengths.min() <= long.lengths.max() <= LONGEST
+    _, shorter = loads_for(encoder_of(max_tokens=64))
+    assert set(shorter.lengths.tolist()) == {64}
+    again, _ = loads_for(encoder_of())
+    assert again.texts == mixed.texts
+
+
+def test_the_rate_is_that_of_the_batches() -> None:
+    encoder = encoder_of(seconds_per_batch=BATCH_S)
+    _, long = loads_for(encoder)
+    assert all(len(batch) == 1 for batch in long.prepared.batches)
+    rate = encoding_rate(encoder, long, 0.5)
+    one = long.lengths.mean() / BATCH_S
+    assert 0.5 * one < rate < 1.02 * one
+
+
+def test_a_backend_that_works_ahead_has_two_chunks_by_turns() -> None:
+    backend = Ahead()
+    encoder = ChunkEncoder(backend, 256)
+    _, long = loads_for(encoder)
+    long.prepared.batches = long.prepared.batches[:3]
+    assert encoding_rate(encoder, long, 0.5) > 0
+    # One begun and one awaited of a chunk, and beside its last one the first two of the next.
+    assert backend.most > 2
+
+
+def test_tokenising_has_a_rate_of_its_own() -> None:
+    encoder = encoder_of(seconds_per_batch=3600)
+    mixed, _ = loads_for(encoder)
+    assert tokenising_rate(encoder, mixed, 0.05) > 1000
+
+
+def test_texts_that_fail_are_no_rate() -> None:
+    encoder = encoder_of(memory_tokens=3)
+    mixed, _ = loads_for(encoder)
+    mixed.prepared.batches = mixed.prepared.batches[:1]
+    with pytest.raises(ModelError, match="can't be encoded: the backend failed"):
+        encoding_rate(encoder, mixed, 5)
+
+
+def fake_products(rates: list[float]) -> Callable[..., MatrixProducts | str]:
+    """Products that are as fast as they are told to be, round by round."""
+    left = iter(rates)
+
+    class Told(MatrixProducts):
+        def rate(self, seconds: float) -> float:
+            return next(left)
+
+    return lambda hardware, threads: Told("made up", 1.0, lambda: None, lambda: None)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates that are made up: of the rounds 0 (which does not count), 1, 2, …"""
+    count = {"mixed lengths": -1, "long texts": -1}
+
+    def rate(encoder: ChunkEncoder, load: Any, seconds: float) -> float:
+        count[load.name] += 1
+        return 1e6 if count[load.name] == 0 else 1000.0 * count[load.name]
+
+    monkeypatch.setattr(short_benchmark, "encoding_rate", rate)
+
+
+def referring(tmp_path: Path, config: str) -> ChunkEncoder:
+    (tmp_path / "config.json").write_text(config)
+    encoder = encoder_of()
+    encoder.backend.reference = Reference(ModelFiles("mine", tmp_path, "ab" * 32))
+    return encoder
+
+
+@pytest.mark.usefixtures("quick")
+def test_shares_are_of_the_same_round_and_the_first_round_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(short_benchmark, "matrix_products", fake_products([1e-9, *(1e6 * at for at in range(1, 6))]))
+    found = benchmark(referring(tmp_path, BERT), HardwareClass(), 1)
+    assert found.notes == []
+    assert found.matrix_flop_per_s == Spread(3e6, 1e6, 5e6)
+    mixed, long = found.rates
+    for rate in (mixed, long):
+        assert rate.tokens_per_s == Spread(3000.0, 1000.0, 5000.0)
+        assert rate.texts_per_s.median == pytest.approx(3000 / rate.tokens_per_text)
+        assert rate.share is not None
+        # Both grew together from round to round, so that their ratio stayed as it was.
+        assert rate.share.least == pytest.approx(rate.share.most)
+    assert mixed.share is not None
+    assert long.share is not None
+    assert long.share.median > mixed.share.median  # attention
+    assert "3,000 (1,000 to 5,000)" in str(found)
+    assert "matrix rate: 3e-06 (1e-06 to 5e-06) TFLOP/s, made up" in str(found)
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_there_is_no_share_of_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = benchmark(referring(tmp_path, BERT), SHIPPED_CLASSES["neuron"], 1)
+    assert found.matrix_flop_per_s is None
+    assert [rate.share for rate in found.rates] == [None, None]
+    assert "no matrix rate: there is no plain matrix product to compare with on a Neuron core" in str(found)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(short_benchmark, "encoding_rate", lambda *_: 1000.0)
+    monkeypatch.setattr(short_benchmark, "matrix_products", fake_products([1e6] * 6))
+    unknown = benchmark(referring(tmp_path, '{"model_type": "modernbert"}'), HardwareClass(), 1)
+    assert [rate.share for rate in unknown.rates] == [None, None]
+    assert unknown.as_json()["matrix"] == "made up"
+    assert "it is not known what a model of this architecture has to compute" in str(unknown)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "why"),
+    [
+        (SHIPPED_CLASSES["neuron"], "Neuron core"),
+        (SHIPPED_CLASSES["cpu-int8"], "int8"),
+        (HardwareClass(precision="fp16"), "on CPUs only products in fp32"),
+    ],
+)
+def test_where_nothing_can_be_multiplied_for_comparison_it_says_why(hardware: HardwareClass, why: str) -> None:
+    pytest.importorskip("torch")
+    products = matrix_products(hardware, 1)
+    assert isinstance(products, str)
+    assert why in products
+
+
+def test_without_torch_nothing_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    from embedctl_workers import matrix
+
+    monkeypatch.setattr(matrix, "find_spec", lambda name: None)
+    assert "torch, which multiplies matrices for comparison, is not installed" in str(
+        matrix_products(HardwareClass(), 1)
+    )
+
+
+def test_the_rate_of_products_is_operations_by_time() -> None:
+    done, waits = [0], [0]
+
+    def multiply() -> None:
+        done[0] += 1
+
+    def wait() -> None:
+        waits[0] += 1
+        threading.Event().wait(0.001 * done[0])
+        done[0] = 0
+
+    products = MatrixProducts("a millisecond each", 7.0, multiply, wait)
+    assert 7.0 / 0.002 < products.rate(0.3) < 7.0 / 0.001
+    assert waits[0] < 20  # ever more products between two waits
+
+
+def test_a_product_on_the_cpu_takes_as_long_as_it_should() -> None:
+    pytest.importorskip("torch")
+    products = matrix_products(HardwareClass(), 1)
+    assert isinstance(products, MatrixProducts)
+    assert products.what.startswith("fp32, 1024 × 4096 × 4096 by torch's ")
+    rate = products.rate(0.1)
+    assert 1e9 < rate < 1e12  # a core manages some hundred operations a cycle at most
+
+
+def test_spread() -> None:
+    spread = Spread.of([3.0, 1.0, 2.0])
+    assert (spread, f"{spread:.1f}") == (Spread(2.0, 1.0, 3.0), "2.0 (1.0 to 3.0)")
+    assert spread.times(2) == Spread(4.0, 2.0, 6.0)
+    assert replace(spread, median=1.5).as_json() == {"median": 1.5, "least": 1.0, "most": 3.0}

@@ -1,0 +1,84 @@
+"""What a measurement ran on: the device, its driver, and the versions of all that takes part."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from embedctl_workers.devices import Accelerator, Pinned
+
+#: Distributions that may take part in making a vector; those that are installed are named.
+_PACKAGES = (
+    "embedctl",
+    "numpy",
+    "tokenizers",
+    "transformers",
+    "sentence-transformers",
+    "torch",
+    "triton",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "tensorrt",
+    "torch-neuronx",
+    "neuronx-cc",
+)
+_CPU_INFO = Path("/proc/cpuinfo")
+_MODULES = Path("/sys/module")
+_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+_TOOL_S = 60
+
+
+def describe(pinned: Pinned) -> dict[str, str]:
+    """The device, its CPUs, its driver, the system and what else it is busy with, in words."""
+    accelerator = pinned.accelerator
+    facts = {"device": f"CPU {cpu_name()}"}
+    if accelerator is not None:
+        name = f"{accelerator.kind} {accelerator.index} {accelerator.name}".rstrip()
+        facts = {"device": f"{name} ({accelerator.uid})", "driver": _driver(accelerator), "host": cpu_name()}
+    facts["cpus"] = f"{pinned.cpu_list}, {pinned.threads} compute threads"
+    facts["system"] = platform.platform()
+    facts["load"] = f"{os.getloadavg()[0]:.2f} in the minute before"
+    return facts
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that are installed here."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_name() -> str:
+    """The CPU's model, as Linux tells it."""
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _driver(accelerator: Accelerator) -> str:
+    """The driver's version, by its vendor's tool, else by the kernel."""
+    nvidia = accelerator.kind == "gpu" and not accelerator.rocm
+    tool = shutil.which(_NVIDIA_SMI[0]) if nvidia else None
+    if tool is not None:
+        command = [tool, *_NVIDIA_SMI[1:], f"--id={accelerator.uid}"]
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S, check=True)
+            return f"nvidia {done.stdout.strip()}"
+    name = "nvidia" if nvidia else "amdgpu" if accelerator.rocm else accelerator.kind
+    try:
+        return f"{name} {(_MODULES / name / 'version').read_text(encoding='ascii').strip()}"
+    except (OSError, UnicodeDecodeError):
+        return "unknown"
