@@ -31,6 +31,9 @@
 
 from __future__ import annotations
 
+#: Extras whose packages are mere placeholders on PyPI.
+_ELSEWHERE = ("neuron", "tensorrt")
+
 
 class EmbedctlError(Exception):
     """The root of every error that embedctl raises on purpose."""
@@ -63,7 +66,10 @@ class MissingExtra(EmbedctlError, ImportError):
     """Raised when an optional dependency is not installed; the message holds the `pip install` that mends it."""
 
     def __init__(self, extra: str, needed_for: str) -> None:
-        super().__init__(f"{needed_for} needs an optional dependency: pip install 'embedctl[{extra}]'")
+        super().__init__(
+            f"{needed_for} needs an optional dependency: pip install 'embedctl[{extra}]'"
+            + (f" with the vendor's own package index (docs/{extra}.md)" if extra in _ELSEWHERE else "")
+        )
         self.extra = extra
 
 

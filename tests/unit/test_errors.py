@@ -76,4 +76,6 @@ def test_exit_statuses_are_small_and_never_zero() -> None:
 def test_a_missing_extra_says_what_to_install() -> None:
     error = MissingExtra("torch", "backend 'torch'")
     assert str(error) == "backend 'torch' needs an optional dependency: pip install 'embedctl[torch]'"
+    elsewhere = MissingExtra("neuron", "backend 'neuron'")
+    assert str(elsewhere).endswith("embedctl[neuron]' with the vendor's own package index (docs/neuron.md)")
     assert error.extra == "torch"
