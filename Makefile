@@ -98,7 +98,8 @@ constraints: ## write constraints.txt from a fresh environment with the newest v
 	build/newest/bin/python -m pip install torch
 	build/newest/bin/python -m pip install --quiet '.[dev]'
 	@{ sed '/^[^#]/,$$d' constraints.txt; build/newest/bin/python -m pip freeze --exclude embedctl \
-		| grep -v -i -E '^(nvidia-|cuda-|triton==)' | sed 's/+[a-z0-9.]*$$//'; } > build/constraints.txt
+		| grep -v -i -E '^(nvidia-|cuda-|triton==|async-timeout==)' | sed 's/+[a-z0-9.]*$$//'; \
+		echo 'async-timeout==5.0.1 ; python_full_version < "3.11.3"  # redis needs it there'; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 
 .PHONY: clean
