@@ -6,25 +6,22 @@ Progress goes to standard output; the last line there is a JSON object: what the
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embedctl_config.errors import EmbedctlError
 from embedctl_config.hardware import SHIPPED_CLASSES
 from embedctl_workers.backends.base import Host
 from embedctl_workers.backends.neuron import NeuronBackend, engine_of
+from embedctl_workers.building import answer
 from embedctl_workers.encoder import ChunkEncoder
 from embedctl_workers.gate import gate_texts, measure_backend
+from embedctl_workers.manifests import accuracy_of, model_of
 from embedctl_workers.models import ModelFiles
 from embedctl_workers.neuron.options import TraceOptions
 from embedctl_workers.neuron.recipe import NEURON
@@ -40,18 +37,7 @@ _REPEATED = 16
 
 def main() -> None:
     """Run the command line."""
-    request = json.loads(sys.argv[1])
-    progress = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the libraries and their compiler print is no progress of ours
-    say = partial(print, file=progress, flush=True)
-    try:
-        facts = build(request, say)
-    except EmbedctlError as error:
-        facts = {"error": str(error)}
-    except Exception as error:  # noqa: BLE001  (tracing fails in as many ways as there are models)
-        line = str(error).partition("\n")[0][:300]
-        facts = {"error": f'{type(error).__name__}: {line}; use a class with backend = "torch"'}
-    say(json.dumps(facts))
+    answer(build, 'use a class with backend = "torch"')
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
@@ -64,9 +50,8 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
     folder, options = Path(request["folder"]), TraceOptions.parse(request["options"])
     elsewhere = request["elsewhere"]
     traces = write_traces(files, folder, load_runtime(), options, request["target"] if elsewhere else "", say)
-    weights = sum(path.stat().st_size for path in files.folder.glob("*.safetensors"))
     return {
-        "model": {"name": files.name, "source": str(files.folder), "weights_bytes": weights},
+        "model": model_of(files),
         "engine": engine_of(traces),
         "built": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **versions(*_PACKAGES)},
@@ -93,17 +78,8 @@ def _measured(
         rate, lengths = _rate(backend)
     finally:
         backend.close()
-    measured = report.checks[0].measured
     return {
-        "accuracy": {
-            "against": "sentence-transformers on torch in fp32, text by text, normalised",
-            "texts": f"the {len(gate_texts())} of the accuracy gate",
-            "max_abs_error": measured.max_abs_error,
-            "mean_cosine": measured.mean_cosine,
-            "min_cosine": measured.min_cosine,
-            "passed": report.passed,
-            "bounds": report.bounds.stated(),
-        },
+        "accuracy": accuracy_of(report),
         "rate": {
             "sentences_per_s": round(rate, 1),
             "tokens_per_s": round(rate * lengths, 1),
@@ -126,5 +102,4 @@ def _rate(backend: NeuronBackend) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     main()

@@ -11,10 +11,11 @@ from typing import Any
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
 from embedctl_workers.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.backends.base import Host
+from embedctl_workers.building import run_child
 from embedctl_workers.models import ModelFiles
 from embedctl_workers.neuron.options import TraceOptions
 from embedctl_workers.neuron.runtime import COMPILER, RUNTIME, TARGETS, machine_target, require_device, version_of
-from embedctl_workers.onnx.recipe import OWN, run_child
+from embedctl_workers.onnx.recipe import OWN
 
 #: The kind of artefact, which is also the name of the backend that runs it.
 NEURON = "neuron"

@@ -7,29 +7,26 @@ manifest is to say, or `error`.
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedctl_config.errors import EmbedctlError, ModelError
+from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.artifacts import Artifact
-from embedctl_workers.backends.base import Backend, Host
+from embedctl_workers.backends.base import Host
 from embedctl_workers.backends.onnx import OnnxBackend, OnnxInt8Backend
 from embedctl_workers.batching import batches_of
+from embedctl_workers.building import answer
 from embedctl_workers.encoder import ChunkEncoder
 from embedctl_workers.gate import Report, gate_texts, measure_backend
+from embedctl_workers.manifests import accuracy_of, model_of, rate_of
 from embedctl_workers.models import ModelFiles
 from embedctl_workers.onnx import graphs
 from embedctl_workers.onnx.export import EXPORTERS, versions
@@ -71,31 +68,10 @@ class Candidate:
 
 def main() -> None:
     """Run the command line."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     answer(build, 'use a class with backend = "torch"')
 
 
-def answer(build: Callable[[Mapping[str, Any], Any], dict[str, Any]], advice: str) -> None:
-    """Give the request of the command line to a function that fulfils it, and print what it answers.
-
-    Args:
-        advice: what to do where it fails in a way of which nothing is known.
-    """
-    request = json.loads(sys.argv[1])
-    progress = sys.stdout
-    say = partial(print, file=progress, flush=True)
-    try:
-        with redirect_stdout(sys.stderr):  # what the libraries print is no progress of ours
-            facts = build(request, say)
-    except EmbedctlError as error:
-        facts = {"error": str(error)}
-    except Exception as error:  # noqa: BLE001  (exporters fail in as many ways as there are models)
-        line = str(error).partition("\n")[0][:300]
-        facts = {"error": f"{type(error).__name__}: {line}; {advice}"}
-    say(json.dumps(facts))
-
-
-def build(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
+def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     """Fill `request["folder"]`.
 
     Raises:
@@ -203,37 +179,6 @@ class _Builder:
     def _copy_facts(self, source: Path, target: Path) -> None:
         for name in (MODEL, TOKENIZER):
             shutil.copy(source / name, target)
-
-
-def model_of(files: ModelFiles) -> dict[str, Any]:
-    """What a manifest says of the model."""
-    weights = sum(path.stat().st_size for path in files.folder.glob("*.safetensors"))
-    return {"name": files.name, "source": str(files.folder), "weights_bytes": weights}
-
-
-def accuracy_of(report: Report) -> dict[str, Any]:
-    """What a manifest says of the vectors."""
-    measured = report.checks[0].measured
-    return {
-        "against": "sentence-transformers on torch in fp32, text by text, normalised",
-        "texts": f"the {len(gate_texts())} of the accuracy gate",
-        "max_abs_error": measured.max_abs_error,
-        "mean_cosine": measured.mean_cosine,
-        "min_cosine": measured.min_cosine,
-        "passed": report.passed,
-        "bounds": report.bounds.stated(),
-    }
-
-
-def rate_of(backend: Backend, texts_per_s: float, threads: int) -> dict[str, Any]:
-    """What a manifest says of the speed, measured on the gate's texts."""
-    lengths = backend.tokenize(gate_texts(), None).lengths
-    return {
-        "sentences_per_s": round(texts_per_s, 1),
-        "tokens_per_s": round(texts_per_s * float(lengths.mean()), 1),
-        "threads": threads,
-        "texts": f"the same, {int(lengths.sum())} tokens",
-    }
 
 
 if __name__ == "__main__":

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import platform
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import partial
 from importlib import metadata
@@ -18,9 +13,8 @@ from typing import Any
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
 from embedctl_workers.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.backends.base import Host
+from embedctl_workers.building import run_child
 from embedctl_workers.models import ModelFiles
-
-log = logging.getLogger(__name__)
 
 #: The kinds of artefact, which are also the names of the backends that run them.
 ONNX, ONNX_INT8 = "onnx", "onnx-int8"
@@ -150,37 +144,4 @@ def _build(files: ModelFiles, kind: str, exporter: str, host: Host, revision: st
     }
     facts = run_child("embedctl_workers.onnx.build", request)
     facts["model"] |= {"revision": revision}
-    return facts
-
-
-def run_child(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a module that fills an artefact's folder: its progress goes to the log.
-
-    Args:
-        request: its argument; it names the model, `name`, and the `kind` of artefact.
-
-    Returns:
-        The JSON object that it ends with.
-
-    Raises:
-        ModelError: that object is an error, or there is none.
-    """
-    build = [sys.executable, "-m", module, json.dumps(request)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "embedctl.child", str(os.getpid()), *build],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # what the exporters have to say to their developers
-        text=True,
-        errors="replace",
-    ) as child:
-        assert child.stdout is not None
-        facts: dict[str, Any] = {"error": "the process that builds it died, as for want of memory"}
-        for line in child.stdout:
-            if line.startswith("{"):
-                facts = json.loads(line)
-            else:
-                log.info("building %s of %s: %s", request["kind"], request["name"], line.strip())
-    if "error" in facts:
-        raise ModelError(f"model {request['name']!r} can't be built as {request['kind']}: {facts['error']}")
     return facts

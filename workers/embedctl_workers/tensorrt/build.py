@@ -6,7 +6,6 @@ plan is kept where its vectors pass the accuracy gate of 16 bits. It says what `
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import tempfile
@@ -23,10 +22,12 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_workers.artifacts import Artifact
 from embedctl_workers.backends.base import Host
 from embedctl_workers.backends.tensorrt import TensorRTBackend
+from embedctl_workers.building import answer
 from embedctl_workers.encoder import ChunkEncoder
 from embedctl_workers.gate import Report, gate_texts, measure_backend
+from embedctl_workers.manifests import accuracy_of, model_of, rate_of
 from embedctl_workers.models import ModelFiles
-from embedctl_workers.onnx.build import PACKAGES, accuracy_of, answer, model_of, rate_of
+from embedctl_workers.onnx.build import PACKAGES
 from embedctl_workers.onnx.export import versions
 from embedctl_workers.onnx.graphs import operators_of
 from embedctl_workers.onnx.inputs import GRAPH, MODEL, TOKENIZER
@@ -42,7 +43,6 @@ _ROUNDS = 5
 
 def main() -> None:
     """Run the command line."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     answer(build, 'use a class with backend = "torch-gpu"')
 
 

@@ -14,10 +14,11 @@ from typing import Any
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
 from embedctl_workers.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.backends.base import Host
+from embedctl_workers.building import run_child
 from embedctl_workers.models import ModelFiles
 from embedctl_workers.onnx import recipe as onnx_recipe
 from embedctl_workers.onnx.inputs import ModelFacts
-from embedctl_workers.onnx.recipe import ONNX_PLAIN, OWN, run_child
+from embedctl_workers.onnx.recipe import ONNX_PLAIN, OWN
 from embedctl_workers.tensorrt import runtime as runtimes
 from embedctl_workers.tensorrt.plan import BUILDER
 from embedctl_workers.tensorrt.profiles import Profile, profiles_for
