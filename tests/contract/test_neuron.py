@@ -37,6 +37,7 @@ from embedctl_workers.neuron import build, recipe, tracing  # noqa: E402
 from embedctl_workers.neuron.options import TraceOptions  # noqa: E402
 from embedctl_workers.neuron.recipe import artifact_for, wanted  # noqa: E402
 from embedctl_workers.onnx.export import WholeModel  # noqa: E402
+from embedctl_workers.recipes import BuildOptions  # noqa: E402
 from tests.contract.test_architectures import TEXTS, encode, text_of  # noqa: E402
 from tests.neuron_site import fake_machine, fake_site, installed  # noqa: E402
 from tests.tiny_models import Tiny  # noqa: E402
@@ -404,20 +405,19 @@ def test_what_is_not_there_is_refused(
     files_of: Callable[[Tiny], ModelFiles], host: Host, site: Path, build_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = files_of(Tiny())
-    arguments: dict[str, Any] = {"options": {}, "revision": "", "force": False}
     with pytest.raises(SettingsError, match="leave --exporter optimum out"):
-        recipe.build(files, host, exporter="optimum", target="inf2", **arguments)
+        recipe.build(files, host, BuildOptions(exporter="optimum", target="inf2"))
     with pytest.raises(SettingsError, match="ends at 16 tokens, and the model takes 32"):
-        recipe.build(files, host, exporter="own", target="inf2", **{**arguments, "options": {"buckets": "8,16"}})
+        recipe.build(files, host, BuildOptions({"buckets": "8,16"}, target="inf2"))
     import torch_neuronx
 
     with monkeypatch.context() as patch:
         patch.setattr(torch_neuronx, "trace", lambda func, example_inputs, *, compiler_args=None: None)
         with pytest.raises(WorkerError, match="can't trace without a device: use a newer one"):
-            recipe.build(files, host, exporter="own", target="neuron", **arguments)
+            recipe.build(files, host, BuildOptions(target="neuron"))
     monkeypatch.setattr(recipe, "version_of", lambda package: "")
     with pytest.raises(MissingExtra, match="backend 'neuron' needs"):
-        recipe.build(files, host, exporter="own", target="inf2", **arguments)
+        recipe.build(files, host, BuildOptions(target="inf2"))
 
 
 def test_a_damaged_artefact_is_built_again(

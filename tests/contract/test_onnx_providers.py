@@ -27,6 +27,7 @@ from embedctl_workers.backends.onnx import OnnxBackend, OnnxInt8Backend  # noqa:
 from embedctl_workers.onnx import build, providers, recipe  # noqa: E402
 from embedctl_workers.onnx.inputs import GRAPH  # noqa: E402
 from embedctl_workers.onnx.providers import MOST_ROWS, ProviderOptions  # noqa: E402
+from embedctl_workers.recipes import BuildOptions  # noqa: E402
 from tests.onnx_models import quick_artifact  # noqa: E402
 from tests.tiny_models import Tiny  # noqa: E402
 
@@ -216,8 +217,7 @@ def test_that_graph_is_built_and_measured_as_the_others_are(
     files: ModelFiles, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
-    asked: dict[str, Any] = {"exporter": "own", "revision": "", "target": "", "force": False}
-    artifact = recipe.build_onnx(files, host, options={"provider": "cuda"}, **asked)
+    artifact = recipe.build_onnx(files, host, BuildOptions({"provider": "cuda"}))
     assert artifact.manifest["recipe"]["kind"] == "onnx-plain"
     assert artifact.manifest["accuracy"]["passed"]
     operators = artifact.manifest["graph"]["operators"]

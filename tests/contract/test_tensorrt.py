@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from embedctl_config.wire import ChunkInput, ErrorCode
 from embedctl_workers.artifacts import Artifact
 from embedctl_workers.backends.base import Host, Vectors
 from embedctl_workers.models import ModelFiles, resolve_model
-from embedctl_workers.recipes import builder_of
+from embedctl_workers.recipes import BuildOptions, builder_of
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
@@ -288,8 +289,8 @@ def test_a_usual_batch_fills_a_profile_and_is_not_cut() -> None:
 @BOTH
 def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own: Host) -> None:
     build_plan = builder_of("gpu-tensorrt", "tensorrt")
-    asked: dict[str, Any] = {"exporter": "own", "revision": "main", "target": "", "force": False}
-    artifact = build_plan(files, own, options=SMALL, **asked)
+    asked = BuildOptions(SMALL, revision="main")
+    artifact = build_plan(files, own, asked)
     assert here.trt._calls["built"] == 1
     manifest = artifact.manifest
     assert set(manifest["files"]) == {"model.json", PLAN, "tokenizer.json"}
@@ -299,9 +300,9 @@ def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own:
     assert manifest["accuracy"]["passed"]
     assert manifest["accuracy"]["bounds"] == {"min_cosine": 0.999}
     assert (manifest["rate"]["device"], manifest["rate"]["sentences_per_s"] > 0) == ("Fake GPU", True)
-    assert build_plan(files, own, options=SMALL, **asked).folder == artifact.folder
+    assert build_plan(files, own, asked).folder == artifact.folder
     assert here.trt._calls["built"] == 1
-    build_plan(files, own, options=SMALL, **{**asked, "force": True})
+    build_plan(files, own, replace(asked, force=True))
     assert here.trt._calls["built"] == 2
 
 
@@ -312,9 +313,8 @@ def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own:
 def test_plans_are_built_for_the_gpu_at_hand_and_of_our_graph(
     asked: dict[str, str], message: str, files: ModelFiles, host: Host
 ) -> None:
-    plain: dict[str, Any] = {"exporter": "own", "revision": "", "target": "", "force": False}
     with pytest.raises(SettingsError, match=message):
-        recipe.build(files, host, options={}, **{**plain, **asked})
+        recipe.build(files, host, BuildOptions(**asked))
 
 
 @pytest.mark.parametrize(

@@ -107,18 +107,14 @@ def build(
     from embedctl_workers.backends.base import Host
     from embedctl_workers.cache import cache_folder
     from embedctl_workers.models import resolve_model
-    from embedctl_workers.recipes import builder_of
+    from embedctl_workers.recipes import BuildOptions, builder_of
 
     build_artifact = builder_of(name, hardware_class.backend)
     entry = settings.models.get(model)
     artifact = build_artifact(
         resolve_model(model, entry),
         Host(pinned.threads, cache_folder(settings)),
-        options=hardware_class.options,
-        exporter=exporter,
-        target=target or "",
-        revision=entry.revision if entry else "",
-        force=force,
+        BuildOptions(hardware_class.options, exporter, entry.revision if entry else "", target or "", force),
     )
     if as_json:
         click.echo(json.dumps(_facts(artifact)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,28 +23,30 @@ BUILDERS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How an artefact is to be built.
+
+    Attributes:
+        options: the hardware class's, as :meth:`Backend.load` gets them.
+        exporter: what makes its graph, one of :data:`embedctl_workers.onnx.recipe.EXPORTERS`.
+        revision: the hub's, for the manifest.
+        target: the device to build for where it is not the one of this machine; empty for that one.
+        force: build it even if it is there.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    exporter: str = "own"
+    revision: str = ""
+    target: str = ""
+    force: bool = False
+
+
 class Builder(Protocol):
     """Finds an artefact in the cache, or builds it."""
 
-    def __call__(
-        self,
-        files: ModelFiles,
-        host: Host,
-        *,
-        options: Mapping[str, Any],
-        exporter: str,
-        revision: str,
-        target: str,
-        force: bool,
-    ) -> Artifact:
+    def __call__(self, files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
         """The artefact of a model.
-
-        Args:
-            options: the hardware class's, as :meth:`Backend.load` gets them.
-            exporter: what makes its graph, one of :data:`embedctl_workers.onnx.recipe.EXPORTERS`.
-            revision: the hub's, for the manifest.
-            target: the device to build for where it is not the one of this machine; empty for that one.
-            force: build it even if it is there.
 
         Raises:
             SettingsError: an exporter or a target that this backend knows nothing of.

@@ -16,6 +16,7 @@ from embedctl_workers.models import ModelFiles
 from embedctl_workers.neuron.options import TraceOptions
 from embedctl_workers.neuron.runtime import COMPILER, RUNTIME, TARGETS, machine_target, require_device, version_of
 from embedctl_workers.onnx.recipe import OWN
+from embedctl_workers.recipes import BuildOptions
 
 #: The kind of artefact, which is also the name of the backend that runs it.
 NEURON = "neuron"
@@ -34,21 +35,13 @@ def wanted(files: ModelFiles, options: TraceOptions, target: str) -> Wanted:
     return Wanted(files.fingerprint, recipe)
 
 
-def build(
-    files: ModelFiles,
-    host: Host,
-    *,
-    options: Mapping[str, Any],
-    exporter: str,
-    revision: str,
-    target: str,
-    force: bool,
-) -> Artifact:
+def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
     """See :class:`embedctl_workers.recipes.Builder`; the target `neuron` is Inf2."""
-    if exporter != OWN:
-        raise SettingsError(f"backend {NEURON!r} traces the model itself: leave --exporter {exporter} out")
-    target = TARGETS[0] if target == NEURON else target
-    return artifact_for(files, host, TraceOptions.parse(options), target=target, revision=revision, force=force)
+    if how.exporter != OWN:
+        raise SettingsError(f"backend {NEURON!r} traces the model itself: leave --exporter {how.exporter} out")
+    target = TARGETS[0] if how.target == NEURON else how.target
+    chosen = TraceOptions.parse(how.options)
+    return artifact_for(files, host, chosen, target=target, revision=how.revision, force=how.force)
 
 
 def artifact_for(

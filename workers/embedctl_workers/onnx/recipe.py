@@ -15,6 +15,7 @@ from embedctl_workers.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.backends.base import Host
 from embedctl_workers.building import run_child
 from embedctl_workers.models import ModelFiles
+from embedctl_workers.recipes import BuildOptions
 
 #: The kinds of artefact, which are also the names of the backends that run them.
 ONNX, ONNX_INT8 = "onnx", "onnx-int8"
@@ -55,23 +56,13 @@ def onnxruntime_version(needed_for: str) -> str:
     raise MissingExtra("onnx", needed_for)
 
 
-def _build_kind(
-    kind: str,
-    files: ModelFiles,
-    host: Host,
-    *,
-    options: Mapping[str, Any],
-    exporter: str,
-    revision: str,
-    target: str,
-    force: bool,
-) -> Artifact:
+def _build_kind(kind: str, files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
     """See :class:`embedctl_workers.recipes.Builder`."""
-    if target:
-        raise SettingsError(f"backend {kind!r} runs on the machine at hand: leave --target {target} out")
-    if options.get("provider", "cpu") != "cpu":
+    if how.target:
+        raise SettingsError(f"backend {kind!r} runs on the machine at hand: leave --target {how.target} out")
+    if how.options.get("provider", "cpu") != "cpu":
         kind = ONNX_PLAIN
-    return artifact_for(files, kind, host, exporter=exporter, revision=revision, force=force)
+    return artifact_for(files, kind, host, exporter=how.exporter, revision=how.revision, force=how.force)
 
 
 build_onnx = partial(_build_kind, ONNX)

@@ -19,6 +19,7 @@ from embedctl_workers.models import ModelFiles
 from embedctl_workers.onnx import recipe as onnx_recipe
 from embedctl_workers.onnx.inputs import ModelFacts
 from embedctl_workers.onnx.recipe import ONNX_PLAIN, OWN
+from embedctl_workers.recipes import BuildOptions
 from embedctl_workers.tensorrt import runtime as runtimes
 from embedctl_workers.tensorrt.plan import BUILDER
 from embedctl_workers.tensorrt.profiles import Profile, profiles_for
@@ -126,23 +127,14 @@ def artifact_for(
     return store.build(want, partial(_build, files, graph, host, options, revision), force=force)
 
 
-def build(
-    files: ModelFiles,
-    host: Host,
-    *,
-    options: Mapping[str, Any],
-    exporter: str,
-    revision: str,
-    target: str,
-    force: bool,
-) -> Artifact:
+def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
     """See :class:`embedctl_workers.recipes.Builder`."""
-    if target:
-        raise SettingsError(f"a plan is built for the GPU at hand: leave --target {target} out")
-    if exporter != OWN:
-        raise SettingsError(f"plans are built of the graph that {OWN} makes: leave --exporter {exporter} out")
-    chosen = PlanOptions(**options)
-    return artifact_for(files, runtimes.open_runtime(), host, chosen, revision=revision, force=force)
+    if how.target:
+        raise SettingsError(f"a plan is built for the GPU at hand: leave --target {how.target} out")
+    if how.exporter != OWN:
+        raise SettingsError(f"plans are built of the graph that {OWN} makes: leave --exporter {how.exporter} out")
+    chosen = PlanOptions(**how.options)
+    return artifact_for(files, runtimes.open_runtime(), host, chosen, revision=how.revision, force=how.force)
 
 
 def _digest(graph: Artifact) -> str:
