@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from embedctl_workers import references
 from embedctl_workers.artifacts import Artifact
-from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.backends.base import Host
 from embedctl_workers.models import ModelFiles
 from embedctl_workers.onnx import build as onnx_build
 from embedctl_workers.onnx import recipe as onnx_recipe
@@ -24,6 +22,7 @@ from embedctl_workers.tensorrt.timing import TimingCache
 from tests.fakes import tensorrt
 from tests.fakes.cuda import FakeDevice
 from tests.onnx_models import quick_artifact
+from tests.references_here import compute_here
 
 
 def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Runtime:
@@ -33,7 +32,7 @@ def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Run
     patch.setattr(runtime, "open_runtime", lambda: made)
     patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
     patch.setattr(onnx_recipe, "run_child", lambda module, request: onnx_build.build(request, print))
-    patch.setattr(references, "_compute", _compute)
+    patch.setattr(references, "_compute", compute_here)
     return made
 
 
@@ -48,10 +47,3 @@ def quick_plan(files: ModelFiles, made: Runtime, host: Host, options: PlanOption
     for name in (MODEL, TOKENIZER):
         shutil.copy(plain / name, folder / name)
     return Artifact(folder, {"graph": {"name": options.dtype}})
-
-
-def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors] | None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["references", str(files.folder), str(path)])
-        references.main()
-    return references._load(path)

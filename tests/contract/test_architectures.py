@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +18,14 @@ from embedctl_config.wire import ChunkInput
 from embedctl_workers.backends import BACKENDS, load_backend
 from embedctl_workers.backends.base import Backend, Host, Vectors
 from embedctl_workers.encoder import ChunkEncoder, EncodedChunk
-from embedctl_workers.models import ModelFiles, fingerprint_of
+from embedctl_workers.models import fingerprint_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 #: Tracing a graph warns of each test in a model's Python; whether the graph is right is what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 
+from tests.references_here import compute_here  # noqa: E402
 from tests.stand_in_gpu import StandIn  # noqa: E402  (it needs torch)
 from tests.tiny_models import FAMILIES, Tiny  # noqa: E402
 
@@ -196,15 +196,9 @@ def build_here() -> Iterator[None]:
     from embedctl_workers import references
     from embedctl_workers.onnx import build, recipe
 
-    def compute(files: ModelFiles, host: Host, path: Path) -> object:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["references", str(files.folder), str(path)])
-            references.main()
-        return references._load(path)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
-        patch.setattr(references, "_compute", compute)
+        patch.setattr(references, "_compute", compute_here)
         yield
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import stat
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ pytest.importorskip("sentence_transformers")
 from embedctl_workers.backends import torch_gpu  # noqa: E402  (they import torch)
 from embedctl_workers.backends.torch_gpu import TorchGpuBackend  # noqa: E402
 from embedctl_workers.gpu import attention, compiled, device, memory, packed, precision  # noqa: E402
+from tests.references_here import compute_here  # noqa: E402
 from tests.stand_in_gpu import StandIn, varlen_attn  # noqa: E402
 from tests.tiny_models import FAMILIES, Tiny  # noqa: E402
 
@@ -55,14 +55,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 def references_here() -> Iterator[None]:
     """Computes references in this process, which has torch."""
 
-    def compute(files: ModelFiles, host: Host, path: Path) -> object:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["references", str(files.folder), str(path)])
-            references.main()
-        return references._load(path)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(references, "_compute", compute)
+        patch.setattr(references, "_compute", compute_here)
         yield
 
 

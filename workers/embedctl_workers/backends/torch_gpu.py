@@ -171,11 +171,10 @@ class TorchGpuBackend(SentenceModel):
         if not isinstance(self._engine, PackedEngine):
             log.warning("model %s is not compiled: only packed models are", self._name)
             return False
-        try:
-            self._engine.compile(compiler)
-        except NotImplementedError as error:
-            log.warning("model %s is not compiled: %s", self._name, error)
+        if not self._engine.compiles:
+            log.warning("model %s is not compiled: %s can't be, for batches of one size", self._name, self._engine.name)
             return False
+        self._engine.compile(compiler)
         return True
 
     def _run_dummies(self, length: int, *, tokens: int) -> int:

@@ -66,14 +66,13 @@ class PackedEngine:
         self._compiled: Callable[..., torch.Tensor] | None = None
         self.name = f"packed, {self._attention.NAME}"
 
-    def compile(self, compiler: Compiler) -> None:
-        """Compile the layers, for batches filled up to one of a few sizes.
+    @property
+    def compiles(self) -> bool:
+        """Whether its layers can be compiled: its attention is a single operation on the batch."""
+        return not self._attention.plan(np.array([0, 1])).groups
 
-        Raises:
-            NotImplementedError: its attention is no single operation on the batch.
-        """
-        if self._attention.plan(np.array([0, 1])).groups:
-            raise NotImplementedError(f"{self._attention.NAME} can't be compiled for batches of one size")
+    def compile(self, compiler: Compiler) -> None:
+        """Compile the layers, for batches filled up to one of a few sizes."""
         self._compiled = compiler(self._stack.run)
         self.name = f"{self.name}, compiled"
 

@@ -1,0 +1,20 @@
+"""References computed in this process, which has torch, and not in one of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from embedctl_workers import references
+from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.models import ModelFiles
+
+
+def compute_here(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors] | None:
+    """Stands in for `embedctl_workers.references._compute`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["references", str(files.folder), str(path)])
+        references.main()
+    return references._load(path)
