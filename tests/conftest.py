@@ -198,6 +198,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Tiny], Pat
     return functools.cache(lambda tiny: make_model(tmp_path_factory.mktemp(tiny.family), tiny))
 
 
+@pytest.fixture(scope="session")
+def plain_graph(tiny_model: Callable[[Tiny], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ONNX graph of the small model of TensorRT's tests, in fp32."""
+    from embedctl_config.hardware import ModelEntry
+    from embedctl_workers.models import resolve_model
+    from embedctl_workers.onnx.export import export_own
+    from embedctl_workers.onnx.inputs import GRAPH
+    from tests.tensorrt_models import TINY
+
+    folder = tmp_path_factory.mktemp("plain")
+    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(TINY)))), folder)
+    return folder / GRAPH
+
+
 @pytest.fixture
 def raw(redis_server: RedisServer) -> Iterator[redis_py.Redis]:
     """A bare client, to look at Redis behind the store's back."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embedctl_workers import references
 from embedctl_workers.artifacts import Artifact
-from embedctl_workers.backends.base import Host
+from embedctl_workers.backends.base import Host, Vectors
 from embedctl_workers.models import ModelFiles
 from embedctl_workers.onnx import build as onnx_build
 from embedctl_workers.onnx import recipe as onnx_recipe
@@ -23,6 +26,13 @@ from tests.fakes import tensorrt
 from tests.fakes.cuda import FakeDevice
 from tests.onnx_models import quick_artifact
 from tests.references_here import compute_here
+from tests.tiny_models import Tiny
+
+#: Three buckets: up to 32, 64 and 100 tokens.
+TINY = Tiny(max_seq_length=100, normalize=True)
+TEXTS = ["the text", "word", "a model of query and passage that is text for it", "", "x " * 40, "THE Query", "to " * 90]
+#: 16 bits: what the precision promises, with room for what a real GPU rounds otherwise.
+LEAST_COSINE = 0.9995
 
 
 def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Runtime:
@@ -47,3 +57,20 @@ def quick_plan(files: ModelFiles, made: Runtime, host: Host, options: PlanOption
     for name in (MODEL, TOKENIZER):
         shutil.copy(plain / name, folder / name)
     return Artifact(folder, {"graph": {"name": options.dtype}})
+
+
+@functools.cache
+def sentence_transformer(folder: Path) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+def by_torch(files: ModelFiles, texts: list[str], **options: Any) -> Vectors:
+    model = sentence_transformer(files.folder)
+    return np.asarray(model.encode(texts, batch_size=1, normalize_embeddings=True, **options))
+
+
+def assert_close(found: Vectors, expected: Vectors, least: float = LEAST_COSINE) -> None:
+    assert np.isfinite(found).all()
+    assert (found * expected).sum(axis=1).min() >= least

@@ -6,23 +6,19 @@ Nothing here was run on a GPU but the test with the mark `tensorrt`, where there
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embedctl_config.errors import DeviceLost, MissingExtra, ModelError, SettingsError, WorkerError
+from embedctl_config.errors import DeviceLost, ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.wire import ChunkInput, ErrorCode
 from embedctl_workers.artifacts import Artifact
@@ -35,14 +31,12 @@ for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
 
 import onnx  # noqa: E402
 import torch  # noqa: E402
-from onnx import TensorProto, numpy_helper  # noqa: E402
 
 from embedctl_workers.backends.tensorrt import TensorRTBackend  # noqa: E402
 from embedctl_workers.encoder import ChunkEncoder  # noqa: E402
 from embedctl_workers.onnx import recipe as onnx_recipe  # noqa: E402
-from embedctl_workers.onnx.inputs import GRAPH, OUTPUT, GraphInputs  # noqa: E402
-from embedctl_workers.tensorrt import build, graphs, plan, recipe, runtime  # noqa: E402
-from embedctl_workers.tensorrt.device import CudaDevice  # noqa: E402
+from embedctl_workers.onnx.inputs import GRAPH  # noqa: E402
+from embedctl_workers.tensorrt import build, graphs, plan, recipe  # noqa: E402
 from embedctl_workers.tensorrt.engine import PlanRefused  # noqa: E402
 from embedctl_workers.tensorrt.profiles import Profile, pieces_of, profiles_for  # noqa: E402
 from embedctl_workers.tensorrt.recipe import PLAN, PlanOptions  # noqa: E402
@@ -50,11 +44,9 @@ from embedctl_workers.tensorrt.runtime import Runtime  # noqa: E402
 from embedctl_workers.tensorrt.timing import TimingCache  # noqa: E402
 from tests.fakes import tensorrt as fake  # noqa: E402
 from tests.fakes.cuda import FakeDevice  # noqa: E402
-from tests.tensorrt_models import stand_in  # noqa: E402
+from tests.tensorrt_models import TEXTS, TINY, assert_close, by_torch, stand_in  # noqa: E402
 from tests.tiny_models import Tiny  # noqa: E402
 
-#: Three buckets: up to 32, 64 and 100 tokens.
-TINY = Tiny(max_seq_length=100, normalize=True)
 FAMILIES = (
     TINY,
     Tiny("roberta", max_seq_length=100),
@@ -63,12 +55,7 @@ FAMILIES = (
 )
 #: Two rows of the longest text at once.
 SMALL = {"batch_tokens": 200}
-TEXTS = ["the text", "word", "a model of query and passage that is text for it", "", "x " * 40, "THE Query", "to " * 90]
 RUN_CHILD = onnx_recipe.run_child
-#: 16 bits: what the precision promises, with room for what a real GPU rounds otherwise.
-LEAST_COSINE = 0.9995
-
-
 #: For what depends on TensorRT's names; all else is tried with the newer version alone.
 BOTH = pytest.mark.parametrize("version", fake.VERSIONS, indirect=True)
 
@@ -118,23 +105,6 @@ def encode(
     tokens = backend.tokenize(texts, prompt)
     picked = np.arange(len(texts)) if rows is None else np.array(rows)
     return backend.finish(backend.forward(tokens, picked), normalize=True)
-
-
-@functools.cache
-def sentence_transformer(folder: Path) -> Any:
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-
-
-def by_torch(files: ModelFiles, texts: list[str], **options: Any) -> Vectors:
-    model = sentence_transformer(files.folder)
-    return np.asarray(model.encode(texts, batch_size=1, normalize_embeddings=True, **options))
-
-
-def assert_close(found: Vectors, expected: Vectors, least: float = LEAST_COSINE) -> None:
-    assert np.isfinite(found).all()
-    assert (found * expected).sum(axis=1).min() >= least
 
 
 @BOTH
@@ -507,175 +477,6 @@ def test_a_model_of_which_no_plan_is_right_is_refused(
     assert not list(own.cache.glob(f"artifacts/*/{PLAN}"))
 
 
-@pytest.fixture(scope="session")
-def plain_graph(
-    tiny_model: Callable[[Tiny], Path], cache_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    from embedctl_workers.onnx.export import export_own
-
-    folder = tmp_path_factory.mktemp("plain")
-    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(TINY)))), folder)
-    return folder / GRAPH
-
-
-def types_of(model: Any) -> dict[str, int]:
-    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
-    graph = inferred.graph
-    found = {each.name: each.type.tensor_type.elem_type for each in (*graph.value_info, *graph.input, *graph.output)}
-    return found | {each.name: each.data_type for each in graph.initializer}
-
-
-@pytest.mark.parametrize(("dtype", "kind"), [("fp16", TensorProto.FLOAT16), ("bf16", TensorProto.BFLOAT16)])
-def test_sums_norms_and_pooling_stay_in_fp32(dtype: str, kind: int, plain_graph: Path, tmp_path: Path) -> None:
-    graphs.convert(plain_graph, tmp_path / GRAPH, dtype)
-    model = onnx.load(tmp_path / GRAPH)
-    onnx.checker.check_model(model, full_check=True)
-    types = types_of(model)
-    assert types[OUTPUT] == TensorProto.FLOAT
-    inputs = {
-        name: {types[each] for node in model.graph.node if node.op_type == name for each in node.input if each}
-        for name in ("LayerNormalization", "Softmax", "MatMul", "Erf")
-    }
-    assert inputs == {
-        "LayerNormalization": {TensorProto.FLOAT},
-        "Softmax": {TensorProto.FLOAT},
-        "MatMul": {kind},
-        "Erf": {kind},
-    }
-    behind = [node for node in model.graph.node if node.name.startswith("/_model.1/")]
-    assert {"ReduceSum", "Div"} <= {node.op_type for node in behind}
-    allowed = {TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL}
-    assert {types[each] for node in behind for each in (*node.input, *node.output) if each} <= allowed
-    other = {TensorProto.FLOAT16, TensorProto.BFLOAT16} - {kind}
-    assert other.isdisjoint(types.values())
-    # Nor do its numbers go through 16 bits from one node to the next.
-    made = {each for node in behind for each in node.output}
-    assert not [
-        node
-        for node in model.graph.node
-        if node.name not in {each.name for each in behind}
-        and made.intersection(node.input)
-        and types[node.output[0]] == kind
-    ]
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("family", ["bert", "mpnet"])
-def test_a_graph_computed_in_its_own_types_gives_the_vectors(
-    family: Any, dtype: str, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
-) -> None:
-    """By onnx's own evaluator, which computes in fp16 and bf16 where the graph says so."""
-    from onnx.reference import ReferenceEvaluator
-
-    from embedctl_workers.onnx.export import export_own
-
-    files = resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(family, normalize=True)))))
-    (tmp_path / "plain").mkdir()
-    export_own(files, tmp_path / "plain")
-    graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
-    evaluator = ReferenceEvaluator(str(tmp_path / GRAPH))
-    inputs = GraphInputs(tmp_path / "plain", evaluator.input_names)
-    tokens = inputs.tokenize(TEXTS, None)
-    (found,) = evaluator.run(None, dict(inputs.batch(tokens, np.arange(len(TEXTS)))))
-    assert found.dtype == np.float32
-    assert_close(found, by_torch(files, TEXTS), 0.999)
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize(("family", "operator"), [("roberta", "CumSum"), ("mpnet", "Log")])
-def test_positions_are_counted_in_fp32(
-    family: Any, operator: str, dtype: str, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
-) -> None:
-    """bf16 holds whole numbers up to 256 alone."""
-    from embedctl_workers.onnx.export import export_own
-
-    (tmp_path / "plain").mkdir()
-    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(family, max_seq_length=100))))), tmp_path / "plain")
-    graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
-    model = onnx.load(tmp_path / GRAPH)
-    types, makers = types_of(model), {name: node for node in model.graph.node for name in node.output}
-    (found,) = (node for node in model.graph.node if node.op_type == operator)
-    before, seen = [found.input[0]], set()
-    while before:
-        name = before.pop()
-        seen.add(types[name])
-        if makers[name].op_type != "Shape":
-            before += [each for each in makers[name].input if each in makers]
-    assert types[found.output[0]] == TensorProto.FLOAT
-    assert {TensorProto.FLOAT16, TensorProto.BFLOAT16}.isdisjoint(seen)
-    (after,) = (node for node in model.graph.node if found.output[0] in node.input)
-    assert types[after.output[0]] in (TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64)
-
-
-def test_the_first_token_is_taken_without_a_question(tmp_path: Path, tiny_model: Callable[[Tiny], Path]) -> None:
-    """The exporter's `If` has answers of several ranks, which TensorRT does not take."""
-    from embedctl_workers.onnx.export import export_own
-
-    (tmp_path / "plain").mkdir()
-    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(pooling="cls"))))), tmp_path / "plain")
-    assert "If" in {node.op_type for node in onnx.load(tmp_path / "plain" / GRAPH).graph.node}
-    for dtype in ("fp16", "fp32"):
-        graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
-        assert "If" not in {node.op_type for node in onnx.load(tmp_path / GRAPH).graph.node}
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-def test_no_number_of_a_graph_is_beyond_16_bits(dtype: str, plain_graph: Path, tmp_path: Path) -> None:
-    def largest(path: Path) -> float:
-        tensors = [numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer]
-        constants = [
-            numpy_helper.to_array(a.t) for node in onnx.load(path).graph.node for a in node.attribute if a.HasField("t")
-        ]
-        return max(
-            float(np.abs(each.astype(np.float64)).max())
-            for each in (*tensors, *constants)
-            if each.dtype.kind not in "iub"
-        )
-
-    assert largest(plain_graph) > 1e30, "the model masks with something else: this test shows nothing"
-    graphs.convert(plain_graph, tmp_path / GRAPH, dtype)
-    assert largest(tmp_path / GRAPH) == 1e4 if dtype != "bf16" else abs(largest(tmp_path / GRAPH) - 1e4) < 64
-
-
-def test_bf16_numbers_are_rounded_from_fp32(plain_graph: Path, tmp_path: Path) -> None:
-    graphs.convert(plain_graph, tmp_path / GRAPH, "bf16")
-    originals = {each.name: each for each in onnx.load(plain_graph).graph.initializer}
-    compared = 0
-    for each in onnx.load(tmp_path / GRAPH).graph.initializer:
-        if each.data_type == TensorProto.BFLOAT16 and each.name in originals:
-            exact = torch.from_numpy(numpy_helper.to_array(originals[each.name]).copy())
-            found = numpy_helper.to_array(each).astype(np.float32)
-            np.testing.assert_array_equal(found, exact.bfloat16().float().numpy())
-            compared += 1
-    assert compared > 10
-
-
-def test_a_large_graph_keeps_its_weights_beside_it(
-    plain_graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(graphs, "is_large", lambda graph: True)
-    for dtype in ("fp16", "bf16", "fp32"):
-        (tmp_path / dtype).mkdir()
-        graphs.convert(plain_graph, tmp_path / dtype / GRAPH, dtype)
-        assert sorted(path.name for path in (tmp_path / dtype).iterdir()) == [GRAPH, "weights"]
-        small = tmp_path / f"{dtype}.onnx"
-        with monkeypatch.context() as patch:
-            patch.setattr(graphs, "is_large", lambda graph: False)
-            graphs.convert(plain_graph, small, dtype)
-        beside = {each.name: each for each in onnx.load(tmp_path / dtype / GRAPH).graph.initializer}
-        for each in onnx.load(small).graph.initializer:
-            np.testing.assert_array_equal(numpy_helper.to_array(each), numpy_helper.to_array(beside[each.name]))
-
-
-def test_a_graph_of_another_exporter_is_refused(plain_graph: Path, tmp_path: Path) -> None:
-    model = onnx.load(plain_graph)
-    for node in model.graph.node:
-        node.name = node.name.replace("_model", "model")
-    onnx.save(model, tmp_path / "other.onnx")
-    with pytest.raises(ModelError, match="another exporter"):
-        graphs.convert(tmp_path / "other.onnx", tmp_path / GRAPH, "fp16")
-
-
 @BOTH
 def test_every_error_of_the_parser_is_told(here: Runtime, plain_graph: Path, tmp_path: Path) -> None:
     model = onnx.load(plain_graph)
@@ -762,112 +563,6 @@ def test_what_was_begun_of_a_batch_that_fails_is_waited_for(here: Runtime, files
     encoded = encoder.encode(encoder.prepare(ChunkInput(0, bytes(2), [text.encode() for text in texts]), {}))
     assert [(error.row, error.code) for error in encoded.errors] == [(1, ErrorCode.OUT_OF_MEMORY)]
     assert_close(encoded.vectors[:1], by_torch(files, texts[:1]))
-
-
-class Missing:
-    """What `import tensorrt` does on machines where it is not right."""
-
-    def __init__(self, outcome: Any) -> None:
-        self._outcome = outcome
-
-    def __call__(self, name: str) -> Any:
-        assert name == "tensorrt"
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
-
-
-@pytest.mark.parametrize(
-    ("outcome", "kind", "message"),
-    [
-        (
-            ModuleNotFoundError("No module named 'tensorrt'", name="tensorrt"),
-            MissingExtra,
-            r"backend 'tensorrt' needs an optional dependency: pip install 'embedctl\[tensorrt\]'",
-        ),
-        (
-            ModuleNotFoundError("No module named 'tensorrt_libs'", name="tensorrt_libs"),
-            WorkerError,
-            "the package tensorrt is here without tensorrt_libs: install tensorrt with its libraries",
-        ),
-        (
-            ImportError("libnvonnxparser.so.10: cannot open shared object file"),
-            WorkerError,
-            r"can't be loaded \(libnvonnxparser.so.10: cannot open .*\): install tensorrt with its libraries",
-        ),
-        (RuntimeError("The package you are trying to install\nis only a placeholder"), WorkerError, "can't be loaded"),
-        (
-            OSError("libnvinfer.so.10: file too short"),
-            WorkerError,
-            r"can't be loaded \(libnvinfer.so.10: file too short",
-        ),
-        (ModuleType("tensorrt"), WorkerError, "is a placeholder: install tensorrt with its libraries"),
-        (
-            SimpleNamespace(Builder=None, OnnxParser=None, __version__="10.15.1.29"),
-            WorkerError,
-            r"TensorRT 10.15.1.29 is too old, 10.16 or later is needed",
-        ),
-    ],
-)
-def test_what_is_missing_of_tensorrt_is_said_in_one_line(
-    outcome: Any, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime, "import_module", Missing(outcome))
-    with pytest.raises(kind, match=message) as raised:
-        runtime.load_vendor()
-    assert "\n" not in str(raised.value)
-
-
-def test_without_a_gpu_tensorrt_is_not_even_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "import_module", Missing(AssertionError("imported")))
-    if not torch.cuda.is_available():
-        with pytest.raises(WorkerError, match=r"torch \S+ (was built without CUDA|.*can use no GPU)"):
-            runtime.open_runtime()
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "init", Missing(None))
-
-    def no_driver() -> None:
-        raise RuntimeError("Found no NVIDIA driver on your system.")
-
-    monkeypatch.setattr(torch.cuda, "init", no_driver)
-    with pytest.raises(WorkerError, match=r"can use no GPU: `nvidia-smi` shows .*Found no NVIDIA driver"):
-        runtime.open_runtime()
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    with pytest.raises(WorkerError, match=r"runs on NVIDIA's GPUs, and torch .* is built for ROCm"):
-        CudaDevice()
-
-
-ORDER = """
-import os, sys
-import embedctl_workers.cli, embedctl_workers.model_cli
-from embedctl_workers import devices
-HEAVY = ("tensorrt", "torch", "numpy", "onnx", "onnxruntime", "tokenizers")
-assert not [name for name in HEAVY if name in sys.modules]
-devices.pin(None, accelerator=devices.Accelerator("gpu", 1, "GPU-of-the-test"))
-from embedctl_config.errors import WorkerError
-import embedctl_workers.backends.tensorrt
-from embedctl_workers.tensorrt import runtime
-assert "tensorrt" not in sys.modules
-try:
-    runtime.load_vendor()
-except WorkerError:
-    pass
-print(sys.modules["tensorrt"].SEEN, sys.modules["tensorrt"].__file__)
-"""
-
-
-def test_the_gpu_is_chosen_before_tensorrt_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "tensorrt.py").write_text("import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']\n")
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    done = subprocess.run(
-        [sys.executable, "-c", ORDER],
-        env={**environment, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["GPU-of-the-test", str(tmp_path / "tensorrt.py")]
 
 
 @BOTH

@@ -1,0 +1,128 @@
+"""Is TensorRT there, and the GPU that it needs? What is told where not, and that the GPU is chosen first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from embedctl_config.errors import MissingExtra, WorkerError
+
+for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
+    pytest.importorskip(_needed)
+
+import torch  # noqa: E402
+
+from embedctl_workers.tensorrt import runtime  # noqa: E402
+from embedctl_workers.tensorrt.device import CudaDevice  # noqa: E402
+
+
+class Missing:
+    """What `import tensorrt` does on machines where it is not right."""
+
+    def __init__(self, outcome: Any) -> None:
+        self._outcome = outcome
+
+    def __call__(self, name: str) -> Any:
+        assert name == "tensorrt"
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "message"),
+    [
+        (
+            ModuleNotFoundError("No module named 'tensorrt'", name="tensorrt"),
+            MissingExtra,
+            r"backend 'tensorrt' needs an optional dependency: pip install 'embedctl\[tensorrt\]'",
+        ),
+        (
+            ModuleNotFoundError("No module named 'tensorrt_libs'", name="tensorrt_libs"),
+            WorkerError,
+            "the package tensorrt is here without tensorrt_libs: install tensorrt with its libraries",
+        ),
+        (
+            ImportError("libnvonnxparser.so.10: cannot open shared object file"),
+            WorkerError,
+            r"can't be loaded \(libnvonnxparser.so.10: cannot open .*\): install tensorrt with its libraries",
+        ),
+        (RuntimeError("The package you are trying to install\nis only a placeholder"), WorkerError, "can't be loaded"),
+        (
+            OSError("libnvinfer.so.10: file too short"),
+            WorkerError,
+            r"can't be loaded \(libnvinfer.so.10: file too short",
+        ),
+        (ModuleType("tensorrt"), WorkerError, "is a placeholder: install tensorrt with its libraries"),
+        (
+            SimpleNamespace(Builder=None, OnnxParser=None, __version__="10.15.1.29"),
+            WorkerError,
+            r"TensorRT 10.15.1.29 is too old, 10.16 or later is needed",
+        ),
+    ],
+)
+def test_what_is_missing_of_tensorrt_is_said_in_one_line(
+    outcome: Any, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "import_module", Missing(outcome))
+    with pytest.raises(kind, match=message) as raised:
+        runtime.load_vendor()
+    assert "\n" not in str(raised.value)
+
+
+def test_without_a_gpu_tensorrt_is_not_even_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "import_module", Missing(AssertionError("imported")))
+    if not torch.cuda.is_available():
+        with pytest.raises(WorkerError, match=r"torch \S+ (was built without CUDA|.*can use no GPU)"):
+            runtime.open_runtime()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", Missing(None))
+
+    def no_driver() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.")
+
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
+    with pytest.raises(WorkerError, match=r"can use no GPU: `nvidia-smi` shows .*Found no NVIDIA driver"):
+        runtime.open_runtime()
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(WorkerError, match=r"runs on NVIDIA's GPUs, and torch .* is built for ROCm"):
+        CudaDevice()
+
+
+ORDER = """
+import os, sys
+import embedctl_workers.cli, embedctl_workers.model_cli
+from embedctl_workers import devices
+HEAVY = ("tensorrt", "torch", "numpy", "onnx", "onnxruntime", "tokenizers")
+assert not [name for name in HEAVY if name in sys.modules]
+devices.pin(None, accelerator=devices.Accelerator("gpu", 1, "GPU-of-the-test"))
+from embedctl_config.errors import WorkerError
+import embedctl_workers.backends.tensorrt
+from embedctl_workers.tensorrt import runtime
+assert "tensorrt" not in sys.modules
+try:
+    runtime.load_vendor()
+except WorkerError:
+    pass
+print(sys.modules["tensorrt"].SEEN, sys.modules["tensorrt"].__file__)
+"""
+
+
+def test_the_gpu_is_chosen_before_tensorrt_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "tensorrt.py").write_text("import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']\n")
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run(
+        [sys.executable, "-c", ORDER],
+        env={**environment, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["GPU-of-the-test", str(tmp_path / "tensorrt.py")]
