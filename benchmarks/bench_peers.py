@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from benchmarks.peers.child import Child, reference_of
-from benchmarks.peers.environments import Unavailable
-from benchmarks.peers.models import MODELS, folder_of
-from benchmarks.peers.registry import FLOOR, SYSTEMS
-from benchmarks.peers.report import Comparison, Result, render
-from benchmarks.peers.workloads import make_workload
+from benchmarks.peers_models import MODELS, PLACE, model_of
+from benchmarks.peers_report import Comparison, Result, render
+from benchmarks.workloads import describe, make_workload
 
+from embedctl_workers.bench.peers.child import Child, reference_of
+from embedctl_workers.bench.peers.environments import Unavailable
+from embedctl_workers.bench.peers.registry import FLOOR, SYSTEMS
 from embedctl_workers.devices import parse_cpus
 
 #: Texts of each workload for MiniLM; with --quick. A larger model gets as many fewer as makes the work the same.
@@ -36,12 +36,11 @@ def main() -> None:
     cpus = sorted(parse_cpus(arguments.cpus) if arguments.cpus else os.sched_getaffinity(0))
     comparisons: list[Comparison] = []
     try:
-        for model_name in arguments.models:
-            model = MODELS[model_name]
+        smallest = model_of("minilm", PLACE).flops_per_token
+        for model in (model_of(name, PLACE) for name in arguments.models):
             for workload_name in arguments.workloads:
-                share = MODELS["minilm"].flops_per_token / model.flops_per_token
-                count = round(COUNTS[workload_name][arguments.quick] * share)
-                workload = make_workload(workload_name, count, folder_of(model) / "tokenizer.json")
+                count = round(COUNTS[workload_name][arguments.quick] * smallest / model.flops_per_token)
+                workload = make_workload(workload_name, count, model.folder / "tokenizer.json", PLACE)
                 results = [Result(SYSTEMS[name]) for name in arguments.systems]
                 comparisons.append(Comparison(model, workload, results))
                 _compare(comparisons[-1], cpus, QUICK_ROUNDS if arguments.quick else arguments.rounds)
@@ -81,14 +80,14 @@ def _arguments() -> argparse.Namespace:
 def _compare(comparison: Comparison, cpus: Sequence[int], rounds: int) -> None:
     """Load every system, then measure them round by round."""
     model, workload = comparison.model, comparison.workload
-    _say(f"{model.name}, {workload.describe()}")
-    reference = reference_of(model, workload, cpus)
+    _say(f"{model.name}, {describe(workload)}")
+    reference = reference_of(model, workload, cpus, PLACE)
     running: dict[str, tuple[Child, Result]] = {}
     try:
         for result in comparison.results:
             name = result.system.name
             try:
-                child = Child(result.system, model, workload, cpus)
+                child = Child(result.system, model, workload, cpus, PLACE)
             except Unavailable as error:
                 result.unavailable = str(error)
                 _say(f"{name}: not available: {error}")

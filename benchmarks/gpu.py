@@ -27,15 +27,15 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.gpu_report import BF16, FP32, MATRIX, OURS, Comparison, Result, render
-from benchmarks.peers.child import Child, Encoded
-from benchmarks.peers.environments import Unavailable
-from benchmarks.peers.models import MODELS, Model, folder_of
-from benchmarks.peers.registry import System
-from benchmarks.peers.serving import Setting
-from benchmarks.peers.workloads import make_workload
+from benchmarks.peers_models import PLACE, model_of
 from benchmarks.utilisation import Samples, cpu_samples, gpu_samples
+from benchmarks.workloads import describe, make_workload
 
 from embedctl_config.errors import EmbedctlError
+from embedctl_workers.bench.peers.child import Child, Encoded
+from embedctl_workers.bench.peers.environments import Unavailable
+from embedctl_workers.bench.peers.registry import System
+from embedctl_workers.bench.peers.serving import Setting
 from embedctl_workers.discovery import choose_accelerator
 
 NAMES = ("minilm", "bge-base", "bge-large")
@@ -63,10 +63,10 @@ def main() -> None:
             sys.exit(str(error))
         try:
             for name in arguments.models:
-                model = _model(MODELS[name], arguments.seed_model)
+                model = model_of(name, PLACE, arguments.seed_model)
                 for workload_name in arguments.workloads:
                     count = COUNTS[workload_name][arguments.quick or arguments.device == "cpu"]
-                    workload = make_workload(workload_name, count, folder_of(model) / "tokenizer.json")
+                    workload = make_workload(workload_name, count, model.folder / "tokenizer.json", PLACE)
                     # A text that comes twice in a chunk is encoded once: none may hold a text and its repetition.
                     workload = replace(workload, chunk=min(CHUNK, count))
                     comparisons.append(Comparison(model, workload, trial=arguments.device == "cpu"))
@@ -133,31 +133,23 @@ class Device:
 
         load = {"hardware": self.kind}
         return [
-            System(OURS, "embedctl_pipeline", (Setting(1, {"workers": 1, **load}),), _PACKAGES, chunked=True),
+            System(OURS, "embedctl_pipeline", (Setting(1, {"workers": 1, **load}),), _PACKAGES, ours=True),
             reference(BF16, "bfloat16"),
             reference(FP32, "float32"),
             System(MATRIX, "matrix", (Setting(1, load),), _PACKAGES),
         ]
 
 
-def _model(model: Model, seed: Path | None) -> Model:
-    """The model, made; with random weights where the folder that it is made of has none."""
-    if not model.random and seed is not None and not (seed / "model.safetensors").is_file():
-        model = replace(model, name=f"{model.name}-random", random=True)
-    folder_of(model, seed=seed)
-    return model
-
-
 def _compare(comparison: Comparison, device: Device, rounds: int, seconds: float) -> None:
     """Load every system, then measure them round by round, and the idle time at last."""
     model, workload = comparison.model, comparison.workload
-    _say(f"{model.name}, {workload.describe()}")
+    _say(f"{model.name}, {describe(workload)}")
     running: dict[str, Child] = {}
     try:
         for system in device.systems():
             result = comparison.results[system.name] = Result(system.name)
             try:
-                child = Child(system, model, workload, device.cpus)
+                child = Child(system, model, workload, device.cpus, PLACE)
             except Unavailable as error:
                 result.unavailable = str(error)
                 _say(f"{system.name}: not available: {error}")

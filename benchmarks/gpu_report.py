@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
-from benchmarks.peers.models import Model
-from benchmarks.peers.workloads import Workload
+from benchmarks.peers_models import is_random
+from benchmarks.workloads import describe
 
+from embedctl_workers.bench.peers.models import Model
+from embedctl_workers.bench.peers.workload import Workload
 from embedctl_workers.surroundings import cpu_name
 
 OURS, BF16, FP32, MATRIX = "embedctl", "st-bf16", "st-fp32", "matrix"
@@ -65,10 +67,10 @@ class Comparison:
 
     def render(self) -> Iterator[str]:
         """A table, and what is aimed at."""
-        weights = "random weights of that shape" if self.model.random else "its real weights"
+        weights = "random weights of that shape" if is_random(self.model) else "its real weights"
         yield f"## {self.workload.name}, {self.model.name}\n"
         yield (
-            f"{self.workload.describe()}. {self.model.layers} layers of {self.model.hidden}, {weights}. "
+            f"{describe(self.workload)}. {self.model.layers} layers of {self.model.hidden}, {weights}. "
             f"Began {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(self.began))}.\n"
         )
         yield "| " + " | ".join(_HEADINGS) + " |"

@@ -16,13 +16,14 @@ from embedctl_config import errors
 from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_workers.backends import BACKENDS
+from embedctl_workers.bench.commands import main as bench
 from embedctl_workers.cli import main as worker
 from embedctl_workers.model_cli import main as model
 from embedctl_workers.up_cli import main as up
 
 DOCS = Path(__file__).parent
 #: Commands that are a process of their own, and so a command line of their own.
-PROCESSES: dict[str, click.Command] = {"worker": worker, "up": up, "model": model}
+PROCESSES: dict[str, click.Command] = {"worker": worker, "up": up, "model": model, "bench": bench}
 #: Columns of the terminal for which help is printed.
 WIDTH = 100
 

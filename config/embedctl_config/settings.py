@@ -25,9 +25,9 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are no settings but have a variable all the same. A test holds this to the commands.
 FLAGS = frozenset(
     """
-    cpus dimensions dry_run exporter force format gpu id_field idempotency_key json limit log_level max_errors
-    neuron_core no_build normalize output passwords precision prompt quiet ready redis_7 report resume skip_bad_lines
-    target text_field threads timeout truncation wait watch
+    cpus dimensions dry_run exporter force format fresh gpu id_field idempotency_key json limit log_level max_errors
+    neuron_core no_build normalize output passwords peers precision price prompt quick quiet ready redis_7 report resume
+    skip_bad_lines target text_field threads timeout truncation wait watch
     """.split()  # noqa: SIM905  (as a list it would be a screen of its own)
 )
 #: The longest that a job may be kept (seconds): ten years, which no clock or counter of ours overflows at.

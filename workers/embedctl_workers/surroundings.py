@@ -47,10 +47,10 @@ def describe(pinned: Pinned) -> dict[str, str]:
     return facts
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that are installed here."""
+def versions(*more: str) -> dict[str, str]:
+    """Of Python and of the packages that are installed here, those that are named besides among them."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *more):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

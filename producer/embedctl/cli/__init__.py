@@ -71,6 +71,7 @@ for _command in (
     stack.worker,
     stack.up,
     stack.model,
+    stack.bench,
     dashboard.flower,
     operate.doctor,
     operate.config,

@@ -93,6 +93,13 @@ def model(arguments: tuple[str, ...]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.model_cli", *arguments])  # noqa: S606
 
 
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> None:
+    """Measure this machine as published benchmarks do; see `embedctl bench --help`."""
+    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.bench.commands", *arguments])  # noqa: S606
+
+
 @contextmanager
 def _stack(
     settings: Settings, name: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]

@@ -1,0 +1,101 @@
+"""A report as people see it: on a wide screen, on a phone, in the dark, and without a network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from embedctl_workers.bench.report import write_report
+from tests.bench_reports import sample_report
+from tests.e2e.test_flower_browser import BROWSERS
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[dev]'")
+pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+#: Text that is cut off, or lies over other text, within each picture; and pictures whose letters are too small.
+OVERLAPS = """
+return [...document.querySelectorAll('figure svg')].flatMap(svg => {
+  const frame = svg.getBoundingClientRect();
+  const words = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
+  const out = words.filter(([, box]) => box.left < frame.left - 1 || box.right > frame.right + 1
+    || box.top < frame.top - 1 || box.bottom > frame.bottom + 1).map(([word]) => 'cut off: ' + word);
+  words.forEach(([one, a], i) => words.slice(i + 1).forEach(([two, b]) => {
+    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1.5
+      && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3) out.push(`overlap: ${one} and ${two}`);
+  }));
+  const scale = frame.width / svg.viewBox.baseVal.width;
+  [...svg.querySelectorAll('text')].filter(text => parseFloat(getComputedStyle(text).fontSize) * scale < 7.5)
+    .forEach(text => out.push('too small: ' + text.textContent));
+  return out;
+});
+"""
+CONTRAST = """
+const rgb = colour => colour.match(/[\\d.]+/g).slice(0, 3).map(Number);
+const light = colour => rgb(colour).map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+const behind = element => { const c = getComputedStyle(element).backgroundColor;
+  return c === 'rgba(0, 0, 0, 0)' && element.parentElement ? behind(element.parentElement) : c; };
+return [...document.querySelectorAll('h1, h2, h3, p, th, td, dt, dd, li, a, code, strong, .mark, .verdict')].map(e => {
+  const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
+  return [(a + 0.05) / (b + 0.05), e.outerHTML.slice(0, 80)];
+}).filter(([ratio]) => ratio < 4.5);
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(sample_report(), tmp_path_factory.mktemp("report"))[0]
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[object]:
+    chrome = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    chromedriver = shutil.which("chromedriver")
+    if not chrome or not chromedriver:
+        reason = "needs chromium and chromedriver: `make test-slow` installs Debian's"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    options = webdriver.ChromeOptions()
+    options.binary_location = chrome
+    for flag in ("--headless=new", "--disable-dev-shm-usage", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"):
+        options.add_argument(flag)
+    if os.geteuid() == 0:
+        options.add_argument("--no-sandbox")  # root may not have one; it opens pages of our own only
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options, service=webdriver.ChromeService(chromedriver)) as started:
+        yield started
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_a_report_can_be_read(driver, page: Path, width: int, scheme: str, tmp_path: Path) -> None:
+    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    driver.get(page.as_uri())
+    driver.save_screenshot(str(tmp_path / f"{width}-{scheme}.png"))
+
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width, (
+        "the page itself never scrolls"
+    )
+    assert driver.execute_script(OVERLAPS) == []
+    assert driver.execute_script(CONTRAST) == []
+    dark = driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+    assert dark == (scheme == "dark")
+    wide = driver.execute_script(
+        "const box = document.querySelector('#table-lengths').parentElement.querySelector('.scroll');"
+        "return box.scrollWidth > box.clientWidth"
+    )
+    assert wide == (width == 400), "a wide table scrolls in itself, where it has to"
+    bold = driver.execute_script(
+        "return getComputedStyle(document.querySelector('.unmet .verdict')).fontWeight +"
+        " getComputedStyle(document.querySelector('li:not(.unmet) .verdict')).fontWeight"
+    )
+    assert bold == "700400"
+    assert [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"] == []

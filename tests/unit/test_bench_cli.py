@@ -1,0 +1,195 @@
+"""What the commands of `embedctl bench` share: options, files, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
+from embedctl_workers.bench import cli
+from embedctl_workers.bench.cli import Asked, common
+from embedctl_workers.devices import format_cpus, usable_cpus
+
+pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of whoever runs the tests are not these tests' business."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+
+def ask(*arguments: str, peers: bool = False, price: float | None = None, env: dict | None = None) -> Asked:
+    """What a command is given for these arguments; errors pass."""
+    got: list[Asked] = []
+
+    @click.command()
+    @common(peers=peers, price=price)
+    @click.option("--own", default=3)
+    def command(asked: Asked, own: int) -> None:
+        assert own == 3
+        got.append(asked)
+
+    result = run(command, *arguments, env=env)
+    if result.exception:
+        raise result.exception
+    return got[0]
+
+
+def run(command: click.Command, *arguments: str, env: dict | None = None) -> Result:
+    return CliRunner().invoke(command, arguments, env=env, catch_exceptions=True)
+
+
+def test_defaults_are_minilm_and_every_class_of_cpus_on_all_cpus() -> None:
+    asked = ask()
+    assert asked.models == ("all-MiniLM-L6-v2",)
+    assert asked.classes == ("cpu", "cpu-int8")
+    assert asked.cpus == usable_cpus(None)
+    assert asked.cpu_list == format_cpus(usable_cpus(None))
+    assert (asked.output, asked.quick, asked.peers, asked.price, asked.fresh) == (
+        Path("report"),
+        False,
+        None,
+        None,
+        False,
+    )
+
+
+def test_a_configured_class_of_cpus_is_measured_too_and_one_of_gpus_is_not(tmp_path: Path) -> None:
+    (tmp_path / "embedctl.toml").write_text(
+        '[classes.onnx]\nbackend = "onnx"\n[classes.mine]\ndevice = "gpu"\n[classes.fake]\nbackend = "dummy"\n'
+    )
+    assert ask().classes == ("cpu", "cpu-int8", "onnx")
+
+
+def test_a_class_that_can_t_run_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "onnxruntime" else object())
+    assert ask().classes == ("cpu",)
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name in ("onnxruntime", "torch") else object())
+    with pytest.raises(SettingsError, match="no class of CPUs can run here"):
+        ask()
+
+
+def test_options_can_be_repeated_and_have_variables() -> None:
+    asked = ask("--model", "a", "--model", "b", "--class", "cpu", "--class", "cpu", "--fresh", "-o", "elsewhere")
+    assert (asked.models, asked.classes, asked.fresh, asked.output) == (("a", "b"), ("cpu",), True, Path("elsewhere"))
+    variables = {"EMBEDCTL_QUICK": "1", "EMBEDCTL_PRICE": "0.5", "EMBEDCTL_CPUS": "0", "EMBEDCTL_FRESH": "true"}
+    asked = ask(env=variables)
+    assert (asked.quick, asked.price, asked.cpus, asked.fresh) == (True, 0.5, {0}, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "peers"),
+    [([], None), (["--peers", "none"], ()), (["--peers", "all"], ("all",)), (["--peers", "a, b,a"], ("a", "b"))],
+)
+def test_peers_are_named_all_none_or_those_that_are_installed(
+    arguments: list[str], peers: tuple[str, ...] | None
+) -> None:
+    assert ask(*arguments, peers=True).peers == peers
+
+
+def test_a_command_without_peers_has_no_such_option() -> None:
+    with pytest.raises(SystemExit):
+        ask("--peers", "all")
+
+
+def test_a_price_can_have_a_default() -> None:
+    assert ask(price=0.758).price == 0.758
+    assert ask("--price", "2", price=0.758).price == 2
+
+
+@pytest.mark.parametrize("arguments", [["--class", "nothing"], ["--cpus", "4095"], ["--cpus", "x"]])
+def test_what_is_not_there_is_an_error_of_ours(arguments: list[str]) -> None:
+    with pytest.raises(EmbedctlError, match=arguments[1]):
+        ask(*arguments)
+
+
+def test_without_the_extra_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "matplotlib" else object())
+    with pytest.raises(MissingExtra, match=r"embedctl\[bench\]"):
+        ask()
+
+
+def test_a_session_is_of_the_classes_as_they_are_configured(tmp_path: Path) -> None:
+    with ask().session("study", 1) as session:
+        session.step("one", lambda: 1)
+    with ask().session("study", 1) as session:
+        assert session.step("one", lambda: 2) == 1
+    (tmp_path / "embedctl.toml").write_text("[classes.cpu]\ntoken_budget = 99\n")
+    with ask().session("study", 1) as session:
+        assert session.step("one", lambda: 3) == 3
+    with ask("--quick").session("study", 1) as session:
+        assert session.step("one", lambda: 4) == 4
+
+
+PROGRAM = """\
+import sys, time
+import click
+from embedctl_workers.bench.cli import Asked, common, conclude
+from embedctl_workers.bench.report import Column, Report, Table
+
+def measure(number: int) -> int:
+    print("begun", number, file=sys.stderr, flush=True)
+    if number == 2 and "--price" not in sys.argv:
+        time.sleep(30)
+    return number * 2
+
+
+@click.command()
+@common()
+def command(asked: Asked) -> None:
+    rows = []
+    with_session = asked.session("slow", 3)
+    try:
+        with with_session as session:
+            for number in range(3):
+                rows.append({"n": number, "x": session.step(f"step {number}", lambda: measure(number))})
+    except KeyboardInterrupt:
+        pass
+    table = Table("all", "All", [Column("n", "n"), Column("x", "x")], rows)
+    conclude(Report("slow", "Slow", asked.command, "Sleep.", {}, [table], []), asked, with_session)
+
+command()
+"""
+
+
+def test_ctrl_c_leaves_a_report_of_what_was_measured_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "program.py", "-o", "out"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr
+        while "begun 2" not in (line := child.stderr.readline()):
+            assert line, "it ended too early"
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert out == "out/slow.html\n"
+    assert "goes on from there" in err
+    found = json.loads((tmp_path / "out" / "slow.json").read_text())
+    assert found["tables"][0]["rows"] == [{"n": 0, "x": 0}, {"n": 1, "x": 2}]
+    assert found["notes"][0].startswith("**Stopped with Ctrl-C")
+    assert found["command"] == "embedctl bench -o out"
+
+    quick = subprocess.run(
+        [*command, "--price", "1", "--quick"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "measured before" not in quick.stderr
+    assert json.loads((tmp_path / "out" / "slow.json").read_text())["notes"][0].startswith("**A quick run**")
+
+    # --price lets the program's last step end at once; it is no condition of a measurement.
+    done = subprocess.run(
+        [*command, "--price", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "1/3: step 0: measured before" in done.stderr
+    found = json.loads((tmp_path / "out" / "slow.json").read_text())
+    assert [row["x"] for row in found["tables"][0]["rows"]] == [0, 2, 4]
+    assert found["notes"] == []
+    assert found["machine"]["taken from earlier runs"].startswith("2 steps of ")

@@ -1,0 +1,225 @@
+"""Other systems' adapters: what runs in their environments, how requests are dealt, and what models they get."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import load_settings
+from embedctl_workers.bench.peers.embedctl_pipeline import config_text
+from embedctl_workers.bench.peers.environments import HERE, Unavailable, environment_for, is_installed
+from embedctl_workers.bench.peers.models import FORMATS, Model, uncut
+from embedctl_workers.bench.peers.registry import PEERS, SYSTEMS
+from embedctl_workers.bench.peers.serving import Answered, Pool, Requested, Setting
+
+#: What runs where embedctl is not installed.
+GUESTS = {"__main__", "serving", *(SYSTEMS[name].module for name in PEERS), *(f"convert_{form}" for form in FORMATS)}
+
+
+class OneByOne:
+    """An engine without a queue: a text's vector is its length, after a moment."""
+
+    def __init__(self, model: Path, threads: int, moment: float = 0.02) -> None:
+        self._moment = moment
+        self._identity = os.getpid()
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        if "bad" in texts:
+            raise ValueError("a bad text")
+        if "deadly" in texts:
+            os._exit(3)
+        time.sleep(self._moment)
+        return np.array([[len(text), self._identity] for text in texts], np.float64)
+
+    def count(self, texts: Sequence[str]) -> int:
+        return sum(map(len, texts))
+
+
+class Queueing(OneByOne):
+    """An engine that takes all requests at once."""
+
+    def requests(self, requests: Sequence[Sequence[str]]) -> Requested:
+        started = time.monotonic()
+        vectors = [self.encode(texts) for texts in requests]
+        return Requested(started, [Answered(each, started + 1, started + 2, tokens=7) for each in vectors])
+
+
+@pytest.fixture
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    engine, processes = request.param
+    pool = Pool(f"{__name__}:{engine}", "model", [min(os.sched_getaffinity(0))] * processes, Setting(processes))
+    yield pool
+    pool.close()
+
+
+REQUESTS = [["a"], ["bb", "b"], ["ccc"], ["dddd"], ["eeeee"]]
+
+
+@pytest.mark.parametrize("pool", [("OneByOne", 1), ("OneByOne", 2)], indirect=True)
+def test_an_engine_without_a_queue_gets_requests_one_after_the_other(pool: Pool) -> None:
+    done = pool.requests(REQUESTS, {})
+    assert [each.vectors[:, 0].tolist() for each in done.answers] == [[1], [2, 1], [3], [4], [5]]
+    latencies = [each.at - done.started for each in done.answers]
+    assert all(0.02 <= latency < 5 for latency in latencies)
+    processes = {each.vectors[0, 1] for each in done.answers}
+    if len(processes) == 1:
+        assert latencies == sorted(latencies)
+        assert latencies[-1] >= 5 * 0.02
+    else:
+        assert len(processes) == 2
+    assert pool.count(["a", "bbb"]) == 4
+
+
+@pytest.mark.parametrize("pool", [("OneByOne", 1), ("OneByOne", 2)], indirect=True)
+def test_texts_that_are_encoded_several_times_count_as_often(pool: Pool) -> None:
+    before, texts = time.time(), ["a", "bb", "ccc"]
+    done = pool.encode(texts, 2, {}, repeat=3)
+    assert done.vectors[:, 0].tolist() == [1, 2, 3] * 3
+    assert done.tokens == 3 * 6
+    assert before <= done.began < done.ended <= time.time() + 0.1
+    assert done.ended - done.began == pytest.approx(done.seconds, abs=1e-3)
+    assert pool.encode([*texts, "dddd"], 2, {}).tokens == 10
+
+
+@pytest.mark.parametrize("pool", [("Queueing", 2)], indirect=True)
+def test_an_engine_with_a_queue_gets_its_share_at_once_and_answers_in_order(pool: Pool) -> None:
+    done = pool.requests(REQUESTS, {})
+    assert [each.vectors[:, 0].tolist() for each in done.answers] == [[1], [2, 1], [3], [4], [5]]
+    assert len({each.vectors[0, 1] for each in done.answers}) == 2
+    assert [each.fetched - each.at for each in done.answers] == pytest.approx([1] * 5)
+
+
+@pytest.mark.parametrize("pool", [("OneByOne", 1)], indirect=True)
+def test_an_engine_that_fails_is_told_in_its_words_and_goes_on(pool: Pool) -> None:
+    with pytest.raises(RuntimeError, match="ValueError: a bad text"):
+        pool.requests([["bad"]], {})
+    assert len(pool.requests([["good"]], {}).answers) == 1
+    with pytest.raises(RuntimeError, match="the engine's process died"):
+        pool.requests([["deadly"]], {})
+
+
+def test_a_setting_shows_its_choices_and_not_what_is_fixed() -> None:
+    setting = Setting(2, {"compute": "int8"}, {"batch": 8}, {"cache": "/somewhere"})
+    assert setting.label(4) == "2×2, compute int8, batch 8"
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Top-level names of absolute imports, and `.name` of relative ones."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield f".{node.module}" if node.level else str(node.module).partition(".")[0]
+
+
+@pytest.mark.parametrize("module", sorted(GUESTS))
+def test_what_runs_in_a_peers_environment_imports_nothing_of_ours(module: str) -> None:
+    found = set(imports_of(HERE / f"{module}.py"))
+    assert not {name for name in found if name.startswith("embedctl")}
+    assert {name for name in found if name.startswith(".")} <= {".serving"}
+
+
+def test_a_peer_finds_the_adapters_and_nothing_else_of_ours(tmp_path: Path) -> None:
+    package, variables = environment_for("infinity")
+    assert package == "peers"
+    code = "import sys, peers.serving; print(*{name.partition('.')[0] for name in sys.modules})"
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert {"peers", "numpy"} <= loaded
+    assert not {"embedctl", "embedctl_config", "embedctl_workers", "torch"} & loaded
+
+
+def test_the_folder_on_a_peers_path_hides_no_module_of_the_standard_library() -> None:
+    names = {path.stem for path in HERE.parent.glob("*.py")} | {path.name for path in HERE.parent.iterdir()}
+    assert not names & sys.stdlib_module_names
+
+
+def test_an_environment_counts_only_with_todays_requirements(tmp_path: Path) -> None:
+    assert is_installed("", tmp_path)
+    assert not is_installed("fastembed", tmp_path)
+    (tmp_path / "fastembed").mkdir()
+    (tmp_path / "fastembed" / "installed.txt").write_text("fastembed==0.1\n")
+    assert not is_installed("fastembed", tmp_path)
+    (tmp_path / "fastembed" / "installed.txt").write_bytes((HERE / "fastembed.txt").read_bytes())
+    assert is_installed("fastembed", tmp_path)
+
+
+def test_a_class_of_the_users_is_written_as_it_is_configured(tmp_path: Path) -> None:
+    entry = {
+        "backend": "onnx",
+        "precision": "fp32",
+        "prefetch": 3,
+        "max_abs_error": 0.001,
+        "models": ["a", "b"],
+        "options": {"level": 3, "name": 'with "quotes"', "fast": True},
+    }
+    config = tmp_path / "embedctl.toml"
+    config.write_text(config_text(Path("/models/größe-1.5"), "/cache", "mine", entry))
+    # Names of models are of a small alphabet; its folder may have any.
+    config.write_text(config.read_text().replace('models."größe-1.5"', "models.m"))
+    settings = load_settings({"EMBEDCTL_CONFIG": str(config), "XDG_CONFIG_HOME": str(tmp_path)})
+    assert settings.classes["mine"] == HardwareClass(
+        backend="onnx",
+        prefetch=3,
+        max_abs_error=0.001,
+        models=("a", "b"),
+        options={"level": 3, "name": 'with "quotes"', "fast": True},
+    )
+    assert settings.models["m"].source == "/models/größe-1.5"
+    assert settings.cache_dir == "/cache"
+
+
+def model_folder(folder: Path, *, limit: int | None, positions: int = 512) -> Path:
+    folder.mkdir()
+    config = {"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536}
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": positions}))
+    if limit is not None:
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit, "do_lower_case": False}))
+    (folder / "onnx").mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def test_a_model_that_is_set_to_cut_early_is_copied_without(tmp_path: Path) -> None:
+    source = model_folder(tmp_path / "source", limit=128)
+    model = uncut("m-1", source, tmp_path / "place")
+    assert model.folder == tmp_path / "place" / "models" / "m-1"
+    assert json.loads((model.folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 512
+    assert json.loads((source / "sentence_bert_config.json").read_text())["max_seq_length"] == 128
+    assert sorted(path.name for path in model.folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "sentence_bert_config.json",
+    ]
+
+
+@pytest.mark.parametrize(("limit", "positions"), [(512, 512), (1024, 8192), (None, 512), (128, 130)])
+def test_any_other_model_is_taken_as_it_is(tmp_path: Path, limit: int | None, positions: int) -> None:
+    source = model_folder(tmp_path / "source", limit=limit, positions=positions)
+    assert uncut("m-1", source, tmp_path / "place").folder == source
+    assert not (tmp_path / "place").exists()
+
+
+def test_the_work_of_a_token_is_that_of_the_products(tmp_path: Path) -> None:
+    model = Model.in_folder("m", model_folder(tmp_path / "bert", limit=None))
+    assert model.flops_per_token == 2 * 6 * 12 * 384**2
+    distilled = tmp_path / "distilbert"
+    distilled.mkdir()
+    (distilled / "config.json").write_text(json.dumps({"n_layers": 6, "dim": 768, "hidden_dim": 3072}))
+    assert Model.in_folder("d", distilled).flops_per_token == 2 * 6 * 12 * 768**2
+    (distilled / "config.json").write_text("{}")
+    with pytest.raises(Unavailable, match="does not say how large"):
+        Model.in_folder("d", distilled)

@@ -1,0 +1,131 @@
+"""What a measurement ran on, and what else used the machine meanwhile."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedctl_workers import surroundings
+from embedctl_workers.cgroup import cpu_quota
+from embedctl_workers.devices import cores_of, format_cpus
+from embedctl_workers.surroundings import cpu_name
+
+#: What engines look for in a CPU.
+_INSTRUCTIONS = (
+    "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
+    "amx_bf16", "asimd", "asimddp", "sve", "i8mm", "bf16",
+)  # fmt: skip
+#: Of the queue, whose versions matter here besides.
+_QUEUE = ("celery", "kombu", "redis")
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU time of the machine since it started, or between two moments (seconds).
+
+    Attributes:
+        wall: on the clock.
+        busy: of all CPUs together, in processes and in the kernel.
+        ours: of it, in this process and those that it has started, and they.
+        steal: in which a CPU had work and the hypervisor ran something else.
+    """
+
+    wall: float
+    busy: float
+    ours: float
+    steal: float
+
+    @classmethod
+    def read(cls) -> Usage:
+        """As it is at this moment; without times where /proc does not tell them."""
+        try:
+            wall = float((_PROC / "uptime").read_text(encoding="ascii").split()[0])
+            first = (_PROC / "stat").read_text(encoding="ascii").split("\n", 1)[0]
+        except OSError:
+            return cls(0.0, 0.0, 0.0, 0.0)
+        # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guest times are in user and nice already.
+        ticks = [int(each) for each in first.split()[1:9]]
+        hertz = os.sysconf("SC_CLK_TCK")
+        busy = sum(ticks[:3]) + sum(ticks[5:7])
+        return cls(wall, busy / hertz, _ticks_of(os.getpid()) / hertz, (ticks[7] if len(ticks) > 7 else 0) / hertz)
+
+    def since(self, before: Usage) -> Usage:
+        """What has been added since then."""
+        return Usage(
+            self.wall - before.wall, self.busy - before.busy, self.ours - before.ours, self.steal - before.steal
+        )
+
+    @property
+    def others(self) -> float:
+        """CPUs' worth that other processes used, on average."""
+        return max(0.0, self.busy - self.ours) / self.wall if self.wall > 0 else 0.0
+
+    @property
+    def stolen(self) -> float:
+        """CPUs' worth that the hypervisor withheld, on average."""
+        return self.steal / self.wall if self.wall > 0 else 0.0
+
+    def as_json(self) -> dict[str, float]:
+        """What is kept with a measurement."""
+        return {"others_cpus": round(self.others, 3), "stolen_cpus": round(self.stolen, 3)}
+
+
+def facts(cpus: Collection[int]) -> dict[str, object]:
+    """The machine and the CPUs that were measured on, by name, as a report shows them."""
+    flags = cpu_flags()
+    quota = cpu_quota()
+    return {
+        "CPU": cpu_name(),
+        "instructions": " ".join(each for each in _INSTRUCTIONS if each in flags) or "none that engines look for",
+        "CPUs used": f"{format_cpus(frozenset(cpus))} of {os.cpu_count()}: {len(cores_of(frozenset(cpus)))} cores"
+        + ("" if quota > len(cpus) else f", of which a control group grants {quota:g}"),
+        "virtual machine": "hypervisor" in flags,
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that are installed here and decide how fast something is."""
+    return surroundings.versions(*_QUEUE)
+
+
+def cpu_flags() -> frozenset[str]:
+    """What the CPU can do, in Linux' words; empty where it does not tell."""
+    named: dict[str, str] = {}
+    try:
+        lines = (_PROC / "cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        named.setdefault(key.strip(), value.strip())
+    return frozenset(named.get("flags", named.get("Features", "")).split())
+
+
+def _ticks_of(pid: int) -> int:
+    """CPU time of a process, its descendants, and those of their children that have ended (clock ticks)."""
+    times: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for folder in _PROC.iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended
+            continue
+        # proc(5): after the command, which may hold blanks and brackets: state, ppid, ... utime, stime, cutime, cstime.
+        fields = stat.rpartition(")")[2].split()
+        times[int(folder.name)] = sum(int(each) for each in fields[11:15])
+        children.setdefault(int(fields[1]), []).append(int(folder.name))
+    total, waiting = 0, [pid]
+    while waiting:
+        each = waiting.pop()
+        total += times.get(each, 0)
+        waiting += children.get(each, [])
+    return total

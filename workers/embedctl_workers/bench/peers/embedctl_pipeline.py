@@ -1,0 +1,178 @@
+"""Our whole product on one machine: a private Redis, pinned workers, and jobs through them from several clients."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from embedctl.broker import Broker
+from embedctl.enqueue import JobOptions, submit
+from embedctl.job import Job
+from embedctl.local import local_worker, private_redis
+from embedctl.records import records_of
+from embedctl.store import JobStatus
+from embedctl_config.settings import Settings, load_settings
+
+from .serving import Answered, Requested, Timed, error_of
+
+#: Processes that submit requests; each submits what it has of them at once.
+CLIENTS = 5
+
+
+class Engine:
+    """A job, or several at once. The workers, the Redis and the clients share this process's CPUs."""
+
+    def __init__(
+        self,
+        model: Path,
+        threads: int,
+        workers: int,
+        cache: str,
+        chunk: int | None = None,
+        hardware: str = "cpu",
+        entry: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._stack = ExitStack()
+        self._clients: list[Connection] = []
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="embedctl-bench-")))
+        config = folder / "embedctl.toml"
+        config.write_text(config_text(model, cache, hardware, entry or {}), encoding="utf-8")
+        _forget_settings(folder)
+        os.environ["EMBEDCTL_CONFIG"] = str(config)
+        try:
+            settings = self._stack.enter_context(private_redis(load_settings(chunk_size=chunk), folder))
+            cpus = sorted(os.sched_getaffinity(0))
+            share = len(cpus) // workers
+            for at in range(workers):
+                worker = local_worker(
+                    settings,
+                    hardware=hardware,
+                    model=model.name,
+                    cpus=",".join(map(str, cpus[at * share : (at + 1) * share])),
+                    log_file=folder / f"worker-{at}.log",
+                )
+                self._stack.enter_context(worker)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._settings = settings
+        self._broker = Broker.connect(settings)
+        self._stack.callback(self._broker.close)
+        self._options = JobOptions(model=model.name, hardware=hardware)
+
+    def encode(self, texts: Sequence[str]) -> Timed:
+        """A job, timed from its first claim to its last vector stored."""
+        job, status = _ask(self._broker, self._options, texts)
+        vectors = job.vectors()
+        job.discard()
+        assert status.started_at
+        assert status.ended_at
+        began, ended = status.started_at.timestamp(), status.ended_at.timestamp()
+        return Timed(vectors, ended - began, status.tokens, began, ended)
+
+    def requests(self, requests: Sequence[Sequence[str]]) -> Requested:
+        """Each request a job, from several processes at once, timed from before they submit."""
+        if not self._clients:
+            self._clients = [self._client() for _ in range(CLIENTS)]
+        for number, client in enumerate(self._clients):
+            client.send(requests[number::CLIENTS])
+        for client in self._clients:
+            client.recv()  # it has its texts
+        started = time.monotonic()
+        for client in self._clients:
+            client.send("go")
+        parts = [_answers(client) for client in self._clients]
+        return Requested(started, [parts[at % CLIENTS][at // CLIENTS] for at in range(len(requests))])
+
+    def close(self) -> None:
+        """Stop the workers, then the Redis."""
+        self._stack.close()
+
+    def _client(self) -> Connection:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve_client, args=(theirs, self._settings, self._options))
+        process.start()
+        theirs.close()
+        self._stack.callback(process.join)
+        self._stack.callback(process.terminate)  # of a Redis that nobody needs any more
+        return ours
+
+
+def config_text(model: Path, cache: str, hardware: str, entry: Mapping[str, Any]) -> str:
+    """A configuration file with one model and one hardware class, whatever else is set for the one who measures."""
+    lines = [f"cache_dir = {_toml(cache)}", f"[models.{_toml(model.name)}]", f"source = {_toml(str(model))}"]
+    if entry:
+        lines += [f"[classes.{hardware}]", *(f"{name} = {_toml(value)}" for name, value in entry.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A setting's value: texts, numbers and lists of them look alike in JSON and in TOML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(name)} = {_toml(each)}" for name, each in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _serve_client(connection: Connection, settings: Settings, options: JobOptions) -> None:
+    """One process that submits: texts in, then a word to begin, then vectors out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine ends it
+    broker = Broker.connect(settings)
+    with suppress(EOFError):
+        while True:
+            requests = connection.recv()
+            connection.send("ready")
+            connection.recv()
+            try:
+                with ThreadPoolExecutor(max(1, len(requests))) as threads:
+                    connection.send(list(threads.map(partial(_request, broker, options), requests)))
+            except Exception as error:  # noqa: BLE001  (whatever it is, the engine says it)
+                connection.send(error_of(error))
+
+
+def _request(broker: Broker, options: JobOptions, texts: Sequence[str]) -> Answered:
+    """Submit, wait, fetch."""
+    job, status = _ask(broker, options, texts)
+    vectors = job.vectors()
+    fetched = time.monotonic()
+    assert status.ended_at
+    # The end is told by the clock of Redis, which is this machine's.
+    stored = status.ended_at.timestamp() - time.time() + time.monotonic()
+    job.discard()
+    return Answered(vectors, at=stored, fetched=fetched, tokens=status.tokens)
+
+
+def _ask(broker: Broker, options: JobOptions, texts: Sequence[str]) -> tuple[Job, JobStatus]:
+    job = submit(broker, records_of(texts, max_bytes=broker.settings.max_text_bytes), options)
+    status = job.wait()
+    if status.done != len(texts):
+        raise RuntimeError(f"{status.done} of {len(texts)} records were done")
+    return job, status
+
+
+def _answers(client: Connection) -> list[Answered]:
+    try:
+        answers = client.recv()
+    except EOFError:
+        raise RuntimeError("a client's process died") from None
+    if isinstance(answers, RuntimeError):
+        raise answers
+    return list(answers)
+
+
+def _forget_settings(folder: Path) -> None:
+    """Measure the product as it comes, whatever is set for the one who measures."""
+    for variable in [name for name in os.environ if name.startswith("EMBEDCTL_")]:
+        del os.environ[variable]
+    os.environ["XDG_CONFIG_HOME"] = str(folder)

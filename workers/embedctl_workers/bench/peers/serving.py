@@ -1,0 +1,369 @@
+"""The child's side: one system in its own environment, told what to do by lines of JSON.
+
+    {"do": "load", "engine": ".module:Class", "model": …, "texts": …, "sample": 512, "at_once": 0, "chunk": 48,
+     "cpus": [0, 1], "settings": […], "packages": […]}
+                                            →  {"chosen": {…}, "setting": …, "tried": […], "versions": {…}}
+    {"do": "encode", "vectors": "x.npy", "repeat": 1}
+                                            →  {"seconds": …, "tokens": …, "began": …, "ended": …}
+    {"do": "requests", "requests": "y.json", "vectors": "x.npy"}
+                                            →  {"seconds": …, "fetched": …, "tokens": …, "latencies": […]}
+
+Loading tries every setting on a sample and keeps the fastest. An engine runs in one process or several, each pinned
+before it loads anything; texts are dealt to whichever is free. Needs the standard library and numpy alone.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+#: float32, texts × dimensions.
+Vectors = npt.NDArray[np.float32]
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+class Engine(Protocol):
+    """What an adapter offers: `Engine(model_folder, threads, **load)`; and `close()`, if it has things to stop.
+
+    One that takes requests while it works on others also offers
+    `requests(list_of_texts, **options) -> Requested`; the others get one after the other.
+    """
+
+    def encode(self, texts: Sequence[str], **options: Any) -> Vectors | Timed:
+        """Unit vectors, in the order of the texts. This alone is timed."""
+        ...
+
+    def count(self, texts: Sequence[str]) -> int:
+        """Tokens that the engine really encodes of these texts: after its cut, without padding."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Vectors of an engine that has a clock and a count of its own.
+
+    Attributes:
+        began, ended: seconds since 1970.
+    """
+
+    vectors: Vectors
+    seconds: float
+    tokens: int
+    began: float = 0.0
+    ended: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One request's vectors. Times are of the machine's monotonic clock, in seconds.
+
+    Attributes:
+        at: when the last vector was there; of an engine that stores them, stored.
+        fetched: when whoever asked had them all.
+        tokens: of an engine that counts them; 0 of one that is to be asked.
+    """
+
+    vectors: Vectors
+    at: float
+    fetched: float
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """Requests that were made at once, and when."""
+
+    started: float
+    answers: list[Answered]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run an engine: processes that share the CPUs, and options to load and to encode.
+
+    Attributes:
+        fixed: options to load that are no choice, and don't show in the label.
+    """
+
+    processes: int = 1
+    load: Mapping[str, Any] = field(default_factory=dict)
+    encode: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def label(self, cpus: int) -> str:
+        """Processes × threads, and the options."""
+        options = [f"{name} {value}" for name, value in {**self.load, **self.encode}.items()]
+        return ", ".join([f"{self.processes}×{cpus // self.processes}", *options])
+
+
+class Pool:
+    """An engine in processes that share the CPUs evenly."""
+
+    def __init__(self, engine: str, model: str, cpus: Sequence[int], setting: Setting) -> None:
+        self._workers: list[tuple[Connection, Any]] = []
+        self._counted: tuple[Sequence[str], int] = ((), 0)
+        self.setting = setting
+        share = len(cpus) // setting.processes
+        context = multiprocessing.get_context("spawn")
+        for at in range(setting.processes):
+            ours, theirs = context.Pipe()
+            own = cpus[at * share : (at + 1) * share]
+            load = {**setting.load, **setting.fixed}
+            process = context.Process(target=_work, args=(theirs, engine, model, own, load))
+            process.start()
+            theirs.close()
+            self._workers.append((ours, process))
+        try:
+            told = [_answer(connection) for connection, _ in self._workers]
+        except BaseException:
+            self.close()
+            raise
+        self._takes_requests = all(told)
+
+    def encode(self, texts: Sequence[str], chunk: int, options: Mapping[str, Any], repeat: int = 1) -> Timed:
+        """Encode texts, so many times over; several processes get chunks of them in turn, at least two each."""
+        processes = len(self._workers)
+        every = [*texts] * repeat
+        size = len(every) if processes == 1 else min(chunk, -(-len(every) // (2 * processes)))
+        began, started = time.time(), time.monotonic()
+        parts = [part for part, _ in self._deal([every[at : at + size] for at in range(0, len(every), size)], options)]
+        if isinstance(parts[0], Timed):
+            return parts[0]
+        vectors = np.concatenate(parts) if processes > 1 else parts[0]
+        seconds = time.monotonic() - started
+        return Timed(vectors, seconds, repeat * self.count(texts), began, began + seconds)
+
+    def requests(self, requests: Sequence[Sequence[str]], options: Mapping[str, Any]) -> Requested:
+        """Answer requests that are all made now: by the engine's own queue, or one after the other if it has none."""
+        if self._takes_requests:
+            return self._share(requests, options)
+        started = time.monotonic()
+        answers = [Answered(part, at, at) for part, at in self._deal(requests, options)]
+        return Requested(started, answers)
+
+    def _share(self, requests: Sequence[Sequence[str]], options: Mapping[str, Any]) -> Requested:
+        """Every process gets its part of the requests at once."""
+        processes = len(self._workers)
+        for number, (connection, _) in enumerate(self._workers):
+            connection.send(("requests", requests[number::processes], dict(options)))
+        parts: list[Requested] = [_answer(connection) for connection, _ in self._workers]
+        answers = [parts[at % processes].answers[at // processes] for at in range(len(requests))]
+        return Requested(min(part.started for part in parts), answers)
+
+    def _deal(self, chunks: Sequence[Sequence[str]], options: Mapping[str, Any]) -> list[tuple[Any, float]]:
+        """What the engine makes of each chunk, and when it was there."""
+        parts: list[tuple[Any, float]] = [(None, 0.0)] * len(chunks)
+        waiting = iter(range(len(chunks)))
+        busy: dict[Connection, int] = {}
+        free = [connection for connection, _ in self._workers]
+        while True:
+            for connection in free:
+                if (at := next(waiting, None)) is not None:
+                    connection.send(("encode", chunks[at], dict(options)))
+                    busy[connection] = at
+            if not busy:
+                return parts
+            ready = wait(list(busy))
+            free = [connection for connection in busy if connection in ready]
+            for connection in free:
+                parts[busy.pop(connection)] = _answer(connection), time.monotonic()
+
+    def count(self, texts: Sequence[str]) -> int:
+        """Tokens that the engine really encodes; of the same list it is asked once."""
+        if self._counted[0] is not texts:
+            connection = self._workers[0][0]
+            connection.send(("count", texts, {}))
+            self._counted = texts, int(_answer(connection))
+        return self._counted[1]
+
+    def close(self) -> None:
+        """End the processes, each in its own time if that is not too long."""
+        for connection, _ in self._workers:
+            connection.close()
+        for _, process in self._workers:
+            process.join(30)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _work(connection: Connection, engine: str, model: str, cpus: Sequence[int], load: Mapping[str, Any]) -> None:
+    """One process of an engine, until the pool closes its end."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.sched_setaffinity(0, cpus)
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(len(cpus))))
+    os.environ["GOMP_SPINCOUNT"] = "1000"  # as our worker sets it; no other system is slower for it
+    try:
+        module, _, name = engine.partition(":")
+        loaded = getattr(import_module(module, __package__), name)(Path(model), len(cpus), **load)
+    except Exception as error:  # noqa: BLE001  (whatever it is, the parent says it)
+        connection.send(error_of(error))
+        return
+    try:
+        connection.send(hasattr(loaded, "requests"))
+        with suppress(EOFError, OSError, KeyboardInterrupt):
+            while True:
+                method, texts, options = connection.recv()
+                try:
+                    connection.send(getattr(loaded, method)(texts, **options))
+                except Exception as error:  # noqa: BLE001  (as above)
+                    connection.send(error_of(error))
+    finally:
+        if close := getattr(loaded, "close", None):
+            close()
+
+
+def error_of(error: BaseException) -> RuntimeError:
+    """An error that can be sent anywhere: libraries' own need not survive pickling."""
+    return RuntimeError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _answer(connection: Connection) -> Any:
+    try:
+        answer = connection.recv()
+    except EOFError:
+        raise RuntimeError("the engine's process died") from None
+    if isinstance(answer, RuntimeError):
+        raise answer
+    return answer
+
+
+class Server:
+    """Answers the parent's requests."""
+
+    def __init__(self) -> None:
+        self._pool: Pool | None = None
+        self._setting = Setting()
+        self._texts: list[str] = []
+        self._chunk = 0
+        self._counts: dict[str, int] = {}
+
+    def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Try the settings on a sample, and keep the fastest loaded."""
+        self._texts = json.loads(Path(request["texts"]).read_text(encoding="utf-8"))
+        self._chunk = request["chunk"]
+        sample = self._texts[:: max(1, len(self._texts) // request["sample"])][: request["sample"]]
+        settings = [Setting(**each) for each in request["settings"]]
+        cpus = request["cpus"]
+        tried: list[tuple[float, Setting]] = []
+        report: list[dict[str, Any]] = []
+        for setting in settings:
+            try:
+                seconds = self._try(request, setting, sample, alone=len(settings) == 1)
+            except RuntimeError as error:
+                report.append({"setting": setting.label(len(cpus)), "error": str(error)})
+                continue
+            tried.append((seconds, setting))
+            report.append({"setting": setting.label(len(cpus)), "seconds": seconds})
+        if not tried:
+            raise RuntimeError(report[0]["error"])
+        self._setting = min(tried, key=lambda each: each[0])[1]
+        self._load(request, self._setting)
+        return {
+            "chosen": asdict(self._setting),
+            "setting": self._setting.label(len(cpus)),
+            "tried": report,
+            "versions": _versions(request["packages"]),
+        }
+
+    def _try(self, request: Mapping[str, Any], setting: Setting, sample: Sequence[str], *, alone: bool) -> float:
+        """Seconds for the sample at a setting, the better of two; the first run is for warming up."""
+        pool = self._load(request, setting)
+        if alone:
+            return 0.0
+        at_once = request["at_once"]
+
+        def seconds() -> float:
+            if not at_once:
+                return pool.encode(sample, self._chunk, setting.encode).seconds
+            done = pool.requests([sample[at::at_once] for at in range(at_once)], setting.encode)
+            return max(answer.at for answer in done.answers) - done.started
+
+        return min([seconds() for _ in range(3)][1:])
+
+    def _load(self, request: Mapping[str, Any], setting: Setting) -> Pool:
+        loaded = self._pool
+        if loaded and (loaded.setting.processes, loaded.setting.load) == (setting.processes, setting.load):
+            return loaded
+        self.close()
+        self._pool = Pool(request["engine"], request["model"], request["cpus"], setting)
+        return self._pool
+
+    def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Encode every text once, or so many times over, and leave the vectors of the first time in a file."""
+        assert self._pool
+        done = self._pool.encode(self._texts, self._chunk, self._setting.encode, request["repeat"])
+        np.save(request["vectors"], done.vectors[: len(self._texts)])
+        return {"seconds": done.seconds, "tokens": done.tokens, "began": done.began, "ended": done.ended}
+
+    def requests(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a file's requests, all made at once, and leave their vectors in a file, request after request."""
+        assert self._pool
+        file = request["requests"]
+        requests: list[list[str]] = json.loads(Path(file).read_text(encoding="utf-8"))
+        done = self._pool.requests(requests, self._setting.encode)
+        tokens = sum(answer.tokens for answer in done.answers)
+        if not tokens:
+            if file not in self._counts:
+                self._counts[file] = self._pool.count([text for texts in requests for text in texts])
+            tokens = self._counts[file]
+        np.save(request["vectors"], np.concatenate([answer.vectors for answer in done.answers]))
+        latencies = [answer.at - done.started for answer in done.answers]
+        return {
+            "seconds": max(latencies),
+            "fetched": max(answer.fetched for answer in done.answers) - done.started,
+            "tokens": tokens,
+            "latencies": latencies,
+        }
+
+    def close(self) -> None:
+        """End the engine."""
+        if self._pool:
+            self._pool.close()
+            self._pool = None
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "none"
+    return found
+
+
+def main() -> None:
+    """Serve until standard input ends or Ctrl-C. Whatever else is printed goes to standard error, which is the log."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    server = Server()
+    try:
+        with suppress(KeyboardInterrupt):
+            do = {"load": server.load, "encode": server.encode, "requests": server.requests}
+            for line in sys.stdin:
+                request = json.loads(line)
+                try:
+                    answer = do[request["do"]](request)
+                except RuntimeError as error:
+                    answer = {"error": str(error)}
+                answers.write(json.dumps(answer) + "\n")
+    finally:
+        server.close()

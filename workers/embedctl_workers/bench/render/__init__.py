@@ -1,0 +1,1 @@
+"""Files of a report, each form in a module of its own."""

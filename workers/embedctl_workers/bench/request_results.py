@@ -1,0 +1,198 @@
+"""What `embedctl bench request` measured of each system, and what that says."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from embedctl_workers.bench.request_published import ACCURACY
+from embedctl_workers.bench.sampling import is_noisy, percentiles, spread
+
+#: A system that encodes fewer tokens than ours by more than this share cuts texts.
+_MOST_TOKENS_LOST = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many texts each request has.
+
+    Attributes:
+        words: for people.
+    """
+
+    name: str
+    words: str
+    sizes: tuple[int, ...]
+
+    @property
+    def texts(self) -> int:
+        """Of all requests."""
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Requests that were made at once.
+
+    Attributes:
+        seconds: from the first submit to the last vector: stored in ours, returned by others.
+        fetched: until all had been fetched by the clients (seconds).
+        latencies: of each request, as `seconds`.
+        max_abs_error, min_cosine, mean_cosine: of the texts that were compared with their references.
+    """
+
+    seconds: float
+    fetched: float
+    tokens: int
+    latencies: Sequence[float]
+    max_abs_error: float
+    min_cosine: float
+    mean_cosine: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For a step of a session."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, facts: Mapping[str, Any]) -> Self:
+        """As a step has kept it."""
+        return cls(**facts)
+
+
+@dataclass(slots=True)
+class Result:
+    """One system on one model.
+
+    Attributes:
+        name: that of its :class:`~embedctl_workers.bench.peers.registry.System`.
+        setting: what it chose, for people; `tried` is all that it chose from.
+        runs: one a round, of the rounds' shape; `whole` is the one of the whole shape.
+        unavailable: why there are none, or no more.
+    """
+
+    name: str
+    label: str
+    precision: str
+    ours: bool
+    setting: str = ""
+    tried: Sequence[Mapping[str, Any]] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    whole: Run | None = None
+    unavailable: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Of the median round."""
+        return statistics.median(run.seconds for run in self.runs)
+
+    def flaw(self, tokens: int) -> str:
+        """Why it can't be compared with one that encodes this many tokens; empty if it can."""
+        run = self.runs[0]
+        if run.tokens < (1 - _MOST_TOKENS_LOST) * tokens:
+            return f"encodes {run.tokens:,} tokens of {tokens:,}: it cuts texts"
+        error = max(run.max_abs_error for run in self.runs)
+        if self.precision == "fp32" and not error <= ACCURACY:
+            return f"not fp32: max abs error {error:.1e}"
+        return ""
+
+    def row(self, shape: Shape, runs: Sequence[Run], baseline: float | None) -> dict[str, object]:
+        """Its line in a table of runs of a shape.
+
+        Args:
+            baseline: seconds of what everything is compared with, of the same shape; None if there is no such figure.
+        """
+        seconds = statistics.median(run.seconds for run in runs)
+        times = percentiles([latency for run in runs for latency in run.latencies])
+        several = len(runs) > 1
+        return {
+            "system": self.label,
+            "precision": self.precision,
+            "requests_per_s": len(shape.sizes) / seconds,
+            "sentences_per_s": shape.texts / seconds,
+            "tokens_per_s": runs[0].tokens / seconds,
+            "seconds_for_10": seconds,
+            "spread_percent": 100 * spread([run.seconds for run in runs]) if several else None,
+            "fetched_s": statistics.median(run.fetched for run in runs),
+            **{name: _seconds(times[name]) for name in ("p50", "p95", "p99")},
+            "times_sentence_transformers": baseline / seconds if baseline else None,
+            "_noisy": several and is_noisy([run.seconds for run in runs]),
+        }
+
+    def accuracy(self) -> dict[str, object]:
+        """Its line in the table of accuracy: the worst of all runs."""
+        runs = [*self.runs, *([self.whole] if self.whole else [])]
+        return {
+            "system": self.label,
+            "setting": self.setting,
+            "precision": self.precision,
+            "max_abs_error": f"{max(run.max_abs_error for run in runs):.1e}",
+            "min_cosine": min(run.min_cosine for run in runs),
+            "mean_cosine": min(run.mean_cosine for run in runs),
+        }
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+@dataclass(slots=True)
+class Results:
+    """Every system on one model.
+
+    Attributes:
+        name: the model as the command line has it.
+        shape: of the rounds; `once` is the shape that was run once, if there was one.
+        uninstalled: other systems that were left out for that.
+        model: the model in words.
+        limit: the longest text that it takes whole, in tokens.
+        lengths: of the texts that were compared with their references, in tokens.
+    """
+
+    name: str
+    shape: Shape
+    rounds: int
+    once: Shape | None
+    uninstalled: Sequence[str] = ()
+    model: str = ""
+    limit: int = 0
+    lengths: Sequence[int] = ()
+    systems: list[Result] = field(default_factory=list)
+
+    @property
+    def measured(self) -> list[Result]:
+        """Those with runs, the fastest first."""
+        return sorted((each for each in self.systems if each.runs), key=lambda each: each.seconds)
+
+    @property
+    def tokens(self) -> int:
+        """Of all texts of the rounds' shape: as ours count them, or whoever counts most."""
+        counts = [each.runs[0].tokens for each in self.measured if each.ours]
+        return max(counts or [each.runs[0].tokens for each in self.measured] or [0])
+
+    def find(self, name: str) -> Result | None:
+        """A system with runs, by its name."""
+        return next((each for each in self.measured if each.name == name), None)
+
+    def best(self, precision: str, *, ours: bool) -> Result | None:
+        """The fastest of a precision that can be compared."""
+        return next(
+            (
+                each
+                for each in self.measured
+                if each.ours == ours and each.precision == precision and not each.flaw(self.tokens)
+            ),
+            None,
+        )
+
+    @property
+    def precisions(self) -> list[str]:
+        """Those of ours that were measured, as they come."""
+        return list(dict.fromkeys(each.precision for each in self.systems if each.ours and each.runs))
+
+    def finalists(self) -> list[str]:
+        """Names of ours, and of the fastest other system of each of their precisions."""
+        others = [self.best(precision, ours=False) for precision in self.precisions]
+        return [each.name for each in self.systems if each.runs and (each.ours or each in others)]
