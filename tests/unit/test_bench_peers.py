@@ -16,11 +16,13 @@ import pytest
 
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import load_settings
+from embedctl_workers.bench.peers.child import sample_of
 from embedctl_workers.bench.peers.embedctl_pipeline import config_text
 from embedctl_workers.bench.peers.environments import HERE, Unavailable, environment_for, is_installed
 from embedctl_workers.bench.peers.models import FORMATS, Model, uncut
 from embedctl_workers.bench.peers.registry import PEERS, SYSTEMS
 from embedctl_workers.bench.peers.serving import Answered, Pool, Requested, Setting
+from embedctl_workers.bench.peers.workload import Workload
 
 #: What runs where embedctl is not installed.
 GUESTS = {"__main__", "serving", *(SYSTEMS[name].module for name in PEERS), *(f"convert_{form}" for form in FORMATS)}
@@ -223,3 +225,28 @@ def test_the_work_of_a_token_is_that_of_the_products(tmp_path: Path) -> None:
     (distilled / "config.json").write_text("{}")
     with pytest.raises(Unavailable, match="does not say how large"):
         Model.in_folder("d", distilled)
+
+
+@pytest.mark.parametrize(
+    ("layers", "cpus", "expected"),
+    [
+        (6, 2, (50, 2)),
+        (12, 2, (50, 2)),  # half as many would, and both processes are to have one
+        (1, 2, (250, 10)),  # of a small model, all of them
+        (12, 8, (200, 8)),
+        (12, 64, (250, 10)),
+    ],
+)
+def test_settings_are_tried_with_requests_as_large_as_those_that_count(
+    layers: int, cpus: int, expected: tuple[int, int]
+) -> None:
+    model = Model("m", Path("m"), layers=layers, hidden=384, inner=1536)
+    workload = Workload("w", Path("w"), (450,) * 255, chunk=255)
+    assert sample_of(model, workload, request=25, cpus=cpus, chunked=True) == expected
+
+
+def test_settings_for_one_call_are_tried_with_whole_chunks_for_two_processes() -> None:
+    model = Model("m", Path("m"), layers=6, hidden=384, inner=1536)
+    workload = Workload("w", Path("w"), (40,) * 2048, chunk=48)
+    assert sample_of(model, workload, request=0, cpus=2, chunked=False) == (589, 0)
+    assert sample_of(model, workload, request=0, cpus=2, chunked=True) == (672, 0)

@@ -185,8 +185,8 @@ class Contender:
 
     def _start(self, settings: tuple[Setting, ...]) -> Child:
         ground = self._ground
-        system = replace(self._system, settings=settings)
-        self._child = Child(system, ground.model, ground.workload, ground.cpus, ground.place, requests=REQUESTS)
+        system, each = replace(self._system, settings=settings), ground.checked.texts // REQUESTS
+        self._child = Child(system, ground.model, ground.workload, ground.cpus, ground.place, request=each)
         self._child.requests(ground.requests(WARM_UP))
         return self._child
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,13 @@ class Child:
         cpus: Sequence[int],
         place: Path,
         *,
-        requests: int = 0,
+        request: int = 0,
     ) -> None:
         """Start it, and let it choose its setting.
 
         Args:
             place: the folder of environments, and of what is made for them.
-            requests: it chooses by its speed with so many requests at once; 0: with one call for all texts.
+            request: it chooses by its speed with several requests of so many texts at once; 0: with one call for all.
 
         Raises:
             Unavailable: its environment, its model or the engine itself fails.
@@ -108,14 +109,15 @@ class Child:
         if system.ours:
             fixed = {"chunk": workload.chunk, "cache": str(place / "cache"), **fixed}
         fits = [replace(each, fixed=fixed) for each in system.settings if each.processes <= len(cpus)]
+        sample, at_once = sample_of(model, workload, request=request, cpus=len(cpus), chunked=system.ours)
         try:
             loaded = self._ask(
                 do="load",
                 engine=f".{system.module}:Engine",
                 model=str(folder),
                 texts=str(workload.path),
-                sample=_sample(model, workload, chunked=system.ours and not requests),
-                at_once=requests,
+                sample=sample,
+                at_once=at_once,
                 chunk=workload.chunk,
                 cpus=list(cpus),
                 settings=[asdict(each) for each in fits],
@@ -219,10 +221,17 @@ def _digest_of_weights(model: Model) -> str:
     return whole.hexdigest()[:12]
 
 
-def _sample(model: Model, workload: Workload, *, chunked: bool) -> int:
-    """Texts of a sample; chunks that two processes can share evenly, where they take chunks."""
+def sample_of(model: Model, workload: Workload, *, request: int, cpus: int, chunked: bool) -> tuple[int, int]:
+    """How many texts a setting is tried with, and how many requests they are dealt out to; 0 for one call.
+
+    Requests are as large as those that will be measured, as batches can't be larger than a request; an even number of
+    them, and one for each CPU, so that processes have equal shares. Chunks are dealt out the same way.
+    """
     texts = len(workload.lengths)
     wanted = max(_FEWEST_SAMPLES, round(_SAMPLE_FLOPS / model.flops_per_token / workload.tokens * texts))
+    if request:
+        at_once = min(texts // request, max(2, cpus, 2 * round(wanted / (2 * request))))
+        return at_once * request, at_once
     if chunked:
-        wanted = 2 * workload.chunk * -(-wanted // (2 * workload.chunk))
-    return min(texts, wanted)
+        wanted = 2 * workload.chunk * ceil(wanted / (2 * workload.chunk))
+    return min(texts, wanted), 0
