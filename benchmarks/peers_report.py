@@ -14,12 +14,11 @@ import numpy as np
 from benchmarks.peers_models import MODELS
 from benchmarks.workloads import describe
 
-from embedctl_workers.bench.machine import cpu_flags
 from embedctl_workers.bench.models import describe as describe_model
 from embedctl_workers.bench.peers.models import Model
 from embedctl_workers.bench.peers.registry import BASELINE, ENGINE, FLOOR, PIPELINE, System
 from embedctl_workers.bench.peers.workload import Workload
-from embedctl_workers.surroundings import cpu_name
+from embedctl_workers.cpu import cpu_flags, cpu_name
 
 #: What fp32 promises; and how many fewer tokens than ours a system may encode before it counts as cutting texts.
 MOST_ERROR, LEAST_COSINE = 1e-4, 0.999

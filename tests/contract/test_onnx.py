@@ -228,10 +228,6 @@ def test_a_bit_of_the_weights_is_left_unused_where_sums_would_overflow(
     assert "weights" not in recipe.wanted(files, "onnx").recipe
 
 
-def test_this_cpu_says_what_it_can() -> None:
-    assert recipe.cpu_flags()
-
-
 def test_another_onnxruntime_is_another_artefact(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     here = recipe.wanted(files, "onnx")
     monkeypatch.setattr(recipe.metadata, "version", lambda name: "0.1")

@@ -17,7 +17,7 @@ from embedctl_config.settings import ENV_PREFIX, FLAGS, Settings
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ("request", "matrix", "study", "grid")
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: `--version` does nothing else; the others may be given several times, which a variable can't say.
 WITHOUT_VARIABLE = {
     ("embedctl", "--version"),

@@ -259,7 +259,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_importing_the_gate_loads_no_model_runtime() -> None:
-    code = "import sys, embedctl_workers.gate, embedctl_workers.verify; print('torch' in sys.modules)"
+    code = "import sys, embedctl_workers.gate, embedctl_workers.verify.command; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from embedctl_workers import surroundings
+from embedctl_workers.cpu import cpu_name
 from embedctl_workers.devices import Accelerator, Pinned
 
 GPU = Accelerator("gpu", 1, "GPU-1234", "NVIDIA H200")
@@ -37,7 +38,7 @@ def driver_in(modules: Path, name: str, version: str) -> None:
 def test_of_a_cpu_there_is_the_model_and_no_driver() -> None:
     found = surroundings.describe(pinned())
     assert set(found) == {"device", "cpus", "system", "load"}
-    assert found["device"] == f"CPU {surroundings.cpu_name()}"
+    assert found["device"] == f"CPU {cpu_name()}"
     assert found["cpus"] == "0-1,5, 2 compute threads"
     assert found["system"] == platform.platform()
 
@@ -49,7 +50,7 @@ def test_a_gpus_driver_is_asked_of_the_vendors_tool(modules: Path) -> None:
     found = surroundings.describe(pinned(GPU))
     assert found["device"] == "gpu 1 NVIDIA H200 (GPU-1234)"
     assert found["driver"] == "nvidia 580.159.04"
-    assert found["host"] == surroundings.cpu_name()
+    assert found["host"] == cpu_name()
 
 
 @pytest.mark.parametrize("tool", ["", "#!/bin/sh\nexit 9\n"], ids=["no tool", "a tool that fails"])
@@ -72,16 +73,3 @@ def test_versions_are_those_that_are_installed() -> None:
     found = surroundings.versions()
     assert found["python"] == platform.python_version()
     assert found["numpy"] == metadata.version("numpy")
-
-
-def test_a_machine_that_does_not_name_its_cpu_has_its_architecture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for content in (None, "flags : sse\n"):
-        path = tmp_path / "cpuinfo"
-        if content is not None:
-            path.write_text(content)
-        monkeypatch.setattr(surroundings, "_CPU_INFO", path)
-        assert surroundings.cpu_name() == platform.machine()
-    path.write_text("model name\t: A CPU @ 3 GHz\nmodel name\t: another\n")
-    assert surroundings.cpu_name() == "A CPU @ 3 GHz"

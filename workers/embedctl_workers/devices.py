@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import sys
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ SILENCE_VARIABLE = "ORT_DISABLE_TELEMETRY"
 _SIZES_THREADS_AT_IMPORT = ("torch", "numpy", "onnxruntime", "tokenizers")
 _SPAN = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
-_CPU_INFO = Path("/proc/cpuinfo")
-_TELLING = ("model name", "flags", "Features", "CPU implementer", "CPU part")
 #: What restricts a process to some devices of a kind; read by the vendors' libraries as they open them.
 VISIBLE_VARIABLES = {"gpu": "CUDA_VISIBLE_DEVICES", "neuron": "NEURON_RT_VISIBLE_CORES"}
 #: What ROCm's runtime reads, which takes UUIDs, and then HIP, which numbers what the former leaves.
@@ -131,16 +128,6 @@ def usable_cpus(cpus: str | None) -> frozenset[int]:
             f"--cpus {cpus}: no CPU {format_cpus(missing)} here; this process may use {format_cpus(allowed)}"
         )
     return frozenset(chosen)
-
-
-def cpu_identity() -> str:
-    """What tells this CPU's kind and instruction set from another's: machines may share a cache."""
-    try:
-        lines = _CPU_INFO.read_text().splitlines()
-    except OSError:
-        lines = []
-    telling = {line for line in lines if line.startswith(_TELLING)}
-    return "\n".join([platform.machine(), *sorted(telling)])
 
 
 def thread_count(cpus: set[int] | frozenset[int]) -> int:

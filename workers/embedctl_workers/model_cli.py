@@ -20,7 +20,7 @@ from embedctl_workers.discovery import choose_accelerator
 from embedctl_workers.options import class_option, cpus_option, gpu_option, json_option, neuron_core_option
 from embedctl_workers.recipes import require_builder
 from embedctl_workers.tune import tune
-from embedctl_workers.verify import verify
+from embedctl_workers.verify.command import verify
 
 if TYPE_CHECKING:
     from embedctl_workers.artifacts import Artifact, ArtifactStore

@@ -10,6 +10,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from embedctl_workers.cpu import cpu_name
 from embedctl_workers.devices import Accelerator, Pinned
 
 #: Distributions that may take part in making a vector; those that are installed are named.
@@ -28,7 +29,6 @@ _PACKAGES = (
     "torch-neuronx",
     "neuronx-cc",
 )
-_CPU_INFO = Path("/proc/cpuinfo")
 _MODULES = Path("/sys/module")
 _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _TOOL_S = 60
@@ -56,16 +56,6 @@ def versions(*more: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def cpu_name() -> str:
-    """The CPU's model, as Linux tells it."""
-    try:
-        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _driver(accelerator: Accelerator) -> str:

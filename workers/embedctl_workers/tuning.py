@@ -12,7 +12,7 @@ from pathlib import Path
 
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.cache import is_trusted, private_folder
-from embedctl_workers.devices import cpu_identity
+from embedctl_workers.cpu import cpu_identity
 
 log = logging.getLogger(__name__)
 

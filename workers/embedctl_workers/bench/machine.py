@@ -10,8 +10,8 @@ from pathlib import Path
 
 from embedctl_workers import surroundings
 from embedctl_workers.cgroup import cpu_quota
+from embedctl_workers.cpu import cpu_flags, cpu_name
 from embedctl_workers.devices import cores_of, format_cpus
-from embedctl_workers.surroundings import cpu_name
 
 #: What engines look for in a CPU.
 _INSTRUCTIONS = (
@@ -93,19 +93,6 @@ def facts(cpus: Collection[int]) -> dict[str, object]:
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that are installed here and decide how fast something is."""
     return surroundings.versions(*_QUEUE)
-
-
-def cpu_flags() -> frozenset[str]:
-    """What the CPU can do, in Linux' words; empty where it does not tell."""
-    named: dict[str, str] = {}
-    try:
-        lines = (_PROC / "cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        named.setdefault(key.strip(), value.strip())
-    return frozenset(named.get("flags", named.get("Features", "")).split())
 
 
 def _ticks_of(pid: int) -> int:

@@ -24,6 +24,7 @@ from embedctl_workers.backends.base import Host
 from embedctl_workers.backends.onnx import OnnxBackend, OnnxInt8Backend
 from embedctl_workers.batching import batches_of
 from embedctl_workers.building import answer
+from embedctl_workers.cpu import cpu_flags
 from embedctl_workers.encoder import ChunkEncoder
 from embedctl_workers.gate import Report, gate_texts, measure_backend
 from embedctl_workers.manifests import accuracy_of, model_of, rate_of
@@ -31,7 +32,7 @@ from embedctl_workers.models import ModelFiles
 from embedctl_workers.onnx import graphs
 from embedctl_workers.onnx.export import EXPORTERS, versions
 from embedctl_workers.onnx.inputs import GRAPH, MODEL, TOKENIZER
-from embedctl_workers.onnx.recipe import ONNX_INT8, ONNX_PLAIN, cpu_flags, reduced_range
+from embedctl_workers.onnx.recipe import ONNX_INT8, ONNX_PLAIN, reduced_range
 from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
 
 _FP32 = HardwareClass(backend="onnx")

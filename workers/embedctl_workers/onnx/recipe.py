@@ -14,6 +14,7 @@ from embedctl_config.errors import MissingExtra, ModelError, SettingsError
 from embedctl_workers.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.backends.base import Host
 from embedctl_workers.building import run_child
+from embedctl_workers.cpu import cpu_flags
 from embedctl_workers.models import ModelFiles
 from embedctl_workers.recipes import BuildOptions
 
@@ -27,7 +28,6 @@ OWN, OPTIMUM = "own", "optimum"
 EXPORTERS = (OWN, OPTIMUM)
 #: Instructions that add products of bytes into 32 bits at once. Without them pairs are added into 16, which overflow.
 _BYTE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8"}
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 def wanted(files: ModelFiles, kind: str, exporter: str = OWN) -> Wanted:
@@ -99,16 +99,6 @@ def artifact_for(
 def reduced_range() -> bool:
     """Whether int8 weights have to leave a bit unused, so that sums of products stay exact on this CPU."""
     return platform.machine() in ("x86_64", "AMD64") and not _BYTE_PRODUCTS & cpu_flags()
-
-
-def cpu_flags() -> frozenset[str]:
-    """The instruction sets of this machine's CPU, by the kernel's names; empty where it does not say."""
-    try:
-        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return frozenset(flags.partition(":")[2].split())
 
 
 def _check_extras(exporter: str) -> None:

@@ -23,7 +23,7 @@ from torch.nn import functional
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.base import Host
 from embedctl_workers.cache import is_trusted, private_folder
-from embedctl_workers.devices import cpu_identity
+from embedctl_workers.cpu import cpu_identity
 
 log = logging.getLogger(__name__)
 

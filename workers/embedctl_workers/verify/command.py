@@ -57,7 +57,7 @@ def verify(
     accelerator = choose_accelerator(name, settings.hardware_class(name).device, gpu=gpu, neuron_core=neuron_core)
     pinned = devices.pin(cpus, accelerator=accelerator)
     # Only now: this imports what sizes its thread pools as it loads.
-    from embedctl_workers.verification import verify_model
+    from embedctl_workers.verify.verification import verify_model
 
     found = verify_model(settings, name, model, pinned)
     facts = found.as_json()

@@ -15,7 +15,7 @@ from embedctl_workers.cache import cache_folder
 from embedctl_workers.devices import Pinned
 from embedctl_workers.gate import Report, measure_backend
 from embedctl_workers.loading import load_encoder
-from embedctl_workers.short_benchmark import Benchmark, benchmark
+from embedctl_workers.verify.short_benchmark import Benchmark, benchmark
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.encoder import ChunkEncoder
-from embedctl_workers.flops import Shape, shape_of
-from embedctl_workers.matrix import MatrixProducts, matrix_products
-from embedctl_workers.rates import Load, encoding_rate, loads_for, tokenising_rate
-from embedctl_workers.spread import Spread
+from embedctl_workers.verify.flops import Shape, shape_of
+from embedctl_workers.verify.matrix import MatrixProducts, matrix_products
+from embedctl_workers.verify.rates import Load, encoding_rate, loads_for, tokenising_rate
+from embedctl_workers.verify.spread import Spread
 
 #: How often everything is measured, and for how long each time (seconds): a quarter of a minute in all.
 ROUNDS = 5

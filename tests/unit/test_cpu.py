@@ -1,0 +1,47 @@
+"""What Linux tells of a CPU, here and in words of other machines."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from embedctl_workers import cpu
+
+X86 = "model name\t: A CPU @ 3 GHz\ncpu MHz\t: {mhz}\nflags\t\t: sse avx2\nmodel name\t: another\nflags\t\t: sse\n"
+ARM = "BogoMIPS\t: 50.00\nFeatures\t: asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
+
+
+@pytest.fixture
+def info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cpu, "_CPU_INFO", tmp_path / "cpuinfo")
+    return tmp_path / "cpuinfo"
+
+
+def test_this_cpu_says_what_it_can() -> None:
+    assert cpu.cpu_flags()
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "flags"),
+    [(X86, "A CPU @ 3 GHz", {"sse", "avx2"}), (ARM, platform.machine(), {"asimd", "asimddp"})],
+)
+def test_name_and_flags_are_the_first_ones(content: str, name: str, flags: set[str], info: Path) -> None:
+    info.write_text(content, encoding="utf-8")
+    assert (cpu.cpu_name(), cpu.cpu_flags()) == (name, flags)
+
+
+def test_a_machine_that_tells_nothing_has_its_architecture(info: Path) -> None:
+    for _ in ("no file", "an empty one"):
+        assert (cpu.cpu_name(), cpu.cpu_flags()) == (platform.machine(), frozenset())
+        assert cpu.cpu_identity() == platform.machine()
+        info.touch()
+
+
+def test_another_instruction_set_is_another_cpu_and_another_clock_is_not(info: Path) -> None:
+    found = set()
+    for content in (X86.format(mhz=2000), X86.format(mhz=3000), X86.replace("avx2", "avx512f"), ARM):
+        info.write_text(content, encoding="utf-8")
+        found.add(cpu.cpu_identity())
+    assert len(found) == 3
