@@ -224,7 +224,7 @@ class Proxy:
         self._good = good
         self.dim, self.engine, self.reference = good.dim, "sabotaged", good.reference
         self.fingerprint, self.max_tokens = good.fingerprint, good.max_tokens
-        self.ahead, self.token_budget = good.ahead, good.token_budget
+        self.ahead, self.token_budget, self.batch_cost = good.ahead, good.token_budget, good.batch_cost
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         return self._good.tokenize(texts, prompt)

@@ -120,7 +120,7 @@ def test_a_batch_too_large_for_the_memory_is_split_and_the_limit_remembered(sett
 
 def test_a_suspect_chunk_is_shown_with_its_history(settings: Settings, embedctl, broker, raw, start_worker) -> None:
     first = start_worker("slow")
-    job = enqueue_embeddings([f"text {i} " + "word " * 60 for i in range(10)], hardware="slow", settings=settings)
+    job = enqueue_embeddings([f"text {i} " + "word " * 60 for i in range(40)], hardware="slow", settings=settings)
     eventually(lambda: first.row().holding)
     name = first.row().name
     first.kill()
@@ -129,5 +129,5 @@ def test_a_suspect_chunk_is_shown_with_its_history(settings: Settings, embedctl,
     shown = embedctl("status", job.id).stdout
     assert "suspect" in shown
     assert name in shown
-    assert job.wait(timeout=60).done == 10
+    assert job.wait(timeout=60).done == 40
     assert "encoding it alone" in second.log()

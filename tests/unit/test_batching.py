@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise, product
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,23 +14,25 @@ from embedctl_workers.batching import batches_of
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=60).map(lambda lengths: np.array(lengths, np.int64))
 BUDGETS = st.integers(1, 1000)
+#: Of a batch; None: batches are as large as can be.
+COSTS = st.none() | st.integers(0, 100)
 
 
-@given(LENGTHS, BUDGETS)
-def test_every_row_is_in_one_batch(lengths: Rows, budget: int) -> None:
-    rows = [row for batch in batches_of(lengths, budget) for row in batch.tolist()]
+@given(LENGTHS, BUDGETS, COSTS)
+def test_every_row_is_in_one_batch(lengths: Rows, budget: int, cost: int | None) -> None:
+    rows = [row for batch in batches_of(lengths, budget, cost) for row in batch.tolist()]
     assert sorted(rows) == list(range(len(lengths)))
 
 
-@given(LENGTHS, BUDGETS)
-def test_no_batch_is_over_the_budget_but_one_row_alone(lengths: Rows, budget: int) -> None:
-    for batch in batches_of(lengths, budget):
+@given(LENGTHS, BUDGETS, COSTS)
+def test_no_batch_is_over_the_budget_but_one_row_alone(lengths: Rows, budget: int, cost: int | None) -> None:
+    for batch in batches_of(lengths, budget, cost):
         assert len(batch) == 1 or len(batch) * lengths[batch].max() <= budget
 
 
-@given(LENGTHS, BUDGETS)
-def test_the_longest_rows_come_first(lengths: Rows, budget: int) -> None:
-    ordered = [length for batch in batches_of(lengths, budget) for length in lengths[batch].tolist()]
+@given(LENGTHS, BUDGETS, COSTS)
+def test_the_longest_rows_come_first(lengths: Rows, budget: int, cost: int | None) -> None:
+    ordered = [length for batch in batches_of(lengths, budget, cost) for length in lengths[batch].tolist()]
     assert ordered == sorted(ordered, reverse=True)
 
 
@@ -48,5 +53,33 @@ def test_rows_of_one_length_keep_their_order() -> None:
     assert [batch.tolist() for batch in batches_of(np.full(5, 4, np.int64), 8)] == [[0, 1], [2, 3], [4]]
 
 
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 100), st.integers(0, 100))
+def test_no_other_batches_cost_less(lengths: list[int], budget: int, cost: int) -> None:
+    ordered = sorted(lengths, reverse=True)
+
+    def total(sizes: Sequence[int]) -> int:
+        firsts = accumulate(sizes[:-1], initial=0)
+        return sum(cost + size * ordered[first] for size, first in zip(sizes, firsts, strict=True))
+
+    def allowed(sizes: Sequence[int]) -> bool:
+        firsts = accumulate(sizes[:-1], initial=0)
+        return all(size == 1 or size * ordered[first] <= budget for size, first in zip(sizes, firsts, strict=True))
+
+    # Every way to cut them: a cut, or none, behind each row but the last.
+    ways = []
+    for cuts in product((False, True), repeat=len(ordered) - 1):
+        edges = [0, *(at + 1 for at, cut in enumerate(cuts) if cut), len(ordered)]
+        ways.append([end - start for start, end in pairwise(edges)])
+    found = [len(batch) for batch in batches_of(np.array(lengths, np.int64), budget, cost)]
+    assert total(found) == min(total(sizes) for sizes in ways if allowed(sizes))
+
+
+def test_short_texts_are_not_padded_to_a_long_one() -> None:
+    lengths = np.array([9, 200, 10, 9, 10], np.int64)
+    assert [batch.tolist() for batch in batches_of(lengths, 1024, 32)] == [[1], [2, 4, 0, 3]]
+    assert [batch.tolist() for batch in batches_of(lengths, 1024, 10_000)] == [[1, 2, 4, 0, 3]]
+
+
 def test_no_rows_make_no_batch() -> None:
     assert batches_of(np.zeros(0, np.int64), 10) == []
+    assert batches_of(np.zeros(0, np.int64), 10, 32) == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from embedctl_workers.backends.base import Rows
 
 
-def batches_of(lengths: Rows, token_budget: int) -> list[Rows]:
+def batches_of(lengths: Rows, token_budget: int, batch_cost: int | None = None) -> list[Rows]:
     """Cut rows into batches, longest first, each of rows × longest row ≤ `token_budget`.
 
     A row longer than the budget makes a batch of its own. Longest first: a batch that is too much for the device
@@ -15,12 +17,49 @@ def batches_of(lengths: Rows, token_budget: int) -> list[Rows]:
 
     Args:
         lengths: int64, tokens of each row.
+        batch_cost: what a batch costs beside its rows × longest row, in tokens. Batches are then those that cost the
+            least together; where None they are as large as the budget lets them be.
     """
     order = np.argsort(-lengths, kind="stable")
-    batches = []
+    longest_first = lengths[order]
+    if batch_cost is None:
+        starts = _full(longest_first, token_budget)
+    else:
+        starts = _cheapest(longest_first, token_budget, batch_cost)
+    return [order[start:end] for start, end in pairwise([*starts, len(order)])]
+
+
+def _full(lengths: Rows, token_budget: int) -> list[int]:
+    """Where batches start, each as large as can be."""
+    starts = []
     start = 0
-    while start < len(order):
-        rows = max(1, token_budget // int(lengths[order[start]]))
-        batches.append(order[start : start + rows])
-        start += rows
-    return batches
+    while start < len(lengths):
+        starts.append(start)
+        start += _most_rows(lengths, start, token_budget)
+    return starts
+
+
+def _cheapest(lengths: Rows, token_budget: int, batch_cost: int) -> list[int]:
+    """Where batches start that cost the least together: the shortest path from each row to the end."""
+    rows = len(lengths)
+    # What the rows before cost at the least, and where the last of their batches starts.
+    cost = np.full(rows + 1, np.iinfo(np.int64).max)
+    cost[0] = 0
+    last = np.zeros(rows + 1, np.int64)
+    for start in range(rows):
+        most = min(_most_rows(lengths, start, token_budget), rows - start)
+        ends = slice(start + 1, start + 1 + most)
+        with_this = cost[start] + batch_cost + lengths[start] * np.arange(1, most + 1)
+        better = with_this < cost[ends]
+        cost[ends][better] = with_this[better]
+        last[ends][better] = start
+    starts: list[int] = []
+    end = rows
+    while end:
+        end = int(last[end])
+        starts.append(end)
+    return starts[::-1]
+
+
+def _most_rows(lengths: Rows, start: int, token_budget: int) -> int:
+    return max(1, token_budget // int(lengths[start]))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,8 @@ class ChunkEncoder:
             first = int(windows.text.max()) + 1
             rows = np.flatnonzero(np.isin(windows.text, wanted))
             parts = [rows] if tokens.prompt_tokens is None else [rows[rows < first], rows[rows >= first]]
-        return [part[batch] for part in parts for batch in batches_of(tokens.lengths[part], self._token_budget)]
+        cut = partial(batches_of, token_budget=self._token_budget, batch_cost=self.backend.batch_cost)
+        return [part[batch] for part in parts for batch in cut(tokens.lengths[part])]
 
     def _tokenize(
         self, texts: Sequence[str], prompt: str | None, about: Mapping[str, object] | None

@@ -136,6 +136,9 @@ class Backend(Protocol):
     ahead: int
     #: Upper bound of rows × longest row of a batch where neither the class nor `model tune` says another, in tokens.
     token_budget: int
+    #: What a batch costs beside its padded rows, in tokens, for which batches are cut where that saves more padding;
+    #: None where rows are not padded, or to the sizes of buckets.
+    batch_cost: int | None
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:

@@ -65,6 +65,7 @@ class DummyBackend:
         self.dim = dim
         self.engine = "sha256"
         self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
+        self.batch_cost: int | None = None
         self.reference = None
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch

@@ -64,6 +64,7 @@ class NeuronBackend:
         self.reference: Reference | None = Reference(files)
         self.ahead = 1
         self.token_budget = _ROWS * self.max_tokens
+        self.batch_cost: int | None = None
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:

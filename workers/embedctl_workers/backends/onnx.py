@@ -25,7 +25,7 @@ from embedctl_workers.onnx.providers import (
     raise_if_lost,
 )
 from embedctl_workers.onnx.recipe import ONNX, ONNX_INT8, ONNX_PLAIN, artifact_for
-from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
+from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
 from embedctl_workers.vectors import unit
 
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
@@ -51,6 +51,7 @@ class OnnxBackend:
         self._provider = options.provider
         self.ahead = 0
         self.token_budget = DEFAULT_TOKEN_BUDGET if options.provider == CPU else _GPU_TOKEN_BUDGET
+        self.batch_cost = PADDED_BATCH_COST if options.provider == CPU else None
         stated = artifact.manifest.get("accuracy", {}).get("bounds")
         self.reference: Reference | None = Reference(files, Thresholds(**stated) if stated else None)
         graph = artifact.folder / GRAPH

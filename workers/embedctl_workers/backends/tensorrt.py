@@ -50,6 +50,7 @@ class TensorRTBackend:
         self.reference: Reference | None = Reference(files)
         # One batch on the device, and one behind it.
         self.ahead, self.token_budget = 1, options.batch_tokens
+        self.batch_cost: int | None = None
         self._runtime = runtime
         self._profiles = profiles_of(artifact.folder, options)
         plan = (artifact.folder / PLAN).read_bytes()

@@ -19,7 +19,7 @@ from embedctl_workers.models import ModelFiles, resolve_model
 from embedctl_workers.packed.engine import packed_engine
 from embedctl_workers.padding import Padding
 from embedctl_workers.tokenizing import TextTokenizer
-from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
+from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
 
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
 
@@ -92,6 +92,7 @@ class TorchBackend(SentenceModel):
         self._engine: Engine = packed or _Padded(self._model, Padding.of(self._tokenizer))
         self.engine = packed.name if packed else "padded, torch"
         self._pads = packed is None
+        self.batch_cost = PADDED_BATCH_COST if self._pads else None
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:

@@ -68,6 +68,7 @@ class TorchGpuBackend(SentenceModel):
         full_precision()
         super().__init__(files)
         self.ahead, self.token_budget = 2, MOST_TOKENS
+        self.batch_cost: int | None = None
         self._name = files.name
         self._device = device
         self._transfer = Transfer(device)

@@ -88,7 +88,7 @@ class OurClass:
 
     def _prepare(self, texts: Sequence[str]) -> tuple[Tokens, list[Rows]]:
         tokens = self._backend.tokenize(texts, None)
-        return tokens, batches_of(tokens.lengths, self._budget)
+        return tokens, batches_of(tokens.lengths, self._budget, self._backend.batch_cost)
 
     def _encode(self, tokens: Tokens, batches: Sequence[Rows], vectors: Vectors) -> tuple[float, float]:
         """Fill the vectors; seconds on the device, and after it."""

@@ -160,7 +160,7 @@ class _Builder:
             backend = candidate.backend
             tokens = backend.tokenize(gate_texts(), None)
             started = time.perf_counter()
-            for batch in batches_of(tokens.lengths, DEFAULT_TOKEN_BUDGET):
+            for batch in batches_of(tokens.lengths, DEFAULT_TOKEN_BUDGET, backend.batch_cost):
                 backend.forward(tokens, batch)
             rate = len(tokens.lengths) / (time.perf_counter() - started)
             candidate.texts_per_s = max(candidate.texts_per_s, rate)
