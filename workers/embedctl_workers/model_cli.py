@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from embedctl_config.errors import EmbedctlError, ModelError, ModelNotFound, SettingsError
+from embedctl_config.command_group import CommandGroup
+from embedctl_config.errors import ModelError, ModelNotFound, SettingsError
 from embedctl_config.hardware import Device
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers import devices
@@ -32,18 +32,7 @@ TARGETS = ("neuron", "inf2", "trn1", "trn2")
 _NOT_MEASURED = "not measured: built without the device"
 
 
-class _Group(click.Group):
-    """Turns our errors into one line and their exit status."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except EmbedctlError as error:
-            click.echo(f"embedctl model: {error}", err=True)
-            sys.exit(error.exit_code)
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("embedctl model", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """What is built of models for this machine: ONNX graphs in fp32 and int8, with what was measured of them."""
 

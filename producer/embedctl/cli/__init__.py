@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
-from typing import Any
 
 import click
 
 from embedctl.cli import corpora, dashboard, jobs, operate, stack, status
 from embedctl.cli.options import option
 from embedctl_config import __version__
-from embedctl_config.errors import EmbedctlError
+from embedctl_config.command_group import CommandGroup
 from embedctl_config.settings import ENV_PREFIX
 
 __all__ = ["main"]
 
-_INTERRUPTED = 130
 
-
-class _Group(click.Group):
-    """Turns our errors into one line and their exit status."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except EmbedctlError as error:
-            click.echo(f"embedctl: {error}", err=True)
-            sys.exit(error.exit_code)
-        except KeyboardInterrupt as interrupt:
-            click.echo(f"embedctl: interrupted{'; ' if interrupt.args else ''}{' '.join(interrupt.args)}", err=True)
-            sys.exit(_INTERRUPTED)
-        except BrokenPipeError:
-            # Whoever read our output has seen enough; Python must not complain again as it flushes.
-            sys.stdout = None
-            sys.exit(0)
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("embedctl", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="embedctl")
 @option("--insecure", is_flag=True, help="For rediss://: check no certificate, so that anybody on the way may listen.")
 def main(*, insecure: bool) -> None:

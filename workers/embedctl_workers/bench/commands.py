@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import click
 
-from embedctl_config.errors import EmbedctlError
+from embedctl_config.command_group import CommandGroup
 from embedctl_workers.bench import grid, matrix, request, study
 
-_INTERRUPTED = 130
 
-
-class _Group(click.Group):
-    """Turns our errors into one line and their exit status."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except EmbedctlError as error:
-            click.echo(f"embedctl bench: {error}", err=True)
-            sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("embedctl bench: interrupted; the same command goes on from what was measured", err=True)
-            sys.exit(_INTERRUPTED)
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("embedctl bench", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Measure this machine as published benchmarks measure theirs, and write reports beside their figures.
 

@@ -9,18 +9,19 @@ from itertools import product
 import click
 
 from embedctl_config.errors import SettingsError
+from embedctl_workers.bench.accuracy import VANILLA, measure_accuracy
 from embedctl_workers.bench.cells import Bench, Case, Found, model_files, peers_folder, seats_on
 from embedctl_workers.bench.cli import Asked, common, conclude
-from embedctl_workers.bench.engines import CLASS, FLOOR, PEER, TRANSFORMERS, Effort, Engines, Seat, System
+from embedctl_workers.bench.engines import CLASS, FLOOR, PEER, Effort, Engines, Seat, System
 from embedctl_workers.bench.models import describe
 from embedctl_workers.bench.request_systems import choose_peers, requirements
 from embedctl_workers.bench.sampling import REPEATS
-from embedctl_workers.bench.texts import ExactTexts, sentences
+from embedctl_workers.bench.texts import ExactTexts
 from embedctl_workers.cache import private_folder
 from embedctl_workers.devices import cores_of, format_cpus
 from embedctl_workers.models import ModelFiles
 
-VANILLA, MATRIX_PRODUCTS = System(TRANSFORMERS), System(FLOOR)
+MATRIX_PRODUCTS = System(FLOOR)
 #: Published for DistilBERT at 2 cores and batch 1: length → requests/s of HF Infinity, and of transformers.
 PUBLISHED = {
     8: (248, 49),
@@ -33,7 +34,6 @@ PUBLISHED = {
     512: (12, 4),
 }
 PUBLISHED_CORES = 2
-ACCURACY_TEXTS, ACCURACY_BATCH = 64, 16
 
 
 def times_published(length: int) -> float:
@@ -171,9 +171,8 @@ def measure(bench: Bench, result: Result, systems: Sequence[System], scope: Scop
             longest[system] = facts.max_tokens
             if system != MATRIX_PRODUCTS:
                 result.systems[system] = facts.engine
-    others = {system.name: (system, ACCURACY_BATCH) for system in result.systems if system != VANILLA}
     if VANILLA in longest:
-        result.accuracy = bench.accuracy(others, VANILLA, model, sentences(ACCURACY_TEXTS))
+        result.accuracy = measure_accuracy(bench, model, result.systems)
     most = min((longest[system] for system in longest if system != MATRIX_PRODUCTS), default=0)
     for cores in scope.cores:
         seats = seats_of(bench, list(longest), cores, model, scope)

@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from embedctl_config.settings import Settings
+from embedctl_workers.bench.accuracy import VANILLA, accuracy_table
 from embedctl_workers.bench.cells import EFFORT, LATENCY, RATE, STEPS, Bench, listed, slug
 from embedctl_workers.bench.engines import System
 from embedctl_workers.bench.grid import (
-    ACCURACY_BATCH,
-    ACCURACY_TEXTS,
     MATRIX_PRODUCTS,
     PUBLISHED,
     PUBLISHED_CORES,
-    VANILLA,
     Place,
     Result,
     Scope,
@@ -23,7 +21,6 @@ from embedctl_workers.bench.grid import (
 )
 from embedctl_workers.bench.report import Claim, Column, Plot, Report, Series, Table
 from embedctl_workers.bench.sampling import percentiles
-from embedctl_workers.bench.texts import digest, sentences
 
 #: What the publication says of its lead over transformers, at the least.
 CLAIMED, _CLAIMED_IN_WORDS = 4.0, "4–6 ×"
@@ -87,7 +84,7 @@ def _tables(result: Result, scope: Scope, price: float | None) -> Iterator[Table
     yield _beside(result, scope)
     for system in result.ours:
         yield _lead(result, scope, system)
-    yield _accuracies(result)
+    yield accuracy_table(result.model, result.accuracy, result.systems)
     yield _cells(result, price)
 
 
@@ -134,27 +131,6 @@ def _lead(result: Result, scope: Scope, system: System) -> Table:
     ]
     title = f"{result.model.name}: {system.name}, times transformers, {_cores(cores)}"
     return Table(f"{slug(result.model.name)}-{slug(system.hardware)}-lead", title, columns, rows)
-
-
-def _accuracies(result: Result) -> Table:
-    columns = (
-        Column("system", "system"),
-        Column("max_abs_error", "max abs error"),
-        Column("min_cosine", "min cosine", digits=6),
-        Column("mean_cosine", "mean cosine", digits=6),
-        Column("engine", "engine"),
-    )
-    engines = {system.name: engine for system, engine in result.systems.items()}
-    rows = [
-        {"system": name, **figures, "max_abs_error": f"{figures['max_abs_error']:.1e}", "engine": engines[name]}
-        for name, figures in result.accuracy.items()
-    ]
-    texts = sentences(ACCURACY_TEXTS)
-    note = (
-        f"Vectors of unit length of {len(texts)} sentences (sha256 {digest(texts)}…) in requests of {ACCURACY_BATCH}, "
-        f"against `transformers` on torch in fp32, each text by itself ({engines.get(VANILLA.name)})."
-    )
-    return Table(f"{slug(result.model.name)}-accuracy", f"{result.model.name}: accuracy", columns, rows, note)
 
 
 def _cells(result: Result, price: float | None) -> Table:

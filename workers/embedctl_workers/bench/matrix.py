@@ -9,6 +9,7 @@ from itertools import product
 import click
 
 from embedctl_config.errors import SettingsError
+from embedctl_workers.bench.accuracy import accuracy_table, measure_accuracy
 from embedctl_workers.bench.cells import (
     EFFORT,
     LATENCY,
@@ -23,11 +24,11 @@ from embedctl_workers.bench.cells import (
     slug,
 )
 from embedctl_workers.bench.cli import Asked, common, conclude
-from embedctl_workers.bench.engines import CLASS, TRANSFORMERS, Effort, Engines, System
+from embedctl_workers.bench.engines import CLASS, Effort, Engines, System
 from embedctl_workers.bench.models import describe
 from embedctl_workers.bench.report import Claim, Column, Plot, Report, Series, Table
 from embedctl_workers.bench.sampling import REPEATS, cost_per_million
-from embedctl_workers.bench.texts import ExactTexts, digest, sentences
+from embedctl_workers.bench.texts import ExactTexts
 from embedctl_workers.models import ModelFiles
 
 #: An hour of an inf2.xlarge, as the publication reckons ($).
@@ -36,8 +37,6 @@ PRICE = 0.758
 PUBLISHED = ((966.409, 0.218), (1001.071, 0.211))
 #: How far a cost that is reckoned from its rate may be from the published one.
 _COST_ERROR = 0.001
-_ACCURACY_TEXTS, _ACCURACY_BATCH = 64, 16
-
 
 #: Of one cell, all rounds together.
 _EFFORT = Effort(seconds=15.0, least=6, most=600)
@@ -121,7 +120,7 @@ def measure(bench: Bench, result: Result, systems: Sequence[System], grid: Grid)
         if facts := bench.facts(system, model):
             result.engines[system] = facts.engine
             longest[system] = facts.max_tokens
-    _accuracy(bench, result, list(longest))
+    result.accuracy = measure_accuracy(bench, model, result.engines)
     for copies in grid.models:
         try:
             seats = {system: seats_on(system, bench.asked, copies) for system in longest}
@@ -148,19 +147,13 @@ def _skip(bench: Bench, grid: Grid, what: str, why: str, cells: int = 1) -> None
     bench.session.more(-cells * grid.rounds)
 
 
-def _accuracy(bench: Bench, result: Result, systems: Sequence[System]) -> None:
-    texts = sentences(_ACCURACY_TEXTS)
-    requests = {system.name: (system, _ACCURACY_BATCH) for system in systems}
-    result.accuracy = bench.accuracy(requests, System(TRANSFORMERS), result.model, texts)
-
-
 def report(results: Sequence[Result], bench: Bench, grid: Grid) -> Report:
     """What was measured, beside what was published."""
     asked = bench.asked
     tables = [_published()]
     plots: list[Plot] = []
     for result in results:
-        tables += [_cells(result, asked.price), _accuracies(result)]
+        tables += [_cells(result, asked.price), accuracy_table(result.model, result.accuracy, result.engines)]
         plots += _plots(result, asked.price)
     if bench.skipped:
         tables.append(bench.skipped_table("left-out"))
@@ -267,25 +260,6 @@ def _cells(result: Result, price: float | None) -> Table:
 
 def _order(cell: Cell) -> tuple[object, ...]:
     return cell.system.name, cell.sequence, cell.found.batch, cell.models, cell.workers
-
-
-def _accuracies(result: Result) -> Table:
-    columns = (
-        Column("system", "system"),
-        Column("max_abs_error", "max abs error"),
-        Column("min_cosine", "min cosine", digits=6),
-        Column("mean_cosine", "mean cosine", digits=6),
-    )
-    rows = [
-        {"system": name, **figures, "max_abs_error": f"{figures['max_abs_error']:.1e}"}
-        for name, figures in result.accuracy.items()
-    ]
-    texts = sentences(_ACCURACY_TEXTS)
-    note = (
-        f"Vectors of unit length of {len(texts)} sentences (sha256 {digest(texts)}…) in requests of {_ACCURACY_BATCH}, "
-        "against `transformers` on torch in fp32, each text by itself."
-    )
-    return Table(f"{slug(result.model.name)}-accuracy", f"{result.model.name}: accuracy", columns, rows, note)
 
 
 def _plots(result: Result, price: float | None) -> list[Plot]:
