@@ -33,7 +33,20 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     with open_in(tmp_path) as session:
         assert session.step("one", never) == {"rate": [1.5, None]}
         assert session.step("two", lambda: 2) == 2
-    assert "1 steps of " in str(session.meanwhile()["taken from earlier runs"])
+    assert str(session.meanwhile()["taken from earlier runs"]).startswith("1 steps in ")
+
+
+def test_a_report_tells_the_load_of_the_earlier_runs_too(tmp_path: Path) -> None:
+    with open_in(tmp_path) as session:
+        session.step("one", lambda: 1)
+    line = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps(line | {"seconds": 90.0, "others_cpus": 0.25, "stolen_cpus": 0.5}) + "\n")
+    with open_in(tmp_path) as session:
+        session.step("one", never)
+    facts = session.meanwhile()
+    assert facts["CPUs used by other processes meanwhile"] == "median 0.25, most 0.25 (of 1 steps)"
+    assert facts["CPUs stolen by the hypervisor meanwhile"] == "median 0.50, most 0.50 (of 1 steps)"
+    assert str(facts["taken from earlier runs"]).startswith("1 steps in 1.5 minutes, of 20")
 
 
 @pytest.mark.parametrize("change", ["benchmark", "conditions", "versions", "CPU"])

@@ -7,7 +7,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -55,9 +55,8 @@ class Session:
         facts = [cpu_identity(), versions(), conditions or {}]
         self._identity = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
         self._progress = Progress(name, plan)
-        self._measured: list[tuple[float, Usage]] = []
-        self._reused = 0
-        self._earlier: set[str] = set()
+        self._new: list[dict[str, Any]] = []
+        self._reused: list[dict[str, Any]] = []
         self._done: set[str] = set()
         self._kept: dict[str, dict[str, Any]] = {}
         self._failed: dict[str, str] = {}
@@ -103,11 +102,9 @@ class Session:
             raise ValueError(f"two steps have the key {key!r}")
         self._done.add(key)
         if self.kept(key):
-            line = self._kept[key]
-            self._reused += 1
-            self._earlier.add(line["at"])
+            self._reused.append(self._kept[key])
             self._progress.advance(key, 0.0)
-            return cast(T, line["value"])
+            return cast(T, self._kept[key]["value"])
         self._progress.begin(key)
         before, started = Usage.read(), time.monotonic()
         try:
@@ -116,8 +113,8 @@ class Session:
             self.stopped = True
             raise
         seconds, usage = time.monotonic() - started, Usage.read().since(before)
-        self._measured.append((seconds, usage))
         self._append({"key": key, "at": _now(), "seconds": round(seconds, 3), **usage.as_json(), "value": value})
+        self._new.append(self._kept[key])
         self._progress.advance(key, seconds)
         return value
 
@@ -156,21 +153,18 @@ class Session:
     def meanwhile(self) -> dict[str, object]:
         """What else went on while it measured, by name, for a report's facts of the machine."""
         facts: dict[str, object] = {"load before": f"{self._load:.2f}"}
-        measured = sum(seconds for seconds, _ in self._measured)
         # Clock ticks are too coarse for what other processes took of a shorter step.
-        if usages := [usage for seconds, usage in self._measured if seconds >= 1]:
-            for name, used in (
-                ("used by other processes", [each.others for each in usages]),
-                ("stolen by the hypervisor", [each.stolen for each in usages]),
-            ):
+        if long := [line for line in (*self._reused, *self._new) if line["seconds"] >= 1]:
+            for name, key in (("used by other processes", "others_cpus"), ("stolen by the hypervisor", "stolen_cpus")):
+                used = [line[key] for line in long]
                 facts[f"CPUs {name} meanwhile"] = (
                     f"median {statistics.median(used):.2f}, most {max(used):.2f} (of {len(used)} steps)"
                 )
-        facts["measured"] = f"{len(self._measured)} steps in {measured / 60:.1f} minutes, ended {_now()}"
+        facts["measured"] = f"{_count(self._new)}, ended {_now()}"
         if self._reused:
-            first, last = min(self._earlier), max(self._earlier)
-            when = first if first == last else f"{first} to {last}"
-            facts["taken from earlier runs"] = f"{self._reused} steps of {when}, with the same versions and CPUs"
+            dates = [line["at"] for line in self._reused]
+            when = dates[0] if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"
+            facts["taken from earlier runs"] = f"{_count(self._reused)}, of {when}, with the same versions and CPUs"
         return facts
 
     def _append(self, facts: dict[str, Any]) -> None:
@@ -214,6 +208,10 @@ class Session:
             self._kept[line["key"]] = line
         elif "failed" in line:
             self._failed[line["failed"]] = line["why"]
+
+
+def _count(lines: Sequence[Mapping[str, Any]]) -> str:
+    return f"{len(lines)} steps in {sum(line['seconds'] for line in lines) / 60:.1f} minutes"
 
 
 def _now() -> str:
