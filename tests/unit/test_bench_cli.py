@@ -192,4 +192,4 @@ def test_ctrl_c_leaves_a_report_of_what_was_measured_and_the_same_command_goes_o
     found = json.loads((tmp_path / "out" / "slow.json").read_text())
     assert [row["x"] for row in found["tables"][0]["rows"]] == [0, 2, 4]
     assert found["notes"] == []
-    assert found["machine"]["taken from earlier runs"].startswith("2 steps of ")
+    assert found["machine"]["taken from earlier runs"].startswith("2 steps in ")

@@ -12,8 +12,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from embedctl_workers.bench.render.plots import draw
 from embedctl_workers.bench.render.text import is_number
-from embedctl_workers.bench.report import Column, Report, Series, Table, write_report
+from embedctl_workers.bench.report import Column, Plot, Report, Series, Table, write_report
 from tests.bench_reports import LENGTHS, sample_report
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
@@ -227,3 +228,11 @@ def test_numbers_stand_on_the_right_and_words_on_the_left() -> None:
     columns = [Column("n", "n"), Column("w", "w"), Column("b", "b"), Column("d", "d", digits=1), Column("none", "none")]
     table = Table("t", "T", columns, rows)
     assert [is_number(column, table) for column in columns] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize(("highest", "logarithmic"), [(40.0, False), (400.0, True)])
+def test_a_logarithmic_axis_has_more_than_one_number_on_it(highest: float, logarithmic: bool) -> None:
+    plot = Plot("rates", "Rates", "batch", "texts/s", [Series("a", [1, 2], [30.0, highest])], log_y=True)
+    words = " ".join(ET.fromstring(draw(plot)).itertext()).split()
+    assert ("0" in words) is not logarithmic
+    assert ("100" in words) is logarithmic

@@ -45,6 +45,7 @@ def test_a_report_tells_the_load_of_the_earlier_runs_too(tmp_path: Path) -> None
         session.step("one", never)
     facts = session.meanwhile()
     assert facts["CPUs used by other processes meanwhile"] == "median 0.25, most 0.25 (of 1 steps)"
+    assert "load before" not in facts, "that of now says nothing of then"
     assert facts["CPUs stolen by the hypervisor meanwhile"] == "median 0.50, most 0.50 (of 1 steps)"
     assert str(facts["taken from earlier runs"]).startswith("1 steps in 1.5 minutes, of 20")
 

@@ -82,6 +82,7 @@ class Plot:
     Attributes:
         name: of its file; letters, digits and dashes.
         kind: `bars` lie, one group for each of `ticks` from the top down; a series' `x` are the numbers of its groups.
+        log_y: of lines, where their values span a decade at least; else the axis begins at zero.
         ticks: names of the groups of bars; of lines, names of the values of `x` in their order.
     """
 

@@ -152,7 +152,10 @@ class Session:
 
     def meanwhile(self) -> dict[str, object]:
         """What else went on while it measured, by name, for a report's facts of the machine."""
-        facts: dict[str, object] = {"load before": f"{self._load:.2f}"}
+        facts: dict[str, object] = {}
+        if self._new or not self._reused:
+            facts["load before"] = f"{self._load:.2f}"
+            facts["measured"] = f"{_count(self._new)}, ended {_now()}"
         # Clock ticks are too coarse for what other processes took of a shorter step.
         if long := [line for line in (*self._reused, *self._new) if line["seconds"] >= 1]:
             for name, key in (("used by other processes", "others_cpus"), ("stolen by the hypervisor", "stolen_cpus")):
@@ -160,7 +163,6 @@ class Session:
                 facts[f"CPUs {name} meanwhile"] = (
                     f"median {statistics.median(used):.2f}, most {max(used):.2f} (of {len(used)} steps)"
                 )
-        facts["measured"] = f"{_count(self._new)}, ended {_now()}"
         if self._reused:
             dates = [line["at"] for line in self._reused]
             when = dates[0] if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"

@@ -150,11 +150,18 @@ def _lines(axes: Axes, plot: Plot) -> None:
     if plot.ticks or len(values) <= 10:
         axes.set_xticks(values, plot.ticks or [f"{value:,g}" for value in values])
         axes.set_xticks([], minor=True)
-    if plot.log_y:
+    logarithmic = plot.log_y and _spans_a_decade(plot)
+    if logarithmic:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    _number(axes.yaxis, log=plot.log_y)
+    _number(axes.yaxis, log=logarithmic)
+
+
+def _spans_a_decade(plot: Plot) -> bool:
+    """Whether a logarithmic axis would have more than one number to read."""
+    values = [y for series in plot.series for y in series.y if y > 0]
+    return bool(values) and max(values) >= 10 * min(values)
 
 
 def _bars(axes: Axes, plot: Plot) -> None:
