@@ -19,6 +19,7 @@ from embedctl_workers.bench.cells import Bench, Case, Found, Noise, listed, mode
 from embedctl_workers.bench.cli import Asked
 from embedctl_workers.bench.engines import CLASS, ONNX_FP32, TRANSFORMERS, Effort, Samples, Seat, System
 from embedctl_workers.bench.runners import _pooling
+from embedctl_workers.bench.sampling import Rounds
 from embedctl_workers.bench.texts import ExactTexts, digest, sentences
 from embedctl_workers.devices import Accelerator
 from embedctl_workers.discovery import Machine
@@ -43,6 +44,10 @@ def asked(folder: Path, **changes: Any) -> Asked:
         "fresh": True,
     }
     return Asked(**{**given, **changes})
+
+
+def steady(rate: float) -> Rounds[float]:
+    return Rounds([rate] * 3, {str(at): rate for at in range(3)})
 
 
 class Engines:
@@ -98,7 +103,7 @@ def test_noisy_cases_are_repeated_and_counted_for_one_sentence(tmp_path: Path) -
     ours = bench(tmp_path, engines)
     with ours.session:
         found = ours.measure("cell", MODEL, {"ours": case(CPU), "theirs": case(VANILLA)})
-    assert list(found["ours"].rates) == [100, 101, 102]
+    assert list(found["ours"].rates.counted) == [100, 101, 102]
     assert (found["ours"].noisy, found["theirs"].noisy) == (False, True)
     assert ours.noise == Noise(cases=2, repeated=2, left=1)
     assert not ours.session.notes, "hundreds of cells would be hundreds of notes"
@@ -139,7 +144,7 @@ def test_accuracy_is_the_distance_from_the_reference(tmp_path: Path) -> None:
 
 
 def test_a_row_has_latencies_in_milliseconds_and_cost(tmp_path: Path) -> None:
-    found = Found(Samples(1000.0, [0.002] * 99, 0.0001, 0.0018, 0.0001), [990.0, 1000.0, 1010.0], 2)
+    found = Found(Samples(1000.0, [0.002] * 99, 0.0001, 0.0018, 0.0001), Rounds([990.0, 1000.0, 1010.0]), 2)
     row = found.row(price=3.6)
     assert (row["texts_per_s"], row["requests_per_s"]) == (1000, 500)
     assert (row["p50_ms"], row["p99_ms"]) == (pytest.approx(2.0), None)
@@ -151,7 +156,7 @@ def test_a_row_has_latencies_in_milliseconds_and_cost(tmp_path: Path) -> None:
 
 
 def test_steps_that_are_not_shown_are_none() -> None:
-    assert Found(Samples(1.0, [1.0]), [1.0], 1).row()["prediction_ms"] is None
+    assert Found(Samples(1.0, [1.0]), Rounds([1.0]), 1).row()["prediction_ms"] is None
 
 
 def test_rounds_merge_to_the_median_rate_and_all_latencies() -> None:

@@ -13,7 +13,7 @@ from embedctl_workers.bench.grid import FULL, MATRIX_PRODUCTS, PUBLISHED, VANILL
 from embedctl_workers.bench.grid_report import report
 from embedctl_workers.bench.report import Report
 from embedctl_workers.models import ModelFiles
-from tests.unit.test_bench_cells import asked
+from tests.unit.test_bench_cells import asked, steady
 from tests.unit.test_bench_matrix import Exact
 
 CPU, INFINITY = System(CLASS, "cpu"), System(PEER, peer="infinity")
@@ -22,7 +22,7 @@ MODEL = ModelFiles("m", Path(), "f" * 64)
 
 def found(rate: float, batch: int = 1, samples: int = 200) -> Found:
     steps = (0.1 * batch / rate, 0.8 * batch / rate, 0.1 * batch / rate)
-    return Found(Samples(rate, [batch / rate] * samples, *steps), [rate, rate, rate], batch)
+    return Found(Samples(rate, [batch / rate] * samples, *steps), steady(rate), batch)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def made(bench: Bench, result: Result) -> Report:
 
 
 def test_there_are_192_cells() -> None:
-    assert FULL.cells == 192
+    assert len(FULL.cores) * FULL.cells == 192
 
 
 def test_what_the_machine_has_no_cores_for_and_the_model_no_positions_is_left_out(

@@ -13,14 +13,14 @@ from embedctl_workers.bench.matrix import FULL, PRICE, PUBLISHED, Cell, Result, 
 from embedctl_workers.bench.report import Table
 from embedctl_workers.bench.sampling import cost_per_million
 from embedctl_workers.models import ModelFiles
-from tests.unit.test_bench_cells import asked
+from tests.unit.test_bench_cells import asked, steady
 
 CPU, INT8 = System(CLASS, "cpu"), System(CLASS, "cpu-int8")
 MODEL = ModelFiles("all/Mini LM", Path(), "f" * 64)
 
 
 def found(rate: float, batch: int) -> Found:
-    return Found(Samples(rate, [batch / rate] * 120), [rate, rate, rate], batch)
+    return Found(Samples(rate, [batch / rate] * 120), steady(rate), batch)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.bench.sampling import cost_per_million, in_rounds, is_noisy, percentiles, spread
+from embedctl_workers.bench.sampling import Rounds, cost_per_million, in_rounds, is_noisy, percentiles, spread, times
 from embedctl_workers.bench.session import Session
 
 
@@ -29,6 +29,10 @@ class Turns:
     def _take(self, name: str) -> float:
         self.order.append(name)
         return next(self._values[name])
+
+
+def counted(found: dict[str, Rounds[float]]) -> dict[str, list[float]]:
+    return {case: list(each.counted) for case, each in found.items()}
 
 
 @pytest.mark.parametrize(("per_second", "published"), [(966.409, 0.218), (1001.071, 0.211)])
@@ -63,7 +67,8 @@ def test_spread_is_a_share_of_the_median() -> None:
 def test_cases_take_turns_in_alternating_order(tmp_path: Path) -> None:
     turns = Turns(a=(1, 1, 1), b=(2, 2, 2))
     with session_in(tmp_path) as session:
-        assert in_rounds(turns.cases(), 3, session=session, key="k") == {"a": [1, 1, 1], "b": [2, 2, 2]}
+        found = in_rounds(turns.cases(), 3, session=session, key="k")
+    assert counted(found) == {"a": [1, 1, 1], "b": [2, 2, 2]}
     assert turns.order == ["a", "b", "b", "a", "a", "b"]
 
 
@@ -71,15 +76,27 @@ def test_only_the_noisy_are_repeated_and_the_steadiest_rounds_count(tmp_path: Pa
     turns = Turns(steady=(10, 10, 10), noisy=(1, 1, 2, 1, 1, 1.5, 1, 1, 1.2))
     with session_in(tmp_path) as session:
         found = in_rounds(turns.cases(), 3, session=session, key="k")
-    assert found == {"steady": [10, 10, 10], "noisy": [1, 1, 1.2]}
+    assert counted(found) == {"steady": [10, 10, 10], "noisy": [1, 1, 1.2]}
     assert turns.order.count("noisy") == 9
     assert session.notes == ["k: noisy was noisy and repeated; spreads 100%, 50%, 20%, the least counts"]
+
+
+def test_a_ratio_is_of_the_rounds_in_which_both_took_a_turn(tmp_path: Path) -> None:
+    # The machine has become twice as fast by the time that the noisy one is repeated.
+    turns = Turns(steady=(10, 10, 10), noisy=(30, 20, 33, 60, 60, 60))
+    with session_in(tmp_path) as session:
+        found = in_rounds(turns.cases(), 3, session=session, key="k")
+    assert counted(found) == {"steady": [10, 10, 10], "noisy": [60, 60, 60]}
+    assert times(found["noisy"], found["steady"]) == pytest.approx(3.0)
+    assert times(found["steady"], found["noisy"]) == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="median"):
+        times(Rounds([1.0], {"1": 1.0}), Rounds([1.0], {"2": 1.0}))
 
 
 def test_no_more_is_repeated_once_rounds_are_steady(tmp_path: Path) -> None:
     turns = Turns(a=(1, 2, 1, 1))
     with session_in(tmp_path) as session:
-        assert in_rounds(turns.cases(), 2, session=session, key="k") == {"a": [1, 1]}
+        assert counted(in_rounds(turns.cases(), 2, session=session, key="k")) == {"a": [1, 1]}
 
 
 def test_a_case_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
@@ -89,7 +106,7 @@ def test_a_case_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path) -> N
     turns = Turns(good=(5, 5, 5))
     with session_in(tmp_path) as session:
         found = in_rounds({"bad": fails, **turns.cases()}, 3, session=session, key="k")
-    assert found == {"bad": [], "good": [5, 5, 5]}
+    assert counted(found) == {"bad": [], "good": [5, 5, 5]}
     assert session.notes == ["k/1: bad failed and is left out from here on: no memory"]
     with session_in(tmp_path) as again:
         assert in_rounds({"bad": fails, **Turns(good=()).cases()}, 3, session=again, key="k") == found
@@ -109,17 +126,17 @@ def test_whole_rounds_of_an_earlier_run_are_kept_and_a_half_one_is_measured_anew
         yield from (10.0, 10.1)
         raise KeyboardInterrupt
 
-    seen: dict[str, list[float]] = {}
+    seen: dict[str, Rounds[float]] = {}
     first = Turns(a=(1.0, 1.01), b=interrupted())
     first_cases = first.cases()
     with session_in(tmp_path) as session, pytest.raises(KeyboardInterrupt):
         # Rounds: a b, b a, then a and the interrupted b.
         in_rounds(first_cases | {"a": iter((1.0, 1.01, 1.02)).__next__}, 3, session=session, key="k", into=seen)
     assert session.stopped
-    assert seen == {"a": [1.0, 1.01], "b": [10.0, 10.1]}
+    assert counted(seen) == {"a": [1.0, 1.01], "b": [10.0, 10.1]}
 
     second = Turns(a=(1.03,), b=(10.2,))
     with session_in(tmp_path) as session:
         found = in_rounds(second.cases(), 3, session=session, key="k")
-    assert found == {"a": [1.0, 1.01, 1.03], "b": [10.0, 10.1, 10.2]}
+    assert counted(found) == {"a": [1.0, 1.01, 1.03], "b": [10.0, 10.1, 10.2]}
     assert second.order == ["a", "b"]

@@ -27,7 +27,7 @@ from embedctl_workers.bench.study import (
 )
 from embedctl_workers.bench.study_report import report
 from embedctl_workers.models import ModelFiles
-from tests.unit.test_bench_cells import asked
+from tests.unit.test_bench_cells import asked, steady
 
 CPU = System(CLASS, "cpu")
 MODEL = ModelFiles("mini", Path(), "f" * 64)
@@ -36,7 +36,7 @@ ACCURACY = {"max_abs_error": 0.01, "min_cosine": 0.98, "mean_cosine": 0.993}
 
 
 def found(rate: float, batch: int) -> Found:
-    return Found(Samples(rate, [batch / rate] * 200), [rate, rate, rate], batch)
+    return Found(Samples(rate, [batch / rate] * 200), steady(rate), batch)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_claim_that_is_not_met_says_where_the_rest_is(bench: Bench) -> None:
 def test_torch_ahead_of_a_class_of_ours_is_said_in_bold(bench: Bench) -> None:
     cpu = Setup("class cpu, single", CPU, 1)
     whole = made(bench, result_of({SETUPS[0]: 100.0, cpu: 90.0}))
-    assert "**mini: torch is ahead of class cpu, single: 100.0 against 90.0 texts/s.**" in whole.notes
+    assert "**mini: torch is ahead of class cpu, single, which has 0.90 × its rate.**" in whole.notes
 
 
 def test_units_of_a_row(bench: Bench) -> None:

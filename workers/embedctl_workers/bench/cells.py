@@ -19,7 +19,17 @@ from embedctl_workers.bench.cli import Asked
 from embedctl_workers.bench.engines import Effort, Engine, Engines, Facts, Samples, Seat, System, sample_together
 from embedctl_workers.bench.models import source_of
 from embedctl_workers.bench.report import Column, Table
-from embedctl_workers.bench.sampling import NOISY, REPEATS, cost_per_million, in_rounds, is_noisy, percentiles, spread
+from embedctl_workers.bench.sampling import (
+    NOISY,
+    REPEATS,
+    Rounds,
+    cost_per_million,
+    in_rounds,
+    is_noisy,
+    percentiles,
+    spread,
+    times,
+)
 from embedctl_workers.bench.session import Session
 from embedctl_workers.cache import cache_folder
 from embedctl_workers.devices import cores_of
@@ -36,10 +46,10 @@ EFFORT = (Column("samples", "samples"), Column("spread_percent", "spread", "%", 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a case: the samples of all its rounds, and the rate of each (texts/s)."""
+    """What came of a case: the samples of the rounds that count, and the rate of each round (texts/s)."""
 
     samples: Samples
-    rates: Sequence[float]
+    rates: Rounds[float]
     batch: int
 
     @property
@@ -50,7 +60,11 @@ class Found:
     @property
     def noisy(self) -> bool:
         """Whether the rounds differ by too much."""
-        return is_noisy(self.rates)
+        return is_noisy(self.rates.counted)
+
+    def times(self, other: Found) -> float:
+        """How many times the other's rate, of one :meth:`Bench.measure`."""
+        return times(self.rates, other.rates)
 
     def cost(self, price: float) -> float:
         """Of a million texts, at so much an hour."""
@@ -67,7 +81,7 @@ class Found:
             **{f"{name}_ms": value for name, value in percentiles(self.samples.latencies).items()},
             **{column.key: seconds * 1000 if shown else None for column, seconds in steps},
             "samples": len(self.samples.latencies),
-            "spread_percent": 100 * spread(self.rates),
+            "spread_percent": 100 * spread(self.rates.counted),
             "cost_per_million": None if price is None else self.cost(price),
             "_noisy": self.noisy,
         }
@@ -191,9 +205,11 @@ class Bench:
             tell=tell,
         )
         found = {
-            name: Found(Samples.merged(each), [part["rate"] for part in each], len(cases[name].requests[0]))
+            name: Found(
+                Samples.merged(each.counted), each.each(lambda part: float(part["rate"])), len(cases[name].requests[0])
+            )
             for name, each in rounds.items()
-            if each
+            if each.counted
         }
         self.noise.cases += len(found)
         self.noise.repeated += len(repeated)

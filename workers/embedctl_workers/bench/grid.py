@@ -56,12 +56,13 @@ class Scope:
 
     @property
     def cells(self) -> int:
-        """Of all core counts together."""
-        return len(self.cores) * len(self.lengths) * len(self.batches)
+        """Of one number of cores."""
+        return len(self.lengths) * len(self.batches)
 
-    def steps(self, systems: int) -> int:
-        """Of a session, for one model."""
-        return systems * (2 + self.cells * self.rounds)
+    def steps(self, systems: int, cores: int) -> int:
+        """Of a session, for one model on so many cores; the floor is one of the systems, and has no accuracy."""
+        cells = self.cells * sum(each <= cores for each in self.cores)
+        return systems * (2 + cells * self.rounds) - 1
 
 
 FULL = Scope(
@@ -119,8 +120,9 @@ class Result:
 
     def times(self, place: Place, system: System, than: System = VANILLA) -> float | None:
         """How many times the rate of another one, in the same cell."""
-        rate, other = self.rate(place, system), self.rate(place, than)
-        return rate / other if rate and other else None
+        found = self.cells.get(place, {})
+        ours, other = found.get(system.name), found.get(than.name)
+        return ours.times(other) if ours and other else None
 
     def at_cores(self) -> int:
         """The core count that the publication's table is of; the largest that was measured where it was not."""
@@ -149,7 +151,8 @@ def command(asked: Asked) -> None:
         MATRIX_PRODUCTS,
     ]
     results: list[Result] = []
-    session = asked.session("grid", len(asked.models) * scope.steps(len(systems)), peers=requirements())
+    plan = len(asked.models) * scope.steps(len(systems), len(cores_of(asked.cpus)))
+    session = asked.session("grid", plan, peers=requirements())
     with session, Engines(place) as engines:
         bench = Bench(asked, session, engines, scope.rounds, scope.repeats)
         try:
@@ -198,10 +201,9 @@ def seats_of(
 ) -> dict[System, list[Seat]]:
     """Each system alone on the first so many cores; none, noted, where there are fewer."""
     have = cores_of(bench.asked.cpus)
-    cells = len(scope.lengths) * len(scope.batches)
     if cores > len(have):
         why = f"--cpus {format_cpus(bench.asked.cpus)} has {len(have)}"
-        _skip(bench, scope, f"{model.name}: {cores} cores", why, len(systems), cells)
+        bench.skip(f"{model.name}: {cores} cores", why, scope.cells)
         return {}
     cpus = frozenset[int]().union(*have[:cores])
     found = {}
@@ -209,7 +211,7 @@ def seats_of(
         try:
             found[system] = [Seat(cpus, seat.accelerator) for seat in seats_on(system, bench.asked, 1)]
         except SettingsError as error:
-            _skip(bench, scope, f"{model.name}: {system.name}", str(error), 1, cells)
+            _skip(bench, scope, f"{model.name}: {system.name}", str(error), 1, scope.cells)
     return found
 
 

@@ -20,7 +20,7 @@ from embedctl_workers.bench.grid import (
     times_published,
 )
 from embedctl_workers.bench.report import Claim, Column, Plot, Report, Series, Table
-from embedctl_workers.bench.sampling import percentiles
+from embedctl_workers.bench.sampling import RATIOS, percentiles
 
 #: What the publication says of its lead over transformers, at the least.
 CLAIMED, _CLAIMED_IN_WORDS = 4.0, "4–6 ×"
@@ -44,7 +44,7 @@ def report(results: Sequence[Result], bench: Bench, scope: Scope, uninstalled: S
         claims=[claim for result in results for claim in _claims(result, asked.settings)],
         notes=[
             *(line for result in results for line in _statements(result, asked.settings)),
-            bench.noise.note(scope.rounds, scope.repeats),
+            f"{bench.noise.note(scope.rounds, scope.repeats)} {RATIOS}",
             *_notes(uninstalled),
         ],
     )

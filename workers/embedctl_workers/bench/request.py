@@ -16,7 +16,7 @@ from embedctl_config.errors import EmbedctlError
 from embedctl_workers.bench.cli import Asked, common, conclude
 from embedctl_workers.bench.request_results import Results, Run, Shape
 from embedctl_workers.bench.request_texts import REQUESTS, TEXTS, request_texts
-from embedctl_workers.bench.sampling import REPEATS, in_rounds
+from embedctl_workers.bench.sampling import REPEATS, Rounds, in_rounds
 from embedctl_workers.cache import cache_folder, private_folder
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _measure(ground: Ground, systems: Sequence[System], plan: Plan, results: Res
 
 def _rounds(ground: Ground, contenders: Mapping[str, Contender], plan: Plan) -> None:
     """By turns, round after round."""
-    runs: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, Rounds[dict[str, Any]]] = {}
     cases = {name: partial(contender.run, plan.shape) for name, contender in contenders.items()}
     try:
         in_rounds(
@@ -148,13 +148,13 @@ def _rounds(ground: Ground, contenders: Mapping[str, Contender], plan: Plan) -> 
             plan.rounds,
             session=ground.session,
             key=f"{ground.key}/{plan.shape.name}",
-            into=runs,
+            into=found,
             figure=lambda run: float(run["seconds"]),
             repeats=plan.repeats,
         )
     finally:
-        for name, each in runs.items():
-            contenders[name].result.runs = [Run.of_json(run) for run in each]
+        for name, each in found.items():
+            contenders[name].result.rounds = each.each(Run.of_json)
 
 
 def _once(ground: Ground, contender: Contender, shape: Shape) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
 from embedctl_workers.bench.cli import Asked
@@ -11,9 +10,9 @@ from embedctl_workers.bench.peers.embedctl_pipeline import CLIENTS
 from embedctl_workers.bench.peers.registry import BASELINE
 from embedctl_workers.bench.report import Claim, Column, Plot, Report, Series, Table
 from embedctl_workers.bench.request_published import ACCURACY, OVER_SENTENCE_TRANSFORMERS, ROWS
-from embedctl_workers.bench.request_results import Results, Run, Shape
+from embedctl_workers.bench.request_results import Result, Results, Run, Shape
 from embedctl_workers.bench.request_texts import LONGEST, REQUESTS, SHORTEST, TEXTS
-from embedctl_workers.bench.sampling import cost_per_million
+from embedctl_workers.bench.sampling import RATIOS, cost_per_million
 
 _COLUMNS = (
     Column("system", "system"),
@@ -94,7 +93,7 @@ def claims_of(results: Results) -> Iterator[Claim]:
     for each in results.measured:
         published = OVER_SENTENCE_TRANSFORMERS.get(each.precision)
         if each.ours and published and baseline:
-            ratio = baseline.seconds / each.seconds
+            ratio = each.times(baseline)
             yield Claim(
                 what=f"{each.label}, against sentence-transformers on torch ({where})",
                 published=f"{published:.1f} × (the fastest in {each.precision} on a CPU)",
@@ -102,17 +101,15 @@ def claims_of(results: Results) -> Iterator[Claim]:
                 met=ratio >= published,
                 why="" if ratio >= published else _OTHER_CONDITIONS,
             )
-    for precision in results.precisions:
-        ours, other = results.best(precision, ours=True), results.best(precision, ours=False)
-        if ours and other:
-            ahead = other.seconds / ours.seconds
-            yield Claim(
-                what=f"no other system that was measured is faster in {precision} ({where})",
-                published="–",
-                ours=f"{ours.label} has {ahead:.2f} × the rate of {other.label}, the fastest of them",
-                met=ahead >= 1,
-                why="" if ahead >= 1 else _WHY.get(other.name, _UNKNOWN),
-            )
+    for ours, other in results.pairs():
+        ahead = ours.times(other)
+        yield Claim(
+            what=f"no other system that was measured is faster in {ours.precision} ({where})",
+            published="–",
+            ours=f"{ours.label} has {ahead:.2f} × the rate of {other.label}, the fastest of them",
+            met=ahead >= 1,
+            why="" if ahead >= 1 else _WHY.get(other.name, _UNKNOWN),
+        )
     for each in results.measured:
         if each.ours and each.precision == "fp32":
             error = max(run.max_abs_error for run in [*each.runs, *([each.whole] if each.whole else [])])
@@ -159,8 +156,8 @@ def _tables(results: Results, suffix: str, price: float | None) -> Iterator[Tabl
         f"rounds{suffix}",
         f"{results.name}: {results.shape.words}, {results.rounds} rounds by turns",
         (*_COLUMNS, _COST) if price is not None else _COLUMNS,
-        _rows(results, results.shape, {each.name: each.runs for each in results.measured}, price),
-        f"Medians of the rounds; the spread is (most less least) / median. A request here has "
+        _rows(results, results.shape, {each.name: each.runs for each in results.measured}, Result.times, price),
+        f"Medians of the rounds; the spread is (most less least) / median. {RATIOS} A request here has "
         f"{' or '.join(map(str, sorted(set(results.shape.sizes))))} texts. Percentiles are of all requests of all "
         f"rounds together; a 99th needs 100. {_WORDS} {_BOLD}",
     )
@@ -170,7 +167,7 @@ def _tables(results: Results, suffix: str, price: float | None) -> Iterator[Tabl
             f"whole{suffix}",
             f"{results.name}: {results.once.words}, once",
             _COLUMNS,
-            _rows(results, results.once, whole, None),
+            _rows(results, results.once, whole, _times_once, None),
             "One run each, so there is no spread: differences below 10 % say nothing. Ours, and the fastest other "
             f"system of each precision in the rounds. {_BOLD}",
         )
@@ -196,21 +193,31 @@ def _tables(results: Results, suffix: str, price: float | None) -> Iterator[Tabl
     )
 
 
+def _times_once(these: Result, those: Result) -> float:
+    """How many times the other's rate, in the one run of each."""
+    assert these.whole
+    assert those.whole
+    return those.whole.seconds / these.whole.seconds
+
+
 def _rows(
-    results: Results, shape: Shape, runs: Mapping[str, Sequence[Run]], price: float | None
+    results: Results,
+    shape: Shape,
+    runs: Mapping[str, Sequence[Run]],
+    times: Callable[[Result, Result], float],
+    price: float | None,
 ) -> list[Mapping[str, object]]:
     """A line for each system that has runs of this shape, the fastest first."""
     seconds = {name: median(run.seconds for run in each) for name, each in runs.items()}
-    least: dict[str, float] = {}
-    for each in results.measured:
-        if each.ours and each.name in runs and not each.flaw(results.tokens):
-            least[each.precision] = min(seconds[each.name], least.get(each.precision, inf))
+    baseline = results.find(BASELINE)
     rows: list[Mapping[str, object]] = []
     for each in sorted((each for each in results.measured if each.name in runs), key=lambda each: seconds[each.name]):
-        row = each.row(shape, runs[each.name], seconds.get(BASELINE))
+        row = each.row(shape, runs[each.name])
         flaw = each.flaw(results.tokens)
-        ahead = not each.ours and not flaw and seconds[each.name] < least.get(each.precision, 0.0)
+        ours = [other for other in results.comparable(each.precision, ours=True) if other.name in runs]
+        ahead = not each.ours and not flaw and bool(ours) and all(times(each, other) > 1 for other in ours)
         remarks = [flaw, "ahead of ours" if ahead else "", each.unavailable]
+        row["times_sentence_transformers"] = times(each, baseline) if baseline and BASELINE in runs else None
         if price is not None:
             row["cost_per_million"] = cost_per_million(shape.texts / seconds[each.name], price)
         rows.append({**row, "remark": "; ".join(filter(None, remarks)), "_bold": ahead})
@@ -278,7 +285,7 @@ def _plots(results: Results, suffix: str) -> Iterator[Plot]:
         kind="bars",
         ticks=ticks,
     )
-    rows = [each.row(results.shape, each.runs, None) for each in measured]
+    rows = [each.row(results.shape, each.runs) for each in measured]
     yield Plot(
         f"latency{suffix}",
         f"How long a request takes with {REQUESTS} in flight, {results.name}, {results.shape.words}",

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from embedctl_workers.bench.request_published import ACCURACY
-from embedctl_workers.bench.sampling import is_noisy, percentiles, spread
+from embedctl_workers.bench.sampling import Rounds, is_noisy, percentiles, spread, times
 
 #: A system that encodes fewer tokens than ours by more than this share cuts texts.
 _MOST_TOKENS_LOST = 0.005
@@ -68,7 +68,7 @@ class Result:
     Attributes:
         name: that of its :class:`~embedctl_workers.bench.peers.registry.System`.
         setting: what it chose, for people; `tried` is all that it chose from.
-        runs: one a round, of the rounds' shape; `whole` is the one of the whole shape.
+        rounds: runs of the rounds' shape; `whole` is the one of the whole shape.
         unavailable: why there are none, or no more.
     """
 
@@ -79,14 +79,23 @@ class Result:
     setting: str = ""
     tried: Sequence[Mapping[str, Any]] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
+    rounds: Rounds[Run] = field(default_factory=Rounds)
     whole: Run | None = None
     unavailable: str = ""
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        """Of the rounds that count."""
+        return self.rounds.counted
 
     @property
     def seconds(self) -> float:
         """Of the median round."""
         return statistics.median(run.seconds for run in self.runs)
+
+    def times(self, other: Result) -> float:
+        """How many times the other's rate, in the rounds."""
+        return times(other.rounds.each(_duration), self.rounds.each(_duration))
 
     def flaw(self, tokens: int) -> str:
         """Why it can't be compared with one that encodes this many tokens; empty if it can."""
@@ -98,14 +107,10 @@ class Result:
             return f"not fp32: max abs error {error:.1e}"
         return ""
 
-    def row(self, shape: Shape, runs: Sequence[Run], baseline: float | None) -> dict[str, object]:
-        """Its line in a table of runs of a shape.
-
-        Args:
-            baseline: seconds of what everything is compared with, of the same shape; None if there is no such figure.
-        """
+    def row(self, shape: Shape, runs: Sequence[Run]) -> dict[str, object]:
+        """Its line in a table of runs of a shape."""
         seconds = statistics.median(run.seconds for run in runs)
-        times = percentiles([latency for run in runs for latency in run.latencies])
+        waits = percentiles([latency for run in runs for latency in run.latencies])
         several = len(runs) > 1
         return {
             "system": self.label,
@@ -116,8 +121,7 @@ class Result:
             "seconds_for_10": seconds,
             "spread_percent": 100 * spread([run.seconds for run in runs]) if several else None,
             "fetched_s": statistics.median(run.fetched for run in runs),
-            **{name: _seconds(times[name]) for name in ("p50", "p95", "p99")},
-            "times_sentence_transformers": baseline / seconds if baseline else None,
+            **{name: _seconds(waits[name]) for name in ("p50", "p95", "p99")},
             "_noisy": several and is_noisy([run.seconds for run in runs]),
         }
 
@@ -132,6 +136,10 @@ class Result:
             "min_cosine": min(run.min_cosine for run in runs),
             "mean_cosine": min(run.mean_cosine for run in runs),
         }
+
+
+def _duration(run: Run) -> float:
+    return run.seconds
 
 
 def _seconds(milliseconds: float | None) -> float | None:
@@ -176,23 +184,24 @@ class Results:
         """A system with runs, by its name."""
         return next((each for each in self.measured if each.name == name), None)
 
-    def best(self, precision: str, *, ours: bool) -> Result | None:
-        """The fastest of a precision that can be compared."""
-        return next(
-            (
-                each
-                for each in self.measured
-                if each.ours == ours and each.precision == precision and not each.flaw(self.tokens)
-            ),
-            None,
-        )
+    def comparable(self, precision: str, *, ours: bool) -> list[Result]:
+        """Those of a precision that encode whole texts, and as exactly as they should; the fastest first."""
+        return [
+            each
+            for each in self.measured
+            if each.ours == ours and each.precision == precision and not each.flaw(self.tokens)
+        ]
 
-    @property
-    def precisions(self) -> list[str]:
-        """Those of ours that were measured, as they come."""
-        return list(dict.fromkeys(each.precision for each in self.systems if each.ours and each.runs))
+    def pairs(self) -> list[tuple[Result, Result]]:
+        """The fastest of ours of each precision, and of the others the one that has most of its rate."""
+        found = []
+        for precision in dict.fromkeys(each.precision for each in self.systems if each.ours and each.runs):
+            ours, others = (self.comparable(precision, ours=whose) for whose in (True, False))
+            if ours and others:
+                found.append((ours[0], max(others, key=lambda each: each.times(ours[0]))))
+        return found
 
     def finalists(self) -> list[str]:
         """Names of ours, and of the fastest other system of each of their precisions."""
-        others = [self.best(precision, ours=False) for precision in self.precisions]
+        others = [other for _, other in self.pairs()]
         return [each.name for each in self.systems if each.runs and (each.ours or each in others)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from embedctl_config.errors import EmbedctlError
 
@@ -13,12 +14,44 @@ if TYPE_CHECKING:
     from embedctl_workers.bench.session import Session
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 #: Rounds that differ by a larger share of their median are noisy, and measured again so many times.
 NOISY, REPEATS = 0.10, 2
 #: A 99th percentile of fewer samples is one of the largest two, and no percentile.
 _P99_FROM = 100
 _PERCENTILES = (50, 90, 95, 99)
+#: Of the ratios in a report, for people.
+RATIOS = "A ratio is the median of those of the rounds in which both took a turn, whichever rounds count for each."
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds(Generic[T]):
+    """What a case came to.
+
+    Attributes:
+        counted: the values of the set of rounds that counts, one a round.
+        turns: those of every round it took part in, by the round's name; of sets that do not count too.
+    """
+
+    counted: Sequence[T] = ()
+    turns: Mapping[str, T] = field(default_factory=dict)
+
+    def each(self, of: Callable[[T], U]) -> Rounds[U]:
+        """Something of every value."""
+        return Rounds([of(value) for value in self.counted], {turn: of(value) for turn, value in self.turns.items()})
+
+
+def times(these: Rounds[float], those: Rounds[float]) -> float:
+    """How many times the others' figures these are: the median of the ratios of the rounds in which both took a turn.
+
+    What is noisy is repeated alone, minutes after the others: its figures then are of a machine that may have become
+    faster or slower, and say nothing beside theirs.
+
+    Raises:
+        ValueError: there is no such round.
+    """
+    return statistics.median(these.turns[turn] / those.turns[turn] for turn in these.turns if turn in those.turns)
 
 
 def percentiles(samples_s: Sequence[float]) -> dict[str, float | None]:
@@ -64,12 +97,12 @@ def in_rounds(
     *,
     session: Session,
     key: str,
-    into: dict[str, list[T]] | None = None,
+    into: dict[str, Rounds[T]] | None = None,
     lost_by: tuple[type[Exception], ...] = (EmbedctlError,),
     figure: Callable[[Any], float] = float,
     repeats: int = REPEATS,
     tell: Callable[[str], None] | None = None,
-) -> dict[str, list[T]]:
+) -> dict[str, Rounds[T]]:
     """Measure each case once a round, in an order that is turned round every time, so that a drift touches all alike.
 
     Those that come out noisy go through as many rounds again, at most `repeats` times; of a case's sets of rounds the
@@ -87,34 +120,34 @@ def in_rounds(
     Returns:
         Values by case, one a round; fewer, or none, for a case that failed.
     """
-    results: dict[str, list[T]] = into if into is not None else {}
-    results.update({case: [] for case in cases})
+    results: dict[str, Rounds[T]] = into if into is not None else {}
+    results.update({case: Rounds() for case in cases})
     alive = dict(cases)
-    sets: dict[str, list[list[T]]] = {case: [] for case in cases}
+    sets: dict[str, list[dict[str, T]]] = {case: [] for case in cases}
 
-    def figures(values: Sequence[T]) -> list[float]:
-        return [figure(value) for value in values]
+    def spread_of(values: Iterable[T]) -> float:
+        return spread([figure(value) for value in values])
 
     for attempt in range(1 + repeats):
-        again = [case for case in alive if not attempt or is_noisy(figures(results[case]))]
+        again = [case for case in alive if not attempt or is_noisy([figure(value) for value in results[case].counted])]
         if attempt:
             session.more(rounds * len(again))
         for case in again:
-            sets[case].append([])
+            sets[case].append({})
         for number in range(rounds):
-            prefix = f"{key}/{number + 1}" + (f" again {attempt}" if attempt else "")
+            turn = f"{number + 1}" + (f" again {attempt}" if attempt else "")
             order = [case for case in again if case in alive]
-            values = _round(alive, order[:: -1 if number % 2 else 1], session, prefix, lost_by)
+            values = _round(alive, order[:: -1 if number % 2 else 1], session, f"{key}/{turn}", lost_by)
             session.more((len(values) - len(order)) * (rounds - number))  # those that failed come no more
             for case, value in values.items():
-                sets[case][-1].append(value)
+                sets[case][-1][turn] = value
                 most = max(map(len, sets[case]))  # a set half measured counts if it is the first
-                results[case] = min(
-                    (each for each in sets[case] if len(each) == most), key=lambda each: spread(figures(each))
-                )
+                whole = [list(each.values()) for each in sets[case] if len(each) == most]
+                turns = {turn: value for each in sets[case] for turn, value in each.items()}
+                results[case] = Rounds(min(whole, key=spread_of), turns)
     for case, found in sets.items():
         if len(found) > 1:
-            each = ", ".join(f"{spread(figures(values)):.0%}" for values in found if len(values) == rounds)
+            each = ", ".join(f"{spread_of(values.values()):.0%}" for values in found if len(values) == rounds)
             (tell or session.note)(f"{key}: {case} was noisy and repeated; spreads {each}, the least counts")
     return results
 

@@ -118,7 +118,7 @@ class Result:
     def times_first(self, setup: Setup) -> float | None:
         """How many times the sustained rate of the study's first row."""
         found, first = self.sustained.get(setup.label), self.sustained.get(SETUPS[0].label)
-        return found.rate / first.rate if found and first else None
+        return found.times(first) if found and first else None
 
     def is_behind(self, setup: Setup) -> bool:
         """Whether it is a smaller multiple of the first row than published."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from embedctl_workers.bench.cells import EFFORT, LATENCY, Bench, slug
 from embedctl_workers.bench.engines import System
 from embedctl_workers.bench.report import Claim, Column, Plot, Report, Series, Table
-from embedctl_workers.bench.sampling import percentiles
+from embedctl_workers.bench.sampling import RATIOS, percentiles
 from embedctl_workers.bench.study import INT8, MATRIX_PRODUCTS, SETUPS, Result, Scope, Setup, times_published
 from embedctl_workers.bench.texts import digest, sentences
 
@@ -30,7 +30,7 @@ def report(results: Sequence[Result], setups: Sequence[Setup], bench: Bench, sco
         tables=tables,
         plots=[plot for result in results for plot in _plots(result, setups, asked.price)],
         claims=[claim for result in results for claim in _claims(result)],
-        notes=[*_statements(results), bench.noise.note(scope.rounds, scope.repeats), *_notes()],
+        notes=[*_statements(results), f"{bench.noise.note(scope.rounds, scope.repeats)} {RATIOS}", *_notes()],
     )
 
 
@@ -146,7 +146,7 @@ def _percent(share: float | None) -> float | None:
 def _share(result: Result, system: System, batch: int) -> float | None:
     """The system's rate as a share of the floor's at the same batch."""
     floor = result.sweep.get((MATRIX_PRODUCTS, batch))
-    return result.sweep[system, batch].rate / floor.rate if floor else None
+    return result.sweep[system, batch].times(floor) if floor else None
 
 
 def _plots(result: Result, setups: Sequence[Setup], price: float | None) -> Iterator[Plot]:
@@ -241,5 +241,5 @@ def _statements(results: Sequence[Result]) -> Iterator[str]:
         for setup in (setup for setup in result.memory if setup.system.ours):
             ours = result.sustained.get(setup.label)
             torch = next((result.sustained.get(each.label) for each in SETUPS[:2] if each.batch == setup.batch), None)
-            if ours and torch and ours.rate < torch.rate:
-                yield f"**{model}: torch is ahead of {setup.label}: {torch.rate:.1f} against {ours.rate:.1f} texts/s.**"
+            if ours and torch and (times := ours.times(torch)) < 1:
+                yield f"**{model}: torch is ahead of {setup.label}, which has {times:.2f} × its rate.**"
