@@ -184,8 +184,6 @@ def test_whole_commands_write_their_reports_and_resume(
     for name, command in (("grid", [grid.command, "--peers", "none"]), ("matrix", [matrix.command])):
         done = CliRunner().invoke(command[0], [*command[1:], *given])
         assert done.exit_code == 0, done.output
-        told = [line for line in done.stderr.splitlines() if line.startswith(f"{name} ")]
-        assert told[-1].endswith("; done"), "what this machine lacks the cores for is not planned"
         report = json.loads((tmp_path / f"{name}.json").read_text())
         cells = next(table for table in report["tables"] if table["name"].endswith("-cells"))
         systems = {row["system"] for row in cells["rows"]}

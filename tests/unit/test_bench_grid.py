@@ -41,6 +41,12 @@ def test_there_are_192_cells() -> None:
     assert len(FULL.cores) * FULL.cells == 192
 
 
+def test_cells_that_the_machine_has_no_cores_for_are_not_planned() -> None:
+    # Of two classes, transformers and the floor: facts of all, accuracy of the classes, and three rounds of cells.
+    assert FULL.steps(4, cores=2) == 4 + 2 + 4 * 96 * 3
+    assert FULL.steps(4, cores=8) == 4 + 2 + 4 * 192 * 3
+
+
 def test_what_the_machine_has_no_cores_for_and_the_model_no_positions_is_left_out(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,9 +60,9 @@ class Scope:
         return len(self.lengths) * len(self.batches)
 
     def steps(self, systems: int, cores: int) -> int:
-        """Of a session, for one model on so many cores; the floor is one of the systems, and has no accuracy."""
+        """Of a session, for one model on so many cores; the reference and the floor have no accuracy."""
         cells = self.cells * sum(each <= cores for each in self.cores)
-        return systems * (2 + cells * self.rounds) - 1
+        return systems * (2 + cells * self.rounds) - 2
 
 
 FULL = Scope(
