@@ -189,7 +189,9 @@ class AsyncJob:
 
     async def retry_failed(self) -> int:
         """Queue the records that failed once more; how many they are. See :meth:`Job.retry_failed`."""
-        return await _ask(self._job.retry_failed)
+        # It waits for a Redis that is away, which a thread that all share must not.
+        retry = Job(self.id, self._job._broker).retry_failed
+        return await asyncio.wrap_future(_in_a_thread_of_its_own(retry))
 
     async def cancel(self) -> JobStatus:
         """End the job now; see :meth:`Job.cancel`."""
@@ -357,7 +359,7 @@ async def _ask(question: Callable[[], T]) -> T:
 
 
 def _in_a_thread_of_its_own(work: Callable[[], T]) -> Future[T]:
-    """Do what takes long. The thread is a daemon: texts that never come must not keep a process from ending."""
+    """Do what may take long. The thread is a daemon: texts that never come must not keep a process from ending."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()
 

@@ -224,22 +224,25 @@ class Job:
             JobCancelled: it was cancelled.
             JobError: its error budget ended it, or another process retries it.
         """
-        status = self._broker.jobs.status(self._id)
+        jobs = self._broker.jobs
+        status = self._patiently(self.status)
         if status.state is JobState.CANCELLED:
             raise JobCancelled(f"job {self._id} was cancelled: submit its corpus again")
         token = secrets.token_hex(8)
         chunks, retried = status.chunks, 0
         for start in range(0, status.chunks, _SLICE):
+            if retried:  # where nothing fails for long, the right to add must not lapse
+                self._patiently(partial(jobs.hold, self._id, token))
             count = min(_SLICE, status.chunks - start)
-            for chunk in self._broker.jobs.failed_chunks(self._id, start, count):
-                records = self._broker.jobs.retry(self._id, chunk, chunks, token)
+            for chunk in self._patiently(partial(jobs.failed_chunks, self._id, start, count)):
+                records = self._patiently(partial(jobs.retry, self._id, chunk, chunks, token))
                 if records:
                     retried += records
                     chunks += 1
-                    self._broker.send_issued(status)
+                    self._patiently(partial(self._broker.send_issued, status))
         if retried or (status.original_chunks is not None and not status.sealed):
-            self._broker.jobs.seal(self._id, chunks)
-            self._broker.send_issued(status)
+            self._patiently(partial(jobs.seal, self._id, chunks))
+            self._patiently(partial(self._broker.send_issued, status))
         return retried
 
     def cancel(self) -> JobStatus:

@@ -98,6 +98,8 @@ class Reaper:
             if upkeep.free_slice(job.id, job.chunks, results=False):
                 upkeep.forget(job.id)
             return
+        if job.original_chunks is not None and job.stalled:
+            self._close_retry(job.id)
         again = upkeep.reap(job.id, job.queue)
         if again:
             log.info("job %s: tickets sent again for chunks %s", job.id, again)
@@ -109,3 +111,7 @@ class Reaper:
             if lost:
                 log.error("job %s: Redis lost %d of its chunks", job.id, lost)
         upkeep.extend(job.id, job.chunks, int(job.ttl_s * 1000), now_ms, self._interval_s)
+
+    def _close_retry(self, job_id: str) -> None:
+        if self._broker.jobs.close_retry(job_id):
+            log.warning("job %s: the process that retried its failed records died; it goes on with those done", job_id)

@@ -475,3 +475,16 @@ def test_what_happens_to_a_job_wakes_those_who_wait_for_it(broker: Broker, raw) 
         {"chunk": "1"},
         {"state": "completed"},
     ]
+
+
+def test_a_result_of_another_text_than_the_one_stored_is_refused(broker: Broker, raw) -> None:
+    """A worker held it back while Redis lost the chunk, and the producer went on with another end of its corpus."""
+    job_id = new_job(broker, 1, seal=False)
+    add(broker, job_id, 1, word="another")
+    assert claim(broker, job_id, 1, "t").answer == "ok"
+    assert complete(broker, job_id, 1, "t") == "refused"  # made of "text 1 …"
+    status = broker.jobs.status(job_id)
+    assert (status.done, status.chunks_done, status.refused) == (0, 0, 1)
+    assert broker.jobs.result(job_id, 1) is None
+    assert wire.decode_input(broker.jobs.input(job_id, 1) or b"").texts[0] == b"another 1 0"
+    assert not raw.exists(keys.uncommitted_result(job_id, 1, "t"))

@@ -179,3 +179,16 @@ def test_a_job_that_cannot_be_read_costs_no_other_job_its_reaper(broker: Broker,
     raw.zadd(keys.ACTIVE, {strange: 1})
     Reaper(broker, interval_s=0.01).round()
     assert raw.llen(QUEUE) == 1
+
+
+def test_a_retry_whose_process_died_is_closed_so_that_its_job_ends(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0, failed=1)
+    work(broker, job_id, 1)
+    assert broker.jobs.retry(job_id, 0, 2, "dead") == 1
+    reap(broker)
+    assert not broker.jobs.status(job_id).sealed  # its process may live
+    raw.delete(keys.producer(job_id))
+    reap(broker)
+    assert broker.jobs.status(job_id).sealed

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from embedctl import enqueue_embeddings, job
 from embedctl.broker import Broker
 from embedctl.job import Job
 from embedctl.store import Added, Completed, JobState
 from embedctl_config import keys, wire
-from embedctl_config.errors import CorpusChanged, JobCancelled, JobError, JobNotFound, JobUnfinished
+from embedctl_config.errors import (
+    BrokerUnavailable,
+    CorpusChanged,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobNotFound,
+    JobUnfinished,
+)
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.settings import Settings
 from tests.contract.helpers import (
@@ -118,6 +127,80 @@ def test_a_retry_that_died_is_taken_up_by_the_next(broker: Broker, raw) -> None:
     assert broker.jobs.status(job_id).state is JobState.COMPLETED
 
 
+def test_a_retry_that_died_does_not_keep_its_job_from_ending(broker: Broker, raw) -> None:
+    job_id = half_failed(broker)
+    broker.jobs.retry(job_id, 0, 3, "dead")
+    encode_again(broker, job_id, 3)
+    assert not broker.jobs.close_retry(job_id)  # for all that is known, its process lives
+    assert not broker.jobs.status(job_id).state.ended
+    raw.delete(keys.producer(job_id))
+    assert broker.jobs.close_retry(job_id)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.done, status.failed) == (JobState.COMPLETED_WITH_ERRORS, 5, 1)
+    assert (status.sealed, status.chunks, status.original_chunks) == (True, 4, 3)
+    assert Job(job_id, broker).retry_failed() == 1
+
+
+def test_the_same_corpus_submitted_again_closes_a_retry_that_died(settings: Settings, broker: Broker, raw) -> None:
+    texts = [f"text {chunk} {row}" for chunk in range(2) for row in range(2)]  # those of the chunks of `work`
+    job = enqueue_embeddings(texts, chunk_size=2, idempotency_key="k", settings=settings)
+    work(broker, job.id, 0, failed=1)
+    work(broker, job.id, 1)
+    broker.jobs.retry(job.id, 0, 2, "dead")
+    raw.delete(keys.producer(job.id))
+    again = enqueue_embeddings(texts, chunk_size=2, idempotency_key="k", settings=settings)
+    assert again.id == job.id
+    assert again.status().sealed
+    assert not again.status().stalled
+
+
+def test_the_reaper_seals_no_job_whose_corpus_is_not_all_there(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    work(broker, job_id, 0, 1)
+    assert not broker.jobs.close_retry(job_id)
+    assert broker.jobs.status(job_id).state is JobState.SUBMITTING
+
+
+def test_a_retry_waits_for_a_redis_that_is_away_for_a_moment(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = half_failed(broker)
+    calls: list[str] = []
+    for name in ("failed_chunks", "retry", "seal", "issue"):
+        monkeypatch.setattr(broker.jobs, name, failing_once(getattr(broker.jobs, name), calls))
+    assert Job(job_id, broker).retry_failed() == 2
+    assert len(calls) == 4
+    assert broker.jobs.status(job_id).sealed
+
+
+def failing_once(method, calls: list[str]):
+    """The method, but its first call finds no Redis."""
+
+    def call(*args: object):
+        if method.__name__ not in calls:
+            calls.append(method.__name__)
+            raise BrokerUnavailable("away")
+        return method(*args)
+
+    return call
+
+
+def test_a_long_search_for_failed_records_keeps_the_right_to_retry(
+    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_SLICE", 1)
+    job_id = half_failed(broker)
+    found = broker.jobs.failed_chunks
+
+    def slow(job_id: str, start: int, count: int) -> list[int]:
+        if start == 1:
+            raw.pexpire(keys.producer(job_id), 1000)  # chunk 1 took nearly the whole lease
+        if start == 2:
+            assert raw.pttl(keys.producer(job_id)) > 1000
+        return found(job_id, start, count)
+
+    monkeypatch.setattr(broker.jobs, "failed_chunks", slow)
+    assert Job(job_id, broker).retry_failed() == 2
+
+
 def test_a_chunk_is_put_at_the_end_and_nowhere_else(broker: Broker) -> None:
     job_id = half_failed(broker)
     for wrong in (2, 4):
@@ -208,6 +291,37 @@ def test_a_producer_is_told_that_the_budget_is_spent(broker: Broker) -> None:
     work(broker, job_id, 0, failed=1)
     assert add(broker, job_id, 2)[0] is Added.STOPPED
     assert broker.jobs.status(job_id).chunks == 2
+
+
+def test_sealing_does_not_revive_a_job_that_its_budget_has_ended(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, seal=False, max_errors=0)
+    work(broker, job_id, 0, failed=1)
+    ended_at = broker.jobs.status(job_id).ended_at
+    for _ in range(2):
+        with pytest.raises(JobFailed, match="error budget"):
+            broker.jobs.seal(job_id, 2)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.stopped_by, status.ended_at) == (JobState.FAILED, "max_errors", ended_at)
+    assert not raw.exists(keys.due(job_id))
+
+
+def test_a_spent_budget_at_the_seal_is_told_likewise_when_the_answer_was_lost(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False, max_errors_share=0.25)
+    work(broker, job_id, 0, failed=2)
+    for _ in range(2):
+        broker.jobs.seal(job_id, 2)
+        assert broker.jobs.status(job_id).state is JobState.FAILED
+
+
+@pytest.mark.parametrize("end", ["cancel", "max_errors"])
+def test_an_ended_jobs_text_waits_for_nobody(broker: Broker, end: str) -> None:
+    job_id = new_job(broker, 3, seal=False, max_errors=0)
+    assert broker.jobs.status(job_id).waiting_bytes > 0
+    if end == "cancel":
+        broker.jobs.cancel(job_id)
+    else:
+        work(broker, job_id, 0, failed=1)
+    assert broker.jobs.status(job_id).waiting_bytes == 0
 
 
 def test_a_budget_that_is_kept_changes_nothing(broker: Broker, raw) -> None:

@@ -18,6 +18,7 @@ from embedctl_config.errors import (
     CorpusChanged,
     JobCancelled,
     JobError,
+    JobFailed,
     JobLost,
     JobNotFound,
     JobUnfinished,
@@ -197,13 +198,23 @@ class JobStore:
 
         Raises:
             CorpusChanged: the job already holds another number of chunks.
+            JobFailed: its error budget has ended it.
         """
         answer, rest = self._job_script("seal", job_id, [keys.producer(job_id)], [chunks])
+        if answer == "stopped":
+            raise JobFailed(
+                f"job {job_id} was ended by its error budget (max_errors) before its last chunk was counted; "
+                f"`embedctl errors {job_id}` lists what failed"
+            )
         if answer == "gap" or (answer == "sealed" and int(rest[0]) != chunks):
             raise CorpusChanged(
                 f"job {job_id} holds {int(rest[0])} chunks, and the corpus now makes {chunks}: it was begun with "
                 "another corpus. Submit it as a new job."
             )
+
+    def close_retry(self, job_id: str) -> bool:
+        """Seal a job whose failed records were being retried by a process that died; whether it is sealed now."""
+        return self._ticket_script("seal", job_id, [keys.producer(job_id)], [""])[0] == "ok"
 
     def issue(self, job_id: str, queue: str) -> list[int]:
         """Choose the chunks whose tickets are to be sent now, as far as the job's window has room."""
@@ -283,6 +294,8 @@ class JobStore:
     ) -> str:
         """Store a chunk's result and count it once: `ok`, `refused`, `mismatch`, `gone`, `cancelled` or `newer`.
 
+        Refused is also a result whose text is not the one that the job holds by now.
+
         The vectors travel outside of the script, under a name of this claim's own, so that the script moves no bytes.
         """
         temporary = keys.uncommitted_result(job_id, chunk, token)
@@ -296,6 +309,7 @@ class JobStore:
             report.tokens,
             report.dim,
             report.failed_input,
+            *wire.DIGEST_RANGE,
         ]
         while True:
             with self._connection.client() as client:

@@ -45,7 +45,7 @@ local function end_if_hopeless()
   local failed, records, most, share = tonumber(facts[1]), tonumber(facts[2]), tonumber(facts[3]), tonumber(facts[4])
   if ended or not ((most and failed > most) or (share and sealed and failed > share * records)) then return end
   ended = true
-  redis.call('HSET', job, 'ended_ms', now, 'stopped_by', 'max_errors')
+  redis.call('HSET', job, 'ended_ms', now, 'stopped_by', 'max_errors', 'waiting_bytes', 0)
   redis.call('UNLINK', due, owners, attempts, reissues)
   local idempotency = redis.call('HGET', job, 'idempotency_key')
   if idempotency then redis.call('UNLINK', idempotency) end

@@ -1,10 +1,14 @@
--- No more chunks will come. KEYS[9]: producer. ARGV: job, number of chunks. → ok <state> | sealed <chunks> | gap <chunks>
-local added = tonumber(redis.call('HGET', job, 'added'))
--- A job whose failed records are being retried has more chunks than its corpus made.
-local chunks = tonumber(ARGV[2])
+-- No more chunks will come. KEYS[9]: producer. ARGV: job, number of chunks, or '' from the reaper: a retry has died.
+-- → ok <state> | held | stopped | sealed <chunks> | gap <chunks>
+local added, chunks = tonumber(redis.call('HGET', job, 'added')), tonumber(ARGV[2])
+if not chunks and (not original or redis.call('EXISTS', KEYS[9]) == 1) then return {'held'} end
+if ended and not sealed then return {'stopped'} end
+-- A job whose failed records are being retried has more chunks than its corpus made. Where the retry died, the corpus
+-- is complete all the same.
+if not chunks or (original and not sealed and chunks == original) then chunks = added end
 if sealed and chunks == added then return {'ok', state} end  -- said before, and the answer was lost
-if sealed or (original and chunks == original and original < added) then return {'sealed', original} end
-if tonumber(ARGV[2]) ~= added then return {'gap', added} end
+if sealed then return {'sealed', original} end
+if chunks ~= added then return {'gap', added} end
 sealed = true
 redis.call('HSET', job, 'sealed', '1')
 redis.call('HSETNX', job, 'original_chunks', added)
