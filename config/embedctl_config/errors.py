@@ -15,6 +15,7 @@
     │   ├── JobNotFound
     │   │   └── JobLost           it was there, and Redis lost it or a part of it
     │   ├── JobUnfinished
+    │   ├── JobStalled            nobody submits the rest of it any more
     │   ├── JobCancelled
     │   └── JobFailed
     ├── WaitTimeout
@@ -107,16 +108,23 @@ class JobUnfinished(JobError):
     """Raised when the vectors of a job are asked for before it has ended."""
 
 
+class JobStalled(JobError):
+    """Raised when a job is waited for whose producer died before it had said that all records are there.
+
+    The same corpus submitted with `--resume`, or with the job's idempotency key, goes on where it stopped.
+    """
+
+
 class JobCancelled(JobError):
     """Raised when the vectors of a cancelled job are asked for or waited for."""
 
 
 class JobFailed(JobError):
-    """Raised when every record of a job failed."""
+    """Raised when a job was ended by its error budget (`max_errors`)."""
 
 
 class WaitTimeout(EmbedctlError, TimeoutError):
-    """Raised when a job did not end within the time given; the job goes on."""
+    """Raised when what was waited for did not come within the time given. A job that is waited for goes on."""
 
     exit_code = 124  # as timeout(1) exits
 

@@ -25,6 +25,7 @@ from embedctl.job import ChunkVectors, FailedRecord, Job, Vectors
 from embedctl.patience import OUTAGE_S
 from embedctl.records import Record, RecordLike, records_of
 from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
+from embedctl.submission import SubmitProgress
 from embedctl_config.errors import BrokerFull, BrokerUnavailable, EmbedctlError
 from embedctl_config.settings import Settings, load_settings
 
@@ -55,9 +56,13 @@ async def aenqueue_embeddings(
     ttl: float | None = None,
     idempotency_key: str | None = None,
     max_errors: int | str | None = None,
+    timeout: float | None = None,
+    progress: SubmitProgress | None = None,
     settings: Settings | None = None,
 ) -> AsyncJob:
     """Queue texts for embedding; see :func:`enqueue_embeddings`, whose arguments and errors these are.
+
+    `progress` is called in the event loop, without waiting for it.
 
     `texts` may be an async iterable as well, which is read in the event loop. Any other one is read in a thread, as are
     `ids`. Cancelling the task that awaits this also cancels the half-submitted job, unless it has an idempotency key,
@@ -85,7 +90,14 @@ async def aenqueue_embeddings(
         chosen = load_settings() if settings is None else settings
         source = cast("Iterable[RecordLike]", texts) if feed is None else feed
         records = records_of(source, ids=ids, max_bytes=chosen.max_text_bytes)
-        return submit(Broker.connect(chosen), _until(cancelled, records), options, lambda *_: _check_not(cancelled))
+        return submit(Broker.connect(chosen), _until(cancelled, records), options, told, timeout)
+
+    loop = asyncio.get_running_loop()
+
+    def told(records: int, waiting_for: str) -> None:
+        _check_not(cancelled)
+        if progress is not None:
+            loop.call_soon_threadsafe(progress, records, waiting_for)
 
     submitted = _in_a_thread_of_its_own(work)
     try:
@@ -113,7 +125,7 @@ class AsyncJob:
     """
 
     def __init__(self, job: Job) -> None:
-        self._job = _Looking(job.id, job._broker)
+        self._job = _Looking(job.id, job._broker, sealed_with=job._sealed_with)
 
     @classmethod
     async def get(cls, job_id: str, settings: Settings | None = None) -> AsyncJob:
@@ -153,33 +165,43 @@ class AsyncJob:
         never more than a second.
         """
         began = time.monotonic()
-        told = _Told(progress)
+        told = self._teller(progress)
         deadline = None if timeout is None else began + timeout
         return await self._eventually(lambda: self._job._wait(timeout, began, told), told, deadline)
 
-    async def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus:
+    async def wait_until_sealed(
+        self, progress: Callable[[JobStatus], None] | None = None, timeout: float | None = None
+    ) -> JobStatus:
         """Wait until the job has all its records; see :meth:`Job.wait_until_sealed`."""
-        told = _Told(progress)
-        return await self._eventually(lambda: self._job.wait_until_sealed(told), told)
+        began = time.monotonic()
+        told = self._teller(progress)
+        deadline = None if timeout is None else began + timeout
+        return await self._eventually(lambda: self._job._wait_until_sealed(timeout, began, told), told, deadline)
 
     def iter_results(
-        self, *, start: int = 0, progress: Callable[[JobStatus], None] | None = None
+        self,
+        *,
+        start: int = 0,
+        timeout: float | None = None,
+        progress: Callable[[JobStatus], None] | None = None,
     ) -> AsyncIterator[ChunkVectors]:
         """The results in input order, chunk by chunk, each as soon as it is there; see :meth:`Job.iter_results`."""
-        told = _Told(progress)
-        return self._each(lambda at: self._job.iter_results(start=start + at, progress=told), told)
+        told = self._teller(progress)
+        return self._each(
+            lambda at, since: self._job._iter_results(start + at, timeout, since, told), told, timeout=timeout
+        )
 
     async def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order; see :meth:`Job.vectors`."""
         vectors = await _ask(self._job._unfilled)
-        async for _ in self._each(lambda at: self._job._fill(vectors, at), _Told()):
+        async for _ in self._each(lambda at, _: self._job._fill(vectors, at), _Told()):
             pass
         return vectors
 
     async def iter_errors(self) -> AsyncIterator[FailedRecord]:
         """The records of an ended job that have no vector, in input order; see :meth:`Job.iter_errors`."""
         await _ask(self._job._ended_status)  # what does not wait tells at once that Redis is away
-        async for errors in self._each(self._job._errors_by_chunk, _Told()):
+        async for errors in self._each(lambda at, _: self._job._errors_by_chunk(at), _Told()):
             for error in errors:
                 yield error
 
@@ -187,10 +209,10 @@ class AsyncJob:
         """The records without a vector, in input order; see :meth:`iter_errors`."""
         return [error async for error in self.iter_errors()]
 
-    async def retry_failed(self) -> int:
+    async def retry_failed(self, timeout: float | None = None) -> int:
         """Queue the records that failed once more; how many they are. See :meth:`Job.retry_failed`."""
         # It waits for a Redis that is away, which a thread that all share must not.
-        retry = Job(self.id, self._job._broker).retry_failed
+        retry = partial(Job(self.id, self._job._broker).retry_failed, timeout)
         return await asyncio.wrap_future(_in_a_thread_of_its_own(retry))
 
     async def cancel(self) -> JobStatus:
@@ -201,29 +223,39 @@ class AsyncJob:
         """Free the job and everything stored for it, now."""
         await _ask(self._job.discard)
 
-    async def _each(self, begin: Callable[[int], Iterator[T]], told: _Told) -> AsyncIterator[T]:
+    def _teller(self, progress: Callable[[JobStatus], None] | None) -> _Told:
+        """Tells `progress`; where there is none, the log what the job waits for."""
+        return _Told(progress or partial(self._job._tell, progress=None))
+
+    async def _each(
+        self, begin: Callable[[int, float], Iterator[T]], told: _Told, *, timeout: float | None = None
+    ) -> AsyncIterator[T]:
         """What an iterator of the synchronous job gives.
 
         Args:
-            begin: such an iterator, without so many of its first items. One that has raised, be it only _NotYet, is
-                at its end, and another goes on.
+            begin: makes such an iterator, given how many items to leave out, and since when (monotonic clock) the next
+                one is waited for. One that has raised, if only _NotYet, is at its end, and another goes on.
+            timeout: most seconds between two items.
         """
         items: Iterator[T] | None = None
-        given = 0
+        given, since = 0, time.monotonic()
 
         def look() -> T | _End:
             nonlocal items
             if items is None:
-                items = begin(given)
+                items = begin(given, since)
             try:
                 return next(items, _End.END)
             except BaseException:
                 items = None
                 raise
 
-        while not isinstance(item := await self._eventually(look, told), _End):
+        while True:
+            item = await self._eventually(look, told, None if timeout is None else since + timeout)
+            if isinstance(item, _End):
+                return
             yield item
-            given += 1
+            given, since = given + 1, time.monotonic()
 
     async def _eventually(self, look: Callable[[], T], told: _Told, deadline: float | None = None) -> T:
         """Look again and again until there is something to see, also while Redis is full, or away for `OUTAGE_S`.

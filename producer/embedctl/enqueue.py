@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from asyncio import CancelledError
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,9 +16,10 @@ from embedctl.routing import resolve
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
 from embedctl_config import keys
-from embedctl_config.errors import CorpusChanged, SettingsError
+from embedctl_config.errors import BrokerUnavailable, CorpusChanged, EmbedctlError, JobError, SettingsError
 from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, check_model_name, load_settings
-from embedctl_config.wire import ChunkInput
+
+log = logging.getLogger(__name__)
 
 #: The longest prompt (bytes): it is put before each text, and no model takes nearly as much.
 MAX_PROMPT_BYTES = 16 * 1024
@@ -68,12 +69,15 @@ def enqueue_embeddings(
     ttl: float | None = None,
     idempotency_key: str | None = None,
     max_errors: int | str | None = None,
+    timeout: float | None = None,
+    progress: SubmitProgress | None = None,
     settings: Settings | None = None,
 ) -> Job:
     """Queue texts for embedding.
 
     Returns once every text is stored in Redis; workers begin with the first chunk. Blocks while more than
-    `high_water_bytes` of the job's text waits for workers, while Redis is full, and for two minutes while it is away.
+    `high_water_bytes` of the job's text waits for workers, while Redis is full, while another process submits the same
+    job, and for two minutes while Redis is away. What it waits for is logged at once and then every minute.
 
     Args:
         texts: strings, or mappings with a `text` and perhaps an `id`; any iterable, read as it is needed. What is no
@@ -92,6 +96,10 @@ def enqueue_embeddings(
         idempotency_key: a second call with this key and the same texts gives the same job; a call that died half-way
             is taken up where it stopped. Kept as long as the job.
         max_errors: more failed records than this end the job early: a number of them, or a share such as "1%".
+        timeout: most seconds that this call may take; None for no end. It is looked at between chunks and while
+            something is waited for, not while `texts` is slow to give its next item.
+        progress: called in this thread, after each chunk and while something is waited for, with the number of records
+            queued so far and what is waited for in words, or an empty string. What it raises ends the call.
         settings: from the environment and configuration files where None.
 
     Raises:
@@ -100,6 +108,8 @@ def enqueue_embeddings(
         CorpusChanged: the idempotency key belongs to a job with other texts or options.
         BrokerUnavailable: Redis can't be reached.
         JobFailed: `max_errors` ended the job before it had all its records.
+        JobCancelled: somebody cancelled it meanwhile.
+        WaitTimeout: the time is over. With an idempotency key the same call goes on; without, the job is cancelled.
         JobLost: Redis came back without its last writes; the same call with an idempotency key goes on.
     """
     settings = load_settings() if settings is None else settings
@@ -119,31 +129,38 @@ def enqueue_embeddings(
         max_errors_share=share,
     )
     broker = Broker.connect(settings)
-    return submit(broker, records_of(texts, ids=ids, max_bytes=settings.max_text_bytes), options)
+    records = records_of(texts, ids=ids, max_bytes=settings.max_text_bytes)
+    return submit(broker, records, options, progress, timeout)
 
 
 def submit(
-    broker: Broker, records: Iterable[Record], options: JobOptions, progress: SubmitProgress | None = None
+    broker: Broker,
+    records: Iterable[Record],
+    options: JobOptions,
+    progress: SubmitProgress | None = None,
+    timeout: float | None = None,
 ) -> Job:
     """Queue records; see :func:`enqueue_embeddings`.
 
-    Where it is interrupted, by Ctrl-C or by a CancelledError of `records` or `progress`, a job that can't be taken up
-    again is cancelled.
+    Where it is interrupted, by Ctrl-C, by what `records` or `progress` raise, or by its time, a job that nobody has a
+    name for, and so can't take up again, is cancelled.
     """
     broker.connection.check_server()
     job = _begun(broker, options)
     chunks = chunks_of(records, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
     resumable = options.idempotency_key is not None or options.resume is not None
     try:
-        with Submission(broker, job, progress) as submission:
-            for chunk in _cancelling(chunks, broker, job.id, unless=resumable):
+        with Submission(broker, job, progress, timeout) as submission:
+            for chunk in chunks:
                 submission.add(chunk)
             submission.seal()
-    except (KeyboardInterrupt, CancelledError):
+    except (BrokerUnavailable, JobError):
+        raise  # the message says how to go on, or the job has ended
+    except BaseException:  # Ctrl-C and SystemExit too
         if not resumable:
-            broker.jobs.cancel(job.id)
+            _cancel(broker, job.id)
         raise
-    return Job(job.id, broker)
+    return Job(job.id, broker, sealed_with=submission.chunks)
 
 
 def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None]:
@@ -270,11 +287,8 @@ def _check_same(job: JobStatus, now: Mapping[str, Any]) -> None:
         )
 
 
-def _cancelling(chunks: Iterator[ChunkInput], broker: Broker, job_id: str, *, unless: bool) -> Iterator[ChunkInput]:
-    """The chunks; where reading them fails, a job that nobody has a name for is cancelled."""
+def _cancel(broker: Broker, job_id: str) -> None:
     try:
-        yield from chunks
-    except Exception:
-        if not unless:
-            broker.jobs.cancel(job_id)
-        raise
+        broker.jobs.cancel(job_id)
+    except EmbedctlError as error:  # what interrupted the submission is the error to show
+        log.warning("job %s is half submitted and could not be cancelled: %s", job_id, error)

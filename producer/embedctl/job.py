@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +15,24 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.broker import Broker
+from embedctl.notices import Reminder, missing_worker
 from embedctl.patience import patiently
 from embedctl.reaper import Reaper
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
-from embedctl_config import wire
-from embedctl_config.errors import JobCancelled, JobFailed, JobLost, JobUnfinished, WaitTimeout
+from embedctl_config import keys, wire
+from embedctl_config.errors import (
+    JobCancelled,
+    JobFailed,
+    JobLost,
+    JobStalled,
+    JobUnfinished,
+    WaitTimeout,
+)
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.settings import Settings, load_settings
 from embedctl_config.wire import ChunkResult, ErrorCode
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -71,12 +82,24 @@ class ChunkVectors:
 
 class Job:
     """One submission. Every method raises JobNotFound when Redis no longer knows it, and BrokerUnavailable when
-    Redis can't be reached; those that wait let it be away for two minutes."""
+    Redis can't be reached; those that wait let it be away for two minutes.
 
-    def __init__(self, job_id: str, broker: Broker) -> None:
+    Those that wait raise JobLost or JobStalled where what they wait for can't come any more. While no live worker
+    serves the job, the log says so at once and then every minute; `progress`, where it is given, is told instead.
+
+    Args:
+        job_id: as `embedctl submit` printed it.
+        broker: the Redis that holds it.
+        sealed_with: how many chunks this process said that the job has; None where another process submitted it.
+    """
+
+    def __init__(self, job_id: str, broker: Broker, *, sealed_with: int | None = None) -> None:
         self._id = job_id
         self._broker = broker
         self._reaper = Reaper(broker)
+        self._sealed_with = sealed_with
+        self._stalled_since: float | None = None
+        self._remind = Reminder(log.warning)
 
     @classmethod
     def get(cls, job_id: str, settings: Settings | None = None) -> Job:
@@ -125,6 +148,7 @@ class Job:
         Raises:
             WaitTimeout: it did not end in time; it goes on.
             JobLost: Redis lost chunks of it, so that it can't end.
+            JobStalled: its producer died before it had submitted all of it, and all that is there is done.
         """
         return self._wait(timeout, time.monotonic(), progress)
 
@@ -134,36 +158,50 @@ class Job:
         seen = "0"
         while True:
             status = self._patiently(self.status, deadline)
-            if progress is not None:
-                progress(status)
+            self._tell(status, progress)
             if status.state.ended:
                 return status
-            if status.lost_chunks is not None:
-                raise self._lost_chunks(*status.lost_chunks)
-            left = 1.0 if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                raise WaitTimeout(
-                    f"job {self._id} is {status.state} after {timeout:g} s: {status.done + status.failed} of "
-                    f"{status.records} records are done, and it goes on"
-                )
+            self._check_prospects(status)
+            left = self._left(status, timeout, deadline)
             seen = self._next_event(seen, min(1.0, left), deadline)
             self._patiently(self._reaper.round, deadline)
 
-    def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus:
+    def wait_until_sealed(
+        self, progress: Callable[[JobStatus], None] | None = None, timeout: float | None = None
+    ) -> JobStatus:
         """Wait until the job has all its records; they may not be encoded yet.
 
+        Args:
+            progress: as for :meth:`wait`.
+            timeout: seconds; None waits for good.
+
         Raises:
+            WaitTimeout: that took longer.
             JobCancelled: it was cancelled.
+            JobStalled, JobLost: as for :meth:`wait`.
         """
+        return self._wait_until_sealed(timeout, time.monotonic(), progress)
+
+    def _wait_until_sealed(
+        self, timeout: float | None, began: float, progress: Callable[[JobStatus], None] | None
+    ) -> JobStatus:
+        """See :meth:`wait_until_sealed`, which began at that time of the monotonic clock."""
+        deadline = None if timeout is None else began + timeout
         seen = "0"
         while True:
-            status = self._told(progress)
+            status = self._told(progress, deadline)
             if status.original_chunks is not None or status.state.ended:
                 return status
-            seen = self._next_event(seen, 1.0)
+            self._check_prospects(status)
+            left = self._left(status, timeout, deadline)
+            seen = self._next_event(seen, min(1.0, left), deadline)
 
     def iter_results(
-        self, *, start: int = 0, progress: Callable[[JobStatus], None] | None = None
+        self,
+        *,
+        start: int = 0,
+        timeout: float | None = None,
+        progress: Callable[[JobStatus], None] | None = None,
     ) -> Iterator[ChunkVectors]:
         """The results in input order, chunk by chunk, each as soon as it is there; holds one chunk at a time.
 
@@ -171,22 +209,33 @@ class Job:
 
         Args:
             start: how many chunks to leave out.
+            timeout: most seconds to wait for one chunk; None waits for good.
             progress: as for :meth:`wait`; called while a chunk is waited for.
 
         Raises:
+            WaitTimeout: a chunk did not come in time; `start` goes on with it.
             JobCancelled: the job was cancelled.
             JobFailed: its error budget ended it before it was done.
             JobLost: Redis lost a result.
+            JobStalled: as for :meth:`wait`.
         """
-        status = self._told(progress)
+        return self._iter_results(start, timeout, None, progress)
+
+    def _iter_results(
+        self, start: int, timeout: float | None, began: float | None, progress: Callable[[JobStatus], None] | None
+    ) -> Iterator[ChunkVectors]:
+        """See :meth:`iter_results`; the first chunk is waited for since then (monotonic clock), or from now."""
+        began = time.monotonic() if began is None else began
+        status = self._told(progress, None if timeout is None else began + timeout)
         index = start
         while status.original_chunks is None or index < status.original_chunks:
             chunk = self._patiently(partial(self._chunk, index, status))
             if chunk is None:
-                status = self._wait_for_chunk(index, progress)
+                status = self._wait_for_chunk(index, progress, timeout, began)
             else:
                 yield chunk
                 index += 1
+                began = time.monotonic()
 
     def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order; NaN where a record failed.
@@ -216,8 +265,12 @@ class Job:
         """The records without a vector, in input order; see :meth:`iter_errors`."""
         return list(self.iter_errors())
 
-    def retry_failed(self) -> int:
+    def retry_failed(self, timeout: float | None = None) -> int:
         """Queue the records that failed once more; how many they are. Holds no text, whatever the job's size.
+
+        Args:
+            timeout: most seconds to wait for a Redis that is away or full; two minutes, and for good, where None. What
+                was queued until then goes on, and another call queues the rest.
 
         Raises:
             JobUnfinished: the job has not ended.
@@ -225,24 +278,25 @@ class Job:
             JobError: its error budget ended it, or another process retries it.
         """
         jobs = self._broker.jobs
-        status = self._patiently(self.status)
+        ask = partial(self._patiently, deadline=None if timeout is None else time.monotonic() + timeout)
+        status = ask(self.status)
         if status.state is JobState.CANCELLED:
             raise JobCancelled(f"job {self._id} was cancelled: submit its corpus again")
         token = secrets.token_hex(8)
         chunks, retried = status.chunks, 0
         for start in range(0, status.chunks, _SLICE):
             if retried:  # where nothing fails for long, the right to add must not lapse
-                self._patiently(partial(jobs.hold, self._id, token))
+                ask(partial(jobs.hold, self._id, token))
             count = min(_SLICE, status.chunks - start)
-            for chunk in self._patiently(partial(jobs.failed_chunks, self._id, start, count)):
-                records = self._patiently(partial(jobs.retry, self._id, chunk, chunks, token))
+            for chunk in ask(partial(jobs.failed_chunks, self._id, start, count)):
+                records = ask(partial(jobs.retry, self._id, chunk, chunks, token))
                 if records:
                     retried += records
                     chunks += 1
-                    self._patiently(partial(self._broker.send_issued, status))
+                    ask(partial(self._broker.send_issued, status))
         if retried or (status.original_chunks is not None and not status.sealed):
-            self._patiently(partial(jobs.seal, self._id, chunks))
-            self._patiently(partial(self._broker.send_issued, status))
+            ask(partial(jobs.seal, self._id, chunks))
+            ask(partial(self._broker.send_issued, status))
         return retried
 
     def cancel(self) -> JobStatus:
@@ -286,15 +340,61 @@ class Job:
             )
         return status
 
-    def _told(self, progress: Callable[[JobStatus], None] | None) -> JobStatus:
+    def _tell(self, status: JobStatus, progress: Callable[[JobStatus], None] | None) -> None:
+        """Tell `progress` of the job; where there is none, the log what the job waits for."""
+        if progress is not None:
+            progress(status)
+        else:
+            self._remind(missing_worker(status))
+
+    def _check_prospects(self, status: JobStatus) -> None:
+        """See that a job which has not ended can still do so, and say again that it is sealed where Redis lost that.
+
+        Raises:
+            JobLost: Redis lost chunks of it.
+            JobStalled: nobody submits the rest of it.
+        """
+        if status.lost_chunks is not None:
+            raise self._lost_chunks(*status.lost_chunks)
+        if status.original_chunks is not None or status.state is not JobState.SUBMITTING:
+            self._stalled_since = None
+        elif self._sealed_with == status.chunks:
+            self._patiently(partial(self._broker.jobs.seal, self._id, status.chunks))
+            log.warning("job %s: Redis had lost that all its records are there, and was told again", self._id)
+        elif not status.stalled or status.done + status.failed < status.records:
+            self._stalled_since = None
+        else:
+            now = time.monotonic()
+            self._stalled_since = self._stalled_since or now
+            if now - self._stalled_since > keys.PRODUCER_LEASE_S:  # another producer may be on its way
+                raise JobStalled(
+                    f"job {self._id} has not all its records: its producer died, or Redis lost its last words. The "
+                    f"{status.records} that are there are done. Submit the same corpus with --resume {self._id} or "
+                    "with its idempotency key, or cancel the job"
+                )
+
+    def _left(self, status: JobStatus, timeout: float | None, deadline: float | None) -> float:
+        """Seconds until the deadline; a second where there is none.
+
+        Raises:
+            WaitTimeout: it is over.
+        """
+        left = 1.0 if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise WaitTimeout(
+                f"job {self._id} is {status.state} after {timeout:g} s: {status.done + status.failed} of "
+                f"{status.records} records are done, and it goes on"
+            )
+        return left
+
+    def _told(self, progress: Callable[[JobStatus], None] | None, deadline: float | None = None) -> JobStatus:
         """The status, told to `progress`.
 
         Raises:
             JobCancelled: the job was cancelled.
         """
-        status = self._patiently(self.status)
-        if progress is not None:
-            progress(status)
+        status = self._patiently(self.status, deadline)
+        self._tell(status, progress)
         if status.state is JobState.CANCELLED:
             raise JobCancelled(f"job {self._id} was cancelled: it has no vectors")
         return status
@@ -306,24 +406,33 @@ class Job:
     def _next_event(self, seen: str, timeout_s: float, deadline: float | None = None) -> str:
         return self._patiently(partial(self._broker.jobs.wait_event, self._id, seen, timeout_s), deadline)
 
-    def _wait_for_chunk(self, index: int, progress: Callable[[JobStatus], None] | None) -> JobStatus:
+    def _wait_for_chunk(
+        self,
+        index: int,
+        progress: Callable[[JobStatus], None] | None,
+        timeout: float | None = None,
+        began: float = 0.0,
+    ) -> JobStatus:
         """Wait until a chunk's result is there, or until it is known that it never will be."""
+        deadline = None if timeout is None else began + timeout
         seen = "0"
         while True:
-            status = self._told(progress)
+            status = self._told(progress, deadline)
             if status.original_chunks is not None and index >= status.chunks:
                 return status
-            if self._patiently(partial(self._broker.jobs.has_result, self._id, index)):
+            if self._patiently(partial(self._broker.jobs.has_result, self._id, index), deadline):
                 return status
             if status.stopped_by is not None:
                 raise JobFailed(
                     f"job {self._id} was ended by its error budget after {status.failed} failed records; "
                     f"`embedctl errors {self._id}` lists them"
                 )
-            if status.state.ended or status.lost_chunks is not None:
+            if status.state.ended:
                 raise self._lost_chunks(*(status.lost_chunks or (index, index)))
-            seen = self._next_event(seen, 1.0)
-            self._patiently(self._reaper.round)
+            self._check_prospects(status)
+            left = self._left(status, timeout, deadline)
+            seen = self._next_event(seen, min(1.0, left), deadline)
+            self._patiently(self._reaper.round, deadline)
 
     def _chunk(self, index: int, status: JobStatus) -> ChunkVectors | None:
         """A chunk's results, with those of its records that were retried in their places; None if not there yet."""

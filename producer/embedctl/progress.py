@@ -11,8 +11,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from embedctl.notices import Reminder, missing_worker
 from embedctl.rates import Rate
-from embedctl.routing import no_worker
 from embedctl.store import JobStatus
 
 #: Without a terminal there is one line in this many seconds.
@@ -28,7 +28,8 @@ class JobProgress:
         self._task = TaskID(0)
         self._rate = Rate()
         self._next_line = time.monotonic() + _LINE_EVERY_S
-        self._told_no_worker = self._told_stalled = False
+        self._told_stalled = False
+        self._remind = Reminder(self.say)
         self._told_waiting = ""
         #: How many records were done before this command came to the job; None where it saw the first.
         self.taken_up: int | None = None
@@ -79,9 +80,7 @@ class JobProgress:
             self.taken_up = ended if ended and not job.state.ended else None
         rates = self._rate.add(time.monotonic(), ended, job.tokens)
         rate = "" if rates is None else f"{rates[0]:,.0f} rec/s {rates[1]:,.0f} tok/s"
-        if not job.live_workers and not job.state.ended and not self._told_no_worker:
-            self._told_no_worker = True
-            self.say(no_worker(job.hardware, job.model))
+        self._remind(missing_worker(job))
         if job.mismatch and not self._told_mismatch:
             self._told_mismatch = True
             self.say(f"A worker with other weights was refused: {job.mismatch}; the job is pinned to {job.pinned_by}")

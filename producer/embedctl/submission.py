@@ -13,18 +13,22 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from embedctl.broker import Broker
+from embedctl.notices import Reminder
 from embedctl.patience import patiently
 from embedctl.reaper import Reaper
-from embedctl.store import Added, JobStatus
+from embedctl.routing import no_worker
+from embedctl.store import Added, JobState, JobStatus
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
     CorpusChanged,
     EmbedctlError,
+    JobCancelled,
     JobError,
     JobFailed,
     JobLost,
     JobNotFound,
+    WaitTimeout,
 )
 from embedctl_config.wire import ChunkInput
 
@@ -38,10 +42,19 @@ _ANOTHER_PRODUCER, _REDIS, _WORKERS = "another producer of this job", "Redis", "
 
 
 class Submission:
-    """Adds chunks to one job as its only live producer. A context: while it lasts, nobody else may add."""
+    """Adds chunks to one job as its only live producer. A context: while it lasts, nobody else may add.
 
-    def __init__(self, broker: Broker, job: JobStatus, progress: SubmitProgress | None) -> None:
+    Args:
+        timeout: most seconds from now on; None for no end.
+    """
+
+    def __init__(
+        self, broker: Broker, job: JobStatus, progress: SubmitProgress | None, timeout: float | None = None
+    ) -> None:
         self._broker = broker
+        self._timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._remind = Reminder(log.warning)
         self._job = job
         self._job_id = job.id
         self._progress = progress
@@ -64,6 +77,11 @@ class Submission:
             with suppress(EmbedctlError):  # then the right ends by itself, only later
                 self._broker.jobs.hold(self._job_id, self._token, lease_s=0)
 
+    @property
+    def chunks(self) -> int:
+        """How many chunks were added, or were there already."""
+        return self._added
+
     def add(self, chunk: ChunkInput) -> None:
         """Add the next chunk, or see that it is there; then send what tickets there is room for, and wait if need be.
 
@@ -71,17 +89,19 @@ class Submission:
             CorpusChanged: the job has another chunk in this place, or none.
             JobFailed: its error budget has ended it.
             JobCancelled, JobLost, BrokerUnavailable: it takes no more; the last two say how to go on.
+            WaitTimeout: the time is over.
         """
+        self._check_time()
         payload = wire.encode_input(chunk, self._job.version)
         answer, waiting = self._patiently(lambda: self._add(chunk, payload))
         while answer is Added.HELD:
-            self._report(_ANOTHER_PRODUCER)
+            self._wait(_ANOTHER_PRODUCER)
             time.sleep(1.0)  # another producer lives; it ends, or its lease does
             answer, waiting = self._patiently(lambda: self._add(chunk, payload))
         if answer is Added.SEALED:
             raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
         if answer is Added.STOPPED:
-            raise JobFailed(f"job {self._job_id} was ended by its error budget (max_errors) while it was submitted")
+            raise self._stopped()
         if answer is Added.DIFFERS:
             raise CorpusChanged(self._first_difference(chunk))
         self._added += 1
@@ -95,7 +115,7 @@ class Submission:
     def seal(self) -> None:
         """Say that no chunk is to come. Raises as :meth:`add` does."""
         while not self._patiently(lambda: self._broker.jobs.hold(self._job_id, self._token)):
-            self._report(_ANOTHER_PRODUCER)
+            self._wait(_ANOTHER_PRODUCER)
             time.sleep(1.0)
         self._patiently(lambda: self._broker.jobs.seal(self._job_id, self._added))
         self._patiently(self._send_tickets)
@@ -113,7 +133,7 @@ class Submission:
             JobLost: it does not know the job any more.
         """
         try:
-            return patiently(ask, pausing=self._wait_for_redis)
+            return patiently(ask, pausing=self._wait_for_redis, deadline=self._deadline)
         except JobLost:
             raise
         except JobNotFound as error:
@@ -129,7 +149,27 @@ class Submission:
 
     def _wait_for_redis(self) -> None:
         self._reaper.rest()
+        self._remind(f"job {self._job_id}: its submission waits for Redis, which is away or full")
         self._report(_REDIS)
+
+    def _wait(self, for_what: str) -> None:
+        """Say what is waited for.
+
+        Raises:
+            WaitTimeout: the time is over.
+        """
+        self._check_time(f": its submission waits for {for_what}")
+        self._remind(f"job {self._job_id}: its submission waits for {for_what}")
+        self._report(for_what)
+
+    def _check_time(self, why: str = "") -> None:
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise WaitTimeout(
+                f"job {self._job_id} has only the first {self._records} of its records after {self._timeout:g} s{why}"
+            )
+
+    def _stopped(self) -> JobFailed:
+        return JobFailed(f"job {self._job_id} was ended by its error budget (max_errors) while it was submitted")
 
     def _keep_right(self) -> None:
         """Renew the right to add while the corpus is slow to give its next record, or Redis to take it."""
@@ -146,12 +186,34 @@ class Submission:
         self._broker.send_issued(self._job)
 
     def _wait_for_workers(self) -> None:
-        """Back-pressure: wait until workers have brought the text that waits below the mark."""
+        """Back-pressure: wait until workers have brought the text that waits below the mark.
+
+        Raises:
+            JobCancelled, JobFailed, JobLost: there will be no room, for the job has ended or can't end.
+            WaitTimeout: the time is over.
+        """
         jobs, seen = self._broker.jobs, "$"
-        while self._patiently(lambda: jobs.status(self._job_id)).waiting_bytes > self._broker.settings.high_water_bytes:
-            self._report(_WORKERS)
+        while True:
+            status = self._patiently(partial(jobs.status, self._job_id))
+            self._check_goes_on(status)
+            if status.waiting_bytes <= self._broker.settings.high_water_bytes:
+                return
+            live = self._patiently(partial(self._broker.workers.count, status.queue))
+            self._wait(_WORKERS if live else f"{_WORKERS}. {no_worker(status.hardware, status.model)}")
             seen = self._patiently(partial(jobs.wait_event, self._job_id, seen, timeout_s=1.0))
             self._patiently(self._reaper.round)
+
+    def _check_goes_on(self, status: JobStatus) -> None:
+        if status.state is JobState.CANCELLED:
+            raise JobCancelled(f"job {self._job_id} was cancelled")
+        if status.stopped_by is not None:
+            raise self._stopped()
+        if status.lost_chunks is not None:
+            first, last = status.lost_chunks
+            raise JobLost(
+                f"Redis lost chunks {first} to {last} of job {self._job_id}: submit the same corpus with --resume "
+                f"{self._job_id} or with its idempotency key"
+            )
 
     def _first_difference(self, chunk: ChunkInput) -> str:
         stored = self._stored_checksums()

@@ -60,14 +60,16 @@ def claim(
     return broker.jobs.claim(job_id, chunk, token=token, instance=instance, fingerprint=fingerprint)
 
 
-def result(index: int, rows: int = 2, failed: int = 0, fingerprint: str = MINE) -> bytes:
+def result(
+    index: int, rows: int = 2, failed: int = 0, fingerprint: str = MINE, *, digest: bytes | None = None
+) -> bytes:
     chunk = wire.decode_input(payload(index, rows))
     return wire.encode_result(
         ChunkResult(
             first=index * rows,
             rows=rows,
             dim=DIM,
-            digest=wire.digest_of(payload(index, rows)),
+            digest=digest or wire.digest_of(payload(index, rows)),
             fingerprint=job_fingerprint(fingerprint, OPTIONS),
             precision="fp32",
             backend="dummy",
@@ -88,12 +90,14 @@ def complete(
     failed: int = 0,
     truncated: int = 0,
     fingerprint: str = MINE,
+    text: bytes | None = None,
 ) -> str:
+    """Complete a chunk with a result of the text that is stored for it, or of another one."""
+    text = text or broker.jobs.input(job_id, chunk)
     failed_input = wire.encode_input(wire.decode_input(payload(chunk, rows)).select(range(failed))) if failed else b""
     report = Completed(rows - failed, failed, truncated, tokens=10, dim=DIM, failed_input=failed_input)
-    return broker.jobs.complete(
-        job_id, chunk, token, result(chunk, rows, failed, fingerprint), report, fingerprint=fingerprint
-    )
+    made = result(chunk, rows, failed, fingerprint, digest=wire.digest_of(text) if text else None)
+    return broker.jobs.complete(job_id, chunk, token, made, report, fingerprint=fingerprint)
 
 
 def work(broker: Broker, job_id: str, *chunks: int, failed: int = 0) -> None:

@@ -482,7 +482,7 @@ def test_a_result_of_another_text_than_the_one_stored_is_refused(broker: Broker,
     job_id = new_job(broker, 1, seal=False)
     add(broker, job_id, 1, word="another")
     assert claim(broker, job_id, 1, "t").answer == "ok"
-    assert complete(broker, job_id, 1, "t") == "refused"  # made of "text 1 …"
+    assert complete(broker, job_id, 1, "t", text=payload(1)) == "refused"
     status = broker.jobs.status(job_id)
     assert (status.done, status.chunks_done, status.refused) == (0, 0, 1)
     assert broker.jobs.result(job_id, 1) is None
