@@ -75,8 +75,12 @@ UNCOMMITTED_TTL_S = 600
 #: A producer that is silent for this long has died, and another may take over its job (seconds).
 PRODUCER_LEASE_S = 30
 
-#: Lifetime of chunk keys as a multiple of the job's TTL. The reaper renews them every quarter of the TTL while the
-#: job is active, so when a job ends each of them has at least one whole TTL left.
+#: A job that has not ended is kept for at least this long after its last progress, however short its TTL: that counts
+#: from its end (seconds).
+UNENDED_TTL_S = 7 * 24 * 3600
+
+#: Lifetime of chunk keys as a multiple of the job's. The reaper renews them every quarter of it while the job is
+#: active, so when a job ends each of them has at least one whole TTL left.
 CHUNK_TTL_FACTOR = 1.25
 
 #: How many events a job's stream keeps.

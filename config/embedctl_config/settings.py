@@ -91,7 +91,7 @@ class Settings:
     window_per_worker: int = _setting(4, "tickets of one job for each live worker", unit="tickets", minimum=1)
     ttl_s: float = _setting(
         7 * 24 * 3600.0,
-        "a job is kept this long after its last progress",
+        "a job is kept this long after its end, and at least 7 days after its last progress before",
         unit="seconds",
         minimum=1,
         maximum=MAX_TTL_S,

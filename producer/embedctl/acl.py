@@ -79,13 +79,13 @@ _CHANNELS = ("/{db}.celery.pidbox", "/{db}.celeryev/*")
 USERS: Mapping[str, User] = {
     "producer": User(
         "producer",
-        scripts=("create", "add", "hold", "seal", "issue", "retry", "cancel", "renew", "reap", "audit"),
+        scripts=("create", "add", "hold", "seal", "issue", "retry", "cancel", "renew", "reap", "audit", "settle"),
         commands=_LOOKING | _REAPING | _SENDING | {"xread"},
         others=tuple(f"{table}.embed.*" for table in _BINDINGS),
     ),
     "worker": User(
         "worker",
-        scripts=("claim", "renew", "complete", "release", "issue", "reap", "audit"),
+        scripts=("claim", "renew", "complete", "release", "issue", "seal", "reap", "audit", "settle"),
         commands=_STORE | _REAPING | _CONSUMING | {"expire", "zremrangebyscore"},
         others=(*_CONSUMED, "*@*.celery.pidbox"),
         channels=_CHANNELS,

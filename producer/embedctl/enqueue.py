@@ -92,7 +92,7 @@ def enqueue_embeddings(
         normalize: make every vector of unit length.
         dimensions: keep only so many components of every vector, of models made for that (Matryoshka); all where None.
         chunk_size: most records in a chunk.
-        ttl: seconds that the job is kept after its last progress.
+        ttl: seconds that the job is kept after its end. Before, it is kept for at least 7 days after its last progress.
         idempotency_key: a second call with this key and the same texts gives the same job; a call that died half-way
             is taken up where it stopped. Kept as long as the job.
         max_errors: more failed records than this end the job early: a number of them, or a share such as "1%".

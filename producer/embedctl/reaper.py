@@ -8,7 +8,7 @@ import time
 from embedctl.broker import Broker
 from embedctl.store import JobState, JobStatus
 from embedctl.store.upkeep import AUDIT_AFTER_S
-from embedctl_config import wire
+from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable, JobNotFound
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,11 @@ class Reaper:
         upkeep = self._broker.upkeep
         if job.state is JobState.CANCELLED:
             if upkeep.free_slice(job.id, job.chunks):
+                upkeep.expire(job.id, int(job.ttl_s * 1000))
                 upkeep.forget(job.id)
+            return
+        if job.state.ended and job.ttl_s < keys.UNENDED_TTL_S:
+            upkeep.settle_slice(job.id)
             return
         if job.stopped_by is not None:
             # Its results stay, to say what went wrong; the text that nobody will encode does not.
@@ -110,7 +114,7 @@ class Reaper:
             lost = upkeep.audit(job.id)
             if lost:
                 log.error("job %s: Redis lost %d of its chunks", job.id, lost)
-        upkeep.extend(job.id, job.chunks, int(job.ttl_s * 1000), now_ms, self._interval_s)
+        upkeep.extend(job.id, job.chunks, int(job.lifetime_s * 1000), now_ms, self._interval_s)
 
     def _close_retry(self, job_id: str) -> None:
         if self._broker.jobs.close_retry(job_id):

@@ -172,10 +172,15 @@ class Submission:
         return JobFailed(f"job {self._job_id} was ended by its error budget (max_errors) while it was submitted")
 
     def _keep_right(self) -> None:
-        """Renew the right to add while the corpus is slow to give its next record, or Redis to take it."""
+        """Renew the right to add while the corpus is slow to give its next record, or Redis to take it.
+
+        It also looks after jobs: while a corpus comes for days and no worker runs, nobody else keeps its first chunks.
+        """
+        reaper = Reaper(self._broker)
         while not self._over.is_set():
             try:
                 self._broker.jobs.hold(self._job_id, self._token)
+                reaper.round()
             except BrokerUnavailable as error:
                 log.info("job %s: %s", self._job_id, error)
             except JobError:

@@ -9,6 +9,7 @@ import pytest
 
 from embedctl.broker import Broker
 from embedctl.job import Job
+from embedctl.reaper import Reaper
 from embedctl.store import upkeep
 from embedctl_config import keys
 from embedctl_config.errors import JobNotFound
@@ -17,7 +18,6 @@ from tests.contract.helpers import (
     MINE,
     OTHER,
     QUEUE,
-    TTL_S,
     add,
     claim,
     complete,
@@ -30,7 +30,8 @@ from tests.contract.helpers import (
     work,
 )
 
-TTL_MS = int(TTL_S * 1000)
+#: How long a job of the usual TTL of these tests lives while it has not ended.
+TTL_MS = keys.UNENDED_TTL_S * 1000
 CHUNK_TTL_MS = TTL_MS * keys.CHUNK_TTL_FACTOR
 
 
@@ -105,7 +106,7 @@ def test_progress_renews_the_lifetime_of_a_job_and_of_its_idempotency_key(broker
     steps[step]()
     for key in (keys.job(job_id), keys.idempotency("nightly")):
         assert TTL_MS - 5000 < raw.pttl(key) <= TTL_MS
-    assert broker.jobs.status(job_id).expires_in > timedelta(seconds=TTL_S - 5)
+    assert broker.jobs.status(job_id).expires_in > timedelta(seconds=keys.UNENDED_TTL_S - 5)
 
 
 def test_questions_do_not_renew_a_lifetime(broker: Broker, raw) -> None:
@@ -133,10 +134,10 @@ def test_inputs_and_results_outlive_the_job_itself(broker: Broker, raw) -> None:
 
 
 def test_the_shared_keys_live_as_long_as_the_longest_job(broker: Broker, raw) -> None:
-    new_job(broker, 1, ttl_s=100_000)
+    new_job(broker, 1, ttl_s=1_000_000)
     new_job(broker, 1, ttl_s=10)
     for key in (keys.ACTIVE, keys.BIRTH):
-        assert raw.ttl(key) > 100_000
+        assert raw.ttl(key) > 1_000_000
 
 
 def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw) -> None:
@@ -177,7 +178,7 @@ def test_extending_takes_more_slices_at_once_where_the_time_is_short(
     for chunk in range(9):
         raw.pexpire(keys.chunk_input(job_id, chunk), 60_000)
     for _ in range(2):  # an eighth of the TTL is two intervals
-        broker.upkeep.extend(job_id, 9, TTL_MS, broker.connection.now_ms(), TTL_S / 16)
+        broker.upkeep.extend(job_id, 9, TTL_MS, broker.connection.now_ms(), TTL_MS / 16_000)
     assert all(raw.pttl(keys.chunk_input(job_id, chunk)) > TTL_MS for chunk in range(9))
 
 
@@ -215,15 +216,78 @@ def test_discarding_a_job_leaves_the_key_of_the_one_that_came_after_it(broker: B
     assert broker.jobs.create(spec(idempotency_key="nightly")) == (second, False)
 
 
-def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(broker: Broker, raw) -> None:
-    job_id = new_job(broker, 2, ttl_s=1.0)
-    work(broker, job_id, 0)
+@pytest.mark.parametrize("end", ["completed", "max_errors", "cancelled"])
+def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(broker: Broker, raw, end: str) -> None:
+    job_id = new_job(broker, 2, ttl_s=1.0, max_errors=0, idempotency_key="k")
+    work(broker, job_id, 0, failed=int(end == "max_errors"))
+    if end == "completed":
+        work(broker, job_id, 1)
+    if end == "cancelled":
+        broker.jobs.cancel(job_id)
+    assert raw.zscore(keys.ACTIVE, job_id) is not None
+    look_after(broker, job_id)
+    assert raw.zscore(keys.ACTIVE, job_id) is None
     deadline = time.monotonic() + 5
     while keys_of(raw, job_id) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert keys_of(raw, job_id) == set()
     with pytest.raises(JobNotFound):
         broker.jobs.status(job_id)
+
+
+def look_after(broker: Broker, *job_ids: str) -> None:
+    """What a round of the reaper does to these jobs."""
+    reaper = Reaper(broker)
+    for job_id in job_ids:
+        reaper._look_after(broker.jobs.status(job_id), broker.connection.now_ms())
+
+
+def test_a_job_is_kept_while_it_waits_however_short_its_ttl(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, seal=False, ttl_s=1.0)
+    job_keys = [keys.job(job_id), keys.chunk_input(job_id, 0), keys.chunk_input(job_id, 1)]
+    assert all(raw.pttl(key) > TTL_MS - 60_000 for key in job_keys)
+    work(broker, job_id, 0)
+    broker.jobs.seal(job_id, 2)
+    look_after(broker, job_id)
+    job_keys[1] = keys.chunk_result(job_id, 0)
+    assert all(raw.pttl(key) > TTL_MS - 60_000 for key in job_keys)
+
+
+def test_a_short_ttl_counts_from_the_end_for_all_of_a_job(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_SLICE", 2)
+    job_id = new_job(broker, 5, ttl_s=100.0, idempotency_key="k")
+    work(broker, job_id, 0, 2, 3, 4)
+    work(broker, job_id, 1, failed=1)
+    chunk_keys = [keys.chunk_result(job_id, chunk) for chunk in range(5)] + [keys.chunk_input(job_id, 1)]
+    shortened = []
+    for _ in range(3):
+        assert raw.pttl(keys.job(job_id)) > 100_000  # until all of its chunks are
+        look_after(broker, job_id)
+        shortened.append(sum(raw.pttl(key) <= 125_000 for key in chunk_keys))
+    assert shortened == [3, 5, 6]
+    assert all(raw.pttl(key) > 100_000 for key in chunk_keys)
+    for key in (keys.job(job_id), keys.idempotency("k"), keys.events(job_id)):
+        assert 90_000 < raw.pttl(key) <= 100_000
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+    assert without_lifetime(raw) == []
+
+
+def test_a_job_that_is_retried_lives_as_long_as_one_that_has_not_ended(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, ttl_s=100.0)
+    work(broker, job_id, 0, failed=1)
+    work(broker, job_id, 1)
+    look_after(broker, job_id)
+    assert raw.pttl(keys.chunk_result(job_id, 1)) <= 125_000
+    assert Job(job_id, broker).retry_failed() == 1
+    assert broker.upkeep.settle_slice(job_id) is None  # by a reaper that came too late
+    look_after(broker, job_id)
+    for key in (
+        keys.job(job_id),
+        keys.chunk_result(job_id, 0),
+        keys.chunk_result(job_id, 1),
+        keys.chunk_input(job_id, 2),
+    ):
+        assert raw.pttl(key) > TTL_MS - 60_000
 
 
 def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw) -> None:
@@ -248,6 +312,10 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw) -
         "reap": ([queue], [1000, 1000, 10, 1000, 3]),
         "audit": ([], [0, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), 10]),
         "cancel": ([], []),
+        "settle": (
+            [],
+            [0, 10, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), keys.retry_pointer(job_id, "")],
+        ),
         "retry": ([producer, source, keys.retry_pointer(job_id, 0), keys.chunk_input(job_id, 3)], [0, 3, "p", 1000]),
     }
     for name, (more, args) in scripts.items():
@@ -262,6 +330,7 @@ def test_every_script_is_covered_by_the_test_above() -> None:
     assert scripts == {
         f"{name}.lua"
         for name in (
-            "prelude deaths create hold add seal issue claim renew release complete reap audit cancel retry".split()  # noqa: SIM905
+            "prelude deaths create hold add seal issue claim renew release complete reap audit cancel settle "  # noqa: SIM905
+            "retry".split()
         )
     }

@@ -87,7 +87,7 @@ def test_failed_records_move_to_a_new_chunk_and_the_job_is_open_again(broker: Br
 
 
 def test_a_job_whose_failed_records_were_encoded_after_all_has_completed(broker: Broker, raw) -> None:
-    job_id = half_failed(broker)
+    job_id = half_failed(broker, ttl_s=keys.UNENDED_TTL_S)
     assert Job(job_id, broker).retry_failed() == 2
     status = broker.jobs.status(job_id)
     assert (status.state.ended, status.sealed, status.chunks, status.failed) == (False, True, 5, 0)

@@ -209,7 +209,7 @@ def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw, monkeypatch: pytes
 
 
 def test_active_jobs_are_those_that_have_not_ended(broker: Broker) -> None:
-    jobs = [new_job(broker) for _ in range(3)]
+    jobs = [new_job(broker, ttl_s=keys.UNENDED_TTL_S) for _ in range(3)]
     work(broker, jobs[1], 0, 1)
     assert list(broker.upkeep.active_jobs()) == [jobs[0], jobs[2]]
     broker.upkeep.forget(jobs[0])

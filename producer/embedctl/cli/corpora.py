@@ -83,7 +83,7 @@ class CorpusChoice:
 @click.command()
 @corpus_options
 @option("--class", "hardware", help="The hardware class, or auto for the fastest alive. Default: the setting.")
-@option("--ttl", "ttl_s", type=float, help="Seconds to keep the job after its last progress. Default: the setting.")
+@option("--ttl", "ttl_s", type=float, help="Seconds to keep the job after its end. Default: the setting.")
 @option("--idempotency-key", help="Submitting again with this key takes up or finds the same job.")
 @option("--resume", metavar="JOB", help="Go on with a job whose submission stopped half-way, with the same corpus.")
 @option("--wait", is_flag=True, help="Wait until the job has ended.")

@@ -200,9 +200,10 @@ def script_source(name: str) -> str:
     if name == "create":
         return own
     constants = (
-        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, EVENTS_KEPT, ROWS_AT, BIRTH, JOBS, WORKERS, DIED, LEFT = "
-        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.EVENTS_KEPT}, {wire.ROWS_AT}, '{keys.BIRTH}', '{keys.JOBS}', "
-        f"'{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
+        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, EVENTS_KEPT, ROWS_AT = "
+        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {keys.EVENTS_KEPT}, {wire.ROWS_AT}\n"
+        f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
+        f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
     )
     shared = ("prelude", "deaths") if name == "reap" else ("prelude",)
     return "".join([constants, *(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in shared), own])

@@ -1,5 +1,5 @@
 -- KEYS: job, active, birth, jobs, [idempotency].
--- ARGV: job id, now, ttl, time to keep the shared keys, job key without its id, then fields and values.
+-- ARGV: job id, now, time to live, time to keep the shared keys, job key without its id, then fields and values.
 -- → created | exists <job id>
 if KEYS[5] then
   local first = redis.call('GET', KEYS[5])

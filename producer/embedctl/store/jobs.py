@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
-from embedctl.store.status import COUNTS, JobState, JobStatus, Suspect, parse_status, parse_suspect
+from embedctl.store.status import COUNTS, JobState, JobStatus, Suspect, lifetime_s, parse_status, parse_suspect
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     CorpusChanged,
@@ -39,7 +39,7 @@ class JobSpec:
     """What a job is made with; a resumed job must be made with the same.
 
     `options` are the ones that decide the vectors or the chunks, as JSON values. More failed records than `max_errors`,
-    or than `max_errors_share` of all, end the job early.
+    or than `max_errors_share` of all, end the job early. `ttl_s` counts from the job's end.
     """
 
     model: str
@@ -148,10 +148,11 @@ class JobStore:
             fields["max_errors"] = spec.max_errors
         if spec.max_errors_share is not None:
             fields["max_errors_share"] = spec.max_errors_share
-        kept_ms = int(ttl_ms * keys.CHUNK_TTL_FACTOR)
+        life_ms = int(lifetime_s(spec.ttl_s) * 1000)
+        kept_ms = int(life_ms * keys.CHUNK_TTL_FACTOR)
         flat = [part for item in fields.items() for part in item]
         answer, rest = self._connection.script(
-            "create", script_keys, [job_id, now, ttl_ms, kept_ms, keys.job(""), *flat]
+            "create", script_keys, [job_id, now, life_ms, kept_ms, keys.job(""), *flat]
         )
         return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
 

@@ -8,7 +8,9 @@ if state == 'cancelled' then return {'cancelled'} end
 local ended = state == 'completed' or state == 'completed_with_errors' or state == 'failed'
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local keep_ms = math.floor(ttl_ms * CHUNK_TTL_FACTOR)
+-- A TTL counts from the job's end: until the reaper has seen that, a job of a short one lives as long as others.
+local life_ms = math.max(ttl_ms, UNENDED_TTL_MS)
+local keep_ms = math.floor(life_ms * CHUNK_TTL_FACTOR)
 
 local function event(kind, detail)
   redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', kind, detail)
@@ -21,16 +23,16 @@ local function schedule(chunk, delay_ms)
   redis.call('PEXPIRE', due, keep_ms)
 end
 
--- The job's own hash lives one TTL from its last progress; when it is gone, so is the job.
+-- The job's own hash lives this long from its last progress; when it is gone, so is the job.
 local function progress()
   redis.call('HSET', job, 'progressed_ms', now)
-  redis.call('PEXPIRE', job, ttl_ms)
+  redis.call('PEXPIRE', job, life_ms)
   for _, key in ipairs({due, owners, attempts, reissues, counted}) do redis.call('PEXPIRE', key, keep_ms) end
   for _, shared in ipairs({active, JOBS, BIRTH}) do
     if redis.call('PTTL', shared) < keep_ms then redis.call('PEXPIRE', shared, keep_ms) end
   end
   local idempotency = redis.call('HGET', job, 'idempotency_key')
-  if idempotency then redis.call('PEXPIRE', idempotency, ttl_ms) end
+  if idempotency then redis.call('PEXPIRE', idempotency, life_ms) end
 end
 
 local function enter(new_state)
@@ -58,14 +60,16 @@ local function end_if_done()
   local count = redis.call('HMGET', job, 'records', 'done', 'failed')
   local records, done, failed = tonumber(count[1]), tonumber(count[2]), tonumber(count[3])
   if done + failed < records then return end
+  ended = true
   redis.call('HSET', job, 'ended_ms', now)
-  redis.call('ZREM', active, ARGV[1])
+  if life_ms == ttl_ms then redis.call('ZREM', active, ARGV[1]) end  -- else the reaper shortens its life
   enter(failed == 0 and 'completed' or done == 0 and 'failed' or 'completed_with_errors')
 end
 
 -- An ended job has something to do again.
 local function reopen(new_state)
   redis.call('HDEL', job, 'ended_ms')
+  redis.call('UNLINK', job .. ':cursors')  -- its chunks' lives are to be renewed from the first one on
   redis.call('ZADD', active, now, ARGV[1])
   if ended then enter(new_state) end
   ended = false

@@ -103,9 +103,19 @@ class JobStatus:
         return keys.queue(self.hardware, self.model)
 
     @property
+    def lifetime_s(self) -> float:
+        """How long it is kept after its last progress, until the reaper sees that it has ended (seconds)."""
+        return lifetime_s(self.ttl_s)
+
+    @property
     def stalled(self) -> bool:
         """Whether its producer died while submitting."""
         return self.state is JobState.SUBMITTING and not self.producer_alive
+
+
+def lifetime_s(ttl_s: float) -> float:
+    """How long a job of this TTL is kept that has not ended, from its last progress (seconds)."""
+    return max(ttl_s, keys.UNENDED_TTL_S)
 
 
 #: The fields of a job's hash that count something and begin at 0.

@@ -94,6 +94,7 @@ class Upkeep:
         many slices of it as bring it to its end within an eighth.
 
         Args:
+            ttl_ms: how long the job lives from its last progress.
             interval_s: seconds until the next call.
         """
         at = self._cursor(job_id, "extend_at")
@@ -122,6 +123,31 @@ class Upkeep:
         self._free(job_id, at, end, results=results)
         self._move_cursor(job_id, cursor, 0 if end >= chunks else end)
         return end >= chunks
+
+    def settle_slice(self, job_id: str) -> None:
+        """Shorten the lives of the next slice of an ended job's chunks to what its TTL leaves, and at last its own."""
+        answer, rest = self._connection.script(
+            "settle",
+            keys.of_job(job_id),
+            [
+                job_id,
+                self._cursor(job_id, "settled_to"),
+                _SLICE,
+                keys.chunk_input(job_id, ""),
+                keys.chunk_result(job_id, ""),
+                keys.retry_pointer(job_id, ""),
+            ],
+        )
+        if answer == "ok":
+            self._move_cursor(job_id, "settled_to", int(rest[0]))
+
+    def expire(self, job_id: str, ttl_ms: int) -> None:
+        """Shorten the life of a cancelled job whose chunks are freed."""
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for key in (keys.job(job_id), keys.events(job_id), keys.counted(job_id), keys.cursors(job_id)):
+                pipe.pexpire(key, ttl_ms)
+            pipe.execute()
 
     def free(self, job_id: str, chunks: int) -> None:
         """Free all of a job's chunks. Writes nothing, so that a full Redis may be freed too."""
