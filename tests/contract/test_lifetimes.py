@@ -300,9 +300,10 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw) -
     of_job, report = keys.of_job(job_id), [2, 0, 0, 10, 3, b""]
     producer, queue = keys.producer(job_id), keys.queue_workers(QUEUE)
     source, target = keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)
+    prefixes = [keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), keys.retry_pointer(job_id, "")]
     scripts: dict[str, tuple[list[str], list[object]]] = {
         "hold": ([producer], ["p", 1000]),
-        "add": ([producer, source, target], [0, bytes(16), 2, payload(0), "p", 1000, 8, 23]),
+        "add": ([producer, source, target], [0, bytes(16), 2, payload(0), "p", 1000, 8, 23, *prefixes]),
         "seal": ([producer], [3]),
         "issue": ([queue], [4, 1000, keys.chunk_result(job_id, "")]),
         "claim": ([source, target], [0, "t", "w", MINE, 1000, 1000]),
@@ -312,10 +313,7 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw) -
         "reap": ([queue], [1000, 1000, 10, 1000, 3]),
         "audit": ([], [0, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), 10]),
         "cancel": ([], []),
-        "settle": (
-            [],
-            [0, 10, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), keys.retry_pointer(job_id, "")],
-        ),
+        "settle": ([], [0, 10, *prefixes]),
         "retry": ([producer, source, keys.retry_pointer(job_id, 0), keys.chunk_input(job_id, 3)], [0, 3, "p", 1000]),
     }
     for name, (more, args) in scripts.items():
@@ -330,7 +328,7 @@ def test_every_script_is_covered_by_the_test_above() -> None:
     assert scripts == {
         f"{name}.lua"
         for name in (
-            "prelude deaths create hold add seal issue claim renew release complete reap audit cancel settle "  # noqa: SIM905
+            "prelude deaths repair create hold add seal issue claim renew release complete reap audit cancel settle "  # noqa: SIM905
             "retry".split()
         )
     }

@@ -48,8 +48,8 @@ def half_failed(broker: Broker, **changes: object) -> str:
     return job_id
 
 
-def encode_again(broker: Broker, job_id: str, chunk: int) -> None:
-    """Complete a chunk that retries records, with whatever it holds."""
+def encode_again(broker: Broker, job_id: str, chunk: int, *, failed: bool = False) -> None:
+    """Complete a chunk that retries records, with whatever it holds; its first record may fail again."""
     found = claim(broker, job_id, chunk, "again")
     assert found.answer == "ok"
     source = wire.decode_input(found.input)
@@ -65,9 +65,11 @@ def encode_again(broker: Broker, job_id: str, chunk: int) -> None:
             vectors=bytes(4 * DIM * len(source)),
             checksums=source.row_checksums(),
             positions=source.positions,
+            errors=[wire.RecordError(0, wire.ErrorCode.EMPTY, "empty")] if failed else [],
         )
     )
-    report = Completed(len(source), 0, 0, tokens=1, dim=DIM)
+    again = wire.encode_input(source.select([0])) if failed else b""
+    report = Completed(len(source) - failed, int(failed), 0, tokens=1, dim=DIM, failed_input=again)
     assert broker.jobs.complete(job_id, chunk, "again", payload, report, fingerprint=MINE) == "ok"
 
 
@@ -350,3 +352,36 @@ def test_saying_again_what_was_said_is_no_mistake(broker: Broker, raw) -> None:
     broker.jobs.seal(job_id, chunks + 1)
     broker.jobs.seal(job_id, chunks + 1)
     assert broker.jobs.status(job_id).chunks == chunks + 1
+
+
+@pytest.mark.parametrize("retried", ["waits", "done", "failed again", "retried again"])
+@pytest.mark.parametrize("lost", ["the result", "the retried one's"])
+def test_a_lost_result_of_retried_records_is_repaired_with_the_same_corpus(
+    broker: Broker, raw, retried: str, lost: str
+) -> None:
+    if (retried, lost) == ("waits", "the retried one's"):
+        pytest.skip("it has no result yet")
+    job_id = half_failed(broker)
+    assert Job(job_id, broker).retry_failed() == 2  # chunks 3 and 4
+    encode_again(broker, job_id, 4)
+    if retried != "waits":
+        encode_again(broker, job_id, 3, failed=retried != "done")
+    if retried == "retried again":
+        assert Job(job_id, broker).retry_failed() == 1
+        encode_again(broker, job_id, 5)
+    raw.delete(keys.chunk_result(job_id, 0 if lost == "the result" else 3))
+    assert add(broker, job_id, 0, token="again")[0] is Added.OK
+    assert add(broker, job_id, 1, token="again")[0] is Added.SKIPPED
+    assert not broker.jobs.status(job_id).state.ended
+    assert claim(broker, job_id, 3, "late").answer == "done"
+    encode_again(broker, job_id, 0, failed=True)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.done, status.failed) == (JobState.COMPLETED_WITH_ERRORS, 5, 1)
+    assert (status.chunks_done, status.waiting_bytes) == (status.chunks, 0)
+    assert [error.position for error in Job(job_id, broker).errors()] == [0]
+    assert Job(job_id, broker).retry_failed() == 1
+    encode_again(broker, job_id, status.chunks)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.done, status.failed) == (JobState.COMPLETED, 6, 0)
+    assert Job(job_id, broker).errors() == []
+    assert {key for key in keys_of(raw, job_id) if raw.ttl(key) < 0} == set()

@@ -84,7 +84,7 @@ def test_every_command_of_the_store_is_one_that_a_user_may_run() -> None:
 
 
 def test_every_script_is_run_by_somebody_who_may_run_it() -> None:
-    shared = ("prelude", "deaths")
+    shared = ("prelude", "deaths", "repair")
     scripts = {
         file.name.removesuffix(".lua") for file in files("embedctl.store").iterdir() if file.name.endswith(".lua")
     }

@@ -1,5 +1,6 @@
 -- Store the next chunk's input, or check that this chunk is what was stored before.
--- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input, token, lease, digest's first and last byte.
+-- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input, token, lease, digest's first and last
+-- byte, and what `repair.lua` needs.
 -- → ok <bytes waiting> | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 if redis.call('HGET', job, 'stopped_by') then return {'stopped'} end
@@ -11,11 +12,11 @@ if chunk < added then
   local was_counted = redis.call('GETBIT', counted, chunk) == 1
   local digest = redis.call('GETRANGE', KEYS[11], ARGV[8], ARGV[9])
   if digest == '' and not was_counted then digest = redis.call('GETRANGE', KEYS[10], ARGV[8], ARGV[9]) end
-  if digest == ARGV[3] then return {'skipped', redis.call('HGET', job, 'waiting_bytes')} end
-  if digest ~= '' then return {'differs'} end
+  if digest == ARGV[3] and not lost_a_retry(chunk) then return {'skipped', redis.call('HGET', job, 'waiting_bytes')} end
+  if digest ~= '' and digest ~= ARGV[3] then return {'differs'} end
   -- Redis lost this chunk, and the corpus repairs it.
   redis.call('HDEL', job, 'lost_first', 'lost_last')
-  if was_counted then uncount(chunk, rows, KEYS[10]) else redis.call('HINCRBY', job, 'waiting_bytes', -#input) end
+  if was_counted then uncount(chunk, rows) else redis.call('HINCRBY', job, 'waiting_bytes', -#input) end
   if chunk < tonumber(redis.call('HGET', job, 'next')) then schedule(chunk, 0) end
 else
   redis.call('HSET', job, 'added', added + 1)

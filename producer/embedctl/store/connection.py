@@ -32,6 +32,8 @@ MAX_BLOCK_MS = 5000
 _SOCKET_TIMEOUT_S = 10
 #: What Redis 6.2 and 7 say where a script asks for what the access list denies; redis-py tells it from no other error.
 _REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
+#: What some scripts share besides the prelude.
+_SHARED_BY = {"reap": ("deaths",), "add": ("repair",)}
 #: What ends the part of a URL in which a password may stand.
 _SEPARATORS = frozenset("/?#")
 
@@ -205,8 +207,8 @@ def script_source(name: str) -> str:
         f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
         f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
     )
-    shared = ("prelude", "deaths") if name == "reap" else ("prelude",)
-    return "".join([constants, *(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in shared), own])
+    parts = ["prelude", *_SHARED_BY.get(name, ())]
+    return "".join([constants, *(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in parts), own])
 
 
 def without_password(url: str) -> str:

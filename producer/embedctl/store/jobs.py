@@ -185,7 +185,18 @@ class JobStore:
             "add",
             job_id,
             [keys.producer(job_id), keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
-            [chunk, digest, rows, payload, token, keys.PRODUCER_LEASE_S * 1000, *wire.DIGEST_RANGE],
+            [
+                chunk,
+                digest,
+                rows,
+                payload,
+                token,
+                keys.PRODUCER_LEASE_S * 1000,
+                *wire.DIGEST_RANGE,
+                keys.chunk_input(job_id, ""),
+                keys.chunk_result(job_id, ""),
+                keys.retry_pointer(job_id, ""),
+            ],
         )
         if answer == "gap":
             raise JobLost(

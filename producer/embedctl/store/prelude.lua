@@ -81,16 +81,6 @@ local function rows_of(input)
   return count == '' and 0 or struct.unpack('<I4', count)
 end
 
--- The records of a chunk whose result Redis lost are to be counted again. Its input holds those that had failed.
-local function uncount(chunk, rows, input)
-  local failed = rows_of(input)
-  redis.call('SETBIT', counted, chunk, 0)
-  redis.call('HINCRBY', job, 'chunks_done', -1)
-  redis.call('HINCRBY', job, 'done', failed - rows)
-  redis.call('HINCRBY', job, 'failed', 0 - failed)  -- not -0, which is no integer to Redis
-  reopen('running')
-end
-
 -- A chunk leaves the bookkeeping of issued chunks.
 local function forget(chunk)
   redis.call('ZREM', due, chunk)

@@ -1,0 +1,45 @@
+-- What `add` does where Redis lost a result. ARGV[10..12]: input, result and retry pointer without their chunk.
+local input_of, result_of, pointer_of = ARGV[10], ARGV[11], ARGV[12]
+
+-- Whether Redis lost a result of the chunks into which a chunk's failed records were put.
+local function lost_a_retry(chunk)
+  local later = redis.call('GET', pointer_of .. chunk)
+  if not later then return false end
+  local gone = redis.call('EXISTS', result_of .. later) == 0 and redis.call('GETBIT', counted, later) == 1
+  return gone or lost_a_retry(later)
+end
+
+-- A chunk into which failed records were put counts for nothing any more; how many of them are counted as failed.
+local function void(chunk)
+  local input, was_counted = input_of .. chunk, redis.call('GETBIT', counted, chunk) == 1
+  local failed = was_counted and rows_of(input) or 0
+  if not was_counted then
+    redis.call('HINCRBY', job, 'waiting_bytes', 0 - redis.call('STRLEN', input))
+    redis.call('HINCRBY', job, 'chunks_done', 1)
+    redis.call('SETBIT', counted, chunk, 1)
+  end
+  redis.call('UNLINK', input)
+  redis.call('SET', result_of .. chunk, 'void', 'PX', keep_ms)
+  forget(chunk)
+  return failed
+end
+
+-- The records of a chunk whose result Redis lost are to be counted again, those too that were retried since. The last
+-- chunk of a row of retries holds the records that have no vector.
+local function uncount(chunk, rows)
+  local last, failed = chunk, rows_of(input_of .. chunk)
+  local without = failed
+  local later = redis.call('GET', pointer_of .. chunk)
+  while later do
+    redis.call('UNLINK', pointer_of .. last)
+    last, without = later, rows_of(input_of .. later)
+    failed = void(last)
+    later = redis.call('GET', pointer_of .. last)
+  end
+  redis.call('UNLINK', result_of .. chunk)  -- where it is a retry's that is lost
+  redis.call('SETBIT', counted, chunk, 0)
+  redis.call('HINCRBY', job, 'chunks_done', -1)
+  redis.call('HINCRBY', job, 'done', without - rows)
+  redis.call('HINCRBY', job, 'failed', 0 - failed)  -- not -0, which is no integer to Redis
+  reopen('running')
+end
