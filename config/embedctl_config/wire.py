@@ -19,7 +19,7 @@ Result: ``u32 dim``, ``u8 dtype`` (1 = float32), ``32s fingerprint``, ``column (
 ``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], ``u32 n``, ``u32 row[n]``,
 ``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``, zero bytes up to a multiple of 64, then
 ``rows × dim`` float32, row-major; a failed record's row is NaN. Bounds that a class sets itself follow its precision,
-after a space.
+after a space. The vectors' crc32, eight hexadecimal digits, follows the backend likewise; earlier releases wrote none.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
         [
             _PREFIX.pack(MAGIC, _KIND_RESULT, version or VERSION, flags, result.digest, result.first, result.rows),
             _RESULT_HEAD.pack(result.dim, _FLOAT32, fingerprint),
-            _column([promise.encode(), result.backend.encode()]),
+            _column([promise.encode(), f"{result.backend} {zlib.crc32(result.vectors):08x}".encode()]),
             struct.pack(f"<{result.rows}I", *result.checksums),
             *optional,
             struct.pack(f"<I{len(errors)}I", len(errors), *(error.row for error in errors)),
@@ -248,8 +248,9 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
     dim, dtype, fingerprint = cursor.unpack(_RESULT_HEAD)
     if dtype != _FLOAT32:
         raise WireNewer(f"a result's vectors are of type {dtype}, which this version does not know")
-    promise, backend = _words(cursor.column(2))
+    promise, made_by = _words(cursor.column(2))
     precision, _, bounds = promise.partition(" ")
+    backend, told, checksum = made_by.rpartition(" ")
     checksums = cursor.numbers(rows, "I")
     ids, positions = _read_optional_columns(cursor, flags, rows)
     failed = cursor.numbers(cursor.count(), "I")
@@ -260,6 +261,8 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
     cursor.align(_ALIGNMENT)
     vectors = cursor.take(rows * dim * 4)
     cursor.finish()
+    if told and checksum != f"{zlib.crc32(vectors):08x}":
+        raise WireForeign("the vectors of a result are damaged: their checksum is another one. Submit its corpus anew")
     return ChunkResult(
         first=first,
         rows=rows,
@@ -267,7 +270,7 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
         digest=digest,
         fingerprint=fingerprint.hex(),
         precision=precision,
-        backend=backend,
+        backend=backend if told else made_by,
         bounds=bounds,
         vectors=vectors,
         checksums=checksums,

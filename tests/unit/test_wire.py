@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import zlib
 from contextlib import suppress
 
 import numpy as np
@@ -300,6 +301,25 @@ def test_vectors_are_a_view_and_begin_at_a_multiple_of_64_bytes() -> None:
     assert start % 64 == 0
     data[start:] = np.full(6, 2.5, "<f4").tobytes()
     np.testing.assert_array_equal(np.frombuffer(found.vectors, "<f4"), np.full(6, 2.5))
+
+
+@pytest.mark.parametrize("at", [-24, -13, -1])
+def test_a_changed_byte_in_the_vectors_is_noticed(at: int) -> None:
+    data = bytearray(wire.encode_result(a_result()))
+    data[at] ^= 0x40
+    with pytest.raises(WireForeign, match="vectors of a result are damaged"):
+        wire.decode_result(data)
+
+
+def test_a_result_of_an_earlier_release_has_no_checksum_and_is_read() -> None:
+    data = wire.encode_result(a_result())
+    marked = b"torch " + f"{zlib.crc32(a_result().vectors):08x}".encode()
+    at = data.index(marked)
+    # The backend's length is the second number before the two words, and padding fills what the shorter word leaves.
+    head = data[: at - 4 - len("fp32")] + struct.pack("<I", len("torch")) + b"fp32torch" + data[at + len(marked) :]
+    body, vectors = head[:-24].rstrip(b"\0"), head[-24:]
+    found = wire.decode_result(body + bytes(-len(body) % 64) + vectors)
+    assert (found.backend, found.vectors) == ("torch", a_result().vectors)
 
 
 def test_nan_vectors_survive_bit_by_bit() -> None:
