@@ -9,7 +9,8 @@
     ├── OutputError               the file to write
     ├── MissingExtra              an optional dependency
     ├── BrokerUnavailable         Redis
-    │   └── BrokerFull            it has no memory left
+    │   ├── BrokerFull            it has no memory left
+    │   └── BrokerRefused         it answers, and will not do this whenever it is asked
     ├── NotPermitted              Redis' access list
     ├── JobError
     │   ├── JobNotFound
@@ -82,6 +83,13 @@ class BrokerUnavailable(EmbedctlError, ConnectionError):
 
 class BrokerFull(BrokerUnavailable):
     """Raised when Redis has reached its maxmemory. Producers and workers wait until it has room again."""
+
+
+class BrokerRefused(BrokerUnavailable):
+    """Raised when Redis answers and refuses a command as it would every time: nobody asks again.
+
+    What it refuses for the moment (it is loading, or has become a replica) is a :class:`BrokerUnavailable` alone.
+    """
 
 
 class NotPermitted(EmbedctlError):

@@ -16,6 +16,7 @@ from embedctl.store import Death, JobState, JobStatus, Suspect
 from embedctl_config import __version__
 from embedctl_config.errors import (
     BrokerFull,
+    BrokerRefused,
     BrokerUnavailable,
     CorpusChanged,
     DeviceLost,
@@ -47,6 +48,7 @@ from embedctl_config.settings import Settings, load_settings
 __all__ = [
     "AsyncJob",
     "BrokerFull",
+    "BrokerRefused",
     "BrokerUnavailable",
     "ChunkVectors",
     "CorpusChanged",

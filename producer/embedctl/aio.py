@@ -26,7 +26,7 @@ from embedctl.patience import OUTAGE_S
 from embedctl.records import Record, RecordLike, records_of
 from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
 from embedctl.submission import SubmitProgress
-from embedctl_config.errors import BrokerFull, BrokerUnavailable, EmbedctlError
+from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, EmbedctlError
 from embedctl_config.settings import Settings, load_settings
 
 T = TypeVar("T")
@@ -271,6 +271,9 @@ class AsyncJob:
                 seen = await _ask(look)
             except _NotYet:
                 away_since = None
+            except BrokerRefused:
+                told.pass_on()
+                raise
             except BrokerUnavailable as error:
                 now = time.monotonic()
                 if away_since is None or isinstance(error, BrokerFull):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from embedctl_config.errors import BrokerFull, BrokerUnavailable
+from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable
 
 T = TypeVar("T")
 
@@ -24,12 +24,14 @@ def patiently(ask: Callable[[], T], *, pausing: Callable[[], None] = lambda: Non
         deadline: by the monotonic clock; no pause begins after it.
 
     Raises:
-        BrokerUnavailable: it stayed away.
+        BrokerUnavailable: it stayed away; BrokerRefused at once, as it would be each time.
     """
     pause, away_since = 0.1, time.monotonic()
     while True:
         try:
             return ask()
+        except BrokerRefused:
+            raise
         except BrokerUnavailable as error:
             now = time.monotonic()
             if isinstance(error, BrokerFull):

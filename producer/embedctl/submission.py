@@ -142,7 +142,7 @@ class Submission:
                 "Submit its corpus again."
             ) from error
         except BrokerUnavailable as error:
-            raise BrokerUnavailable(
+            raise type(error)(
                 f"{error} Job {self._job_id} holds the first {self._records} records: go on with embedctl submit "
                 f"CORPUS --resume {self._job_id}"
             ) from error

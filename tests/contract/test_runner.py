@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoder import ChunkEncoder
 from embedctl_workers.metrics import Metrics
 from embedctl_workers.runner import ChunkRunner
-from tests.contract.helpers import OTHER
+from tests.contract.helpers import OTHER, eventually
 
 ENTRY = HardwareClass(backend="dummy")
 SECRET = "s3cret"
@@ -180,3 +181,19 @@ def test_records_that_fail_are_told_of_without_their_texts(failing: Rig, caplog:
     lines = [record for record in caplog.records if "halving it" in record.getMessage()]
     assert "(ValueError)" in lines[0].getMessage()
     assert {(line.job, line.chunk, line.attempt) for line in lines} == {(job.id, 0, 1)}
+
+
+def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(rig: Rig, broker: Broker, raw) -> None:
+    job = rig.submit()
+    raw.set(keys.events(job.id), "somebody else's")  # `complete` tells of the chunk there
+    thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: not thread.is_alive(), 60)
+        status = broker.jobs.status(job.id)
+        assert "WRONGTYPE" in (status.trouble or "")
+        assert not rig.runner.in_hand.all()
+        raw.delete(keys.events(job.id))
+    finally:
+        rig.runner.draining.set()
+        thread.join(60)

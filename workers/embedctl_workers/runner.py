@@ -16,7 +16,7 @@ from embedctl.broker import Broker
 from embedctl.store import ClaimAnswer, Completed, JobStatus
 from embedctl.tickets import Ticket
 from embedctl_config import wire
-from embedctl_config.errors import BrokerUnavailable, DeviceLost, JobError, WireError
+from embedctl_config.errors import BrokerRefused, BrokerUnavailable, DeviceLost, JobError, WireError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ChunkResult
@@ -86,6 +86,11 @@ class ChunkRunner:
                 self._run(held, ticket)
             except Stopped:
                 log.info("the chunk is no longer wanted", extra=held.fields)
+            except BrokerRefused as error:
+                # Held back, it would be refused again, for ever; its lease would be renewed meanwhile.
+                log.error("the chunk is given back: %s", error, extra=held.fields)  # noqa: TRY400  (Redis is to blame, not a line of ours)
+                self._telemetry.failed(model)
+                self._give_back(held, delay_s=_retry_delay_s(held), trouble=first_line(error))
             except BrokerUnavailable as error:
                 log.warning("the chunk has to wait: %s", error, extra=held.fields)
                 self._returned.append(ticket)
@@ -108,8 +113,7 @@ class ChunkRunner:
                     extra=held.fields,
                 )
                 self._telemetry.failed(model)
-                delay_s = min(_LONGEST_RETRY_DELAY_S, _RETRY_DELAY_S * 2 ** min(max(0, held.attempt - 1), 10))
-                self._give_back(held, delay_s=delay_s, trouble=kind_and_place(error))
+                self._give_back(held, delay_s=_retry_delay_s(held), trouble=kind_and_place(error))
             finally:
                 self.in_hand.drop(held)
 
@@ -320,6 +324,8 @@ class ChunkRunner:
         while True:
             try:
                 return ask()
+            except BrokerRefused:
+                raise
             except BrokerUnavailable as error:
                 log.warning("held back: %s", error, extra=held.fields)
                 if self.draining.wait(pause):
@@ -331,6 +337,11 @@ class ChunkRunner:
             self._broker.jobs.release(held.job_id, held.chunk, held.token, delay_s=delay_s, trouble=trouble)
         except BrokerUnavailable as error:
             log.warning("the chunk can't be given back, its lease will lapse: %s", error, extra=held.fields)
+
+
+def _retry_delay_s(held: Held) -> float:
+    """After which time a chunk that was given up for a reason of its own is offered again: ever later."""
+    return min(_LONGEST_RETRY_DELAY_S, _RETRY_DELAY_S * (1 << min(max(0, held.attempt - 1), 10)))
 
 
 class _NotForMe(Exception):

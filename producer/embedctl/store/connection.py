@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from embedctl.store.observed import Observer, observed
 from embedctl_config import keys, wire
-from embedctl_config.errors import BrokerFull, BrokerUnavailable, NotPermitted, SettingsError
+from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted, SettingsError
 from embedctl_config.redis_url import secret_url, tls_options
 from embedctl_config.settings import Settings
 
@@ -34,6 +34,21 @@ _SOCKET_TIMEOUT_S = 10
 _REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
 #: What some scripts share besides the prelude.
 _SHARED_BY = {"reap": ("deaths",), "add": ("repair",)}
+#: What an instance says that can't answer now: another may be behind its name soon, and the same one ready. Within a
+#: script's error the code stands in the middle.
+_NOT_NOW = re.compile(
+    r"(?:^|[\s-])(?:READONLY|MASTERDOWN|UNBLOCKED|LOADING|NOREPLICAS|NOMASTERLINK|MISCONF|BUSY|TRYAGAIN)\b"
+)
+_NOT_NOW_CLASSES = (redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError, redis.exceptions.TryAgainError)
+#: What only a cluster says. redis-py leaves the codes out of the errors that it knows.
+_CLUSTER = re.compile("CROSSSLOT|CLUSTERDOWN|non local key in a cluster|accessing a non local key|access keys .* slot")
+_CLUSTER_CLASSES = (
+    redis.exceptions.ClusterCrossSlotError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.AskError,
+)
+#: What redis-py puts before the error of a command of a pipeline, with the command's arguments.
+_IN_PIPELINE = "of pipeline caused error: "
 #: What ends the part of a URL in which a password may stand.
 _SEPARATORS = frozenset("/?#")
 
@@ -78,7 +93,7 @@ class Connection:
 
     @contextmanager
     def client(self) -> Iterator[Any]:
-        """The redis-py client; its errors leave as :class:`BrokerUnavailable`.
+        """The redis-py client; its errors leave as :class:`BrokerUnavailable`, or what that is the root of.
 
         Typed Any: redis-py's own return types are unions of its sync and async forms.
         """
@@ -105,7 +120,31 @@ class Connection:
                 raise self._not_permitted(error) from error
             if "OOM command not allowed" in str(error):  # raised inside a script, where redis-py does not know it
                 raise self._full() from error
-            raise BrokerUnavailable(f"Redis at {self._shown_url} refused a command: {error}") from error
+            raise self._refused(error) from error
+
+    def _refused(self, error: redis.exceptions.ResponseError) -> BrokerUnavailable:
+        reason = str(error).rpartition(_IN_PIPELINE)[2].rstrip(".")
+        if not isinstance(error, redis.exceptions.MasterDownError) and (
+            isinstance(error, _CLUSTER_CLASSES) or _CLUSTER.search(reason)
+        ):
+            return self._is_cluster(reason)
+        if isinstance(error, _NOT_NOW_CLASSES) or _NOT_NOW.search(reason):
+            # The next connection looks its name up anew. Those in use are left to the threads that use them, which are
+            # told the same.
+            self._redis.connection_pool.disconnect(inuse_connections=False)
+            return BrokerUnavailable(
+                f"Redis at {self._shown_url} does not do this now: {reason}. Does EMBEDCTL_REDIS_URL name the master?"
+            )
+        return BrokerRefused(
+            f"Redis at {self._shown_url} refuses a command, and would each time: {reason}. Has something else "
+            "written its keys? docs/troubleshooting.md says more"
+        )
+
+    def _is_cluster(self, reason: str) -> BrokerRefused:
+        return BrokerRefused(
+            f"Redis at {self._shown_url} is a cluster ({reason}), which keeps the keys of a job apart: use an instance "
+            "without cluster mode (cluster-enabled no)"
+        )
 
     def _full(self) -> BrokerFull:
         return BrokerFull(
@@ -152,10 +191,12 @@ class Connection:
         """Refuse a Redis that can't keep jobs.
 
         Raises:
-            BrokerUnavailable: it is too old, or may evict keys.
+            BrokerUnavailable: it is too old, or may evict keys; BrokerRefused where it is a cluster.
         """
         with self.client() as client:
             info = {**client.info("server"), **client.info("memory")}
+        if info.get("redis_mode") == "cluster":
+            raise self._is_cluster("redis_mode cluster")
         version = str(info["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
             raise BrokerUnavailable(f"Redis at {self._shown_url} is {version}: embedctl needs 6.2 or newer")
