@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 
 from celery import Celery
 from celery.app.amqp import AMQP
+from celery.loaders.app import AppLoader
 from kombu import Connection
 from kombu.utils.url import maybe_sanitize_url
 
@@ -18,7 +19,7 @@ TASK = "embedctl.encode"
 
 
 def make_celery(settings: Settings) -> Celery:
-    """A Celery application on the broker of these settings.
+    """A Celery application on the broker of these settings, whatever the environment says of another program's.
 
     A ticket only says where to look, so redelivery by the transport is a slow backstop: every process must share one
     visibility timeout, which is why it is no setting.
@@ -27,15 +28,8 @@ def make_celery(settings: Settings) -> Celery:
         SettingsError: as for :func:`~embedctl_config.redis_url.secret_url` and
             :func:`~embedctl_config.redis_url.tls_options`.
     """
-    url, tls = _kombu_url(secret_url(settings)), tls_options(settings)
-    if tls:
-        # Not in the URL: kombu and Flower read it there in two ways, and Flower wants it here.
-        parts = urlsplit(url)
-        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        tls = {**{name: value for name, value in query.items() if name.startswith("ssl_")}, **tls}
-        left = {name: value for name, value in query.items() if name not in tls}
-        url = urlunsplit(parts._replace(query=urlencode(left)))
-    app = Celery("embedctl", set_as_current=False, amqp=_Discreet)
+    url, tls = _address(settings)
+    app = _OfSettings(settings)
     app.conf.update(
         broker_url=url,
         broker_use_ssl=tls or None,
@@ -69,6 +63,36 @@ def make_celery(settings: Settings) -> Celery:
     return app
 
 
+class _NoConfiguration(AppLoader):
+    """A loader that leaves the module alone which CELERY_CONFIG_MODULE names."""
+
+    def read_configuration(self, env: str = "") -> dict[str, Any]:
+        return {}
+
+
+class _OfSettings(Celery):
+    """Celery's, but configured by our settings alone.
+
+    Celery lets variables such as CELERY_BROKER_URL win over what an application says of itself, and with
+    DJANGO_SETTINGS_MODULE set it loads that site. They are meant for another application of the same process, or of the
+    one that started it, and have to stay in its environment.
+    """
+
+    backend_cls = "disabled"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__("embedctl", loader=_NoConfiguration, fixups=[], set_as_current=False, amqp=_Discreet)
+        self._embedctl_settings = settings
+
+    def connection_for_read(self, url: str | None = None, **kwargs: Any) -> Connection:
+        """A connection to our broker, with the password as it is now; whoever gives a URL has it of the environment."""
+        return super().connection_for_read(_address(self._embedctl_settings)[0], **kwargs)
+
+    def connection_for_write(self, url: str | None = None, **kwargs: Any) -> Connection:
+        """As :meth:`connection_for_read`."""
+        return super().connection_for_write(_address(self._embedctl_settings)[0], **kwargs)
+
+
 class _DiscreetConnection(Connection):
     """Kombu's, but what it says of itself holds no secret: workers answer it to whoever inspects them."""
 
@@ -83,6 +107,19 @@ class _DiscreetConnection(Connection):
 
 class _Discreet(AMQP):
     Connection = _DiscreetConnection
+
+
+def _address(settings: Settings) -> tuple[str, dict[str, Any]]:
+    """The broker's URL in kombu's form, with its password; and how its certificate is checked, empty without TLS."""
+    url, tls = _kombu_url(secret_url(settings)), tls_options(settings)
+    if tls:
+        # Not in the URL: kombu and Flower read it there in two ways, and Flower wants it here.
+        parts = urlsplit(url)
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        tls = {**{name: value for name, value in query.items() if name.startswith("ssl_")}, **tls}
+        left = {name: value for name, value in query.items() if name not in tls}
+        url = urlunsplit(parts._replace(query=urlencode(left)))
+    return url, tls
 
 
 def _kombu_url(redis_url: str) -> str:

@@ -1,0 +1,118 @@
+"""The environment of another program that uses Celery decides nothing of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis as redis_py
+
+from embedctl_config import keys
+from tests.conftest import RedisServer, as_user
+from tests.e2e.conftest import StartWorker, eventually
+from tests.e2e.test_flower import dashboard
+
+QUEUE = keys.queue("dummy", "dummy")
+SUBMIT = """
+from embedctl import enqueue_embeddings
+job = enqueue_embeddings(["one", "two", "three"], chunk_size=1)
+job.wait(timeout=60)
+print(job.status().state)
+"""
+
+
+def variables_of_others(other: str) -> dict[str, str]:
+    """What Celery, kombu and Flower read of their own, all of it pointing elsewhere."""
+    return {
+        "CELERY_BROKER_URL": other,
+        "CELERY_BROKER_READ_URL": other,
+        "CELERY_BROKER_WRITE_URL": other,
+        "CELERY_RESULT_BACKEND": "no_such_backend://",
+        "CELERY_LOADER": "no.such.module:Loader",
+        "CELERY_CONFIG_MODULE": "no_such_configuration",
+        "CELERY_CUSTOM_WORKER_POOL": "no.such.module:Pool",
+        "CELERY_LOG_LEVEL": "10",
+        "CELERY_TRACE_APP": "1",
+        "C_FORCE_ROOT": "1",
+        "C_STRICT_APP": "1",
+        "C_WNOCONF": "1",
+        "DJANGO_SETTINGS_MODULE": "no_such_site.settings",
+        "FORKED_BY_MULTIPROCESSING": "1",
+        "KOMBU_DISABLE_LIMIT_PROTECTION": "1",
+        "FLOWER_BROKER_API": other,
+        "FLOWER_PORT": "1",
+        "FLOWER_BASIC_AUTH": "somebody:else",
+    }
+
+
+@pytest.fixture
+def other(own_redis: RedisServer):
+    """The Redis of another program: who has come to it, and what lies there."""
+    client = redis_py.Redis.from_url(own_redis.url)
+    client.config_resetstat()
+    yield client
+    client.close()
+
+
+def untouched(other: redis_py.Redis) -> bool:
+    return (
+        not other.dbsize() and len(other.client_list()) == 1 and other.info("stats")["total_connections_received"] <= 1
+    )
+
+
+def test_tickets_go_to_the_redis_that_is_configured_and_to_no_other(
+    own_redis: RedisServer,
+    other: redis_py.Redis,
+    environment: dict[str, str],
+    start_worker: StartWorker,
+    short_folder: Path,
+    raw: redis_py.Redis,
+) -> None:
+    environment.update(variables_of_others(f"redis+socket://{own_redis.folder}/redis.sock?virtual_host=0"))
+    raw.config_resetstat()
+    worker = start_worker()
+    done = subprocess.run(
+        [sys.executable, "-c", SUBMIT], env=environment, cwd=short_folder, capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.returncode) == ("completed\n", 0), done.stderr + worker.log()
+    commands = raw.info("commandstats")
+    assert commands["cmdstat_lpush"]["calls"] >= 1
+    assert commands["cmdstat_brpop"]["calls"] >= 1
+    assert worker.process.poll() is None
+    assert "django" not in (done.stderr + worker.log()).lower()
+    assert untouched(other)
+
+
+def test_the_dashboard_shows_the_redis_that_is_configured(
+    own_redis: RedisServer,
+    other: redis_py.Redis,
+    environment: dict[str, str],
+    start_worker: StartWorker,
+    short_folder: Path,
+) -> None:
+    worker = start_worker().wait_ready()
+    environment.update(variables_of_others(f"redis+socket://{own_redis.folder}/redis.sock?virtual_host=0"))
+    with dashboard(environment, short_folder) as flower:
+        eventually(lambda: worker.row().name in flower.ask("/api/workers?refresh=1"), 60)
+        assert str(own_redis.folder) not in flower.get("/broker")[1]
+        assert QUEUE in flower.get("/api/queues/length")[1]
+        assert untouched(other)
+
+
+def test_a_program_keeps_its_own_environment(
+    environment: dict[str, str], short_folder: Path, own_redis: RedisServer, start_worker: StartWorker
+) -> None:
+    start_worker()
+    theirs = variables_of_others(f"redis+socket://{own_redis.folder}/redis.sock?virtual_host=0")
+    script = f"import os\nbefore = dict(os.environ)\n{SUBMIT}\nassert dict(os.environ) == before\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**as_user(environment, "producer"), **theirs},
+        cwd=short_folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
