@@ -17,7 +17,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from enum import Enum, auto
 from functools import cache, partial
-from typing import TypeVar, cast
+from typing import NoReturn, Self, TypeVar, cast
 
 from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, Truncation, parse_budget, submit
@@ -90,7 +90,7 @@ async def aenqueue_embeddings(
         chosen = load_settings() if settings is None else settings
         source = cast("Iterable[RecordLike]", texts) if feed is None else feed
         records = records_of(source, ids=ids, max_bytes=chosen.max_text_bytes)
-        return submit(Broker.connect(chosen), _until(cancelled, records), options, told, timeout)
+        return submit(Broker.shared(chosen), _until(cancelled, records), options, told, timeout)
 
     loop = asyncio.get_running_loop()
 
@@ -134,6 +134,19 @@ class AsyncJob:
 
     def __repr__(self) -> str:
         return f"AsyncJob({self.id!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"an AsyncJob can't be pickled: send its id, and get it there by AsyncJob.get({self.id!r})")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections of this process that are idle; see :meth:`Job.close`."""
+        await _ask(self._job.close)
 
     @property
     def id(self) -> str:

@@ -128,7 +128,7 @@ def enqueue_embeddings(
         max_errors=most,
         max_errors_share=share,
     )
-    broker = Broker.connect(settings)
+    broker = Broker.shared(settings)
     records = records_of(texts, ids=ids, max_bytes=settings.max_text_bytes)
     return submit(broker, records, options, progress, timeout)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,9 @@ class Job:
     Those that wait raise JobLost or JobStalled where what they wait for can't come any more. While no live worker
     serves the job, the log says so at once and then every minute; `progress`, where it is given, is told instead.
 
+    The jobs of a process share a few connections, also among its threads; a child opens its own. A job can't be pickled:
+    send its `id`, and get it there.
+
     Args:
         job_id: as `embedctl submit` printed it.
         broker: the Redis that holds it.
@@ -108,12 +111,29 @@ class Job:
         Raises:
             JobNotFound: there is none; JobLost where Redis is younger than the job.
         """
-        job = cls(job_id, Broker.connect(load_settings() if settings is None else settings))
+        job = cls(job_id, Broker.shared(load_settings() if settings is None else settings))
         job.status()
         return job
 
     def __repr__(self) -> str:
         return f"Job({self._id!r})"
+
+    def __reduce__(self) -> NoReturn:
+        # Its settings may hold a password, and nobody expects one in a message or in a file of results.
+        raise TypeError(f"a Job can't be pickled: send its id, and get it there by Job.get({self._id!r})")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections of this process that are idle. Not needed: they are few, and all jobs share them.
+
+        The job goes on, and it and all others can still be asked: that opens a connection again.
+        """
+        self._broker.close()
 
     @property
     def id(self) -> str:

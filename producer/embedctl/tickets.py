@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
+from kombu import Connection
 from kombu.exceptions import KombuError, OperationalError
+from redis.exceptions import RedisError
 
+from embedctl.store.connection import STALE_S
 from embedctl_config import keys
 from embedctl_config.celery_app import TASK
-from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable
 
 #: Most tickets published in one round trip.
 _BATCH = 500
+#: What kombu raises where tickets may not have been sent; the cause is an error of redis-py's.
+_FAILURES = (KombuError, OperationalError, OSError)
+#: Most connections that are kept for the next tickets.
+_KEPT = 4
 
 
 def in_words(job_id: str, chunk: int | str) -> str:
@@ -55,11 +65,20 @@ class TicketSender:
 
     Args:
         clock: Redis' own time in ms, about; tickets bear it, so that people see how long they have waited.
+        explained: an error of redis-py's as one of ours.
     """
 
-    def __init__(self, app: Celery, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, app: Celery, clock: Callable[[], int], explained: Callable[[Exception], Exception] | None = None
+    ) -> None:
         self._app = app
         self._clock = clock
+        self._explained = explained
+        # Not Celery's pool, which all applications of a process share: what is closed here must be ours alone.
+        self._idle: list[Connection] = []
+        self._used = time.monotonic()
+        #: The process that it may be used in: a child must not use its parent's connections and locks.
+        self.process = os.getpid()
 
     def send(self, queue: str, job_id: str, chunks: Sequence[int], *, version: int) -> None:
         """Publish one ticket a chunk.
@@ -82,23 +101,71 @@ class TicketSender:
         """
         if not tickets:
             return
+        idle = bool(self._idle)
         try:
-            with self._app.producer_pool.acquire(block=True) as producer, producer.batch(_BATCH):  # type: ignore[attr-defined]  # new in kombu 5.7, not yet in its stubs
+            try:
+                self._publish(tickets)
+            except _FAILURES:
+                # What was closed while it was idle, or leads to a replica by now. Chunks are issued once: without their
+                # tickets they would wait for `reissue_s`.
+                if not idle:
+                    raise
+                self._publish(tickets)
+        except _FAILURES as error:
+            raise self._unavailable(error) from error
+
+    def _publish(self, tickets: Sequence[Ticket]) -> None:
+        with self._connection() as connection:
+            producer: Any = self._app.amqp.Producer(connection)  # its stubs do not know `batch` of kombu 5.7 yet
+            with producer.batch(_BATCH):
                 for ticket in tickets:
-                    self._app.send_task(
-                        TASK,
-                        args=(ticket.job_id, ticket.chunk),
-                        kwargs=dict(ticket.facts),
-                        queue=ticket.queue,
-                        producer=producer,
-                        # What an operator reads in Flower; the suffix keeps a ticket that is sent again apart.
-                        task_id=f"{ticket.job_id}.{ticket.chunk}.{secrets.token_hex(3)}",
-                        argsrepr=in_words(ticket.job_id, ticket.chunk),
-                        kwargsrepr=ticket.route,
-                    )
-        except (KombuError, OperationalError, OSError) as error:
-            raise BrokerUnavailable(f"tickets can't be sent: {error}") from error
+                    self._send(ticket, producer)
+
+    def _unavailable(self, error: Exception) -> BrokerUnavailable:
+        cause = error.__cause__
+        if self._explained is not None and isinstance(cause, RedisError):
+            explained = self._explained(cause)
+            if isinstance(explained, BrokerFull | BrokerRefused):
+                return explained
+            return BrokerUnavailable(f"tickets can't be sent: {explained}")
+        return BrokerUnavailable(f"tickets can't be sent: {error}")
+
+    def _send(self, ticket: Ticket, producer: Any) -> None:
+        self._app.send_task(
+            TASK,
+            args=(ticket.job_id, ticket.chunk),
+            kwargs=dict(ticket.facts),
+            queue=ticket.queue,
+            producer=producer,
+            # What an operator reads in Flower; the suffix keeps a ticket that is sent again apart.
+            task_id=f"{ticket.job_id}.{ticket.chunk}.{secrets.token_hex(3)}",
+            argsrepr=in_words(ticket.job_id, ticket.chunk),
+            kwargsrepr=ticket.route,
+        )
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """A connection for one thread. After an error none is kept, so that the next one looks for Redis anew."""
+        before, self._used = self._used, time.monotonic()
+        if self._used - before > STALE_S:
+            self.close()
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._app.connection_for_write()
+        try:
+            yield connection
+        except BaseException:
+            connection.collect()
+            self.close()
+            raise
+        if len(self._idle) < _KEPT:
+            self._idle.append(connection)
+        else:
+            connection.collect()
 
     def close(self) -> None:
-        """Close the connections."""
-        self._app.close()
+        """Close the connections that no thread uses at this moment; the next tickets open another."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().collect()

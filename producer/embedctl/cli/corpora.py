@@ -111,7 +111,7 @@ def submit(
     if output is not None:
         check_output(output)
     choice.check()
-    broker = Broker.connect(settings)
+    broker = Broker.shared(settings)
     if dry_run:
         click.echo(estimate(broker, choice.records(), choice.options).describe())
         return

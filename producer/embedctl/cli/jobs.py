@@ -23,7 +23,7 @@ from embedctl_config.settings import load_settings
 @json_option
 def list_jobs(limit: int, as_json: bool) -> None:
     """Show the jobs that Redis knows, the newest first."""
-    broker = Broker.connect(load_settings())
+    broker = Broker.shared(load_settings())
     newest = islice(broker.jobs.newest(), limit)
     jobs = (replace(job, live_workers=broker.workers.count(job.queue)) for job in newest)
     if as_json:

@@ -40,7 +40,7 @@ T = TypeVar("T")
 @json_option
 def status(job_id: str | None, watch: bool, as_json: bool) -> None:
     """Show how everything stands: workers, queues and jobs; or one job."""
-    broker = Broker.connect(load_settings())
+    broker = Broker.shared(load_settings())
     if job_id is None:
         _show(_everything(broker), watch=watch, as_json=as_json)
     else:

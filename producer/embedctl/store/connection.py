@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import ssl
 import time
@@ -30,10 +31,15 @@ OLDEST_REDIS = (6, 2)
 #: Longest blocking read in ms: well under the socket's time-out.
 MAX_BLOCK_MS = 5000
 _SOCKET_TIMEOUT_S = 10
+#: Connections that nobody has used for this long are not trusted: what stands between may have forgotten them without a
+#: word, and the next question would wait for the socket's time-out (seconds).
+STALE_S = 60.0
 #: What Redis 6.2 and 7 say where a script asks for what the access list denies; redis-py tells it from no other error.
 _REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
 #: What some scripts share besides the prelude.
 _SHARED_BY = {"reap": ("deaths",), "add": ("repair",)}
+#: What :meth:`Connection.explained` knows. All else is a fault of ours.
+_EXPLAINED = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.ResponseError)
 #: What an instance says that can't answer now: another may be behind its name soon, and the same one ready. Within a
 #: script's error the code stands in the middle.
 _NOT_NOW = re.compile(
@@ -65,10 +71,19 @@ class Connection:
     """
 
     def __init__(self, settings: Settings, observer: Observer | None = None) -> None:
-        url, tls = secret_url(settings), tls_options(settings)
-        self._script_names: dict[str, str] = {}
-        client = redis.Redis if observer is None else observed(observer, self._script_names)
+        self._settings = settings
+        self._observer = observer
         self._shown_url = without_password(settings.redis_url)
+        self._ahead_ms: int | None = None
+        self._used = time.monotonic()
+        self._open()
+
+    def _open(self) -> None:
+        """Begin with a pool that has no connection yet."""
+        settings = self._settings
+        url, tls = secret_url(settings), tls_options(settings)
+        names: dict[str, str] = {}
+        client = redis.Redis if self._observer is None else observed(self._observer, names)
         if tls and settings.insecure:
             log.warning(
                 "the certificate of Redis at %s is not checked (insecure): anybody on the way may read and change "
@@ -76,7 +91,7 @@ class Connection:
                 self._shown_url,
             )
         try:
-            self._redis = client.from_url(
+            opened = client.from_url(
                 url,
                 socket_timeout=_SOCKET_TIMEOUT_S,
                 socket_connect_timeout=3,
@@ -88,8 +103,15 @@ class Connection:
         except ValueError:
             # Neither the URL nor the reason is shown: what can't be told apart may be a password.
             raise SettingsError("redis_url can't be read as redis://[user:password@]host[:port][/database]") from None
+        if settings.redis_password_file:
+            arguments = opened.connection_pool.connection_kwargs
+            for name in ("username", "password"):
+                arguments.pop(name, None)
+            arguments["credential_provider"] = _PasswordFile(settings)
         self._scripts: dict[str, Any] = {}
-        self._ahead_ms: int | None = None
+        self._script_names = names
+        self._redis = opened
+        self._process = os.getpid()
 
     @contextmanager
     def client(self) -> Iterator[Any]:
@@ -97,30 +119,43 @@ class Connection:
 
         Typed Any: redis-py's own return types are unions of its sync and async forms.
         """
+        if self._process != os.getpid():
+            # A child: the sockets are its parent's, and a lock may have been another thread's as it was made.
+            self._open()
+        before, self._used = self._used, time.monotonic()
+        if self._used - before > STALE_S:
+            self.close()
         try:
             yield self._redis
-        except redis.exceptions.AuthenticationError as error:
-            raise BrokerUnavailable(f"Redis at {self._shown_url} refuses the user or the password: {error}") from error
-        except OutOfMemoryError as error:
-            raise self._full() from error
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
-            if distrust := _distrust(error):
-                raise BrokerUnavailable(
-                    f"Redis at {self._shown_url} is not to be trusted: {distrust}. Name the certificate of who signed "
-                    "its own in tls_ca_file, and in redis_url the host that stands in its own"
-                ) from error
-            reason = str(error).rstrip(".")
-            raise BrokerUnavailable(
-                f"Redis at {self._shown_url} can't be reached: {reason}. Does it run, and is EMBEDCTL_REDIS_URL right?"
-            ) from error
-        except redis.exceptions.NoPermissionError as error:
-            raise self._not_permitted(error) from error
-        except redis.exceptions.ResponseError as error:
-            if _REFUSED_IN_SCRIPT.search(str(error)):
-                raise self._not_permitted(error) from error
-            if "OOM command not allowed" in str(error):  # raised inside a script, where redis-py does not know it
-                raise self._full() from error
-            raise self._refused(error) from error
+        except _EXPLAINED as error:
+            raise self.explained(error) from error
+
+    def explained(self, error: Exception) -> BrokerUnavailable | NotPermitted:
+        """An error of redis-py's as one of ours."""
+        if isinstance(error, redis.exceptions.AuthenticationError):
+            return BrokerUnavailable(f"Redis at {self._shown_url} refuses the user or the password: {error}")
+        # Raised inside a script, redis-py does not know it.
+        if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
+            return BrokerFull(
+                f"Redis at {self._shown_url} is full: `embedctl list` and `embedctl discard` old jobs, or raise "
+                "its maxmemory"
+            )
+        if isinstance(error, redis.exceptions.NoPermissionError) or _REFUSED_IN_SCRIPT.search(str(error)):
+            return NotPermitted(
+                f"Redis at {self._shown_url} does not let its user do this: {error}. docs/security.md says which user "
+                "may; `embedctl config acl` makes the access list"
+            )
+        if isinstance(error, redis.exceptions.ResponseError):
+            return self._refused(error)
+        if distrust := _distrust(error):
+            return BrokerUnavailable(
+                f"Redis at {self._shown_url} is not to be trusted: {distrust}. Name the certificate of who signed "
+                "its own in tls_ca_file, and in redis_url the host that stands in its own"
+            )
+        reason = str(error).rstrip(".")
+        return BrokerUnavailable(
+            f"Redis at {self._shown_url} can't be reached: {reason}. Does it run, and is EMBEDCTL_REDIS_URL right?"
+        )
 
     def _refused(self, error: redis.exceptions.ResponseError) -> BrokerUnavailable:
         reason = str(error).rpartition(_IN_PIPELINE)[2].rstrip(".")
@@ -144,18 +179,6 @@ class Connection:
         return BrokerRefused(
             f"Redis at {self._shown_url} is a cluster ({reason}), which keeps the keys of a job apart: use an instance "
             "without cluster mode (cluster-enabled no)"
-        )
-
-    def _full(self) -> BrokerFull:
-        return BrokerFull(
-            f"Redis at {self._shown_url} is full: `embedctl list` and `embedctl discard` old jobs, or raise "
-            "its maxmemory"
-        )
-
-    def _not_permitted(self, error: Exception) -> NotPermitted:
-        return NotPermitted(
-            f"Redis at {self._shown_url} does not let its user do this: {error}. docs/security.md says which user may; "
-            "`embedctl config acl` makes the access list"
         )
 
     def script(self, name: str, script_keys: Sequence[str], args: Sequence[Any] = ()) -> tuple[str, list[Any]]:
@@ -218,8 +241,24 @@ class Connection:
         return info, {_text(name): _text(value) for name, value in config.items()}
 
     def close(self) -> None:
-        """Close the pool's idle connections."""
-        self._redis.close()
+        """Close the connections that no thread uses at this moment; whoever asks next opens another."""
+        if self._process == os.getpid():
+            self._redis.connection_pool.disconnect(inuse_connections=False)
+
+
+class _PasswordFile(redis.credentials.CredentialProvider):
+    """The user, and the password as its file holds it when a connection is made: it may be changed meanwhile."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        try:
+            found = redis.connection.parse_url(secret_url(self._settings))  # type: ignore[no-untyped-call]
+        except SettingsError as error:  # redis-py would take any other error for a connection that is made
+            raise redis.exceptions.AuthenticationError(str(error)) from error
+        password = str(found["password"])
+        return (str(found["username"]), password) if "username" in found else (password,)
 
 
 def _distrust(error: BaseException | None) -> str:
