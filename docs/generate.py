@@ -68,7 +68,16 @@ A setting can come from several places. The strongest first:
 4. the user's file: `embedctl/config.toml` in `$XDG_CONFIG_HOME`, by default in `~/.config`;
 5. its default.
 
-All are checked together when a command starts, and one message lists every problem with its source.
+All are checked together when a command starts, and one message lists every problem with its source; `embedctl config
+show` says where each one comes from. A variable that only begins as ours do, as those that Kubernetes makes for a
+service called `embedctl-redis`, is named in the log and left alone.
+
+An `embedctl.toml` that merely lies in the working directory may have come with a repository that you cloned. It may
+choose models, classes and sizes; {guarded} it may not, and a command stops where it does. If the file is yours, say so:
+`export EMBEDCTL_CONFIG=/path/to/embedctl.toml`.
+
+A password is sent only to the Redis that is named in the same place: `redis_password_file` in your own file goes with
+the `redis_url` there, and is left out where a variable or another file names another Redis.
 
 {scalars}
 All producers and workers on one Redis should have the same `lease_s` and `reissue_s`.
@@ -92,6 +101,8 @@ downloaded.
 
 {models}
 ## An example
+
+Of your own file, or of one that `EMBEDCTL_CONFIG` names:
 
 ```toml
 redis_url = "redis://queue.example:6379/0"
@@ -155,6 +166,7 @@ def settings_page() -> str:
         for name, entry in SHIPPED_CLASSES.items()
     ]
     return SETTINGS.format(
+        guarded=listed(each.name for each in dataclasses.fields(Settings) if each.metadata.get("guarded")),
         scalars=table(("name", "variable", "default", "unit", "meaning"), scalars),
         classes=fields_table(HardwareClass),
         devices=listed(DEVICES),

@@ -2,14 +2,21 @@
 
 Sources, the strongest first: explicit arguments, `EMBEDCTL_*` variables, the project's file (`EMBEDCTL_CONFIG`, else
 `embedctl.toml` in the working directory), the user's file (`$XDG_CONFIG_HOME/embedctl/config.toml`), defaults.
+
+An `embedctl.toml` that nobody named may have come with a repository that was cloned. So it decides nothing that leads
+to passwords, to other machines, to files written or to code that is run: such settings are *guarded*. And a password is
+sent only to the Redis that the same source names.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import logging
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +26,8 @@ from urllib.parse import urlsplit
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
+
+log = logging.getLogger(__name__)
 
 ENV_PREFIX = "EMBEDCTL_"
 CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
@@ -38,6 +47,11 @@ MAX_CHUNK_RECORDS = 16_384
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
 #: What to say where a Redis is needed and `redis_url` is empty.
 NO_REDIS = "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run`, which starts one"
+#: What Kubernetes calls the variables of a service, and how one that ends in _PORT begins.
+_SERVICE = re.compile(
+    r"EMBEDCTL(_\w+?)??_(?P<what>SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+)
+_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 _SCHEMES = ("redis", "rediss", "unix")
 LAST_PORT = 65535
 _LOG_FORMATS = ("auto", "text", "json")
@@ -57,8 +71,9 @@ def _setting(
     minimum: float | None = None,
     maximum: float | None = None,
     secret: bool = False,
+    guarded: bool = False,
 ) -> Any:
-    metadata = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum}
+    metadata = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "guarded": guarded}
     return field(default=default, repr=not secret, metadata=metadata)
 
 
@@ -67,13 +82,17 @@ class Settings:
     """Everything that can be configured. Durations are seconds, sizes are bytes."""
 
     redis_url: str = _setting(
-        "", "Redis: redis://, rediss:// or unix://. Empty: a private one (`embedctl run`)", secret=True
+        "", "Redis: redis://, rediss:// or unix://. Empty: a private one (`embedctl run`)", secret=True, guarded=True
     )
-    redis_password_file: str = _setting("", "a file that holds the password of `redis_url`'s user, which then has none")
+    redis_password_file: str = _setting(
+        "", "a file that holds the password of `redis_url`'s user, which then has none", guarded=True
+    )
     tls_ca_file: str = _setting(
-        "", "for rediss://: the certificates, in PEM, of whoever signed Redis' own. Empty: the system's"
+        "", "for rediss://: the certificates, in PEM, of whoever signed Redis' own. Empty: the system's", guarded=True
     )
-    insecure: bool = _setting(False, "for rediss://: whether to check no certificate, so that anybody may listen")
+    insecure: bool = _setting(
+        False, "for rediss://: whether to check no certificate, so that anybody may listen", guarded=True
+    )
     model: str = _setting("all-MiniLM-L6-v2", "the model of jobs and workers that name none")
     hardware: str = _setting("auto", "the hardware class of jobs that name none; auto: the fastest alive")
     chunk_size: int = _setting(512, "most records in a chunk", unit="records", minimum=1, maximum=MAX_CHUNK_RECORDS)
@@ -103,12 +122,16 @@ class Settings:
     hang_s: float = _setting(
         120.0, "an encode without progress for this long ends the worker", unit="seconds", minimum=1
     )
-    state_dir: str = _setting("", "where the private Redis keeps its data. Empty: the user's state folder")
+    state_dir: str = _setting(
+        "", "where the private Redis keeps its data. Empty: the user's state folder", guarded=True
+    )
     cache_dir: str = _setting(
-        "", "where what workers build for a model and a machine is kept. Empty: the user's cache folder"
+        "", "where what workers build for a model and a machine is kept. Empty: the user's cache folder", guarded=True
     )
     log_format: str = _setting("auto", "of workers: text, json, or auto: text on a terminal, json elsewhere")
-    metrics_host: str = _setting("127.0.0.1", "the address at which a worker serves its metrics and its health")
+    metrics_host: str = _setting(
+        "127.0.0.1", "the address at which a worker serves its metrics and its health", guarded=True
+    )
     metrics_port: int = _setting(
         0,
         "the port for that; the second worker of `embedctl up` has the next one. 0: none",
@@ -117,13 +140,17 @@ class Settings:
         maximum=LAST_PORT,
     )
     flower_address: str = _setting(
-        "127.0.0.1", "the address at which `embedctl flower` listens; any but 127.0.0.1 needs `flower_auth_file`"
+        "127.0.0.1",
+        "the address at which `embedctl flower` listens; any but 127.0.0.1 needs `flower_auth_file`",
+        guarded=True,
     )
     flower_port: int = _setting(
         5555, "the port for that. 0: one that is free", unit="port", minimum=0, maximum=LAST_PORT
     )
     flower_auth_file: str = _setting(
-        "", "a file of lines `user:password`: who may look at the dashboard. Empty: whoever is on its machine"
+        "",
+        "a file of lines `user:password`: who may look at the dashboard. Empty: whoever is on its machine",
+        guarded=True,
     )
     flower_url_prefix: str = _setting("", "the path under which a reverse proxy shows the dashboard")
     classes: Mapping[str, HardwareClass] = field(
@@ -179,22 +206,85 @@ def explain_settings(
     """
     environ = os.environ if environ is None else environ
     problems: list[str] = []
-    values: dict[str, Any] = {}
-    sources = {each.name: "default" for each in dataclasses.fields(Settings)}
-
-    def lay(source: str, layer: Mapping[str, Any]) -> None:
-        values.update(layer)
-        sources.update(dict.fromkeys(layer, source))
-
-    for path in _config_files(environ, directory or Path.cwd()):
-        lay(str(path), _from_file(path, values, problems))
-    for name, value in _from_environment(environ, problems).items():
-        lay(ENV_PREFIX + name.upper(), {name: value})
-    lay("argument", {name: value for name, value in explicit.items() if value is not None})
+    layers = _Layers()
+    for source in _config_files(environ, directory or Path.cwd()):
+        layers.lay(source, _from_file(source.file, layers.values, problems))
+    layers.lay(_ENVIRONMENT, _from_environment(environ, problems))
+    layers.lay(_ARGUMENTS, {name: value for name, value in explicit.items() if value is not None})
+    problems += layers.problems()
     _raise_all(problems)
-    settings = Settings(**values)
+    settings = Settings(**layers.values)
     _raise_all(_problems(settings))
-    return settings, sources
+    return settings, layers.in_words()
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where settings come from. `found`: nobody named it, it merely lay in the working directory."""
+
+    file: Path = Path()
+    found: bool = False
+
+    def words(self, name: str) -> str:
+        """What a person calls it, of a setting."""
+        if self is _ARGUMENTS:
+            return "argument"
+        return ENV_PREFIX + name.upper() if self is _ENVIRONMENT else str(self.file)
+
+
+_ENVIRONMENT, _ARGUMENTS = _Source(), _Source()
+_URL, _PASSWORD = "redis_url", "redis_password_file"
+
+
+class _Layers:
+    """Settings, laid one source over the other, the weakest first."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._sources: dict[str, _Source] = {}
+        self._left_out = ""
+
+    def lay(self, source: _Source, layer: Mapping[str, Any]) -> None:
+        """What a source says wins over what was laid before."""
+        beside = self._sources.get(_PASSWORD)
+        if _URL in layer and beside is not None and beside is self._sources.get(_URL):
+            # Another Redis: the password belongs to the one that it stood beside.
+            self._left_out = f"default; that of {beside.words(_PASSWORD)} is for the redis_url there"
+            del self.values[_PASSWORD], self._sources[_PASSWORD]
+        self.values.update(layer)
+        self._sources.update(dict.fromkeys(layer, source))
+
+    def problems(self) -> list[str]:
+        """What a source says that is not its to say."""
+        problems = [
+            f"{source.file}: {name}: not taken from a file that was merely found in the working directory, for it "
+            f"may be somebody else's. If it is yours, say so with {CONFIG_VARIABLE}={source.file}, or move the setting "
+            f"to your own file (~/.config/embedctl/config.toml) or to {ENV_PREFIX}{name.upper()}"
+            for name, source in self._sources.items()
+            if source.found and _GUARDED[name]
+        ]
+        url, password = self._sources.get(_URL), self._sources.get(_PASSWORD)
+        if self.values.get(_PASSWORD) and self.values.get(_URL) and url is not password and not problems:
+            problems.append(
+                f"redis_password_file is of {_words(password, _PASSWORD)}, and redis_url of {_words(url, _URL)}: a "
+                "password goes only to the Redis that is named beside it, so give both in the same place"
+            )
+        return problems
+
+    def in_words(self) -> dict[str, str]:
+        """Where each setting comes from."""
+        words = {each.name: _words(self._sources.get(each.name), each.name) for each in dataclasses.fields(Settings)}
+        if self._left_out and _PASSWORD not in self._sources:
+            words[_PASSWORD] = self._left_out
+        return words
+
+
+def _words(source: _Source | None, name: str) -> str:
+    return "default" if source is None else source.words(name)
+
+
+#: Every setting, and whether an `embedctl.toml` that was merely found may not decide it.
+_GUARDED: Mapping[str, bool] = {each.name: each.metadata.get("guarded", False) for each in dataclasses.fields(Settings)}
 
 
 def check_model_name(name: str) -> str | None:
@@ -209,15 +299,15 @@ def _raise_all(problems: list[str]) -> None:
         raise SettingsError("\n".join(problems))
 
 
-def _config_files(environ: Mapping[str, str], directory: Path) -> Iterable[Path]:
+def _config_files(environ: Mapping[str, str], directory: Path) -> Iterable[_Source]:
     home = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
     user = Path(home) / "embedctl" / "config.toml"
     if user.is_file():
-        yield user
+        yield _Source(user)
     named = environ.get(CONFIG_VARIABLE)
     project = Path(named) if named else directory / "embedctl.toml"
     if named or project.is_file():
-        yield project
+        yield _Source(project, found=not named)
 
 
 def _from_file(path: Path, below: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -283,11 +373,39 @@ def _same_type(value: object, default: object) -> bool:
 
 def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    foreign = []
     for variable, value in environ.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
-        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE and name not in FLAGS:
+        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_VARIABLE or name in FLAGS:
+            continue
+        if is_foreign(variable, value):
+            foreign.append(variable)
+        elif name in _GUARDED:
             _take(values, name, value, variable, problems)
+        else:
+            problems.append(f"{variable}: no such setting{_did_you_mean(name, [*_GUARDED, *FLAGS])}")
+    if foreign:
+        _tell_foreign(", ".join(sorted(foreign)))
     return values
+
+
+def is_foreign(variable: str, value: str) -> bool:
+    """Whether a variable of our prefix was not meant for us.
+
+    Kubernetes describes each service of a namespace to all its containers: for one called `embedctl-metrics`,
+    EMBEDCTL_METRICS_PORT is `tcp://10.0.0.1:9105`. Of what is no setting, only what resembles one is taken for one.
+    """
+    service = _SERVICE.fullmatch(variable)
+    if service and (service["what"] != "PORT" or _ADDRESS.match(value)):
+        return True
+    name = variable.removeprefix(ENV_PREFIX).lower()
+    return name not in _GUARDED and not difflib.get_close_matches(name, [*_GUARDED, *FLAGS], n=1)
+
+
+@functools.cache
+def _tell_foreign(variables: str) -> None:
+    """Once in a process."""
+    log.warning("not settings of embedctl, and left alone: %s", variables)
 
 
 def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: list[str]) -> None:

@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 
+from embedctl.cli import main
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
-from embedctl_config.settings import Settings, check_model_name, load_settings
+from embedctl_config.settings import (
+    _GUARDED,
+    Settings,
+    _tell_foreign,
+    check_model_name,
+    explain_settings,
+    load_settings,
+)
 
 
 @dataclasses.dataclass
@@ -147,10 +155,130 @@ def test_numbers_in_files_are_numbers_of_the_right_kind(sources: Sources, line: 
     assert line.split()[0] in problem
 
 
-def test_an_unknown_argument_that_resembles_nothing_gets_no_suggestion(sources: Sources) -> None:
-    (problem,) = sources.problems({"EMBEDCTL_QQQQ": "1"})
-    assert "Did you mean" not in problem
-    assert "EMBEDCTL_QQQQ" in problem
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    _tell_foreign.cache_clear()
+    return caplog
+
+
+def test_a_variable_that_resembles_nothing_is_left_alone(sources: Sources, told: pytest.LogCaptureFixture) -> None:
+    assert sources.load({"EMBEDCTL_QQQQ": "1"}) == Settings()
+    assert "EMBEDCTL_QQQQ" in told.text
+
+
+def test_a_misspelt_flag_is_told_from_a_foreign_variable(sources: Sources) -> None:
+    (problem,) = sources.problems({"EMBEDCTL_TEXT_FEILD": "body"})
+    assert problem == "EMBEDCTL_TEXT_FEILD: no such setting. Did you mean 'text_field'?"
+
+
+#: What Kubernetes tells every container of a namespace of its services embedctl, embedctl-redis and embedctl-metrics.
+KUBERNETES = {
+    f"{service}_{name}": value
+    for service in ("EMBEDCTL", "EMBEDCTL_REDIS", "EMBEDCTL_METRICS", "EMBEDCTL_FLOWER")
+    for name, value in {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "6379",
+        "SERVICE_PORT_REDIS": "6379",
+        "PORT": "tcp://10.0.0.1:6379",
+        "PORT_6379_TCP": "tcp://10.0.0.1:6379",
+        "PORT_6379_TCP_PROTO": "tcp",
+        "PORT_6379_TCP_PORT": "6379",
+        "PORT_6379_TCP_ADDR": "10.0.0.1",
+    }.items()
+}
+
+
+def test_the_variables_of_kubernetes_stop_nothing(sources: Sources, told: pytest.LogCaptureFixture) -> None:
+    found = sources.load({**KUBERNETES, "EMBEDCTL_WINDOW": "9"})
+    assert found == Settings(window=9)
+    assert sources.load(KUBERNETES) == Settings()
+    assert len(told.records) == 1, "it is told once"
+    assert all(variable in told.text for variable in KUBERNETES)
+
+
+def test_a_port_that_is_a_number_is_the_setting(sources: Sources) -> None:
+    assert sources.load({"EMBEDCTL_METRICS_PORT": "9105"}).metrics_port == 9105
+
+
+def test_a_command_with_an_option_of_that_name_runs_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable, value in {**KUBERNETES, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(variable, value)
+    served: list[Settings] = []
+    monkeypatch.setattr("embedctl.dashboard.serve.serve", lambda settings, _: served.append(settings))
+    main(["flower"], standalone_mode=False)
+    assert served[0].flower_port == 5555
+
+
+# What a file that was merely found may not decide
+
+GUARDED = {
+    "redis_url": '"redis://attacker.example"',
+    "redis_password_file": '"/etc/passwd"',
+    "tls_ca_file": '"theirs.crt"',
+    "insecure": "true",
+    "state_dir": '"state"',
+    "cache_dir": '"cache"',
+    "metrics_host": '"0.0.0.0"',
+    "flower_address": '"0.0.0.0"',
+    "flower_auth_file": '"theirs"',
+}
+
+
+def test_every_setting_was_judged_and_nothing_that_names_a_place_is_left_open() -> None:
+    assert {name for name, guarded in _GUARDED.items() if guarded} == set(GUARDED)
+    for name in set(_GUARDED) - set(GUARDED):
+        assert not name.endswith(("_file", "_dir", "_url", "_host", "_address")), name
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_a_file_that_was_merely_found_decides_nothing_dangerous(sources: Sources, name: str) -> None:
+    path = sources.here(f"{name} = {GUARDED[name]}\n")
+    (problem,) = sources.problems()
+    assert problem.startswith(f"{path}: {name}: ")
+    assert f"EMBEDCTL_CONFIG={path}" in problem
+    sources.load({"EMBEDCTL_CONFIG": str(path)})
+
+
+def test_the_users_own_file_may_decide_all_of_it(sources: Sources) -> None:
+    sources.user("".join(f"{name} = {value}\n" for name, value in GUARDED.items()))
+    assert sources.load().redis_url == "redis://attacker.example"
+
+
+def test_what_a_stronger_source_decides_is_not_the_files_any_more(sources: Sources) -> None:
+    sources.here('redis_url = "redis://project"\nchunk_size = 9\n')
+    found = sources.load({"EMBEDCTL_REDIS_URL": "redis://mine"})
+    assert (found.redis_url, found.chunk_size) == ("redis://mine", 9)
+    assert sources.load(redis_url="redis://mine").redis_url == "redis://mine"
+
+
+def test_a_found_file_may_not_take_the_password_elsewhere(sources: Sources) -> None:
+    sources.user('redis_url = "rediss://worker@production"\nredis_password_file = "secret"\n')
+    sources.here('redis_url = "redis://attacker.example"\n')
+    (problem,) = sources.problems()
+    assert "attacker" not in problem
+    assert "redis_url: not taken" in problem
+
+
+def test_a_password_goes_with_the_url_that_it_stood_beside(sources: Sources, tmp_path: Path) -> None:
+    user = sources.user('redis_url = "rediss://worker@production"\nredis_password_file = "secret"\n')
+    assert sources.load().redis_password_file == "secret"
+    named = tmp_path / "other.toml"
+    named.write_text('redis_url = "redis://other"\n')
+    for environ in ({"EMBEDCTL_CONFIG": str(named)}, {"EMBEDCTL_REDIS_URL": "redis://other"}):
+        environ["HOME"] = str(sources.home)
+        found, words = explain_settings(environ, directory=sources.project)
+        assert (found.redis_url, found.redis_password_file) == ("redis://other", "")
+        assert words["redis_password_file"] == f"default; that of {user} is for the redis_url there"
+    assert sources.load(redis_url="redis://other").redis_password_file == ""
+
+
+def test_a_password_is_not_joined_with_the_url_of_another_source(sources: Sources) -> None:
+    user = sources.user('redis_password_file = "secret"\n')
+    (problem,) = sources.problems({"EMBEDCTL_REDIS_URL": "redis://other"})
+    assert f"redis_password_file is of {user}, and redis_url of EMBEDCTL_REDIS_URL" in problem
+    assert sources.load({"EMBEDCTL_REDIS_URL": "redis://other", "EMBEDCTL_REDIS_PASSWORD_FILE": ""}).redis_url
+    both = {"EMBEDCTL_REDIS_URL": "redis://other", "EMBEDCTL_REDIS_PASSWORD_FILE": "own"}
+    assert sources.load(both).redis_password_file == "own"
 
 
 def test_one_key_of_a_shipped_class_can_be_changed(sources: Sources) -> None:

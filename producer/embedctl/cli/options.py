@@ -11,7 +11,7 @@ import click
 
 from embedctl import corpus, output
 from embedctl_config.hardware import PRECISIONS
-from embedctl_config.settings import ENV_PREFIX, Settings
+from embedctl_config.settings import ENV_PREFIX, Settings, is_foreign
 
 _SETTINGS = frozenset(each.name for each in dataclasses.fields(Settings))
 
@@ -22,7 +22,15 @@ def option(*names: str, **attributes: Any) -> Callable[[F], F]:
     """A click option with its variable: a setting's where its parameter bears a setting's name, else the flag's own."""
     flag = names[0].partition("/")[0].removeprefix("--").replace("-", "_")
     name = names[-1] if names[-1] in _SETTINGS else flag
-    return click.option(*names, envvar=ENV_PREFIX + name.upper(), show_envvar=True, **attributes)
+    return click.option(*names, cls=_Option, envvar=ENV_PREFIX + name.upper(), show_envvar=True, **attributes)
+
+
+class _Option(click.Option):
+    """Takes no value from a variable that only bears the same name, as a service of Kubernetes may."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        return None if value is not None and is_foreign(str(self.envvar), value) else value
 
 
 def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
