@@ -99,9 +99,9 @@ def test_a_model_that_names_files_outside_of_its_folder_is_refused(path: str, tm
     (tmp_path / "other").mkdir()
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"weights")
-    modules = [{"path": ""}, {"path": path}]
-    (folder / "modules.json").write_text(json.dumps(modules))
+    kind = {"type": "sentence_transformers.models.Transformer"}
+    (folder / "modules.json").write_text(json.dumps([{"path": "", **kind}, {"path": path, **kind}]))
     with pytest.raises(ModelError, match="names a folder outside of the model's own"):
         fingerprint_of(folder)
-    (folder / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "1_Pooling"}]))
+    (folder / "modules.json").write_text(json.dumps([{"path": "", **kind}, {"path": "1_Pooling", **kind}]))
     assert fingerprint_of(folder)

@@ -73,6 +73,28 @@ def test_what_does_not_decide_the_vectors_leaves_the_fingerprint(model: Path, fi
     assert fingerprint_of(model) == before
 
 
+@pytest.mark.parametrize("kind", ["modeling_evil.Evil", "sentence_transformers_evil.Evil", "os.system", None, 3])
+def test_a_model_that_brings_code_is_refused_whatever_would_load_it(model: Path, kind: object) -> None:
+    write(model / "modules.json", json.dumps([*MODULES, {"idx": 3, "name": "3", "path": "", "type": kind}]))
+    write(model / "modeling_evil.py", "raise SystemExit('code of the model ran')")
+    with pytest.raises(ModelError, match="runs no code that comes with a model"):
+        resolve_model("mine", ModelEntry(str(model)))
+
+
+ROUTES = {"types": {"0_Transformer": "sentence_transformers.models.Transformer", "1_Evil": "modeling_evil.Evil"}}
+WORDS = {"tokenizer_class": "modeling_evil.Evil"}
+
+
+@pytest.mark.parametrize(
+    ("file", "inner"),
+    [("router_config.json", ROUTES), ("config.json", ROUTES), ("wordembedding_config.json", WORDS)],
+)
+def test_so_is_one_of_whose_modules_one_leads_to_code(model: Path, file: str, inner: object) -> None:
+    write(model / "1_Pooling" / file, json.dumps(inner))
+    with pytest.raises(ModelError, match=r"modeling_evil\.Evil"):
+        resolve_model("mine", ModelEntry(str(model)))
+
+
 def test_bin_weights_count_only_where_there_are_no_safetensors(model: Path) -> None:
     before = fingerprint_of(model)
     write(model / "pytorch_model.bin", "old weights")

