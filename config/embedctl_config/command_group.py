@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from embedctl_config.errors import EmbedctlError
+from embedctl_config.printable import printable
 
 __all__ = ["CommandGroup"]
 
@@ -24,10 +25,11 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except EmbedctlError as error:
-            click.echo(f"{self.name}: {error}", err=True)
+            click.echo(printable(f"{self.name}: {error}", lines=True), err=True)
             sys.exit(error.exit_code)
         except KeyboardInterrupt as interrupt:
-            click.echo(f"{self.name}: interrupted{'; ' if interrupt.args else ''}{' '.join(interrupt.args)}", err=True)
+            said = f"{self.name}: interrupted{'; ' if interrupt.args else ''}{' '.join(interrupt.args)}"
+            click.echo(printable(said), err=True)
             sys.exit(_INTERRUPTED)
         except BrokenPipeError:
             # Whoever read our output has seen enough; Python must not complain again as it flushes.

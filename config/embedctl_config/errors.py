@@ -33,6 +33,8 @@
 
 from __future__ import annotations
 
+from embedctl_config.printable import printable
+
 #: Extras whose packages are mere placeholders on PyPI.
 _ELSEWHERE = ("neuron", "tensorrt")
 
@@ -51,9 +53,15 @@ class SettingsError(EmbedctlError, ValueError):
 
 
 class InputError(EmbedctlError, ValueError):
-    """Raised when the corpus can't be read as records; the message names the line, the field and the fix."""
+    """Raised when the corpus can't be read as records; the message names the line, the field and the fix.
+
+    The message quotes the corpus, and so is made printable.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class CorpusChanged(InputError):

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
+from embedctl_config.printable import printable
 
 log = logging.getLogger(__name__)
 
@@ -318,17 +319,18 @@ def _from_file(path: Path, below: Mapping[str, Any], problems: list[str]) -> dic
         return {}
     values: dict[str, Any] = {}
     for name, value in table.items():
+        where = f"{path}: {printable(name)}"
         if name == "classes":
             shipped = below.get("classes", SHIPPED_CLASSES)
             values["classes"] = {
                 **shipped,
-                **_entries(value, HardwareClass, shipped, f"{path}: classes", problems),
+                **_entries(value, HardwareClass, shipped, where, problems),
             }
         elif name == "models":
             known = below.get("models", {})
-            values["models"] = {**known, **_entries(value, ModelEntry, known, f"{path}: models", problems)}
+            values["models"] = {**known, **_entries(value, ModelEntry, known, where, problems)}
         else:
-            _take(values, name, value, f"{path}: {name}", problems)
+            _take(values, name, value, where, problems)
     return values
 
 
@@ -340,13 +342,16 @@ def _entries(table: Any, form: type[Any], below: Mapping[str, Any], where: str, 
     entries = {}
     fields = {each.name: each for each in dataclasses.fields(form)}
     for name, entry in table.items():
+        place = f"{where}.{printable(name)}"
         if unknown := set(entry) - set(fields):
-            problems += [f"{where}.{name}.{key}: no such key{_did_you_mean(key, fields)}" for key in sorted(unknown)]
+            problems += [
+                f"{place}.{printable(key)}: no such key{_did_you_mean(key, fields)}" for key in sorted(unknown)
+            ]
             continue
         defaults = below.get(name, form())
         given = {key: _as_type(value, getattr(defaults, key)) for key, value in entry.items()}
         wrong = [
-            f"{where}.{name}.{key}: {value!r} is not of the right type"
+            f"{place}.{key}: {value!r} is not of the right type"
             for key, value in given.items()
             if not _same_type(value, getattr(defaults, key))
         ]
@@ -463,7 +468,7 @@ def _problems(settings: Settings) -> list[str]:
         problems.append(f"hardware: no class {settings.hardware!r}{_did_you_mean(settings.hardware, settings.classes)}")
     for name, entry in settings.classes.items():
         problems += _class_problems(name, entry)
-    problems += [f"models.{name}: {wrong}" for name in settings.models if (wrong := check_model_name(name))]
+    problems += [f"models.{printable(name)}: {wrong}" for name in settings.models if (wrong := check_model_name(name))]
     return problems
 
 
@@ -475,7 +480,7 @@ def _is_redis_url(url: str) -> bool:
 
 
 def _class_problems(name: str, entry: HardwareClass) -> list[str]:
-    where = f"classes.{name}"
+    where = f"classes.{printable(name)}"
     problems = []
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or name == "auto":
         problems.append(f"{where}: a class's name is of letters, digits, - and _, and not 'auto'")

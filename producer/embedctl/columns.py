@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
+from embedctl_config.printable import printable
+
 _GAP = 2
 _NARROW_GAP = 1
 
@@ -34,7 +36,7 @@ class Column:
 
 def plain(value: str, style: str = "") -> Text:
     """A text in one line, whatever characters stand in it: what workers say of themselves goes to a terminal."""
-    return Text("".join(each if each.isprintable() else "·" for each in value), style=style, no_wrap=True)
+    return Text(printable(value), style=style, no_wrap=True)
 
 
 def cut(line: Text, width: int | None) -> Text:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from embedctl.notices import Reminder, missing_worker
 from embedctl.rates import Rate
 from embedctl.store import JobStatus
+from embedctl_config.printable import printable
 
 #: Without a terminal there is one line in this many seconds.
 _LINE_EVERY_S = 10.0
@@ -60,7 +61,7 @@ class JobProgress:
 
     def say(self, line: str) -> None:
         """A line for people, above the bar if there is one."""
-        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        self._console.print(printable(line), soft_wrap=True, highlight=False, markup=False)
 
     def submitting(self, records: int, waiting_for: str) -> None:
         """Records were added, or the producer waits for something."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from embedctl.store import WorkerRegistry
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import PRECISIONS
@@ -57,4 +59,4 @@ def no_worker(hardware: str, model: str) -> str:
 
 def start_command(hardware: str, model: str) -> str:
     """The command that starts a worker for a class and a model."""
-    return f"embedctl worker --class {hardware} --model {model}"
+    return f"embedctl worker --class {shlex.quote(hardware)} --model {shlex.quote(model)}"

@@ -126,7 +126,7 @@ def test_a_line_of_text_ends_with_its_fields(capsys: pytest.CaptureFixture[str])
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith(" INFO embedctl_workers.somewhere: first job=j1 chunk=7 attempt=1 worker=cpu:0@host")
     assert datetime.strptime(first[:23], "%Y-%m-%d %H:%M:%S,%f")
-    assert second == "second"
+    assert second == "  second"
 
 
 def test_a_worker_gets_its_name_later_and_a_record_may_be_about_another(capsys: pytest.CaptureFixture[str]) -> None:

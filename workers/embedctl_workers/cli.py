@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from embedctl_config.errors import EmbedctlError
+from embedctl_config.printable import printable
 from embedctl_config.settings import load_settings
 from embedctl_workers import devices
 from embedctl_workers.discovery import choose_accelerator
@@ -104,6 +105,6 @@ def main(
             build=not no_build,
         )
     except EmbedctlError as error:
-        click.echo(f"embedctl worker: {error}", err=True)
+        click.echo(printable(f"embedctl worker: {error}", lines=True), err=True)
         sys.exit(error.exit_code)
     sys.exit(code)

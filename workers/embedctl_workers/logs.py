@@ -12,6 +12,8 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any
 
+from embedctl_config.printable import PrintableFormatter, printable
+
 #: What a record may bear through `extra`, in the order in which it is shown; `worker` is this process's own otherwise.
 FIELDS = ("job", "chunk", "attempt", "worker")
 
@@ -28,7 +30,7 @@ class _Fields:
         return {name: value for name, value in found.items() if value is not None}
 
 
-class _TextFormatter(logging.Formatter):
+class _TextFormatter(PrintableFormatter):
     """`time level logger: message`, and the fields as `name=value` behind the message's first line."""
 
     def __init__(self, fields: _Fields) -> None:
@@ -37,7 +39,7 @@ class _TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (logging's name)
         first, line_end, rest = super().formatMessage(record).partition("\n")
-        fields = "".join(f" {name}={value}" for name, value in self._fields.of(record).items())
+        fields = "".join(f" {name}={printable(str(value))}" for name, value in self._fields.of(record).items())
         return f"{first}{fields}{line_end}{rest}"
 
 

@@ -15,6 +15,7 @@ import click
 from embedctl.broker import Broker
 from embedctl.local import state_of, watched_redis
 from embedctl_config.errors import EmbedctlError, ModelError
+from embedctl_config.printable import printable
 from embedctl_config.settings import ENV_PREFIX, Settings, load_settings
 from embedctl_workers import logs
 from embedctl_workers.announcements import Announcements
@@ -83,7 +84,7 @@ def main(classes: tuple[str, ...], models: tuple[str, ...], cpus: str | None, lo
         else:
             _up(settings, plan, log_level)
     except EmbedctlError as error:
-        click.echo(f"embedctl up: {error}", err=True)
+        click.echo(printable(f"embedctl up: {error}", lines=True), err=True)
         sys.exit(error.exit_code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import click
@@ -10,6 +11,7 @@ from embedctl.cli import corpora, dashboard, jobs, operate, stack, status
 from embedctl.cli.options import option
 from embedctl_config import __version__
 from embedctl_config.command_group import CommandGroup
+from embedctl_config.printable import PrintableFormatter
 from embedctl_config.settings import ENV_PREFIX
 
 __all__ = ["main"]
@@ -30,6 +32,8 @@ def main(*, insecure: bool) -> None:
 
     Shell completion: eval "$(_EMBEDCTL_COMPLETE=bash_source embedctl)", or zsh_source, fish_source.
     """
+    if logging.lastResort is not None:  # what warns where no logging is set up
+        logging.lastResort.setFormatter(PrintableFormatter())
     if insecure:
         # The setting of this process and of the workers that it starts.
         os.environ[f"{ENV_PREFIX}INSECURE"] = "true"

@@ -21,6 +21,7 @@ from embedctl.progress import JobProgress
 from embedctl.records import Record
 from embedctl.routing import no_worker
 from embedctl_config.errors import InputError
+from embedctl_config.printable import printable
 from embedctl_config.settings import Settings, load_settings
 
 
@@ -124,7 +125,7 @@ def submit(
             wait_for(job, progress)
     status = job.status()
     if not status.state.ended and not status.live_workers:
-        click.echo(no_worker(status.hardware, status.model), err=True)
+        click.echo(printable(no_worker(status.hardware, status.model)), err=True)
     if status.state.ended:
         report(status, progress)
     ctx.exit(exit_code(status))

@@ -15,6 +15,7 @@ from embedctl.cli.results import exit_code, report, save, wait_for
 from embedctl.cli.status import job_json
 from embedctl.job import Job
 from embedctl.progress import JobProgress
+from embedctl_config.printable import printable
 from embedctl_config.settings import load_settings
 
 
@@ -34,7 +35,8 @@ def list_jobs(limit: int, as_json: bool) -> None:
     click.echo(row.format("JOB", "STATE", "RECORDS", "DONE", "FAILED", "MODEL"))
     for job in jobs:
         state = f"{job.state}{' (stalled)' if job.stalled else ''}"
-        click.echo(row.format(job.id, state, f"{job.records:,}", f"{job.done:,}", f"{job.failed:,}", job.model))
+        shown = row.format(job.id, state, f"{job.records:,}", f"{job.done:,}", f"{job.failed:,}", job.model)
+        click.echo(printable(shown))
 
 
 @click.command()
@@ -78,7 +80,7 @@ def errors(job_id: str, as_json: bool) -> None:
             click.echo(json.dumps(asdict(error), ensure_ascii=True))
         else:
             name = f"{error.position}" + ("" if error.id is None else f" ({error.id})")
-            click.echo(f"record {name}: {error.code}: {error.message}")
+            click.echo(printable(f"record {name}: {error.code}: {error.message}"))
 
 
 @click.command()
@@ -94,11 +96,11 @@ def retry(job_id: str) -> None:
 def discard(job_id: str) -> None:
     """Free a job and all that Redis stores for it, now. What was not fetched is gone."""
     Job.get(job_id).discard()
-    click.echo(f"{job_id}: discarded", err=True)
+    click.echo(printable(f"{job_id}: discarded"), err=True)
 
 
 @click.command()
 @job_argument
 def cancel(job_id: str) -> None:
     """End a job now and free what it stored. A job that has ended stays as it is."""
-    click.echo(f"{job_id}: {Job.get(job_id).cancel().state}", err=True)
+    click.echo(printable(f"{job_id}: {Job.get(job_id).cancel().state}"), err=True)

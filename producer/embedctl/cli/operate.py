@@ -12,6 +12,7 @@ from embedctl.acl import access_list, read_passwords
 from embedctl.cli.options import json_option, option
 from embedctl.doctor import Level, examine
 from embedctl.store.connection import without_password
+from embedctl_config.printable import printable
 from embedctl_config.redis_url import database_of
 from embedctl_config.settings import explain_settings, load_settings
 
@@ -27,9 +28,9 @@ def doctor(ctx: click.Context, /, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(dataclasses.asdict(finding)))
             continue
-        click.echo(f"{finding.level:<4}  {finding.subject:<18} {finding.found}")
+        click.echo(printable(f"{finding.level:<4}  {finding.subject:<18} {finding.found}"))
         if finding.remedy:
-            click.echo(f"{'':<25}→ {finding.remedy}")
+            click.echo(printable(f"{'':<25}→ {finding.remedy}"))
     ctx.exit(1 if worst else 0)
 
 
@@ -50,7 +51,7 @@ def show(as_json: bool) -> None:
         return
     for name, value in values.items():
         for label, shown in _rows(name, value):
-            click.echo(f"{label:<24} {shown}  ({sources[name]})")
+            click.echo(printable(f"{label:<24} {shown}  ({sources[name]})"))
 
 
 @config.command("acl")

@@ -23,6 +23,7 @@ from embedctl.routing import start_command
 from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
 from embedctl.store.connection import without_password
 from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.printable import printable
 from embedctl_config.settings import load_settings
 
 T = TypeVar("T")
@@ -181,7 +182,7 @@ def _one_job(broker: Broker, job_id: str) -> _View[_JobSight]:
     return _View(
         title="embedctl status",
         look=look,
-        tell=lambda seen: click.echo("\n".join(f"{name:<10} {value}" for name, value in _all_facts(seen))),
+        tell=lambda seen: click.echo("\n".join(printable(f"{name:<10} {value}") for name, value in _all_facts(seen))),
         to_json=_job_sight_json,
         draw=lambda seen, width, height: job_lines(seen.pace, _all_facts(seen), width, height),
         is_last=lambda seen: seen.job.state.ended,
