@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from embedctl.cli.results import exit_code, report, save
 from embedctl.output import check_output
 from embedctl.progress import JobProgress
 from embedctl.routing import local_class
-from embedctl_config.errors import JobError
+from embedctl_config.errors import JobError, JobLost, JobNotFound
 from embedctl_config.settings import Settings, load_settings
 
 _class_option = option("--class", "hardware", help="The hardware class. Default: the setting; for auto, cpu.")
@@ -61,6 +61,14 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
                     job.discard()
                     raise KeyboardInterrupt("what was read from the pipe is gone; nothing is kept") from None
                 raise KeyboardInterrupt("the same command goes on where it stopped") from None
+            except JobLost as error:
+                if key is None:
+                    with suppress(JobNotFound):
+                        job.discard()
+                    raise
+                raise JobLost(f"{error} The same command does that, and goes on.") from None
+            except JobNotFound:  # nothing is left to free
+                raise
             except JobError:
                 job.discard()
                 raise

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from embedctl.job import ChunkVectors, Job
-from embedctl.output.parts import Progress, locked
+from embedctl.output.parts import Progress, locked, part_of
 from embedctl.store import JobStatus
-from embedctl_config.errors import BrokerUnavailable, JobError, OutputError, SettingsError
+from embedctl_config.errors import BrokerUnavailable, JobError, JobNotFound, OutputError, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ def fetch(
     Raises:
         OutputError: the file can't be written, or another fetch is writing it.
         MissingExtra: parquet without pyarrow.
-        JobCancelled, JobFailed, JobLost, BrokerUnavailable: as for :meth:`Job.iter_results`.
+        JobCancelled, JobFailed, BrokerUnavailable: as for :meth:`Job.iter_results`.
+        JobNotFound, JobLost: it is gone; what was fetched of it stays where the message says.
     """
     chosen = file_format or guess_format(path)
     try:
@@ -160,6 +161,16 @@ def _fetch(
         writer.discard()
         note.clear()
         raise
+    except JobNotFound as error:  # what was read of it may be the only copy, and a lost job can be repaired
+        if not chunks:
+            writer.close()
+            writer.discard()
+            raise
+        facts = writer.checkpoint()
+        if facts is not None:
+            note.save({**facts, "chunks": chunks})
+        writer.close()
+        raise type(error)(f"{error} What was fetched of it, {chunks} chunks, stays in {part_of(path)}.") from error
     except JobError:
         writer.close()
         writer.discard()

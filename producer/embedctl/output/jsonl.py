@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from embedctl.job import ChunkVectors
-from embedctl.output.parts import LineFile, part_of, publish
+from embedctl.output.parts import LineFile, json_line, part_of, publish
 
 
 class JsonlWriter:
@@ -32,9 +31,9 @@ class JsonlWriter:
                 head["truncated"] = {"used": cuts[position].used, "lost": cuts[position].lost}
             if position in errors:
                 head["error"] = {"code": errors[position].code.value, "message": errors[position].message}
-                self._file.write(json.dumps(head, ensure_ascii=False))
+                self._file.write(json_line(head))
             else:
-                text = json.dumps(head, ensure_ascii=False)
+                text = json_line(head)
                 self._file.write(f'{text[:-1]}, "embedding": [{numbers % tuple(vector)}]}}')
 
     def checkpoint(self) -> Mapping[str, int]:

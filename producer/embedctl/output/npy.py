@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from embedctl.job import ChunkVectors, Vectors
-from embedctl.output.parts import LineFile, part_of, publish
+from embedctl.output.parts import LineFile, json_line, part_of, publish
 
 #: The files beside `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.
 BESIDE = ("ids", "errors", "truncated")
@@ -36,6 +35,8 @@ class NpyWriter:
             kind: LineFile(stem.with_name(f"{stem.name}.{kind}.jsonl"), noted.get(kind, 0)) for kind in BESIDE
         }
         if noted:
+            if part_of(path).is_symlink():
+                raise ValueError(f"{part_of(path)} is a link")
             self._array = np.lib.format.open_memmap(part_of(path), mode="r+")
 
     def write(self, chunk: ChunkVectors) -> None:
@@ -44,7 +45,7 @@ class NpyWriter:
         self._array[chunk.positions] = chunk.vectors
         self._said["ids"] += sum(label is not None for label in chunk.ids)
         for label in chunk.ids:
-            self._files["ids"].write(json.dumps(label, ensure_ascii=False))
+            self._files["ids"].write(json_line(label))
         for error in chunk.errors:
             self._say("errors", position=error.position, id=error.id, code=error.code.value, message=error.message)
         for cut in chunk.truncations:
@@ -82,10 +83,11 @@ class NpyWriter:
 
     def _say(self, kind: str, **fields: object) -> None:
         self._said[kind] += 1
-        self._files[kind].write(json.dumps(fields, ensure_ascii=False))
+        self._files[kind].write(json_line(fields))
 
 
 def _preallocated(path: Path, shape: tuple[int, int]) -> Vectors:
+    path.unlink(missing_ok=True)  # it might be a link that leads elsewhere
     if 0 in shape:  # nothing can be mapped
         empty = np.empty(shape, np.float32)
         with path.open("wb") as stream:

@@ -77,4 +77,5 @@ class ParquetWriter:
                 ("tokens_lost", pa.int32()),
             ]
         )
+        part_of(self._path).unlink(missing_ok=True)  # it might be a link that leads elsewhere
         self._writer = pq.ParquetWriter(part_of(self._path), schema, compression="zstd")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
 from embedctl_config.errors import OutputError
+
+#: What JSON leaves as it is within a string: DEL, the controls of ISO 6429, and Unicode's ends of lines.
+_LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 
 def part_of(path: Path) -> Path:
@@ -28,7 +32,7 @@ def locked(path: Path) -> Iterator[None]:
     lock = path.with_name(f".{path.name}.lock")
     with ExitStack() as stack:
         while True:
-            stream = stack.enter_context(lock.open("w"))
+            stream = stack.enter_context(os.fdopen(_open_own(lock), "r+b"))
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Its last holder may have removed the file between our opening and our locking it.
@@ -40,6 +44,17 @@ def locked(path: Path) -> Iterator[None]:
                 pass
         stack.callback(lock.unlink)
         yield
+
+
+def _open_own(path: Path) -> int:
+    """Open a file for writing as it is, or make it; a link that somebody put in its place is an OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def json_line(value: object) -> str:
+    """JSON in one line for every reader: no character is left that some take for the end of a line or for an order."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def publish(path: Path) -> None:
@@ -70,6 +85,7 @@ class Progress:
     def save(self, facts: Mapping[str, int]) -> None:
         """Note how far the file has come; what it says must be in the file already."""
         fresh = self._path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)  # it might be a link that leads elsewhere
         fresh.write_text(json.dumps({"of": self._of, "facts": dict(facts)}), encoding="utf-8")
         fresh.replace(self._path)
 
@@ -89,11 +105,12 @@ class LineFile:
         """
         self.path = path
         part = part_of(path)
-        part.touch()
-        if part.stat().st_size < size:
+        self._stream: IO[bytes] = os.fdopen(_open_own(part), "r+b")
+        if os.fstat(self._stream.fileno()).st_size < size:
+            self._stream.close()
             raise ValueError(f"{part} is shorter than was noted")
-        os.truncate(part, size)
-        self._stream: IO[bytes] = part.open("ab")
+        self._stream.truncate(size)
+        self._stream.seek(size)
 
     def write(self, line: str) -> None:
         """Add a line."""
