@@ -93,7 +93,7 @@ def test_nothing_is_read_from_below_a_folder_in_which_everybody_may_put_another(
 
 def test_nothing_is_made_there_either(cache: Path) -> None:
     cache.chmod(0o777)
-    with pytest.raises(ModelError, match="in no folder that everybody may write to: chmod go-w"):
+    with pytest.raises(ModelError, match=f"but {cache} is not so: chmod go-w {cache}"):
         save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache)
     with pytest.raises(ModelError, match="chmod go-w"):
         ArtifactStore(cache).build(MINE, Fill())
@@ -108,6 +108,61 @@ def test_a_wide_umask_does_no_harm(kind: str, cache: Path) -> None:
         os.umask(before)
     assert is_trusted(path)
     assert _found(kind, cache) is not None
+
+
+def a_groups(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+@pytest.mark.parametrize("spoil", [a_groups, somebody_elses, everybody_may_write_to])
+@pytest.mark.parametrize("kind", list(SAVED))
+def test_who_may_swap_a_folder_above_may_swap_what_is_in_it(
+    kind: str, spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
+    above = tmp_path / "above"
+    cache = above / "between" / "cache"
+    SAVED[kind](cache)
+    assert _found(kind, cache) is not None
+    spoil(above)
+    assert _found(kind, cache) is None
+    with pytest.raises(ModelError, match=f"but {above} is not so"):
+        private_folder(cache)
+
+
+def test_a_link_on_the_way_is_its_owners_to_lead_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o755)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    assert is_trusted(link)
+    folder = private_folder(link / "below")
+    assert is_trusted(folder)
+    if os.geteuid():
+        pytest.skip("needs root, to give a link away")
+    os.chown(link, 65534, -1, follow_symlinks=False)
+    assert not is_trusted(folder)
+    assert not is_trusted(link)
+
+
+def test_folders_that_are_made_are_private_under_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        private_folder(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(before)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(cache: Path) -> None:
+    precious = cache / "precious"
+    precious.write_text("precious")
+    artifacts = private_folder(cache / "artifacts")
+    (artifacts / f".{MINE.name}.lock").symlink_to(precious)
+    with pytest.raises(ModelError, match="can't be written"):
+        ArtifactStore(cache).build(MINE, Fill())
+    (artifacts / f".{MINE.name}.lock").unlink()
+    (artifacts / f".{MINE.name}.lock").write_text("kept")
+    ArtifactStore(cache).build(MINE, Fill())
+    assert precious.read_text() == "precious"
+    assert (artifacts / f".{MINE.name}.lock").read_text() == "kept"
 
 
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "a/../../b", ".."])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.cache import is_trusted, private_folder
+from embedctl_workers.cache import is_trusted, locked, private_folder
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class ArtifactStore:
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         """Hold an artefact's lock; it is the kernel's, and ends with the process."""
-        with (self._root / f".{name}.lock").open("w") as lock:
+        with locked(self._root / f".{name}.lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

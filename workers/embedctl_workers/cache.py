@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings
@@ -19,34 +22,60 @@ def cache_folder(settings: Settings) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """The folder, made if need be, that nobody else may write to: what is in it will be executed.
+    """The folder, made if need be, that nobody else may write to or replace: what is in it will be executed.
 
     Raises:
         ModelError: somebody else may.
         OSError: it can't be made.
     """
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if not is_trusted(folder):
+    for each in (*reversed(folder.parents), folder):
+        if not each.exists():
+            each.mkdir(mode=0o755, exist_ok=True)
+    wrong = _open_to_others(folder)
+    if wrong is not None:
         raise ModelError(
-            f"{folder} must belong to you and be writable by you alone, and be in no folder that everybody may write "
-            f"to: chmod go-w {folder}, and those above it"
+            f"{folder} must belong to you and be writable by you alone, and those above it belong to you or root and "
+            f"be writable by nobody else, but {wrong} is not so: chmod go-w {wrong}, or choose another cache_dir"
         )
     return folder
 
 
 def is_trusted(path: Path) -> bool:
-    """Whether a file or folder is this user's, nobody else may write to it, and not everybody may put another in its
+    """Whether a file or folder is this user's, nobody else may write to it, and nobody else may put another in its
     place.
 
     Raises:
         OSError: it is not there.
     """
+    return _open_to_others(path) is None
+
+
+@contextmanager
+def locked(lock: Path) -> Iterator[IO[bytes]]:
+    """A lock's file, open for `flock`, which ends with the process. Neither a link's target nor any content is touched.
+
+    Raises:
+        OSError: it is a link, or can't be made.
+    """
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "r+b") as stream:
+        yield stream
+
+
+def _open_to_others(path: Path) -> Path | None:
+    """What of a path others may change: itself, a link on the way or a folder above; None where they may nothing."""
     facts = path.stat()
-    own = facts.st_uid == os.getuid() and not facts.st_mode & 0o022
-    return own and not any(_replaceable(folder) for folder in path.resolve().parents)
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        return path
+    whole = path.absolute()
+    above = dict.fromkeys((*whole.parents, *path.resolve().parents))
+    return next((each for each in (whole, *above) if each.lstat().st_uid not in (0, os.getuid())), None) or next(
+        (folder for folder in above if _replaceable(folder)), None
+    )
 
 
 def _replaceable(folder: Path) -> bool:
-    """Whether everybody may rename what is in a folder; not so in those like /tmp."""
-    mode = folder.stat().st_mode
-    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
+    """Whether others may rename what is in a folder; in those like /tmp they may not."""
+    facts = folder.stat()
+    theirs = facts.st_uid not in (0, os.getuid())
+    return theirs or bool(facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX)

@@ -24,7 +24,7 @@ import numpy as np
 
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_workers.backends.base import Host, Vectors
-from embedctl_workers.cache import is_trusted, private_folder
+from embedctl_workers.cache import is_trusted, locked, private_folder
 from embedctl_workers.gate_texts import PROMPT, TEXTS
 from embedctl_workers.models import ModelFiles
 
@@ -120,7 +120,7 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of one file of the cache; it is the kernel's, and ends with the process."""
-    with path.with_suffix(".lock").open("w") as lock:
+    with locked(path.with_suffix(".lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
