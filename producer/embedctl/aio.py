@@ -47,7 +47,7 @@ async def aenqueue_embeddings(
     model: str | None = None,
     hardware: str | None = None,
     precision: str | None = None,
-    ids: Iterable[str | int] | None = None,
+    ids: Iterable[str | int | None] | None = None,
     prompt: str | None = None,
     truncation: Truncation = "truncate",
     normalize: bool = True,

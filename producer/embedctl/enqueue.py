@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
 from embedctl.job import Job
-from embedctl.records import Record, RecordLike, records_of
+from embedctl.records import Record, RecordLike, kind_of, records_of
 from embedctl.routing import resolve
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
@@ -60,7 +60,7 @@ def enqueue_embeddings(
     model: str | None = None,
     hardware: str | None = None,
     precision: str | None = None,
-    ids: Iterable[str | int] | None = None,
+    ids: Iterable[str | int | None] | None = None,
     prompt: str | None = None,
     truncation: Truncation = "truncate",
     normalize: bool = True,
@@ -80,12 +80,12 @@ def enqueue_embeddings(
     job, and for two minutes while Redis is away. What it waits for is logged at once and then every minute.
 
     Args:
-        texts: strings, or mappings with a `text` and perhaps an `id`; any iterable, read as it is needed. What is no
-            text, or empty, becomes a record error and costs no other record its vector.
+        texts: strings, or mappings with a `text` and perhaps an `id`; any iterable, read as it is needed, such as a
+            table's column. What is no text, or empty, becomes a record error and costs no other record its vector.
         model: the name under which workers serve it; the settings' model where None.
         hardware: a hardware class, or "auto" for the fastest that is alive and offers the precision.
         precision: "fp32", "fp16" or "int8"; what the class offers where None, and fp32 with "auto".
-        ids: labels that come back with the vectors, one a text; they may repeat.
+        ids: labels that come back with the vectors, one a text; they may repeat, and None is none for its text.
         prompt: put before every text; the model's own default prompt where None, nothing where empty.
         truncation: "truncate" encodes the first tokens of a text that is too long and reports it; "error" fails it;
             "mean" encodes all of it, window by window, and gives the mean of the windows' vectors.
@@ -223,12 +223,16 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         raise SettingsError(f"truncation {options.truncation!r} is none of {', '.join(get_args(Truncation))}")
     chunk_size = settings.chunk_size if options.chunk_size is None else options.chunk_size
     ttl = settings.ttl_s if options.ttl is None else options.ttl
-    if not 1 <= chunk_size <= MAX_CHUNK_RECORDS:
-        raise SettingsError(f"chunk_size {chunk_size} is not between 1 and {MAX_CHUNK_RECORDS}")
+    if not _is_whole(chunk_size) or not 1 <= chunk_size <= MAX_CHUNK_RECORDS:
+        raise SettingsError(f"chunk_size {chunk_size!r} is no whole number between 1 and {MAX_CHUNK_RECORDS}")
     _check_length("prompt", options.prompt, MAX_PROMPT_BYTES)
     _check_length("idempotency_key", options.idempotency_key, MAX_KEY_BYTES)
-    if not 1 <= ttl <= MAX_TTL_S:
-        raise SettingsError(f"ttl {ttl} is not between 1 and {MAX_TTL_S:.0f} seconds")
+    if options.idempotency_key == "":
+        raise SettingsError(
+            "idempotency_key is empty, and would be the same for every job: name this one, or leave it out"
+        )
+    if not (_is_whole(ttl) or isinstance(ttl, float)) or not 1 <= ttl <= MAX_TTL_S:
+        raise SettingsError(f"ttl {ttl!r} is not between 1 and {MAX_TTL_S:.0f} seconds")
     hardware, precision = resolve(
         settings,
         broker.workers,
@@ -258,8 +262,14 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     )
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _check_length(name: str, text: str | None, most: int) -> None:
     """Refuse what is stored with every job where it is no text, or longer than anybody needs."""
+    if not isinstance(text, str | None):
+        raise SettingsError(f"{name} is {kind_of(text)}, and not a string")
     try:
         size = len((text or "").encode())
     except UnicodeEncodeError:
@@ -270,7 +280,7 @@ def _check_length(name: str, text: str | None, most: int) -> None:
 
 def _check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str) -> None:
     """Refuse what no vector can have; where no worker is alive to tell, each record is to fail."""
-    if not isinstance(dimensions, int) or not 1 <= dimensions <= MAX_DIMENSIONS:
+    if not _is_whole(dimensions) or not 1 <= dimensions <= MAX_DIMENSIONS:
         raise SettingsError(f"dimensions {dimensions!r} is no whole number between 1 and {MAX_DIMENSIONS}")
     for worker in broker.workers.alive(keys.queue(hardware, model)):
         dim = worker.models[model].dim

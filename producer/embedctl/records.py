@@ -12,6 +12,9 @@ from embedctl_config.wire import RecordKind
 #: The longest id of a record (bytes): it travels with the record, and comes back with its vector.
 MAX_ID_BYTES = 1024
 
+#: Follows the last id: None is none for its record.
+_END = object()
+
 #: What a caller may give as a record: text, or a mapping that holds text and, if it likes, an id.
 RecordLike = str | Mapping[str, Any]
 
@@ -38,7 +41,7 @@ def make_record(text: object, label: str | None, max_bytes: int) -> Record:
         except UnicodeDecodeError:
             return Record(RecordKind.INVALID_UTF8, text[:max_bytes], label)
     else:
-        return Record(RecordKind.NOT_TEXT, type(text).__name__.encode(), label)
+        return Record(RecordKind.NOT_TEXT, _kind_name(text).encode(), label)
     if len(data) > max_bytes:
         return Record(RecordKind.OVERSIZE, str(len(data)).encode(), label)
     return Record(RecordKind.TEXT, data, label)
@@ -55,7 +58,7 @@ def _invalid_bytes(text: str) -> bytes:
 def records_of(
     texts: Iterable[RecordLike],
     *,
-    ids: Iterable[str | int] | None = None,
+    ids: Iterable[str | int | None] | None = None,
     text_field: str = "text",
     id_field: str = "id",
     max_bytes: int,
@@ -63,11 +66,17 @@ def records_of(
     """Records of strings, or of mappings with a text and perhaps an id; read as they are needed.
 
     Raises:
-        InputError: `texts` is one string, a mapping has no text field, an id is not usable, or `ids` is shorter or
-            longer than `texts`.
+        InputError: `texts` or `ids` is one string, a mapping or a table; while they are read, a mapping has no text
+            field, an id is not usable, or `ids` is shorter or longer than `texts`.
     """
-    if isinstance(texts, str | bytes | Mapping):
-        raise InputError(f"texts is one {type(texts).__name__}; give an iterable of texts, such as a list of them")
+    _check_many("texts", texts)
+    _check_many("ids", ids)
+    return _records(texts, ids, text_field, id_field, max_bytes)
+
+
+def _records(
+    texts: Iterable[RecordLike], ids: Iterable[str | int | None] | None, text_field: str, id_field: str, max_bytes: int
+) -> Iterator[Record]:
     labels = None if ids is None else iter(ids)
     position = -1
     for position, item in enumerate(texts):
@@ -77,12 +86,23 @@ def records_of(
         if isinstance(item, Mapping):
             text, label = text_and_id(item, text_field, id_field, where)
         if labels is not None:
-            label = next(labels, None)
-            if label is None:
+            label = next(labels, _END)
+            if label is _END:
                 raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
         yield make_record(text, check_id(label, where), max_bytes)
-    if labels is not None and next(labels, None) is not None:
+    if labels is not None and next(labels, _END) is not _END:
         raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
+
+
+def _check_many(name: str, values: object) -> None:
+    """Refuse what can be iterated over and gives something else than one would think."""
+    if isinstance(values, str | bytes | Mapping):
+        raise InputError(f"{name} is {kind_of(values)}, and not several: give an iterable of {name}, such as a list")
+    if hasattr(values, "columns"):
+        raise InputError(
+            f"{name} is a table, which gives its columns when it is iterated over: give the one that holds the {name}, "
+            'such as texts=df["text"] and ids=df["id"]'
+        )
 
 
 def text_and_id(item: Mapping[str, Any], text_field: str, id_field: str, where: str) -> tuple[object, object]:
@@ -138,6 +158,31 @@ def _long_id(where: str) -> InputError:
 
 
 def kind_of(value: object) -> str:
-    """What a JSON value is, in words."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
+    """What a value is, in the words of JSON."""
+    return kind_in_words(_kind_name(value))
+
+
+def kind_in_words(name: str) -> str:
+    """What stood in a text field, in the words of JSON, from the name that :func:`make_record` gave it.
+
+    Chunks hold Python's names, as all producers have written them: with others, a job that was begun by an older one
+    would look as if its corpus had changed.
+    """
+    return _WORDS.get(name.rstrip("_0123456789"), "something that is no text")
+
+
+def _kind_name(value: object) -> str:
+    return type(value).__name__
+
+
+#: By the names of Python's types, and numpy's and pandas' without their bits.
+_WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("NoneType", "NAType", "NaTType"), "null"),
+    "bool": "true or false",
+    **dict.fromkeys(("int", "uint", "float", "longdouble", "complex", "Decimal", "Fraction"), "a number"),
+    **dict.fromkeys(("list", "tuple", "set", "frozenset", "deque", "ndarray", "Series"), "a list"),
+    **dict.fromkeys(("dict", "OrderedDict", "defaultdict"), "an object"),
+    "str": "a string",
+    **dict.fromkeys(("bytes", "bytearray", "memoryview"), "bytes"),
+    **dict.fromkeys(("date", "datetime", "time", "timedelta", "Timestamp", "Timedelta"), "a date or a time"),
+}

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from embedctl.records import records_of
 from embedctl.store import Completed, ServedModel
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
-from tests.contract.helpers import MINE, QUEUE, claim, complete, eventually, row
+from tests.contract.helpers import MINE, QUEUE, claim, complete, eventually, payload, row, spec
 
 TEXTS = [f"text {number}" for number in range(10)]
 
@@ -263,3 +264,52 @@ def test_a_producer_that_waits_for_workers_is_as_patient_as_any(
     producer.join(10)
     low.close()
     assert [job.id for job in jobs] == [job_id]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"idempotency_key": ""}, "idempotency_key is empty"),
+        ({"idempotency_key": 7}, "idempotency_key is a number, and not a string"),
+        ({"prompt": ["a"]}, "prompt is a list, and not a string"),
+        ({"chunk_size": 2.5}, "chunk_size 2.5 is no whole number"),
+        ({"chunk_size": "2"}, "chunk_size '2' is no whole number"),
+        ({"chunk_size": True}, "chunk_size True is no whole number"),
+        ({"dimensions": True}, "dimensions True is no whole number"),
+        ({"ttl": "60"}, "ttl '60' is not between"),
+        ({"ttl": True}, "ttl True is not between"),
+        ({"max_errors": 2.5}, "max_errors 2.5 is neither"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_refused_before_a_job_is_made(
+    arguments: dict[str, Any], message: str, settings: Settings, broker: Broker
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        enqueue_embeddings(TEXTS, settings=settings, **arguments)
+    assert not list(broker.jobs.newest())
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), RuntimeError("x"), KeyboardInterrupt()])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_whatever_ends_the_texts_ends_a_job_that_nobody_has_a_name_for(
+    error: BaseException, key: str | None, settings: Settings, broker: Broker
+) -> None:
+    def texts() -> Iterator[str]:
+        yield from TEXTS
+        raise error
+
+    with pytest.raises(type(error)):
+        enqueue_embeddings(texts(), chunk_size=2, idempotency_key=key, settings=settings)
+    (job,) = broker.jobs.newest()
+    assert job.state is (JobState.SUBMITTING if key else JobState.CANCELLED)
+
+
+def test_a_reader_that_stops_by_itself_ends_no_job(settings: Settings, broker: Broker) -> None:
+    """A producer that gives up because Redis is away leaves its job to be resumed."""
+    from embedctl.enqueue import _cancelling
+
+    job_id = broker.jobs.create(spec())[0]
+    chunks = _cancelling(iter([wire.decode_input(payload(0))]), broker, job_id, unless=False)
+    next(chunks)
+    chunks.close()
+    assert broker.jobs.status(job_id).state is JobState.SUBMITTING

@@ -48,7 +48,7 @@ def test_an_id_as_long_as_allowed_is_taken_and_a_longer_one_is_named() -> None:
         ({"idempotency_key": "x" * (MAX_KEY_BYTES + 1)}, "idempotency_key is 65,537 bytes long"),
         ({"idempotency_key": "\udcff"}, "idempotency_key is not valid UTF-8"),
         ({"dimensions": MAX_DIMENSIONS + 1}, "dimensions 65537 is no whole number between 1 and 65536"),
-        ({"chunk_size": MAX_CHUNK_RECORDS + 1}, "chunk_size 16385 is not between 1 and 16384"),
+        ({"chunk_size": MAX_CHUNK_RECORDS + 1}, "chunk_size 16385 is no whole number between 1 and 16384"),
     ],
 )
 def test_options_of_a_job_are_bounded(options: dict[str, object], words: str) -> None:

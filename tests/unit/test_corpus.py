@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl.corpus import guess_format, open_corpus
-from embedctl.records import Record, make_record, records_of
+from embedctl.records import Record, kind_in_words, kind_of, make_record, records_of
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
+from embedctl_workers.encoder import _problem
 
 MAX = 1000
 TEXT, NOT_TEXT, INVALID, OVERSIZE = RecordKind
@@ -209,6 +212,66 @@ def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
 
 def test_a_format_wins_over_the_suffix(tmp_path: Path) -> None:
     assert read(tmp_path, b"{not json\n", ".jsonl", file_format="txt") == texts("{not json")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("NoneType", "null"),
+        ("bool", "true or false"),
+        ("int", "a number"),
+        ("float64", "a number"),
+        ("Decimal", "a number"),
+        ("list", "a list"),
+        ("ndarray", "a list"),
+        ("dict", "an object"),
+        ("datetime", "a date or a time"),
+        ("Whatever", "something that is no text"),
+        ("\x1b]0;x", "something that is no text"),
+    ],
+)
+def test_what_chunks_call_a_value_is_said_in_words(name: str, words: str) -> None:
+    assert kind_in_words(name) == words
+    assert _problem(NOT_TEXT, name.encode()) == ("not_text", f"the text field holds {words}, not text")
+
+
+@pytest.mark.parametrize("value", [None, True, 7, 1.5, [1], {}, b"x", "x", np.int64(3), np.float32(2), np.zeros(2)])
+def test_no_message_speaks_of_pythons_types(value: object) -> None:
+    assert kind_of(value) in ("null", "true or false", "a number", "a list", "an object", "bytes", "a string")
+
+
+class Table:
+    """As pandas', polars' and pyarrow's are: its columns' names come when it is iterated over."""
+
+    columns = ("text", "id")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("one text", "texts is a string, and not several: give an iterable"),
+        (b"one text", "texts is bytes, and not several"),
+        ({"text": "x"}, "texts is an object, and not several"),
+        (Table(), r'texts is a table.* texts=df\["text"\] and ids=df\["id"\]'),
+    ],
+)
+def test_what_would_be_iterated_over_wrongly_is_refused_at_once(texts: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        records_of(texts, max_bytes=MAX)
+    with pytest.raises(InputError, match=message.replace("texts is", "ids is")):
+        records_of([], ids=texts, max_bytes=MAX)
+
+
+def test_a_record_may_have_no_id_among_those_that_have() -> None:
+    found = of(["a", "b", "c"], ids=["x", None, "z"])
+    assert [record.id for record in found] == ["x", None, "z"]
+    with pytest.raises(InputError, match="ids has 2 entries, and texts has more"):
+        of(["a", "b", "c"], ids=["x", None])
+    with pytest.raises(InputError, match="texts has 1 entries, and ids has more"):
+        of(["a"], ids=["x", None])
 
 
 def test_records_of_strings_and_mappings() -> None:

@@ -120,7 +120,7 @@ def test_records_that_are_no_text_never_reach_the_backend() -> None:
         5: ErrorCode.EMPTY,
     }
     messages = {error.row: error.message for error in encoded.errors}
-    assert "int" in messages[1]
+    assert messages[1] == "the text field holds a number, not text"
     assert "123456 bytes" in messages[3]
     assert backend.tokenized == [["good"]]
     assert_vectors(encoded, ["good", *[""] * 5], failed=[1, 2, 3, 4, 5])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from embedctl.records import kind_in_words
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
 from embedctl_workers.backends.base import Backend, RemembersBudget, Rows, Tokens, Vectors, Windows
 from embedctl_workers.batching import batches_of
@@ -211,7 +212,7 @@ class ChunkEncoder:
 
 def _problem(kind: int, text: bytes) -> tuple[ErrorCode, str] | None:
     if kind == RecordKind.NOT_TEXT:
-        return ErrorCode.NOT_TEXT, f"the text field holds a {text.decode(errors='replace')}, not text"
+        return ErrorCode.NOT_TEXT, f"the text field holds {kind_in_words(text.decode(errors='replace'))}, not text"
     if kind == RecordKind.INVALID_UTF8:
         return ErrorCode.INVALID_UTF8, "the text is not valid UTF-8"
     if kind == RecordKind.OVERSIZE:
