@@ -95,7 +95,8 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
 
 
 def job_lines(pace: JobPace, facts: Sequence[tuple[str, str]], width: int, height: int) -> list[Text]:
-    """A job's facts name by name, and its bar and the time left below the first two of them.
+    """A job's facts name by name, and its bar and the time left before that of its model: what it is and what keeps it
+    from its end comes first.
 
     Args:
         width, height: of the terminal, in cells and lines, at most.
@@ -109,7 +110,8 @@ def job_lines(pace: JobPace, facts: Sequence[tuple[str, str]], width: int, heigh
         plain(f"{'progress':<10} ").append_text(bar(share_done, _WIDE_BAR)).append(f"  {share_done:.0%}  {rates}")
     )
     lines = [plain(f"{name:<10} {value}") for name, value in facts]
-    rows = _filled([[line] for line in (*lines[:2], progress, *lines[2:])], height, len(lines) + 1, "lines")
+    at = next((at for at, (name, _) in enumerate(facts) if name == "model"), 2)
+    rows = _filled([[line] for line in (*lines[:at], progress, *lines[at:])], height, len(lines) + 1, "lines")
     return [cut(row, width) for row in rows if isinstance(row, Text)]
 
 

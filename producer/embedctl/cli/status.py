@@ -20,13 +20,16 @@ from embedctl.drawing import job_lines, overview_lines
 from embedctl.job import Job
 from embedctl.overview import Gatherer, JobPace, Overview, Paces
 from embedctl.routing import start_command
-from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
+from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.store.connection import without_password
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.printable import printable
 from embedctl_config.settings import load_settings
 
 T = TypeVar("T")
+
+#: A name and what is said under it.
+Fact = tuple[str, str]
 
 
 @click.command()
@@ -166,6 +169,8 @@ class _JobSight:
     workers: list[WorkerRow]
     gone: list[GoneWorker]
     suspects: list[Suspect]
+    #: How much text of it may wait before its producer does.
+    high_water_bytes: int
 
     @property
     def job(self) -> JobStatus:
@@ -177,7 +182,8 @@ def _one_job(broker: Broker, job_id: str) -> _View[_JobSight]:
 
     def look() -> _JobSight:
         (pace,) = paces.of([job.status()], broker.connection.about_now_ms())
-        return _JobSight(pace, job.workers(), job.gone_workers(), job.suspects())
+        room = broker.settings.high_water_bytes
+        return _JobSight(pace, job.workers(), job.gone_workers(), job.suspects(), room)
 
     return _View(
         title="embedctl status",
@@ -189,12 +195,50 @@ def _one_job(broker: Broker, job_id: str) -> _View[_JobSight]:
     )
 
 
-def _all_facts(seen: _JobSight) -> list[tuple[str, str]]:
-    lines = _facts(seen.job, seen.workers)
-    if not seen.job.state.ended:
+def _all_facts(seen: _JobSight) -> list[Fact]:
+    """What `status` shows of a job: what it is, what keeps it from its end, and all else."""
+    job = seen.job
+    first = [] if job.state.ended else list(_blocking(seen))
+    lines = _facts(job, seen.workers)
+    if not job.state.ended:
         lines += [("gone", f"{each.worker.name}, {each.seconds:.0f} s ago: {each.how}") for each in seen.gone]
-        lines += [line for suspect in seen.suspects for line in _history(suspect)]
-    return lines
+        lines += [line for suspect in seen.suspects if not suspect.stuck for line in _history(suspect)]
+    said = {name for name, _ in first if name}
+    return [*lines[:2], *first, *(line for line in lines[2:] if line[0] not in said)]
+
+
+def _blocking(seen: _JobSight) -> Iterator[Fact]:
+    """What keeps a job from its end, the gravest first."""
+    job, workers = seen.job, seen.workers
+    if job.lost_chunks:
+        yield _lost(job)
+    if job.stalled:
+        yield (
+            "stalled",
+            f"its producer died after {job.records:,} records. Submit its corpus again with the same idempotency key "
+            f"or with --resume {job.id}, or cancel the job",
+        )
+    if not workers:
+        yield _alive(job, workers)
+    elif all(worker.precision != job.precision for worker in workers):
+        offered = ", ".join(sorted({worker.precision for worker in workers}))
+        yield "workers", f"{len(workers)} live, but they offer {offered}, and the job asks for {job.precision}"
+    fingerprints = {worker.models[job.model].fingerprint for worker in workers if job.model in worker.models}
+    if job.mismatch and job.model_fingerprint not in fingerprints:
+        yield _mismatch(job)
+    hung = [_hung(worker) for worker in workers if worker.activity == "hung"]
+    if len(hung) == len(workers):
+        yield from hung
+    for suspect in seen.suspects:
+        if suspect.stuck:
+            yield from _history(suspect)
+    if job.state is JobState.SUBMITTING and job.producer_alive and job.waiting_bytes > seen.high_water_bytes:
+        yield (
+            "waits",
+            f"its producer waits for workers to make room: {job.waiting_bytes:,} bytes of text are not encoded",
+        )
+    if job.trouble:
+        yield "trouble", job.trouble
 
 
 def _job_sight_json(seen: _JobSight) -> str:
@@ -229,14 +273,31 @@ def _engines(model: str, workers: Sequence[WorkerRow]) -> list[str]:
     return [f"{engine}; {rate:,.0f} tokens/s" if rate else engine for engine, rate in sorted(rates.items())]
 
 
-def _facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[tuple[str, str]]:
-    """What `status` shows, name by name; leaves out what has nothing to say."""
+def _alive(job: JobStatus, workers: Sequence[WorkerRow]) -> Fact:
     activities = Counter(worker.activity for worker in workers)
     alive = f"{len(workers)} live"
     if activities:
         alive += f": {', '.join(f'{count} {activity}' for activity, count in sorted(activities.items()))}"
     elif not job.state.ended:
         alive += f"; start one: {start_command(job.hardware, job.model)}"
+    return "workers", alive
+
+
+def _hung(worker: WorkerRow) -> Fact:
+    return "hung", f"{worker.name}: no batch finished for {worker.quiet_s:.0f} s"
+
+
+def _mismatch(job: JobStatus) -> Fact:
+    return "mismatch", f"{job.mismatch} was refused: {job.pinned_by} serves {job.model_fingerprint}"
+
+
+def _lost(job: JobStatus) -> Fact:
+    first, last = job.lost_chunks or (0, 0)
+    return "lost", f"lost by the broker: chunks {first} to {last}; the same corpus with --resume {job.id} repairs them"
+
+
+def _facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[Fact]:
+    """The plain facts, name by name; leaves out what has nothing to say."""
     state = f"{job.state}{' (stalled)' if job.stalled else ''}"
     if job.stopped_by is not None:
         state += f" (ended by {job.stopped_by})"
@@ -245,13 +306,9 @@ def _facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[tuple[str, str]
         ("state", state),
         ("model", job.model),
         ("class", f"{job.hardware} ({job.precision})"),
-        ("workers", alive),
+        _alive(job, workers),
         *(("engine", line) for line in _engines(job.model, workers)),
-        *(
-            ("hung", f"{worker.name}: no batch finished for {worker.quiet_s:.0f} s")
-            for worker in workers
-            if worker.activity == "hung"
-        ),
+        *(_hung(worker) for worker in workers if worker.activity == "hung"),
         *(
             ("bounds", f"{worker.name} is held to {worker.bounds} in place of {worker.precision}'s own")
             for worker in workers
@@ -274,11 +331,11 @@ def _facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[tuple[str, str]
         ("kept", f"{job.expires_in.total_seconds() / 3600:,.1f} hours more"),
     ]
     if job.mismatch:
-        facts.append(("mismatch", f"{job.mismatch} was refused: {job.pinned_by} serves {job.model_fingerprint}"))
+        facts.append(_mismatch(job))
     if job.trouble and not job.state.ended:
         facts.append(("trouble", job.trouble))
     if job.lost_chunks:
-        facts.append(("lost", f"lost by the broker: chunks {job.lost_chunks[0]} to {job.lost_chunks[1]}"))
+        facts.append(_lost(job))
     return [(name, value) for name, value in facts if value]
 
 
@@ -286,7 +343,7 @@ def _when(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else ""
 
 
-def _history(suspect: Suspect) -> Iterator[tuple[str, str]]:
+def _history(suspect: Suspect) -> Iterator[Fact]:
     """What is known of a chunk whose owners died, a line for it and one for each death."""
     so_far = f"rows given up: {', '.join(map(str, suspect.given_up))}" if suspect.given_up else "no row named yet"
     yield "stuck" if suspect.stuck else "suspect", f"chunk {suspect.chunk}: encoded alone, record by record; {so_far}"
