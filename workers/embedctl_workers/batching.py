@@ -62,4 +62,5 @@ def _cheapest(lengths: Rows, token_budget: int, batch_cost: int) -> list[int]:
 
 
 def _most_rows(lengths: Rows, start: int, token_budget: int) -> int:
-    return max(1, token_budget // int(lengths[start]))
+    # A text may have no token at all: of characters that a tokenizer without special tokens drops.
+    return max(1, token_budget // max(1, int(lengths[start])))
