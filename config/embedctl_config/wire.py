@@ -33,6 +33,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from embedctl_config.errors import WireForeign, WireNewer, WireTruncated
+from embedctl_config.settings import MAX_CHUNK_RECORDS
 
 MAGIC = b"EMBC"
 #: The newest version of jobs, tickets and chunks that is known here. What each one added: 2, the option `dimensions`
@@ -191,6 +192,8 @@ def decode_input(data: bytes | memoryview) -> ChunkInput:
         WireTruncated, WireForeign, WireNewer: the bytes are cut off, not ours, or newer than this version.
     """
     cursor, flags, digest, first, rows = _open(data, _KIND_INPUT)
+    if rows > MAX_CHUNK_RECORDS:  # before anything is made of them: half a gigabyte holds 100 million empty rows
+        raise WireForeign(f"a chunk's input promises {rows} rows, and no chunk has more than {MAX_CHUNK_RECORDS}")
     body = cursor.rest()
     kinds = cursor.take(rows)
     if any(kind > max(RecordKind) for kind in kinds):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from embedctl_config import wire
 from embedctl_config.errors import WireError, WireForeign, WireNewer, WireTruncated
 from embedctl_config.hardware import PRECISIONS
+from embedctl_config.settings import MAX_CHUNK_RECORDS
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError, RecordKind, Truncation
 
 U32 = st.integers(0, 2**32 - 1)
@@ -331,6 +332,14 @@ def test_nan_vectors_survive_bit_by_bit() -> None:
 def test_vectors_of_another_size_are_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"{size} bytes of vectors are not 3 rows"):
         wire.encode_result(a_result(vectors=bytes(size)))
+
+
+def test_no_input_has_more_rows_than_a_chunk_may_have() -> None:
+    largest = ChunkInput(0, bytes(MAX_CHUNK_RECORDS), [b""] * MAX_CHUNK_RECORDS)
+    assert len(wire.decode_input(wire.encode_input(largest))) == MAX_CHUNK_RECORDS
+    more = ChunkInput(0, bytes(MAX_CHUNK_RECORDS + 1), [b""] * (MAX_CHUNK_RECORDS + 1))
+    with pytest.raises(WireForeign, match="promises 16385 rows, and no chunk has more than 16384"):
+        wire.decode_input(wire.encode_input(more))
 
 
 def test_an_empty_chunk_is_a_chunk() -> None:
