@@ -286,6 +286,15 @@ def test_torch_counts_the_tokens_that_the_whole_text_has(torch_backend: Backend,
     assert (tokens.lost > 0).tolist() == [len(ids) > 256 for ids in whole]
 
 
+def test_torch_does_not_keep_every_prompt(torch_backend: Backend) -> None:
+    prompts = [f"prompt {at}: " for at in range(100)]
+    before = list(map(sys.getrefcount, prompts))
+    for prompt in prompts:
+        torch_backend.tokenize(["a"], prompt)
+    kept = [now > count for now, count in zip(map(sys.getrefcount, prompts), before, strict=True)]
+    assert sum(kept) < 20
+
+
 def test_torch_takes_the_compute_threads_that_it_is_given(torch_backend: Backend) -> None:
     import torch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -22,6 +23,8 @@ from embedctl_workers.tokenizing import TextTokenizer
 from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
 
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
+#: Of how many prompts the length in tokens is remembered.
+_PROMPTS_KEPT = 16
 
 #: Runs a model on some of the texts: rows × dim, not normalised unless the model itself does so.
 Engine = Callable[[Tokens, Rows], torch.Tensor]
@@ -52,7 +55,8 @@ class SentenceModel:
             columns=[name for name in tokenizer.model_input_names if name != "attention_mask"],
             keep="left" if tokenizer.truncation_side == "right" else "right",
         )
-        self._prompt_tokens: dict[str, int | None] = {}
+        # A job's chunks come one after the other and bear one prompt, which may be long: a few are kept.
+        self._prompt_tokens = lru_cache(maxsize=_PROMPTS_KEPT)(self._count_prompt_tokens)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         if prompt is None and self._model.default_prompt_name is not None:
@@ -60,14 +64,14 @@ class SentenceModel:
         if not prompt:
             return self._tokenize(texts)
         tokens = self._tokenize([prompt + text for text in texts])
-        return replace(tokens, prompt_tokens=self._count_prompt_tokens(prompt))
+        return replace(tokens, prompt_tokens=self._prompt_tokens(prompt))
 
     def _count_prompt_tokens(self, prompt: str) -> int | None:
         """How many tokens pooling leaves out, by the model's own account; None where it leaves out none."""
-        if prompt not in self._prompt_tokens:
-            length: Any = self._model.preprocess(["a"], prompt=prompt).get("prompt_length")
-            self._prompt_tokens[prompt] = length
-        return self._prompt_tokens[prompt]
+        length: Any = self._model.preprocess(["a"], prompt=prompt).get("prompt_length")
+        for module in self._model:  # sentence-transformers keeps every prompt as well, and has no bound for that
+            getattr(module, "_prompt_length_mapping", {}).clear()
+        return None if length is None else int(length)
 
 
 class TorchBackend(SentenceModel):
