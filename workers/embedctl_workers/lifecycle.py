@@ -36,6 +36,7 @@ from embedctl_workers.gate import run_gate
 from embedctl_workers.health import Health
 from embedctl_workers.heartbeat import Heartbeat
 from embedctl_workers.loading import load_encoder
+from embedctl_workers.messages import CheckingConsumer, inflate_nothing
 from embedctl_workers.runner import ChunkRunner
 from embedctl_workers.speed import Speed
 from embedctl_workers.tasks import register
@@ -196,10 +197,12 @@ def _consume(
     signals.setup_logging.connect(_logs_are_set_up, weak=False)
     app.steps["consumer"].add(_told_by_celery(health))
     answer_questions_only()
+    inflate_nothing()
     # The threads pool, because one process holds one device: chunks share it under a lock instead of forking.
     worker = app.Worker(
         hostname=name,
         pool=_Threads,
+        consumer_cls=CheckingConsumer,
         concurrency=prefetch,
         queues=queues,
         loglevel=log_level.upper(),

@@ -1,0 +1,138 @@
+"""What is put into a worker's queue and is no ticket: it takes neither memory nor log, and the worker goes on."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from embedctl import enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.e2e.conftest import StartWorker, WorkerProcess, eventually
+
+QUEUE = "embed.dummy.dummy"
+JOB = "20200101-000000-0000000000"
+#: What a ticket of 400 KB may be inflated to (bytes).
+INFLATED = 400 << 20
+
+Envelope = dict[str, Any]
+
+
+@pytest.fixture
+def ticket(broker: Broker, raw: redis_py.Redis) -> Envelope:
+    """A real ticket as it lies in its queue, taken out of it."""
+    broker.tickets.send(QUEUE, JOB, [0], version=1)
+    found = json.loads(raw.rpop(QUEUE))
+    assert isinstance(found, dict)
+    return found
+
+
+def body(*args: object, **facts: object) -> str:
+    return base64.b64encode(json.dumps([args, facts, {}]).encode()).decode()
+
+
+def inflating() -> Iterator[bytes]:
+    """A ticket whose job id is as long as can be, compressed."""
+    squeeze = zlib.compressobj(9)
+    yield squeeze.compress(b'[["')
+    for _ in range(INFLATED >> 20):
+        yield squeeze.compress(b"a" * (1 << 20))
+    yield squeeze.compress(b'", 0], {}, {}]')
+    yield squeeze.flush()
+
+
+def peak_bytes(worker: WorkerProcess) -> int:
+    found = re.search(r"VmHWM:\s+([0-9]+) kB", Path(f"/proc/{worker.pid}/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def assert_dropped(worker: WorkerProcess, raw: redis_py.Redis, settings: Settings, messages: list[Envelope]) -> None:
+    """The worker drops what it is sent, grows by little, and encodes what comes behind."""
+    enqueue_embeddings(["first"], settings=settings).wait(timeout=60)
+    peak, logged = peak_bytes(worker), worker.log_file.stat().st_size
+    for at, message in enumerate(messages):
+        message["properties"]["delivery_tag"] = f"tag-{at}"
+        raw.lpush(QUEUE, json.dumps(message))
+    job = enqueue_embeddings(["one", "two"], settings=settings)
+    assert job.wait(timeout=60).done == 2
+    eventually(lambda: raw.llen(QUEUE) == 0 and raw.hlen("unacked") == 0, timeout_s=60)
+    assert worker.process.poll() is None
+    assert peak_bytes(worker) < peak + (20 << 20)
+    assert worker.log_file.stat().st_size < logged + 1000 * (len(messages) + 4)
+
+
+def test_a_compressed_ticket_is_dropped_before_it_is_inflated(
+    settings: Settings, raw, ticket: Envelope, start_worker: StartWorker
+) -> None:
+    squeezed = b"".join(inflating())
+    assert len(squeezed) < 450_000
+    ticket["body"] = base64.b64encode(squeezed).decode()
+    ticket["headers"]["compression"] = "application/x-gzip"
+    worker = start_worker()
+    assert_dropped(worker, raw, settings, [ticket])
+    assert worker.logged("a message that is no ticket was dropped: ")
+
+
+def test_a_large_ticket_is_dropped_unread_and_unsaid(
+    settings: Settings, raw, ticket: Envelope, start_worker: StartWorker
+) -> None:
+    long = "x" * (1 << 20)
+    changes: list[Callable[[Envelope], object]] = [
+        lambda each: each.update(body=body(long, 0)),
+        lambda each: each["headers"].update(id=long),
+        lambda each: each["headers"].update(argsrepr=long),
+        lambda each: each["headers"].update(task=long),
+        lambda each: each["headers"].update(root_id=[long]),
+        lambda each: each["headers"].update({f"h{at}": "" for at in range(1000)}),
+        lambda each: each["headers"].update(task="celery.accumulate"),
+        lambda each: each["headers"].update(compression="zlib"),
+        lambda each: each["headers"].update(compression={"no": "name"}),
+        lambda each: each["headers"].pop("task"),
+        lambda each: each.update({"content-type": "application/x-python-serialize"}),
+    ]
+    messages = []
+    for change in changes:
+        message = json.loads(json.dumps(ticket))
+        change(message)
+        messages.append(message)
+    worker = start_worker()
+    assert_dropped(worker, raw, settings, messages)
+    assert worker.log().count("a message that is no ticket was dropped") >= len(messages) - 1
+
+
+def test_what_a_ticket_names_is_checked_before_it_is_used_or_logged(
+    settings: Settings, raw, ticket: Envelope, start_worker: StartWorker
+) -> None:
+    odd: list[tuple[object, ...]] = [
+        (),
+        (JOB,),
+        (JOB, 0, 0),
+        ("\x1b]0;owned\x07\nforged", 0),
+        (f"{JOB}:in:0", 0),
+        (None, 0),
+        ({"a": 1}, 0),
+        (JOB, "0"),
+        (JOB, -1),
+        (JOB, 1.5),
+        (JOB, True),
+        (JOB, None),
+        (JOB, [0]),
+        (JOB, 2**63),
+    ]
+    messages = [{**json.loads(json.dumps(ticket)), "body": body(*args)} for args in odd]
+    worker = start_worker()
+    assert_dropped(worker, raw, settings, messages)
+    assert worker.log().count("a ticket that names no chunk was dropped") == len(odd)
+    assert "Traceback" not in worker.log()
+    assert "forged" not in worker.log()
+    assert not list(raw.scan_iter(match=f"{keys.job(JOB)}*"))

@@ -1,0 +1,86 @@
+"""What comes from a queue before it is a ticket: bounded and checked before anything is made of it, or said of it.
+
+Celery inflates, decodes and logs whatever a message holds. A ticket is small, so that everything else is dropped with
+one line that quotes nothing of it: what may publish must not take a worker's memory or fill its log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import kombu.compression
+from celery.worker.consumer import Consumer
+
+from embedctl_config.celery_app import TASK
+
+log = logging.getLogger(__name__)
+
+#: A ticket's body is some 150 bytes; later versions may put more facts into it.
+MAX_BODY_BYTES = 16 * 1024
+#: Longest string and list among a message's headers. A ticket's longest one tells its route, in words.
+_MAX_HEADER = 1024
+_MAX_HEADERS = 64
+
+
+class CheckingConsumer(Consumer):
+    """Celery's, but drops what is no ticket before anything else looks at it."""
+
+    connection_errors: tuple[type[Exception], ...]
+
+    def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], None]:
+        """What is called with each message of the queues, on the consumer's own thread."""
+        handle: Callable[[Any], object] = super().create_task_handler(*args, **options)
+
+        def on_message(message: Any) -> None:
+            flaw = flaw_of(message.headers, message.body)
+            if flaw:
+                self._drop(message, flaw)
+            else:
+                handle(message)
+
+        return on_message
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """Celery calls it for what it can't read, and would log its headers whole."""
+        self._drop(message, f"it can't be read ({type(exc).__name__})")
+
+    def _drop(self, message: Any, flaw: str) -> None:
+        log.warning("a message that is no ticket was dropped: %s", flaw)
+        message.ack_log_error(log, self.connection_errors)
+
+
+def flaw_of(headers: Any, body: Any) -> str:
+    """Why a message can't be a ticket, in words that quote nothing of it; empty if it may be one."""
+    if not isinstance(body, bytes | str) or len(body) > MAX_BODY_BYTES:
+        return f"its body is no text of at most {MAX_BODY_BYTES} bytes"
+    if not isinstance(headers, dict) or not _small(headers):
+        return "its headers are not those of a ticket"
+    if headers.get("compression"):
+        return "it is compressed"
+    if headers.get("task") != TASK or not isinstance(headers.get("id"), str):
+        return "it names another task, or none"
+    return ""
+
+
+def inflate_nothing() -> None:
+    """Let nothing that this process receives be inflated: kombu does it before anybody may look at a message.
+
+    Tickets are never compressed, and 400 KB of a message may be 400 MB of text.
+    """
+    for content_type in kombu.compression.encoders():
+        kombu.compression.register(_refuse, _refuse, content_type)
+
+
+def _refuse(body: object) -> bytes:
+    raise ValueError("tickets are not compressed")
+
+
+def _small(value: Any) -> bool:
+    """Whether a value of JSON takes a line at most."""
+    if isinstance(value, dict):
+        return len(value) <= _MAX_HEADERS and all(_small(name) and _small(each) for name, each in value.items())
+    if isinstance(value, list):
+        return len(value) <= _MAX_HEADERS and all(map(_small, value))
+    return not isinstance(value, str) or len(value) <= _MAX_HEADER
