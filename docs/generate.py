@@ -35,7 +35,7 @@ MEANINGS = {
     4: "there is no such job or model",
     65: "a worker's vectors are not those of its model, within the bounds of its class",
     69: "Redis can't be reached, refuses us, or is full",
-    71: "a worker's device answers no more, so that only another process can use it",
+    71: "a worker can encode nothing any more, because its device or its host fails it; another process may",
     77: "Redis' access list does not let this user do that",
     124: "the time to wait is over; the job goes on",
     130: "Ctrl-C; the message says what becomes of the job",

@@ -28,7 +28,8 @@
     │   ├── ModelNotFound
     │   └── GateFailed            its vectors are not what the class promises
     └── WorkerError               a worker or a private Redis that does not start
-        └── DeviceLost            a device that answers no more
+        ├── DeviceLost            a device that answers no more
+        └── WorkerSick            a worker that can't do any more what it could at its start
 """
 
 from __future__ import annotations
@@ -192,6 +193,16 @@ class DeviceLost(WorkerError):
     """Raised when a device answers no more, so that only another process can use it: whatever was running is lost."""
 
     #: EX_OSERR of sysexits.h, as a process ends itself with that has lost its device.
+    exit_code = 71
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, type(self).exit_code)
+
+
+class WorkerSick(WorkerError):
+    """Raised when a worker can't encode a text of its own, or no longer as at its start: no record is to blame."""
+
+    #: As for :class:`DeviceLost`: another process may do what this one can't.
     exit_code = 71
 
     def __init__(self, message: str) -> None:

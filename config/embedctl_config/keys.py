@@ -113,7 +113,8 @@ def owners(job_id: str) -> str:
 
 @_used_by(_PRODUCER, _WORKER, _MONITOR)
 def attempts(job_id: str) -> str:
-    """Hash: issued chunk → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON."""
+    """Hash: issued chunk → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON;
+    `CHUNK:doubts` → what owners could not do with it, likewise."""
     return f"embed:job:{job_id}:attempts"
 
 

@@ -42,6 +42,7 @@ from embedctl_config.errors import (
     WireNewer,
     WireTruncated,
     WorkerError,
+    WorkerSick,
 )
 from embedctl_config.settings import Settings, load_settings
 
@@ -83,6 +84,7 @@ __all__ = [
     "WireNewer",
     "WireTruncated",
     "WorkerError",
+    "WorkerSick",
     "__version__",
     "aenqueue_embeddings",
     "enqueue_embeddings",

@@ -87,8 +87,8 @@ class Job:
     Those that wait raise JobLost or JobStalled where what they wait for can't come any more. While no live worker
     serves the job, the log says so at once and then every minute; `progress`, where it is given, is told instead.
 
-    The jobs of a process share a few connections, also among its threads; a child opens its own. A job can't be pickled:
-    send its `id`, and get it there.
+    The jobs of a process share a few connections, also among its threads; a child opens its own. A job can't be
+    pickled: send its `id`, and get it there.
 
     Args:
         job_id: as `embedctl submit` printed it.

@@ -13,15 +13,16 @@ import pytest
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.tickets import Ticket
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.base import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoder import ChunkEncoder
+from embedctl_workers.known_good import KnownGood
 from embedctl_workers.metrics import Metrics
 from embedctl_workers.runner import ChunkRunner
-from tests.contract.helpers import OTHER, eventually
+from tests.contract.helpers import OTHER, QUEUE, eventually
 
 ENTRY = HardwareClass(backend="dummy")
 SECRET = "s3cret"
@@ -29,29 +30,32 @@ TEXTS = ["one", f"two {SECRET}", "three words here"]
 
 
 class Quoting(DummyBackend):
-    """A backend that quotes texts as it fails, in one of its methods."""
+    """A backend that quotes texts as it fails, in one of its methods.
 
-    def __init__(self, place: str = "") -> None:
-        super().__init__(dim=16)
-        self._place = place
+    Attributes:
+        place: the method; empty for none.
+        spares: whether it fails with short texts alone, and so not with that of the worker's own.
+    """
 
-    def _fail_in(self, place: str) -> None:
-        if place == self._place:
+    place, spares = "", False
+
+    def _fail_in(self, place: str, words: int) -> None:
+        if place == self.place and not (self.spares and words > 10):
             try:
                 {}[SECRET]
             except KeyError as error:
-                raise ValueError(f"can't work with {TEXTS}") from error
+                raise ValueError(f"can't work with {TEXTS if 0 < words < 10 else words}") from error
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        self._fail_in("tokenize")
+        self._fail_in("tokenize", max(len(text.split()) for text in texts))
         return super().tokenize(texts, prompt)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
-        self._fail_in("forward")
+        self._fail_in("forward", int(tokens.lengths[rows].max()))
         return super().forward(tokens, rows)
 
     def positions(self, lengths: Rows) -> int:
-        self._fail_in("positions")
+        self._fail_in("positions", int(lengths.max()))
         return super().positions(lengths)
 
 
@@ -65,8 +69,11 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics("dummy", ENTRY, ["dummy"])
-        encoders = {"dummy": ChunkEncoder(self.backend, 1024)}
-        self.runner = ChunkRunner(self.broker, ENTRY, encoders, "me", self.metrics)
+        encoder = ChunkEncoder(self.backend, 1024)
+        encoder.known_good = KnownGood(self.backend, ENTRY.thresholds())
+        self.runner = ChunkRunner(self.broker, ENTRY, {"dummy": encoder}, "me", self.metrics)
+        self.left: list[int] = []
+        self.runner.leave = self.left.append
 
     def submit(self, texts: Sequence[str] = TEXTS) -> Job:
         return enqueue_embeddings(list(texts), settings=self.settings)
@@ -86,7 +93,10 @@ def rig(broker: Broker, settings: Settings) -> Rig:
 
 @pytest.fixture
 def failing(request: pytest.FixtureRequest, broker: Broker, settings: Settings) -> Rig:
-    return Rig(broker, settings, Quoting(request.param))
+    backend = Quoting(dim=16)
+    rig = Rig(broker, settings, backend)
+    backend.place = request.param
+    return rig
 
 
 def test_a_chunk_is_counted_as_what_became_of_it(rig: Rig) -> None:
@@ -154,25 +164,68 @@ def test_a_tickets_wait_is_counted_where_the_ticket_can_be_believed(rig: Rig, br
     assert rig.value("chunk_failures_total") == 0
 
 
-@pytest.mark.parametrize("failing", ["tokenize", "positions"], indirect=True)
-def test_a_chunk_that_fails_is_told_of_without_its_text(failing: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_chunk_that_fails_is_told_of_without_its_text(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
-    job = failing.submit()
-    failing.run(job)
-    assert failing.value("chunk_failures_total") == 1
+
+    def quoting(*args: object) -> bytes:
+        raise ValueError(f"can't work with {TEXTS}")
+
+    monkeypatch.setattr(wire, "encode_result", quoting)
+    job = rig.submit()
+    rig.run(job)
+    assert rig.value("chunk_failures_total") == 1
     assert SECRET not in caplog.text
     assert "the chunk failed (ValueError), and will be offered again" in caplog.text
-    assert "in _fail_in" in caplog.text  # of the traceback
+    assert "in quoting" in caplog.text  # of the traceback
     (line,) = [record for record in caplog.records if "the chunk failed" in record.getMessage()]
     assert (line.job, line.chunk, line.attempt) == (job.id, 0, 1)
     trouble = job.status().trouble or ""
     assert SECRET not in trouble
-    assert "chunk 0: ValueError in _fail_in (test_runner.py, line " in trouble
+    assert "chunk 0: ValueError in quoting (test_runner.py, line " in trouble
+    assert rig.left == []
+
+
+@pytest.mark.parametrize("failing", ["tokenize", "forward", "positions"], indirect=True)
+def test_a_worker_that_fails_with_its_own_text_blames_no_record(
+    failing: Rig, raw, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    job = failing.submit()
+    failing.run(job)
+    assert failing.left == [71]
+    assert failing.runner.draining.is_set()
+    status = job.status()
+    assert (status.done, status.failed, status.deaths) == (0, 0, 0)
+    assert "chunk 0: worker me: WorkerSick: this worker can't encode a text of its own: " in (status.trouble or "")
+    assert raw.hlen(keys.owners(job.id)) == 0
+    assert SECRET not in caplog.text + (status.trouble or "")
+    before = raw.llen(QUEUE)
+    failing.runner.return_tickets()
+    assert raw.llen(QUEUE) == before + 1
+
+
+@pytest.mark.parametrize("failing", ["tokenize", "positions"], indirect=True)
+def test_a_chunk_that_fails_as_a_whole_is_encoded_record_by_record(
+    failing: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    assert isinstance(failing.backend, Quoting)
+    failing.backend.spares = True
+    job = failing.submit()
+    failing.run(job)
+    assert (job.status().failed, failing.left) == (3, [])
+    assert failing.value("record_errors_total", code="encode_error") == 3
+    assert SECRET not in caplog.text
+    assert "the chunk failed as a whole (ValueError): encoding it record by record" in caplog.text
 
 
 @pytest.mark.parametrize("failing", ["forward"], indirect=True)
 def test_records_that_fail_are_told_of_without_their_texts(failing: Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
+    assert isinstance(failing.backend, Quoting)
+    failing.backend.spares = True
     job = failing.submit()
     failing.run(job)
     assert job.status().failed == 3

@@ -45,7 +45,7 @@ options = {dim = 16, memory_tokens = 100}
 
 [classes.hung]
 backend = "dummy"
-options = {dim = 16, seconds_per_batch = 3600}
+options = {dim = 16, poison = true}
 """
 
 #: The first worker with a model also computes its references and builds what it runs.

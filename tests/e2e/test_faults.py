@@ -62,7 +62,7 @@ def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(settin
 def test_a_hung_encode_ends_the_process(settings: Settings, environment, start_worker) -> None:
     environment["EMBEDCTL_HANG_S"] = "2"
     hung = start_worker("hung")
-    job = enqueue_embeddings(["text"], hardware="hung", settings=settings)
+    job = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
     eventually(lambda: hung.process.poll() is not None, timeout_s=30)
     assert hung.process.returncode == 70
     assert hung.logged("no progress for 2 s", job=job.id, chunk=0, attempt=1)

@@ -53,7 +53,7 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
     environment["EMBEDCTL_HANG_S"] = "60"
     hung, stopped, idle = start_worker("hung"), start_worker(), start_worker()
     name = stopped.row().name
-    waiting = enqueue_embeddings(["text"], hardware="hung", settings=settings)
+    waiting = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
     eventually(lambda: busy(hung))
     began = time.monotonic()
     stopped.process.send_signal(signal.SIGSTOP)

@@ -184,7 +184,7 @@ def test_a_hung_encode_is_an_illness_before_the_worker_ends_itself(
 ) -> None:
     environment["EMBEDCTL_HANG_S"] = "12.5"
     worker = start_worker("hung")
-    job = enqueue_embeddings(["text"], hardware="hung", settings=settings)
+    job = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
     eventually(lambda: worker.row().holding)
     assert page.well == (200, "ok\n")
     eventually(lambda: page.well[0] == 503, timeout_s=30)

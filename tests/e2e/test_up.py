@@ -239,7 +239,7 @@ def test_sigterm_drains_and_loses_nothing(settings: Settings, raw, start_up: Sta
 def test_ctrl_c_twice_kills_and_blames_nobody(settings: Settings, raw, broker: Broker, start_up: StartUp) -> None:
     up = start_up("--class", "hung")
     worker = up.wait_ready("hung")["hung"]
-    job = enqueue_embeddings(["text"], hardware="hung", settings=settings)
+    job = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
     eventually(lambda: owners(raw, job))
     up.process.send_signal(signal.SIGINT)
     eventually(lambda: "stopping" in up.said())

@@ -157,14 +157,16 @@ def test_a_poison_row_is_found_by_halving_and_the_others_keep_their_vectors() ->
     encoded = run(backend, chunk_of(*texts))
     assert codes(encoded) == {19: ErrorCode.ENCODE_ERROR}
     assert_vectors(encoded, texts, failed=[19])
-    assert len(backend.batches) == 1 + 2 * 5
-    assert sum(1 for batch in backend.batches if 19 in batch) == 6
+    assert len(backend.batches) == 1 + 2 * 5 + 1  # once more alone
+    assert sum(1 for batch in backend.batches if 19 in batch) == 7
+    assert encoded.doubtful == {19}
 
 
 def test_several_poison_rows_in_one_batch_fail_alone() -> None:
     texts = [f"poison{row}" if row in (0, 7, 8, 31) else f"word{row}" for row in range(32)]
     encoded = run(Fake(), chunk_of(*texts))
     assert sorted(codes(encoded)) == [0, 7, 8, 31]
+    assert encoded.doubtful == {0, 7, 8, 31}
     assert_vectors(encoded, texts, failed=[0, 7, 8, 31])
 
 
@@ -182,6 +184,7 @@ def test_a_text_that_breaks_the_tokeniser_fails_alone() -> None:
     assert "second line" not in encoded.errors[0].message
     assert_vectors(encoded, texts, failed=[1, 3])
     assert encoded.tokens == 2
+    assert encoded.doubtful == set()  # the same text would break any worker's
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

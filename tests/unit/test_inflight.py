@@ -104,7 +104,7 @@ def test_a_row_that_fails_costs_none_of_those_under_way(
     others = [row for row in range(32) if row != at]
     np.testing.assert_array_equal(encoded.vectors[others], expected(TEXTS)[others])
     assert np.isnan(encoded.vectors[at]).all()
-    assert sum(told) == 32
+    assert sum(told) == 33  # what fails is tried twice
 
 
 def test_a_batch_too_large_is_halved_and_the_limit_remembered_also_when_it_fails_late(device: Any) -> None:

@@ -81,7 +81,7 @@ def test_the_pause_doubles_up_to_a_minute_and_begins_anew_after_a_life() -> None
         (-40, "killed by signal 40", True),
         (-signal.SIGTERM, "killed by SIGTERM", False),
         (HUNG, "ended itself with status 70: an encode hung", True),
-        (71, "ended itself with status 71: its device answers no more", True),
+        (71, "ended itself with status 71: it can encode nothing any more", True),
         (CRASHED, "ended with status 1", None),
         (0, "ended with status 0", None),
     ],

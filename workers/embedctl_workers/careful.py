@@ -1,8 +1,9 @@
-"""Encoding a suspect chunk, an owner of which died: record by record, each announced before it is touched."""
+"""Encoding a chunk record by record, each announced before it is touched: it is suspect, or failed as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ def encode_carefully(
     given_up: Collection[int],
     announce: Callable[[int], None],
     on_batch: Callable[[int], None] | None = None,
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     about: Mapping[str, object] | None = None,
 ) -> EncodedChunk:
     """Encode a chunk so that, should the process die, it is known at which record.
@@ -29,15 +31,18 @@ def encode_carefully(
         given_up: the rows at which earlier owners died; they and their equals fail as `crashed_worker`, untouched.
         announce: called with each row before anything is done with it, and with -1 after the last.
         on_batch: called after each batch of windows of a row with its tokens.
+        turn: as in :meth:`ChunkEncoder.encode`.
         about: as in :meth:`ChunkEncoder.prepare`.
 
     Raises:
+        DeviceLost, WorkerSick: as by :meth:`ChunkEncoder.encode`.
         Whatever `announce` raises.
     """
     vectors = np.full((len(chunk), encoder.dim_of(options)), np.nan, np.float32)
     errors: list[RecordError] = []
     truncations: list[Truncation] = []
     tokens = positions = 0
+    doubtful: set[int] = set()
     records = list(zip(chunk.kinds, chunk.texts, strict=True))
     deadly = {records[row] for row in given_up}
     for row, record in enumerate(records):
@@ -45,11 +50,13 @@ def encode_carefully(
             errors.append(RecordError(row, ErrorCode.CRASHED_WORKER, _MESSAGE))
             continue
         announce(row)
-        alone = encoder.encode(encoder.prepare(chunk.select([row]), options, about=about), on_batch=on_batch)
+        alone = encoder.encode_alone(chunk, row, options, on_batch=on_batch, turn=turn, about=about)
         vectors[row] = alone.vectors[0]
         errors += [RecordError(row, error.code, error.message) for error in alone.errors]
         truncations += [Truncation(row, cut.used, cut.lost) for cut in alone.truncations]
         tokens += alone.tokens
         positions += alone.positions
+        if alone.doubtful:
+            doubtful.add(row)
     announce(-1)
-    return EncodedChunk(vectors, errors, truncations, tokens, positions)
+    return EncodedChunk(vectors, errors, truncations, tokens, positions, frozenset(doubtful))

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embedctl.records import kind_in_words
+from embedctl_config.errors import BrokerUnavailable, JobError, WorkerError
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
 from embedctl_workers.backends.base import Backend, RemembersBudget, Rows, Tokens, Vectors, Windows
 from embedctl_workers.batching import batches_of
@@ -20,11 +21,18 @@ from embedctl_workers.prepared import Prepared
 from embedctl_workers.quoting import first_line
 from embedctl_workers.vectors import mean_of_windows, unit
 
+if TYPE_CHECKING:
+    from embedctl_workers.known_good import KnownGood
+
 log = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
     """Raised between two batches when nobody wants the chunk any more."""
+
+
+#: What a record has no part in, whatever it was that was done with it.
+NOT_OF_A_RECORD = (Stopped, WorkerError, BrokerUnavailable, JobError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,7 @@ class EncodedChunk:
     Attributes:
         tokens: that the device was given, without padding.
         positions: the same with padding; of a batch that was halved, as if it had not been.
+        doubtful: the rows that failed here and might not elsewhere: the backend failed on them, twice.
     """
 
     vectors: Vectors
@@ -41,13 +50,19 @@ class EncodedChunk:
     truncations: list[Truncation]
     tokens: int
     positions: int
+    doubtful: frozenset[int] = frozenset()
 
 
 class ChunkEncoder:
-    """Encodes chunks with one backend."""
+    """Encodes chunks with one backend.
+
+    Attributes:
+        known_good: asked where records fail; where None, they are always to blame.
+    """
 
     def __init__(self, backend: Backend, token_budget: int) -> None:
         self.backend = backend
+        self.known_good: KnownGood | None = None
         self._token_budget = token_budget
 
     def dim_of(self, options: Mapping[str, Any]) -> int:
@@ -63,6 +78,9 @@ class ChunkEncoder:
         Args:
             options: the job's: `prompt`, `truncation`, `normalize`, `dimensions`.
             about: fields for the lines of the log about this chunk.
+
+        Raises:
+            WorkerSick: texts can't be tokenised, and neither can one that could be at the worker's start.
         """
         mean = options.get("truncation") == "mean"
         hopeless = self._too_many(options)
@@ -118,24 +136,27 @@ class ChunkEncoder:
         Raises:
             Stopped: it was no longer wanted.
             DeviceLost: by the backend.
+            WorkerSick: the backend failed, and fails with what it could do at the worker's start.
         """
         tokens = prepared.tokens
         encoded = np.full((len(tokens.lengths), self.backend.dim), np.nan, np.float32)
         bad: dict[int, tuple[ErrorCode, str]] = {}
-        batches = Batches(self.backend, prepared, encoded, bad, on_batch)
+        batches = Batches(self.backend, prepared, encoded, bad, on_batch, self.check_worker)
         with turn():
             for batch in prepared.batches:
                 if not wanted():
                     raise Stopped
                 batches.begin(batch)
         batches.finish()
-        if batches.failed:
+        if batches.failed or bad:
             with turn():
                 batches.split_failed()
+                self._try_again(batches, bad, wanted)
         self._remember_limits(batches.too_large)
         if prepared.windows is not None:
             text_of = prepared.windows.text
             bad = {int(text_of[row]): bad[row] for row in sorted(bad, reverse=True)}
+        before = set(prepared.errors)
         _fail(prepared.source, bad, prepared.errors)
         distinct = _refined(prepared, encoded)
         vectors = np.full((prepared.rows, prepared.dim), np.nan, np.float32)
@@ -151,7 +172,58 @@ class ChunkEncoder:
             ],
             tokens=int(sum(tokens.lengths[batch].sum() for batch in prepared.batches)),
             positions=sum(self.backend.positions(tokens.lengths[batch]) for batch in prepared.batches),
+            doubtful=frozenset(prepared.errors.keys() - before),
         )
+
+    def encode_alone(
+        self,
+        chunk: ChunkInput,
+        row: int,
+        options: Mapping[str, Any],
+        *,
+        on_batch: Callable[[int], None] | None = None,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+        about: Mapping[str, object] | None = None,
+    ) -> EncodedChunk:
+        """One row of a chunk, which fails where anything goes wrong with it; vectors are 1 × dim.
+
+        Raises:
+            Stopped, DeviceLost, WorkerSick: as for :meth:`encode`.
+        """
+        try:
+            return self.encode(self.prepare(chunk.select([row]), options, about=about), on_batch=on_batch, turn=turn)
+        except NOT_OF_A_RECORD:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever one text does is that record's error)
+            with turn():
+                self.check_worker()
+            nothing = np.full((1, self.dim_of(options)), np.nan, np.float32)
+            failure = RecordError(0, ErrorCode.ENCODE_ERROR, f"it could not be encoded: {first_line(error)}")
+            return EncodedChunk(nothing, [failure], [], 0, 0, frozenset({0}))
+
+    def check_worker(self) -> None:
+        """Tell whether the worker can do what it could at its start. Nobody else may run the device meanwhile.
+
+        Raises:
+            WorkerSick: it can't.
+            DeviceLost: by the backend.
+        """
+        if self.known_good is not None:
+            self.known_good.check()
+
+    def _try_again(
+        self, batches: Batches, bad: Mapping[int, tuple[ErrorCode, str]], wanted: Callable[[], bool]
+    ) -> None:
+        """What failed may have failed for want of something that is there again: only what fails twice has failed."""
+        if not bad:
+            return
+        self.check_worker()
+        for row in sorted(bad):
+            if not wanted():
+                raise Stopped
+            batches.again(row)
+        if bad:
+            self.check_worker()
 
     def _batches(self, tokens: Tokens, wanted: Rows, windows: Windows | None) -> list[Rows]:
         """Rows in batches; where pooling leaves out a prompt, no batch holds windows with and without one."""
@@ -182,6 +254,8 @@ class ChunkEncoder:
                 self.backend.tokenize([text], prompt)
             except Exception as error:  # noqa: BLE001  (as above)
                 bad[at] = (ErrorCode.ENCODE_ERROR, f"the tokeniser failed: {first_line(error)}")
+        if bad and self.known_good is not None:
+            self.known_good.check_preparing()
         harmless = ["" if at in bad else text for at, text in enumerate(texts)]
         return self.backend.tokenize(harmless, prompt), bad
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl_config.errors import DeviceLost
+from embedctl_config.errors import WorkerError
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.backends.base import Backend, Rows, Vectors, is_out_of_memory
 from embedctl_workers.prepared import Prepared
@@ -24,6 +24,7 @@ class Batches:
     Args:
         into: float32, rows of tokens × dim.
         bad: gets the rows that have no vector, and why.
+        check: raises where it is the worker that can't encode, and not a row that can't be encoded.
 
     Attributes:
         failed: batches whose rows are to be told apart, and what they failed with.
@@ -37,12 +38,15 @@ class Batches:
         into: Vectors,
         bad: dict[int, tuple[ErrorCode, str]],
         on_batch: Callable[[int], None] | None,
+        check: Callable[[], None],
     ) -> None:
         self._backend = backend
         self._prepared = prepared
         self._into = into
         self._bad = bad
         self._on_batch = on_batch
+        self._check = check
+        self._checked = False
         self._begun: deque[tuple[Rows, Any]] = deque()
         self.failed: list[tuple[Rows, Exception]] = []
         self.too_large: list[int] = []
@@ -51,7 +55,7 @@ class Batches:
         """Begin a batch, and finish those before it that the backend does not want to run beside it."""
         try:
             self._begun.append((rows, self._backend.forward(self._prepared.tokens_of(rows), rows)))
-        except DeviceLost:
+        except WorkerError:
             raise
         except Exception as error:  # noqa: BLE001  (whatever one row does to the backend is that record's error)
             self.failed.append((rows, error))
@@ -64,7 +68,7 @@ class Batches:
             rows, output = self._begun.popleft()
             try:
                 self._store(rows, output)
-            except DeviceLost:
+            except WorkerError:
                 raise
             except Exception as error:  # noqa: BLE001  (as above)
                 self.failed.append((rows, error))
@@ -81,10 +85,25 @@ class Batches:
             self._split(rows, error)
             self._told(rows)
 
+    def again(self, row: int) -> None:
+        """Encode a row that has no vector once more, alone. Nothing else may be under way."""
+        rows = np.array([row], np.int64)
+        del self._bad[row]
+        try:
+            self._store(rows, self._backend.forward(self._prepared.tokens_of(rows), rows))
+        except WorkerError:
+            raise
+        except Exception as error:  # noqa: BLE001  (as above)
+            self._bad[row] = _verdict(error)
+        self._told(rows)
+
     def _split(self, rows: Rows, error: Exception) -> None:
-        code = ErrorCode.OUT_OF_MEMORY if is_out_of_memory(error) else ErrorCode.ENCODE_ERROR
+        code, _ = verdict = _verdict(error)
         if len(rows) == 1:
-            self._bad[int(rows[0])] = (code, f"the backend failed: {first_line(error)}")
+            self._bad[int(rows[0])] = verdict
+            if not self._checked:  # at once: a worker that can encode nothing need not find that out row by row
+                self._checked = True
+                self._check()
             return
         log.warning(
             "a batch of %d rows failed (%s): halving it", len(rows), type(error).__name__, extra=self._prepared.about
@@ -93,7 +112,7 @@ class Batches:
         for half in (rows[:middle], rows[middle:]):
             try:
                 self._store(half, self._backend.forward(self._prepared.tokens_of(half), half))
-            except DeviceLost:
+            except WorkerError:
                 raise
             except Exception as again:  # noqa: BLE001  (as above)
                 self._split(half, again)
@@ -110,3 +129,8 @@ class Batches:
     def _told(self, rows: Rows) -> None:
         if self._on_batch is not None:
             self._on_batch(int(self._prepared.tokens.lengths[rows].sum()))
+
+
+def _verdict(error: Exception) -> tuple[ErrorCode, str]:
+    code = ErrorCode.OUT_OF_MEMORY if is_out_of_memory(error) else ErrorCode.ENCODE_ERROR
+    return code, f"the backend failed: {first_line(error)}"

@@ -16,6 +16,7 @@ class Held:
         model: the name under which its job asks for it.
         attempt: how often the chunk was claimed, this time included; 0 before that is known.
         unwanted: set when its job has ended or was cancelled.
+        rest_s: how long its thread rests when it has done with it.
         moving_since: when its encode last made progress, by the monotonic clock; None while it is not encoding.
     """
 
@@ -24,6 +25,7 @@ class Held:
     token: str
     model: str
     attempt: int = 0
+    rest_s: float = 0.0
     unwanted: threading.Event = field(default_factory=threading.Event)
     moving_since: float | None = None
 

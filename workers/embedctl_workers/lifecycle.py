@@ -15,6 +15,7 @@ from typing import Any
 from celery import Celery, signals
 from celery.bootsteps import StartStopStep
 from celery.concurrency.thread import TaskPool
+from celery.worker import state
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id
@@ -35,6 +36,7 @@ from embedctl_workers.endpoint import Endpoint
 from embedctl_workers.gate import run_gate
 from embedctl_workers.health import Health
 from embedctl_workers.heartbeat import Heartbeat
+from embedctl_workers.known_good import KnownGood
 from embedctl_workers.loading import load_encoder
 from embedctl_workers.messages import CheckingConsumer, inflate_nothing
 from embedctl_workers.runner import ChunkRunner
@@ -53,6 +55,7 @@ def run_worker(
     Raises:
         SettingsError, ModelError, MissingExtra: it can't start as it is configured.
         GateFailed: a model's vectors are not what the class promises.
+        WorkerSick: a model can't encode a text of the worker's own.
         BrokerUnavailable: Redis can't be reached.
     """
     usual_name = f"{hardware}:{pinned.label}@{socket.gethostname()}"
@@ -79,6 +82,7 @@ def run_worker(
         instance = f"{name}/{secrets.token_hex(4)}"
         encoders = {model: each.encoder for model, each in served.items()}
         runner = ChunkRunner(broker, entry, encoders, instance, telemetry)
+        runner.leave = _leave
         telemetry.watch(runner)
 
         def describe() -> WorkerRow:
@@ -163,6 +167,7 @@ def _load(
     Raises:
         SettingsError, ModelError, MissingExtra: it can't be loaded.
         GateFailed: its vectors are not what the class promises.
+        WorkerSick: it can't encode a text of its own.
     """
     started = time.monotonic()
     health.phase = f"loading {model}"
@@ -173,6 +178,7 @@ def _load(
     if report is not None:
         telemetry.gated(model, report)
     accuracy = report.figures if report else ""
+    encoder.known_good = KnownGood(backend, entry.thresholds(backend.reference.bounds if backend.reference else None))
     log.info(
         "model %s: fingerprint %s, %d dimensions, backend %s (%s), accuracy gate: %s; ready in %.1f s",
         model,
@@ -213,6 +219,11 @@ def _consume(
     )
     worker.start()
     return int(worker.exitcode or 0)
+
+
+def _leave(status: int) -> None:
+    """Have Celery stop as on SIGTERM, and this process end with a status."""
+    state.should_stop = status  # type: ignore[assignment]  # None, as long as nobody says so
 
 
 def _logs_are_set_up(**_: object) -> None:

@@ -81,7 +81,7 @@ def how_it_ended(status: int) -> str:
     if status == HUNG_EXIT:
         return f"ended itself with status {status}: an encode hung"
     if status == DeviceLost.exit_code:
-        return f"ended itself with status {status}: its device answers no more"
+        return f"ended itself with status {status}: it can encode nothing any more"
     return f"ended with status {status}"
 
 

@@ -11,17 +11,19 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from typing import NoReturn
 
 from embedctl.broker import Broker
-from embedctl.store import ClaimAnswer, Completed, JobStatus
+from embedctl.store import ClaimAnswer, Completed, Doubts, JobStatus
 from embedctl.tickets import Ticket
 from embedctl_config import wire
-from embedctl_config.errors import BrokerRefused, BrokerUnavailable, DeviceLost, JobError, WireError
+from embedctl_config.errors import BrokerRefused, BrokerUnavailable, DeviceLost, JobError, WireError, WorkerSick
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ChunkResult
+from embedctl_workers import second_word
 from embedctl_workers.careful import encode_carefully
-from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Stopped
+from embedctl_workers.encoder import NOT_OF_A_RECORD, ChunkEncoder, EncodedChunk, Stopped
 from embedctl_workers.inhand import Held, InHand
 from embedctl_workers.prepared import Prepared
 from embedctl_workers.quoting import first_line, kind_and_place, without_message
@@ -35,6 +37,12 @@ log = logging.getLogger(__name__)
 _RETRY_DELAY_S = 10.0
 _LONGEST_RETRY_DELAY_S = 30 * 60.0
 _LONGEST_PAUSE_S = 5.0
+#: A chunk that is left to another worker is offered again after this part of `reissue_s`, then ever later.
+_FIRST_DELAY_PART = 12
+#: A worker that gave back so many chunks in a row, for more than half of their rows, rests after each: it finds out
+#: faster that it can't encode a chunk than others encode one, and would draw the whole job to itself.
+_UNSURE_AFTER = 2
+_LONGEST_REST_S = 30.0
 
 
 class ChunkRunner:
@@ -66,6 +74,11 @@ class ChunkRunner:
         self.in_hand = InHand()
         self.draining = threading.Event()
         self.progressed_ms = 0
+        #: Why this worker takes nothing any more, once it has found out that it can't encode.
+        self.sick: WorkerSick | None = None
+        #: Ends this process in good order, with a status; called once it is sick.
+        self.leave: Callable[[int], None] = lambda status: None
+        self._unsure = 0
         self.speed: dict[str, Speed] = dict.fromkeys(encoders, Speed())
         # A job's options never change, and its chunks come one after the other.
         self._job = lru_cache(maxsize=256)(broker.jobs.status)
@@ -84,6 +97,8 @@ class ChunkRunner:
                 return
             try:
                 self._run(held, ticket)
+            except WorkerSick as error:
+                self._fall_sick(error, held, ticket)
             except Stopped:
                 log.info("the chunk is no longer wanted", extra=held.fields)
             except BrokerRefused as error:
@@ -100,11 +115,7 @@ class ChunkRunner:
             except JobError as error:
                 log.info("the chunk is not wanted: %s", error, extra=held.fields)
             except DeviceLost as error:
-                # Another process of this place may have it again. What this one holds is suspect: each of its records
-                # is then tried alone.
-                log.critical("%s: ending this process", error, extra=held.fields)
-                logging.shutdown()
-                os._exit(error.exit_code)
+                self._end(error, held)
             except Exception as error:
                 log.error(  # noqa: TRY400  (its message may quote a text)
                     "the chunk failed (%s), and will be offered again",
@@ -113,9 +124,11 @@ class ChunkRunner:
                     extra=held.fields,
                 )
                 self._telemetry.failed(model)
-                self._give_back(held, delay_s=_retry_delay_s(held), trouble=kind_and_place(error))
+                self._offer_again(error, held, ticket)
             finally:
                 self.in_hand.drop(held)
+        if held.rest_s:
+            self.draining.wait(held.rest_s)
 
     def return_tickets(self) -> None:
         """Send on the tickets that could not be dealt with here: a newer worker, or a better moment, may do it.
@@ -154,23 +167,47 @@ class ChunkRunner:
             return
         held.attempt = claim.attempt
         self.in_hand.take(held)
+        others = partial(self._others, job.queue)
+        if claim.doubts is not None and second_word.is_for_another(claim.doubts, self._instance, others):
+            self._leave_to_another(held, claim.doubts.passed_on())
+            return
         try:
             chunk = wire.decode_input(claim.input)
         except WireError as error:  # a newer format too: in a job of my version it can only be damage
-            log.error("the chunk's input is damaged: %s", error, extra=held.fields)  # noqa: TRY400  (the bytes are to blame, not a line of ours)
-            self._broker.jobs.drop_input(held.job_id, held.chunk)
-            self._give_back(held, delay_s=0, trouble=f"its input was damaged in Redis: {first_line(error)}")
+            self._tell_unreadable(held, claim.doubts, error, others)
             return
         if claim.given_up is None:
             encoded = self._encode_beside_others(encoder, chunk, job, held)
         else:
             encoded = self._encode_alone(encoder, chunk, job, held, claim.given_up)
-        if encoded is None:
+        if encoded is None or self.sick is not None:  # the other thread may have found out what these vectors are worth
             self._give_back(held, delay_s=0)
             self._broker.tickets.send(job.queue, held.job_id, [held.chunk], version=job.version)
-        else:
+        elif second_word.counts(encoded.doubtful, claim.doubts, self._instance, others):
+            self._unsure = 0
             self._telemetry.encoded(held.model, encoded.tokens, encoded.positions)
             self._complete(job, held, claim.input, chunk, encoded, fingerprint)
+        else:
+            self._ask_another(job, held, claim.doubts or Doubts(), encoded)
+
+    def _offer_again(self, error: Exception, held: Held, ticket: Ticket) -> None:
+        """Give back a chunk with which something went wrong that is no record's fault; perhaps it is the worker's."""
+        try:
+            with self._device:
+                self._encoders[held.model].check_worker()
+        except WorkerSick as sick:
+            self._fall_sick(sick, held, ticket)
+        except DeviceLost as lost:
+            self._end(lost, held)
+        else:
+            self._give_back(held, delay_s=_retry_delay_s(held), trouble=kind_and_place(error))
+
+    def _end(self, error: DeviceLost, held: Held) -> NoReturn:
+        """Another process of this place may have the device again. What this one holds is suspect: each of its records
+        is then tried alone."""
+        log.critical("%s: ending this process", error, extra=held.fields)
+        logging.shutdown()
+        os._exit(error.exit_code)
 
     def _age_s(self, ticket: Ticket) -> float | None:
         """How long ago a ticket was first sent, in seconds; None where it does not say."""
@@ -182,16 +219,65 @@ class ChunkRunner:
         self, encoder: ChunkEncoder, chunk: ChunkInput, job: JobStatus, held: Held
     ) -> EncodedChunk | None:
         """Prepare a chunk while another one is encoded; None if the worker stops before its turn comes."""
+        try:
+            prepared = self._prepare(encoder, chunk, job, held)
+            return self._encode(encoder, prepared, held)
+        except _Draining:
+            return None
+        except NOT_OF_A_RECORD:
+            raise
+        except Exception as error:
+            log.warning(
+                "the chunk failed as a whole (%s): encoding it record by record",
+                type(error).__name__,
+                exc_info=without_message(error),
+                extra=held.fields,
+            )
+            self._telemetry.failed(held.model)
+        try:
+            return self._encode_row_by_row(encoder, chunk, job, held)
+        except _Draining:
+            return None
+
+    def _prepare(self, encoder: ChunkEncoder, chunk: ChunkInput, job: JobStatus, held: Held) -> Prepared:
         began = held.moving_since = time.monotonic()  # a tokeniser may hang as well
         try:
             prepared = encoder.prepare(chunk, job.options, about=held.fields)
         finally:
             held.moving_since = None
         self._telemetry.staged(held.model, "tokenise", time.monotonic() - began)
+        return prepared
+
+    def _encode_row_by_row(self, encoder: ChunkEncoder, chunk: ChunkInput, job: JobStatus, held: Held) -> EncodedChunk:
+        """Encode a chunk that something failed on which is no row's alone: none of it is to fail for ever."""
+
+        @contextmanager
+        def turn() -> Iterator[None]:
+            held.moving_since = None  # others may have the device for long
+            with self._device:
+                if self.draining.is_set():
+                    raise _Draining
+                held.moving_since = time.monotonic()
+                yield
+
+        def announce(row: int) -> None:
+            if held.unwanted.is_set():
+                raise Stopped
+            held.moving_since = time.monotonic()
+
         try:
-            return self._encode(encoder, prepared, held)
-        except _Draining:
-            return None
+            return encode_carefully(
+                encoder,
+                chunk,
+                job.options,
+                given_up=(),
+                announce=announce,
+                on_batch=lambda tokens: self._progress(held),
+                turn=turn,
+                about=held.fields,
+            )
+        finally:
+            held.moving_since = None
 
     def _encode_alone(
         self, encoder: ChunkEncoder, chunk: ChunkInput, job: JobStatus, held: Held, given_up: Collection[int]
@@ -332,9 +418,60 @@ class ChunkRunner:
                     raise
                 pause = min(_LONGEST_PAUSE_S, pause * 2)
 
-    def _give_back(self, held: Held, *, delay_s: float, trouble: str = "") -> None:
+    def _others(self, queue: str) -> bool:
+        """Whether other workers take this queue's tickets."""
+        return self._broker.workers.count(queue) > 1
+
+    def _ask_another(self, job: JobStatus, held: Held, doubts: Doubts, encoded: EncodedChunk) -> None:
+        """Give a chunk back whose failed rows nobody else has tried."""
+        log.warning(
+            "%d records failed here, twice: another worker is to try them before they count as failed",
+            len(encoded.doubtful),
+            extra=held.fields,
+        )
+        self._give_back(
+            held, delay_s=self._broker.settings.reissue_s, doubts=doubts.with_rows(self._instance, encoded.doubtful)
+        )
+        if 2 * len(encoded.doubtful) > len(encoded.vectors):
+            self._unsure += 1
+            if self._unsure > _UNSURE_AFTER:
+                held.rest_s = min(_LONGEST_REST_S, 2.0 ** (self._unsure - _UNSURE_AFTER - 1))
+        # At once: who waits for a ticket at this moment, is another.
+        self._broker.tickets.send(job.queue, held.job_id, [held.chunk], version=job.version)
+
+    def _leave_to_another(self, held: Held, doubts: Doubts, trouble: str = "") -> None:
+        delay_s = second_word.delay_s(doubts, self._broker.settings.reissue_s / _FIRST_DELAY_PART)
+        self._give_back(held, delay_s=delay_s, trouble=trouble, doubts=doubts)
+
+    def _tell_unreadable(self, held: Held, doubts: Doubts | None, error: WireError, others: Callable[[], bool]) -> None:
+        """The input of a chunk can't be read, here: it is dropped if that is not this worker's fault."""
+        log.error("the chunk's input is damaged: %s", error, extra=held.fields)
+        if second_word.counts_as_unreadable(doubts, self._instance, others):
+            self._broker.jobs.drop_input(held.job_id, held.chunk)
+            self._give_back(held, delay_s=0, trouble=f"its input was damaged in Redis: {first_line(error)}")
+        else:
+            trouble = f"worker {self._name} can't read its input: {first_line(error)}"
+            self._leave_to_another(held, (doubts or Doubts()).with_unreadable(self._instance), trouble)
+
+    def _fall_sick(self, error: WorkerSick, held: Held, ticket: Ticket) -> None:
+        """Take nothing any more, give back what is held without blaming it, and have this process end."""
+        log.critical("%s: ending this process", error, extra=held.fields)
+        self.sick = error
+        self.draining.set()
+        self._telemetry.failed(held.model)
+        self._give_back(held, delay_s=0, trouble=f"worker {self._name}: {first_line(error)}")
+        self._returned.append(ticket)
+        self.leave(error.exit_code)
+
+    @property
+    def _name(self) -> str:
+        return self._instance.rpartition("/")[0] or self._instance
+
+    def _give_back(self, held: Held, *, delay_s: float, trouble: str = "", doubts: Doubts | None = None) -> None:
         try:
-            self._broker.jobs.release(held.job_id, held.chunk, held.token, delay_s=delay_s, trouble=trouble)
+            self._broker.jobs.release(
+                held.job_id, held.chunk, held.token, delay_s=delay_s, trouble=trouble, doubts=doubts
+            )
         except BrokerUnavailable as error:
             log.warning("the chunk can't be given back, its lease will lapse: %s", error, extra=held.fields)
 
@@ -348,5 +485,5 @@ class _NotForMe(Exception):
     """Raised for a ticket that another worker of its queue may deal with."""
 
 
-class _Draining(Exception):
+class _Draining(Stopped):
     """Raised before a chunk, or between two records of a suspect one, when the worker is to stop."""

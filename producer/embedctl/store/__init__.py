@@ -1,6 +1,7 @@
 """Every Redis access of embedctl: jobs and their chunks, workers and their heartbeats, upkeep."""
 
 from embedctl.store.connection import Connection
+from embedctl.store.doubts import Doubts
 from embedctl.store.jobs import (
     Added,
     Claim,
@@ -21,6 +22,7 @@ __all__ = [
     "Completed",
     "Connection",
     "Death",
+    "Doubts",
     "GoneWorker",
     "JobSpec",
     "JobState",

@@ -1,6 +1,7 @@
 -- A worker asks for a chunk; its text comes back with the lease, and where the chunk is suspect, the rows given up.
 -- KEYS[9..10]: input, result. ARGV: job, chunk, token, instance, model fingerprint, lease, look again after a mismatch.
--- → ok <attempt> <input> [<rows, comma-separated>] | done | busy | mismatch <pinned fingerprint> | lost
+-- → ok <attempt> <input> [<rows, comma-separated, or nil> <doubts of earlier owners, or nil>] | done | busy
+--   | mismatch <pinned fingerprint> | lost
 local chunk, token, instance, fingerprint = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 if ended or redis.call('EXISTS', KEYS[10]) == 1 then return {'done'} end
 local owner = redis.call('HGET', owners, chunk)
@@ -27,6 +28,7 @@ redis.call('HSETNX', job, 'started_ms', now)
 local attempt = redis.call('HINCRBY', attempts, chunk, 1)
 if state == 'queued' then enter('running') end
 progress()
-local deaths = attempt > 1 and redis.call('HGET', attempts, chunk .. ':deaths')
-if deaths then return {'ok', attempt, input, cjson.decode(deaths).rows} end
-return {'ok', attempt, input}
+if attempt == 1 then return {'ok', attempt, input} end
+local known = redis.call('HMGET', attempts, chunk .. ':deaths', chunk .. ':doubts')
+if not known[1] and not known[2] then return {'ok', attempt, input} end
+return {'ok', attempt, input, known[1] and cjson.decode(known[1]).rows, known[2]}

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
+from embedctl.store.doubts import Doubts
 from embedctl.store.status import COUNTS, JobState, JobStatus, Suspect, lifetime_s, parse_status, parse_suspect
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
@@ -81,7 +82,7 @@ class Claim:
     """What a claim came back with: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
 
     `given_up` is None unless the chunk is suspect: an owner of it died. Then it is to be encoded with care, without the
-    rows in `given_up`, at which earlier owners died.
+    rows in `given_up`, at which earlier owners died. `doubts` are what earlier owners could not do with it.
     """
 
     answer: ClaimAnswer
@@ -89,6 +90,7 @@ class Claim:
     input: bytes = b""
     fingerprint: str = ""
     given_up: frozenset[int] | None = None
+    doubts: Doubts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +259,14 @@ class JobStore:
             [chunk, token, instance, fingerprint, self._lease_ms, self._mismatch_ms],
         )
         if answer == ClaimAnswer.OK:
-            given_up = frozenset(map(int, filter(None, rest[2].split(b",")))) if len(rest) > 2 else None
-            return Claim(ClaimAnswer.OK, attempt=int(rest[0]), input=rest[1], given_up=given_up)
+            attempt, data, rows, doubts = (*rest, None, None)[:4]
+            return Claim(
+                ClaimAnswer.OK,
+                attempt=int(attempt),
+                input=data,
+                given_up=None if rows is None else frozenset(map(int, filter(None, rows.split(b",")))),
+                doubts=None if doubts is None else Doubts.parse(doubts),
+            )
         if answer == ClaimAnswer.MISMATCH:
             return Claim(ClaimAnswer.MISMATCH, fingerprint=rest[0].decode())
         return Claim(ClaimAnswer(answer))
@@ -282,13 +290,25 @@ class JobStore:
             if instance in dead:
                 self._ticket_script("renew", job_id, [], [int(chunk), token, 0])
 
-    def release(self, job_id: str, chunk: int, token: str, *, delay_s: float, trouble: str = "") -> bool:
+    def release(
+        self,
+        job_id: str,
+        chunk: int,
+        token: str,
+        *,
+        delay_s: float,
+        trouble: str = "",
+        doubts: Doubts | None = None,
+    ) -> bool:
         """Give a lease back unfinished; the reaper sends a ticket after the delay unless the caller does.
 
         Args:
             trouble: what went wrong, for :attr:`JobStatus.trouble`; no text of a record.
+            doubts: what this worker and earlier ones could not do, for the next claim; as they were where None.
         """
-        return self._ticket_script("release", job_id, [], [chunk, token, int(delay_s * 1000), trouble])[0] == "ok"
+        told = [] if doubts is None else [doubts.as_json()]
+        args = [chunk, token, int(delay_s * 1000), trouble, *told]
+        return self._ticket_script("release", job_id, [], args)[0] == "ok"
 
     def drop_input(self, job_id: str, chunk: int) -> None:
         """Forget an input whose bytes are damaged: the chunk counts as lost, which the same corpus repairs."""

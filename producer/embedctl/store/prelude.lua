@@ -85,7 +85,7 @@ end
 local function forget(chunk)
   redis.call('ZREM', due, chunk)
   redis.call('HDEL', owners, chunk)
-  redis.call('HDEL', attempts, chunk, chunk .. ':deaths')
+  redis.call('HDEL', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts')
   redis.call('HDEL', reissues, chunk)
 end
 

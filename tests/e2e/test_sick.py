@@ -1,0 +1,116 @@
+"""Workers that can't encode what they could at their start: they leave, and no record is charged for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl import JobState, enqueue_embeddings
+from embedctl_config.settings import Settings, load_settings
+from tests.e2e.conftest import StartWorker, WorkerProcess, eventually
+from tests.e2e.test_main_job import reference
+from tests.e2e.test_versions import before_all_else
+
+#: The dummy, on a host whose memory another process takes after some batches.
+FADING = """
+from embedctl_workers.backends.dummy import DummyBackend
+
+class FadingBackend(DummyBackend):
+    OPTIONS = (*DummyBackend.OPTIONS, "batches")
+
+    def __init__(self, *, batches, **options):
+        super().__init__(**options)
+        self._left = batches
+
+    def forward(self, tokens, rows):
+        self._left -= 1
+        if self._left < 0:
+            raise MemoryError("the host has no memory left")
+        return super().forward(tokens, rows)
+"""
+REGISTERED = """
+from embedctl_workers import backends
+backends.BACKENDS["fading"] = ("fading:FadingBackend", "")
+"""
+TEXTS = [f"text {i} of many" for i in range(4000)]
+
+
+@pytest.fixture
+def start(environment: dict[str, str], short_folder: Path, start_worker: StartWorker) -> StartWorker:
+    """Starts workers of one class, each with a backend and options of its own."""
+    environment.update(before_all_else(short_folder, "fading", REGISTERED))
+    (short_folder / "fading" / "fading.py").write_text(FADING)
+    common = (short_folder / "embedctl.toml").read_text()
+    shared = dict(environment)
+
+    def configured(backend: str, options: str, *, wait: bool = True) -> WorkerProcess:
+        own = short_folder / f"{backend}.toml"
+        own.write_text(f'{common}\n[classes.mixed]\nbackend = "{backend}"\noptions = {{dim = 16{options}}}\n')
+        environment["EMBEDCTL_CONFIG"] = str(own)
+        try:
+            return start_worker("mixed", wait=wait)
+        finally:
+            environment["EMBEDCTL_CONFIG"] = shared["EMBEDCTL_CONFIG"]
+
+    (short_folder / "embedctl.toml").write_text(f'{common}\n[classes.mixed]\nbackend = "dummy"\n')
+    return configured
+
+
+@pytest.fixture
+def mixed(start: StartWorker, environment: dict[str, str]) -> Settings:
+    """The settings of a producer that knows the class."""
+    return load_settings(environment)
+
+
+def test_a_worker_that_falls_sick_leaves_and_the_others_encode_every_record(mixed: Settings, start) -> None:
+    sick, well = start("fading", ", batches = 8"), start("dummy", ", seconds_per_batch = 0.02")
+    job = enqueue_embeddings(TEXTS, hardware="mixed", chunk_size=100, settings=mixed)
+    status = job.wait(timeout=120)
+    assert (status.state, status.done, status.failed) == (JobState.COMPLETED, 4000, 0)
+    assert sick.process.wait(60) == 71
+    assert "Traceback" not in sick.log()
+    assert sick.log().count("ending this process") == 1
+    assert (status.deaths, status.lapsed) == (0, 0)
+    trouble = job.status().trouble or ""
+    assert "@" in trouble
+    assert "can't encode a text of its own: the backend failed: MemoryError: the host has no memory left" in trouble
+    assert well.process.poll() is None
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_worker_that_is_sick_from_its_start_takes_nothing(mixed: Settings, start) -> None:
+    starved = start("dummy", ", memory_tokens = 1", wait=False)
+    assert starved.process.wait(60) == 71
+    assert "this worker can't encode a text of its own" in starved.log()
+    start("dummy", "")
+    job = enqueue_embeddings(TEXTS, hardware="mixed", chunk_size=100, settings=mixed)
+    assert job.wait(timeout=60).done == 4000
+    assert job.status().claims == 40
+
+
+def test_a_job_waits_with_its_records_when_every_worker_is_sick(mixed: Settings, start, embedctl) -> None:
+    sick = [start("fading", ", batches = 4"), start("fading", ", batches = 4")]
+    job = enqueue_embeddings(TEXTS, hardware="mixed", chunk_size=100, settings=mixed)
+    assert [worker.process.wait(60) for worker in sick] == [71, 71]
+    status = job.status()
+    assert (status.failed, status.deaths, status.state) == (0, 0, JobState.RUNNING)
+    assert status.done < 4000
+    (line,) = [line for line in embedctl("status", job.id).stdout.splitlines() if line.startswith("trouble")]
+    assert "worker mixed:" in line
+    assert "the host has no memory left" in line
+    start("dummy", "")
+    eventually(lambda: job.status().state.ended, timeout_s=60)
+    assert (job.status().done, job.status().failed) == (4000, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_one_worker_alone_ends_a_job_with_a_bad_record(settings: Settings, start_worker: StartWorker) -> None:
+    worker = start_worker("poison")
+    texts = [*TEXTS[:200], "it will fail-encoder"]
+    job = enqueue_embeddings(texts, hardware="poison", chunk_size=100, settings=settings)
+    status = job.wait(timeout=60)
+    assert (status.state, status.done, status.claims) == (JobState.COMPLETED_WITH_ERRORS, 200, 3)
+    assert [(error.position, error.code) for error in job.errors()] == [(200, "encode_error")]
+    assert worker.process.poll() is None
