@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can go silent without a word, or close every connection."""
+"""A TCP proxy on loopback that can go silent without a word, close every connection, or be far away and slow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _BLOCK = 64 * 1024
+#: Blocks that a connection holds on their way in one direction: about what a real link's buffers would.
+_BLOCKS_UNDER_WAY = 4
 
 
 @dataclass(eq=False)
@@ -28,10 +30,35 @@ class _Link:
                 writer.close()
 
 
-class Proxy:
-    """Forwards connections on loopback to a port there or to a unix socket, in a thread of its own."""
+class _Way:
+    """One direction of the proxy: what all connections send there shares its rate."""
 
-    def __init__(self, target: int | Path) -> None:
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    async def carry(self, size: int, rate: float | None) -> None:
+        """Wait until so many bytes have gone through, behind those that came before."""
+        if rate is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(now, self._free_at) + size / rate
+        await asyncio.sleep(self._free_at - now)
+
+
+class Proxy:
+    """Forwards connections on loopback to a port there or to a unix socket, in a thread of its own.
+
+    Both attributes may be changed while it runs.
+
+    Attributes:
+        rate: bytes a second in each direction, of all connections together; None for no bound.
+        delay_s: how long everything takes on its way in each direction.
+    """
+
+    def __init__(self, target: int | Path, *, rate: float | None = None, delay_s: float = 0.0) -> None:
+        self.rate = rate
+        self.delay_s = delay_s
+        self._to, self._from = _Way(), _Way()
         self._target = target
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,8 +145,8 @@ class Proxy:
             far_reader, link.far = await self._connect()
             # Either end may close first; the other is then closed too, but not while the network is silent.
             pumps = [
-                asyncio.create_task(_pump(link, reader, link.far)),
-                asyncio.create_task(_pump(link, far_reader, writer)),
+                asyncio.create_task(self._pump(link, self._to, reader, link.far)),
+                asyncio.create_task(self._pump(link, self._from, far_reader, writer)),
             ]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -135,11 +162,32 @@ class Proxy:
             self._links.discard(link)
             self._tasks.discard(task)
 
-
-async def _pump(link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(_BLOCK):
+    async def _pump(self, link: _Link, way: _Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one direction of a connection until it ends there. Delay costs no throughput of its own."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_BLOCKS_UNDER_WAY)
+        taking = asyncio.create_task(self._take_in(reader, under_way))
+        now = asyncio.get_running_loop().time
+        try:
+            with suppress(OSError):
+                while True:
+                    due, data = await under_way.get()
+                    await way.carry(len(data), self.rate)
+                    await asyncio.sleep(max(0.0, due - now()))
+                    await link.flowing.wait()
+                    if not data:
+                        return
+                    writer.write(data)
+                    await writer.drain()
             await link.flowing.wait()
-            writer.write(data)
-            await writer.drain()
-    await link.flowing.wait()
+        finally:
+            taking.cancel()
+
+    async def _take_in(self, reader: asyncio.StreamReader, under_way: asyncio.Queue[tuple[float, bytes]]) -> None:
+        """Read blocks and when each is to arrive; an empty one at the end."""
+        data = b"-"
+        while data:
+            try:
+                data = await reader.read(_BLOCK)
+            except OSError:
+                data = b""
+            await under_way.put((asyncio.get_running_loop().time() + self.delay_s, data))
