@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from tests.chaos.campaign import run
+from tests.chaos.faults import faults_named
 from tests.chaos.options import DUMMY, Options
 from tests.chaos.report import markdown
 
@@ -53,6 +54,12 @@ def _options(arguments: list[str] | None) -> Options:
     parser.add_argument("--model", default=DUMMY, help="a real model, on the class cpu (default: the dummy)")
     parser.add_argument("--records", type=int, default=20_000, help="of a real model's jobs (default: 20000)")
     parser.add_argument("--reference", type=Path, help="where the real model's vectors are kept between runs (.npz)")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", default=[], help="draw only faults that begin so; may be repeated"
+    )
+    parser.add_argument(
+        "--beside", type=int, default=0, metavar="N", help="N small jobs beside, most for a class without workers"
+    )
     parser.add_argument("--report", type=Path, help="write the tables here as well")
     parser.add_argument("--keep", type=Path, help="a folder for logs and data that stays")
     given = parser.parse_args(arguments)
@@ -60,6 +67,11 @@ def _options(arguments: list[str] | None) -> Options:
         given.seed = random.SystemRandom().randrange(1_000_000)
     if given.workers is None:
         given.workers = 3 if given.model == DUMMY else 2
+    given.only = tuple(given.only)
+    try:
+        faults_named(given.only)
+    except ValueError as error:
+        parser.error(str(error))
     return Options(**vars(given))
 
 

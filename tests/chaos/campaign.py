@@ -12,13 +12,16 @@ from pathlib import Path
 
 from embedctl import enqueue_embeddings
 from embedctl_config import keys
+from tests.chaos.beside import Beside
 from tests.chaos.check import keys_without_ttl, left_over, unknown_jobs
-from tests.chaos.faults import Chaos
+from tests.chaos.fault import Chaos
+from tests.chaos.faults import faults_named
 from tests.chaos.jobs import DummyWorkload, Workload
 from tests.chaos.logs import errors_in
 from tests.chaos.monitor import Monitor
 from tests.chaos.options import DUMMY, Options
 from tests.chaos.producers import Order, Producers
+from tests.chaos.pulse import Pulse, most_deaths, unexplained
 from tests.chaos.real import RealWorkload
 from tests.chaos.recovery import Loss, Recoveries
 from tests.chaos.report import Outcome
@@ -69,6 +72,8 @@ class _Campaign:
         self._producers = Producers(stack, workload, options.producers, waiting_s)
         self._monitor = Monitor(stack, self._producers, workload)
         self._recoveries = Recoveries(stack)
+        self._beside = Beside(stack, options.beside, options.seed)
+        self._pulse = Pulse(stack)
         self._chaos = Chaos(
             stack, self._producers, self._monitor, self._recoveries, random.Random(f"{options.seed} dice")
         )
@@ -76,10 +81,14 @@ class _Campaign:
     def run(self) -> Outcome:
         self._stack.start()
         outcome = Outcome(self._options, str(self._stack.raw.info("server")["redis_version"]))
+        self._beside.create()
         self._monitor.start()
         self._recoveries.start()
         self._producers.start()
-        storm = Storm(self._chaos, self._options.seed, self._options.pause, self._stack.folder / "faults.log")
+        self._pulse.start()
+        faults = faults_named(self._options.only)
+        log_file = self._stack.folder / "faults.log"
+        storm = Storm(self._chaos, faults, self._options.seed, self._options.pause, log_file)
         try:
             started = time.monotonic()
             until = started + 60 * self._options.minutes
@@ -90,6 +99,7 @@ class _Campaign:
         finally:
             self._monitor.stop()
             self._recoveries.stop()
+            self._pulse.stop()
             self._producers.abandon()
         self._count(outcome, storm)
         self._leave(outcome)
@@ -109,13 +119,14 @@ class _Campaign:
         started = time.monotonic()
         self._producers.stop_taking()
         hanging = self._monitor.settle(started + self._options.settle)
+        wrong_beside = self._beside.settle(started + self._options.settle)
         outcome.settle_s = time.monotonic() - started
-        outcome.hung = [self._in_words(order) for order in hanging]
+        outcome.hung = [self._in_words(order) for order in hanging] + wrong_beside
         self._monitor.stop()
         self._monitor.check_again()
         endless = keys_without_ttl(self._stack.raw)
         outcome.left += [f"{len(endless)} keys have no time to live: {endless[:5]}"] if endless else []
-        known = {job_id for order in self._producers.orders for job_id in (*order.printed, order.known_id) if job_id}
+        known = {job_id for order in self._producers.orders for job_id in order.ids} | self._beside.ids
         unknown = unknown_jobs(self._stack.raw, known)
         outcome.left += [f"{len(unknown)} jobs that nobody ordered: {unknown[:5]}"] if unknown else []
 
@@ -129,15 +140,36 @@ class _Campaign:
         outcome.difference = monitor.difference
         outcome.producer_runs = sum(order.runs for order in orders)
         outcome.faults = storm.counts()
+        outcome.hung += monitor.unended
+        outcome.stopped = len(monitor.stopped)
+        outcome.sick_ends = Counter(self._chaos.sick_ends)
         outcome.verdicts = dict(monitor.verdicts)
         outcome.left += [f"the harness failed at {words}; harness.log says more" for words in monitor.failures]
         outcome.notes = list(self._chaos.notes)
         outcome.logged = errors_in(worker.log_file for worker in self._stack.workers)
         deaths = list(self._stack.deaths())
         outcome.deaths = Counter(map(_in_words, deaths))
+        self._count_misjudged(outcome, storm, len(deaths))
         recovered = [loss for loss in self._recoveries.losses if loss.recovered_at is not None]
         quiet = [loss for loss in recovered if self._was_quiet(loss, storm, deaths)]
         outcome.recoveries = {"any kill": recovered, "kills with nothing else broken": quiet}
+
+    def _count_misjudged(self, outcome: Outcome, storm: Storm, ended: int) -> None:
+        """Healthy workers that were silent or held for dead. With jobs beside, nor may jobs speak of others."""
+        restarts = self._stack.redis_restarts
+        silences = unexplained(self._pulse.silences, storm.events, restarts)
+        outcome.longest_silence_s = max((each.seconds for each in self._pulse.silences), default=0.0)
+        outcome.misjudged = [
+            f"worker {each.worker} was alive and silent for {keys.HEARTBEAT_TTL_S + each.seconds:.0f} s"
+            for each in silences
+        ]
+        outcome.misjudged += [f"reported as dead while it lived: {words}" for words in sorted(self._pulse.accused)]
+        outcome.owners_dead, outcome.lapsed = self._monitor.deaths.total(), self._monitor.lapsed.total()
+        most = most_deaths(ended, len(self._stack.workers), storm.events, len(restarts) - 1)
+        if self._options.beside:
+            for what, found in (("owners that died", outcome.owners_dead), ("leases that lapsed", outcome.lapsed)):
+                if found > most:
+                    outcome.misjudged.append(f"jobs speak of {found} {what}; what was broken explains {most}")
 
     def _was_quiet(self, loss: Loss, storm: Storm, deaths: list[Death]) -> bool:
         """Whether nothing but this kill could have made it slow: no fault, no other death, no rest after Redis' own."""
@@ -157,11 +189,12 @@ class _Campaign:
         stack = self._stack
         stack.wait_until_ready()
         outcome.left += [f"worker {worker.number} takes no chunks any more" for worker in self._idle_workers()]
+        self._beside.remove()
         statuses = stack.stop_workers()
         outcome.left += [f"worker {n} ended with status {status}" for n, status in enumerate(statuses) if status]
         if self._options.waits_for_expiry:
             self._wait_for_expiry(outcome)
-        stack.proxy.cut()  # what it made half open stays so at its other end
+        stack.cut_links()  # what they made half open stays so at its other end
         outcome.left += [f"a connection to Redis is still open: {words}" for words in self._others_connected()]
 
     def _idle_workers(self) -> list[Worker]:

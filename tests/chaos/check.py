@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,11 +67,20 @@ def check_job(job: Job, broker: Broker, raw: Any, plan: Plan, expected: Expected
     verdict.must_be("status.failed", status.failed, len(failed))
     verdict.must_be("status.chunks_done", status.chunks_done, status.chunks)
     verdict.must_be("state", status.state, _state(plan.records, len(failed)))
+    verdict.must_be("whether its budget was spent", is_spent(plan, len(failed), plan.records), False)
     verdict.must_be("positions of errors()", [each.position for each in job.errors()], sorted(failed))
     if expected.cuts is not None and not verdict.blamed:
         verdict.must_be("status.truncated", status.truncated, len(expected.cuts))
     _check_raw(broker, raw, status, len(failed), verdict)
     return verdict
+
+
+def is_spent(plan: Plan, failed: int, records: int) -> bool:
+    """Whether so many failed of so many records are more than a job's error budget lets fail."""
+    if plan.max_errors is None:
+        return False
+    number, percent, _ = str(plan.max_errors).partition("%")
+    return failed > (float(number) / 100 * records if percent else int(number))
 
 
 def _state(records: int, failed: int) -> JobState:
@@ -92,21 +102,21 @@ def _check_records(job: Job, plan: Plan, expected: Expected, verdict: Verdict) -
         failed.update({each.position: each.code for each in chunk.errors})
         cuts.update({each.position: (each.used, each.lost) for each in chunk.truncations})
         inside = [row for row, position in enumerate(positions) if position < plan.records]
-        _check_vectors(chunk.vectors[inside], [positions[row] for row in inside], failed, expected, verdict)
+        check_vectors(chunk.vectors[inside], [positions[row] for row in inside], failed, expected, verdict)
         for row in inside:
             if chunk.ids[row] != expected.ids[positions[row]]:
                 verdict.must_be(f"id of record {positions[row]}", chunk.ids[row], expected.ids[positions[row]])
     verdict.lost += sum(position not in seen for position in range(plan.records))
     verdict.doubled += sum(count - 1 for count in seen.values())
     verdict.doubled += sum(position >= plan.records for position in seen)
-    _check_codes(failed, expected, verdict)
+    check_codes(failed, expected, verdict)
     if expected.cuts is not None:
         of_failed = set(failed)
         verdict.must_be("truncations", cuts, {at: cut for at, cut in expected.cuts.items() if at not in of_failed})
     return failed
 
 
-def _check_vectors(
+def check_vectors(
     vectors: Any, positions: list[int], failed: dict[int, ErrorCode], expected: Expected, verdict: Verdict
 ) -> None:
     if not positions:
@@ -129,8 +139,10 @@ def _check_vectors(
         verdict.say(f"record {np.array(positions)[comparable][wrong][0]} has a wrong vector")
 
 
-def _check_codes(failed: dict[int, ErrorCode], expected: Expected, verdict: Verdict) -> None:
-    for position in sorted(failed.keys() | expected.codes.keys()):
+def check_codes(failed: dict[int, ErrorCode], expected: Expected, verdict: Verdict, seen: Collection[int] = ()) -> None:
+    """Compare the errors of the records that were seen, or of all where none are given."""
+    of = failed.keys() | expected.codes.keys()
+    for position in sorted(of & set(seen) if seen else of):
         found, wanted = failed.get(position), expected.codes.get(position)
         if found == wanted:
             continue
@@ -165,14 +177,11 @@ def _check_raw(broker: Broker, raw: Any, status: JobStatus, failed: int, verdict
     verdict.must_be("waiting_bytes", status.waiting_bytes, 0)
 
 
-def freed(raw: Any, job_id: str) -> bool:
-    """Whether nothing of a cancelled job's texts and vectors is left. A result that nobody counted goes by itself."""
+def freed(raw: Any, job_id: str, *, results: bool = True) -> bool:
+    """Whether nothing of a stopped job's texts is left, nor of its vectors. What nobody counted goes by itself."""
     chunks = int(raw.hget(keys.job(job_id), "added") or 0)
-    doomed = [
-        key(job_id, chunk)
-        for chunk in range(chunks)
-        for key in (keys.chunk_input, keys.chunk_result, keys.retry_pointer)
-    ]
+    kinds = [keys.chunk_input, *([keys.chunk_result, keys.retry_pointer] if results else [])]
+    doomed = [key(job_id, chunk) for chunk in range(chunks) for key in kinds]
     return not any(raw.exists(*doomed[at : at + _SLICE]) for at in range(0, len(doomed), _SLICE))
 
 

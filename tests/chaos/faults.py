@@ -2,102 +2,33 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from embedctl import Job, JobState
 from embedctl_config import keys
-from tests.chaos.monitor import Monitor
-from tests.chaos.producers import Producers
-from tests.chaos.recovery import Loss, Recoveries
-from tests.chaos.stack import OUTAGE, Stack, Worker
+from tests.chaos.fault import Chaos, Fault, Struck, a_worker
+from tests.chaos.faults_of_jobs import (
+    cancel_full_job,
+    cancel_job,
+    kill_retry,
+    spend_budget,
+    spend_budget_at_the_end,
+    spend_budget_of_full_job,
+)
+from tests.chaos.links import slow_proxy, submit_wide_job
+from tests.chaos.recovery import Loss
+from tests.chaos.rewinding import rewind_redis
+from tests.chaos.sickness import exhaust_files, exhaust_memory, start_sick_worker
+from tests.chaos.stack import OUTAGE, Worker
 
 #: A job that nobody ever made here.
 _GONE = "20200101-000000-0000000000"
 
-#: Mends a fault; seconds after which to call it again, or None when it is done.
-Undo = Callable[[], float | None]
-
-
-@dataclass(frozen=True)
-class Struck:
-    """A fault that was done: in words, when it is mended, and how.
-
-    Attributes:
-        quiet_for: nothing else is broken until these are taken up.
-        lull_s: nothing was done yet: nothing else is to be broken until it can be, but not for longer than this.
-    """
-
-    words: str
-    after_s: float = 0.0
-    undo: Undo | None = None
-    quiet_for: tuple[Loss, ...] = ()
-    lull_s: float = 0.0
-
-
-@dataclass
-class Chaos:
-    """What faults may break, and the dice."""
-
-    stack: Stack
-    producers: Producers
-    monitor: Monitor
-    recoveries: Recoveries
-    rng: random.Random
-    #: Undos that are not done yet.
-    pending: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def lease(self) -> float:
-        return self.stack.options.lease
-
-    @property
-    def redis_well(self) -> bool:
-        return self.stack.redis_up and not self.stack.redis_full
-
-    def short(self) -> float:
-        """How long a thing that comes back stays away (seconds)."""
-        return self.rng.uniform(0.5, 6.0)
-
-
-#: Breaks something, or returns None where it can't at this moment.
-Strike = Callable[[Chaos], Struck | None]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A kind of fault: how often it is drawn, and for how many leases it does not come after which others.
-
-    Attributes:
-        rests_after: how the names of those others begin.
-    """
-
-    name: str
-    weight: int
-    strike: Strike
-    rest_leases: float = 0.0
-    rests_after: str = ""
-
-
-def _target(chaos: Chaos, *, busy: bool = True) -> tuple[Worker, str] | None:
-    """A live worker and its instance; one that holds a chunk, if that matters."""
-    rows = chaos.stack.rows()
-    held = chaos.stack.holdings() if busy else {}
-    found = [
-        (worker, rows[worker.pid].instance)
-        for worker in chaos.stack.workers
-        if worker.alive and not worker.frozen and worker.pid in rows and (not busy or rows[worker.pid].instance in held)
-    ]
-    return chaos.rng.choice(found) if found else None
-
 
 def _kill(chaos: Chaos, number: signal.Signals) -> tuple[Worker, list[Loss]] | None:
     """Kill a worker that holds a chunk, and watch what it held."""
-    target = _target(chaos)
+    target = a_worker(chaos)
     if target is None:
         return None
     worker, instance = target
@@ -134,7 +65,7 @@ def kill_worker_and_wait(chaos: Chaos) -> Struck | None:
 
 
 def stop_then_kill_worker(chaos: Chaos) -> Struck | None:
-    target = _target(chaos)
+    target = a_worker(chaos)
     if target is None:
         return None
     worker, pid = target[0], target[0].pid
@@ -150,7 +81,7 @@ def stop_then_kill_worker(chaos: Chaos) -> Struck | None:
 def freeze_worker_past_its_lease(chaos: Chaos) -> Struck | None:
     if any(worker.frozen for worker in chaos.stack.workers):
         return None
-    target = _target(chaos)
+    target = a_worker(chaos)
     if target is None:
         return None
     worker, pid = target[0], target[0].pid
@@ -164,14 +95,14 @@ def freeze_worker_past_its_lease(chaos: Chaos) -> Struck | None:
 
 
 def term_worker(chaos: Chaos) -> Struck | None:
-    target = _target(chaos, busy=False)
+    target = a_worker(chaos, busy=False)
     if target is None or not target[0].signal(signal.SIGTERM):
         return None
     return Struck(f"worker {target[0].number}")
 
 
 def interrupt_worker_twice(chaos: Chaos) -> Struck | None:
-    target = _target(chaos, busy=False)
+    target = a_worker(chaos, busy=False)
     if target is None or not target[0].signal(signal.SIGINT):
         return None
     worker, pid = target[0], target[0].pid
@@ -292,7 +223,7 @@ def kill_producer(chaos: Chaos) -> Struck | None:
     running = [
         (order, process)
         for order in chaos.producers.orders
-        if order.plan.kind != "cancelled"
+        if not order.plan.frees_key
         for process in list(order.running)
         if process.poll() is None
     ]
@@ -309,29 +240,20 @@ def start_twin_producers(chaos: Chaos) -> Struck | None:
     return None if order is None else Struck(f"for job {order.plan.index}")
 
 
-def cancel_job(chaos: Chaos) -> Struck | None:
-    order = chaos.producers.cancellable()
+def faults_named(names: Sequence[str]) -> tuple[Fault, ...]:
+    """The faults of these names, or whose names begin so where none is called that; all where no name is given.
 
-    def cancel() -> float | None:
-        # The key is free once the job is cancelled: a producer that is run again would make another job.
-        again = order.runs > 1 and order.submitting
-        if order.ended or (order.job_id is None and not order.submitting):
-            return None
-        if order.job_id is None or again:
-            return 0.3
-        order.cancelling = True
-        state = Job(order.job_id, chaos.stack.broker).cancel().state
-        order.cancelled = state is JobState.CANCELLED
-        order.cancelling = order.cancelled
-        return None
-
-    def patiently() -> float | None:
-        try:
-            return cancel()
-        except OUTAGE:
-            return 0.5
-
-    return Struck(f"job {order.plan.index}", chaos.rng.uniform(1.0, 6.0), patiently)
+    Raises:
+        ValueError: no fault's name is that or begins so.
+    """
+    found: list[Fault] = []
+    for name in names:
+        exact = [fault for fault in FAULTS if fault.name == name]
+        meant = exact or [fault for fault in FAULTS if fault.name.startswith(name)]
+        if not meant:
+            raise ValueError(f"no fault begins with {name!r}: {', '.join(fault.name for fault in FAULTS)}")
+        found += [fault for fault in meant if fault not in found]
+    return tuple(found) if names else FAULTS
 
 
 FAULTS = (
@@ -355,4 +277,15 @@ FAULTS = (
     Fault("producer: SIGKILL, then run again", 4, kill_producer),
     Fault("producer: two with one key", 3, start_twin_producers),
     Fault("job: cancelled", 3, cancel_job),
+    Fault("job: cancelled while its producer waits for room", 3, cancel_full_job),
+    Fault("job: error budget, spent on the way or not at all", 4, spend_budget),
+    Fault("job: error budget, spent by the last chunk", 4, spend_budget_at_the_end),
+    Fault("job: error budget, spent while its producer waits for room", 3, spend_budget_of_full_job),
+    Fault("job: SIGKILL in the middle of its retry", 3, kill_retry),
+    Fault("job: results larger than a slow link takes in one time-out", 1, submit_wide_job),
+    Fault("Redis: SIGKILL, then back at an earlier moment", 3, rewind_redis, 6, "Redis"),
+    Fault("worker: sick, every batch fails", 2, start_sick_worker, 2, "worker: sick"),
+    Fault("worker: out of file descriptors", 2, exhaust_files),
+    Fault("worker: out of memory", 2, exhaust_memory),
+    Fault("link: slow", 3, slow_proxy),
 )

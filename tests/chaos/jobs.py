@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.chaos.options import DUMMY, Options
-from tests.chaos.stack import DIM
+from tests.chaos.stack import DIM, FAR, NEAR, PROXY, WIDE, WIDE_DIM
 
 #: What a record of a corpus holds: its text, and its id if it has one.
 Item = dict[str, Any]
@@ -65,8 +65,20 @@ class Plan:
     prompt: str | None = None
     poison: Mapping[int, str] = field(default_factory=dict)
     by: str = "library"  # library, command
-    through_proxy: bool = False
+    link: str = NEAR
     seconds_per_record: float = 0.0
+    max_errors: int | str | None = None
+    #: The producer waits for workers while more text than this waits (bytes); None leaves the product's default.
+    high_water: int | None = None
+    #: So many first records are of few words.
+    short_head: int = 0
+    #: Whether some records are empty, too long or twice there.
+    blemishes: bool = True
+
+    @property
+    def frees_key(self) -> bool:
+        """Whether its key may be free again before its producer ends: then the same command makes another job."""
+        return self.max_errors is not None or self.kind.startswith("cancelled")
 
     @property
     def crashers(self) -> int:
@@ -101,8 +113,8 @@ class Workload(Protocol):
     def plan(self, index: int) -> Plan | None:
         """The job of that number; None when there are no more."""
 
-    def cancellable(self, index: int) -> Plan:
-        """A job that takes long enough to be cancelled on the way."""
+    def special(self, kind: str, index: int) -> Plan | None:
+        """A job of a kind that a fault needs; None where this workload has none such."""
 
     def items(self, plan: Plan) -> list[Item]:
         """A job's records."""
@@ -126,21 +138,18 @@ class DummyWorkload:
         [kind] = rng.choices(list(self._kinds), list(self._kinds.values()))
         return self._plan(index, kind, rng)
 
-    def cancellable(self, index: int) -> Plan:
-        rng = random.Random(f"{self._options.seed} cancelled job {index}")
-        return Plan(
+    def special(self, kind: str, index: int) -> Plan:
+        rng = random.Random(f"{self._options.seed} {kind} job {index}")
+        plan = Plan(
             index=index,
-            key=f"chaos {self._options.seed} cancelled {index}",
-            kind="cancelled",
+            key=f"chaos {self._options.seed} {kind} {index}",
+            kind=kind,
             model=DUMMY,
-            hardware="slow",
+            hardware=rng.choice(("slow", "quick")),
             ttl_s=self._options.ttl,
-            records=rng.randint(800, 3000),
-            chunk_size=rng.choice((16, 64)),
-            words=(10, 30),
-            through_proxy=rng.random() < 0.3,
-            seconds_per_record=rng.choice((0.0, 0.0005)),
+            by=rng.choice(("library", "command")),
         )
+        return replace(plan, **_SPECIAL[kind](rng))
 
     def items(self, plan: Plan) -> list[Item]:
         return _items(plan, self._options.seed)
@@ -179,9 +188,105 @@ class DummyWorkload:
             prompt=rng.choice((None, None, None, "query: ")),
             poison=poison,
             by=rng.choice(("library", "library", "command")) if records else "library",  # no command takes no records
-            through_proxy=rng.random() < 0.3,
+            link=PROXY if rng.random() < 0.3 else NEAR,
             seconds_per_record=rng.choice((0.0, 0.0, 1.0, 4.0)) / max(records, 1),
         )
+
+
+def _cancelled(rng: random.Random) -> dict[str, Any]:
+    """Long enough to be cancelled on the way."""
+    return {
+        "hardware": "slow",
+        "records": rng.randint(800, 3000),
+        "chunk_size": rng.choice((16, 64)),
+        "words": (10, 30),
+        "link": PROXY if rng.random() < 0.3 else NEAR,
+        "by": "library",
+        "seconds_per_record": rng.choice((0.0, 0.0005)),
+    }
+
+
+def _cancelled_full(rng: random.Random) -> dict[str, Any]:
+    """Its producer waits for room after each chunk."""
+    return {**_cancelled(rng), "link": NEAR, "by": rng.choice(("library", "command")), "high_water": 2000}
+
+
+def _budget(rng: random.Random) -> dict[str, Any]:
+    """Some budgets are spent while the producer still submits, some later, some by a little not at all."""
+    records = rng.randint(60, 1200)
+    poison = {rng.randrange(records): rng.choice(list(SOFT_POISON)) for _ in range(rng.randint(4, 12))}
+    numbers = (0, 1, len(poison) // 2, len(poison) - 1, len(poison))
+    shares = ("0%", f"{100 * len(poison) / records / 2:.3f}%", "50%")
+    return {
+        "records": records,
+        "chunk_size": rng.choice((7, 16, 50)),
+        "words": (4, 30),
+        "poison": poison,
+        "max_errors": rng.choice((*numbers, *shares)),
+        "blemishes": rng.random() < 0.3,
+        "link": rng.choice((NEAR, FAR)),
+        "seconds_per_record": rng.choice((0.0, 2.0 / records)),
+    }
+
+
+def _budget_last(rng: random.Random) -> dict[str, Any]:
+    """The budget is spent by the last chunk, and that may be done before a producer far away can say that it was."""
+    size, chunks = rng.choice((1, 2, 8)), rng.randint(1, 4)
+    return {
+        "hardware": "quick",
+        "records": size * chunks,
+        "chunk_size": size,
+        "poison": {size * chunks - 1: rng.choice(list(SOFT_POISON))},
+        "max_errors": rng.choice((0, 0, "0%")),
+        "blemishes": False,
+        "link": FAR,
+    }
+
+
+def _budget_full(rng: random.Random) -> dict[str, Any]:
+    """A small first chunk spends the budget while large ones wait, and the producer for room."""
+    size = 16
+    return {
+        "hardware": "slow",
+        "records": size * rng.randint(6, 20),
+        "chunk_size": size,
+        "words": (30, 60),
+        "short_head": size,
+        "poison": {rng.randrange(size): rng.choice(list(SOFT_POISON))},
+        "max_errors": 0,
+        "blemishes": False,
+        "high_water": 6000,
+    }
+
+
+def _retried(rng: random.Random) -> dict[str, Any]:
+    """Some records of several chunks fail, to be tried again."""
+    size, chunks = rng.choice((3, 7, 16)), rng.randint(2, 8)
+    poison = {rng.randrange(size * chunks): rng.choice(list(SOFT_POISON)) for _ in range(rng.randint(1, 5))}
+    return {"hardware": "quick", "records": size * chunks, "chunk_size": size, "poison": poison}
+
+
+def _wide(_: random.Random) -> dict[str, Any]:
+    """A result of 16 MiB."""
+    return {
+        "hardware": WIDE,
+        "records": 8192,
+        "chunk_size": 8192,
+        "words": (2, 6),
+        "blemishes": False,
+        "by": "library",
+    }
+
+
+_SPECIAL: dict[str, Callable[[random.Random], dict[str, Any]]] = {
+    "cancelled": _cancelled,
+    "cancelled-full": _cancelled_full,
+    "budget": _budget,
+    "budget-last": _budget_last,
+    "budget-full": _budget_full,
+    "retried": _retried,
+    "wide": _wide,
+}
 
 
 def _items(plan: Plan, seed: int) -> list[Item]:
@@ -190,7 +295,7 @@ def _items(plan: Plan, seed: int) -> list[Item]:
     for position in range(plan.records):
         text: str | None = _text(plan, rng, position)
         kind = rng.random()
-        if position not in plan.poison:
+        if plan.blemishes and position not in plan.poison:
             if kind < 0.02 and position:
                 text = items[rng.randrange(position)]["text"]  # an exact duplicate
             elif kind < 0.03:
@@ -205,7 +310,9 @@ def _items(plan: Plan, seed: int) -> list[Item]:
 
 
 def _text(plan: Plan, rng: random.Random, position: int) -> str:
-    words = [f"w{rng.randrange(5000)}" for _ in range(rng.randint(*plan.words))]
+    words = [
+        f"w{rng.randrange(5000)}" for _ in range(rng.randint(*((1, 4) if position < plan.short_head else plan.words)))
+    ]
     # The number keeps texts apart that were drawn alike: only duplicates made on purpose are duplicates.
     words.append(f"n{position}")
     if position in plan.poison:
@@ -214,11 +321,12 @@ def _text(plan: Plan, rng: random.Random, position: int) -> str:
 
 
 def _expected(plan: Plan, items: Sequence[Item]) -> Expected:
-    backend = DummyBackend(dim=DIM)
+    dim = WIDE_DIM if plan.hardware == WIDE else DIM
+    backend = DummyBackend(dim=dim)
     texts = [item["text"] for item in items]
     codes: dict[int, ErrorCode] = {}
     cuts: dict[int, tuple[int, int]] = {}
-    vectors = np.full((len(texts), DIM), np.nan, np.float32)
+    vectors = np.full((len(texts), dim), np.nan, np.float32)
     tokens = backend.tokenize([text or "" for text in texts], plan.prompt)
     for position, text in enumerate(texts):
         code = _code(text)

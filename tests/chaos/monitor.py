@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from embedctl import Job, JobError, JobNotFound, JobState, JobUnfinished
 from embedctl_config import keys
+from tests.chaos.budget import check_stopped
 from tests.chaos.check import Verdict, check_job, freed
 from tests.chaos.jobs import Workload
 from tests.chaos.producers import Order, Producers
@@ -19,6 +20,8 @@ from tests.chaos.stack import OUTAGE, Stack
 _POLL_S = 0.25
 #: Once no worker is killed any more nothing is blamed by chance: a record that still is so often is not right.
 _MOST_RETRIES_IN_CALM = 2
+#: A producer whose job is over must end within this time, not counting that in which Redis is away (seconds).
+PRODUCER_ENDS_S = 60.0
 
 
 @dataclass
@@ -31,6 +34,9 @@ class Monitor:
         most_attempts: claims of the chunk that had most, as far as they were seen.
         difference: the largest of any vector's element from what it must be.
         calm: set when faults are over.
+        unended: producers and waiters that did not end in their time, in words.
+        stopped: jobs that their error budget ended.
+        deaths, lapsed: of checked jobs, as their facts say.
     """
 
     stack: Stack
@@ -44,6 +50,10 @@ class Monitor:
     chunks: Counter[str] = field(default_factory=Counter)
     calm: threading.Event = field(default_factory=threading.Event)
     failures: list[str] = field(default_factory=list)
+    unended: list[str] = field(default_factory=list)
+    stopped: set[str] = field(default_factory=set)
+    deaths: Counter[str] = field(default_factory=Counter)
+    lapsed: Counter[str] = field(default_factory=Counter)
     _retries_in_calm: Counter[int] = field(default_factory=Counter)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -71,10 +81,11 @@ class Monitor:
     def check_again(self) -> None:
         """Check what is still kept once more: nothing may have changed after a job's end."""
         for order in self.producers.orders:
-            if not order.settled or order.cancelled or order.plan.index in self.verdicts or order.job_id is None:
+            if not order.settled or order.cancelled or order.plan.index in self.verdicts:
                 continue
-            if self.stack.raw.exists(keys.job(order.job_id)):  # else its time is over: it was checked at its end
-                self._check(order, order.job_id, retry=False)
+            for job_id in order.ids:
+                if self.stack.raw.exists(keys.job(job_id)):  # else its time is over: it was checked at its end
+                    self._check(order, job_id, retry=False)
 
     def _run(self) -> None:
         while not self._stop.wait(_POLL_S):
@@ -87,16 +98,19 @@ class Monitor:
                     self.failures.append(f"job {order.plan.index}: {type(error).__name__}")
                     with (self.stack.folder / "harness.log").open("a", encoding="utf-8") as log:
                         log.write(f"job {order.plan.index}:\n{traceback.format_exc()}")
-                    order.settled = order.ended = True
+                    order.settle()
 
     def _look(self, order: Order) -> None:
         raw = self.stack.raw
         found = raw.get(keys.idempotency(order.plan.key))
         if found is not None:
-            order.known_id = order.known_id or found.decode()
+            order.made(found.decode())
         job_id = order.job_id
         if job_id is None:
-            if not order.submitting:
+            # One that was cancelled may be gone with what Redis forgot.
+            if order.cancelled and not order.submitting:
+                order.settle()
+            elif not order.submitting:
                 self._give_up(order, "it was never submitted")
             return
         pipe = raw.pipeline(transaction=False)
@@ -105,39 +119,74 @@ class Monitor:
         counts = [int(value) for name, value in attempts.items() if b":" not in name]
         self.most_attempts = max([self.most_attempts, *counts])
         order.ended = state is not None and JobState(state.decode()).ended
+        stopped = order.ended and (state == b"cancelled" or bool(raw.hexists(keys.job(job_id), "stopped_by")))
+        self._watch_producer(order, stopped=stopped)
         if order.submitting or (order.cancelling and not order.cancelled):
             return
-        if order.cancelled:
-            order.settled = state == b"cancelled" and freed(raw, job_id)
+        if state is None:
+            self._miss(order, job_id)
+        elif order.cancelled:
+            if state == b"cancelled" and freed(raw, job_id):
+                self._done(order, job_id)
         elif order.retrying:
             self._retry(order, Job(job_id, self.stack.broker))
-        elif state is None:
-            self._give_up(order, f"job {job_id} is gone before its end was seen")
-        elif order.ended:
+        elif order.ended and (not stopped or freed(raw, job_id, results=False)):
             self._check(order, job_id, retry=True)
+
+    def _watch_producer(self, order: Order, *, stopped: bool) -> None:
+        """A producer must not go on, or wait for room, long after its job was cancelled or stopped."""
+        if not (stopped and order.running and self.stack.redis_up and not self.stack.redis_full):
+            return
+        order.lingered_s += _POLL_S
+        if order.lingered_s < PRODUCER_ENDS_S:
+            return
+        self.unended.append(
+            f"a producer of job {order.plan.index} ({order.plan.kind}) runs {PRODUCER_ENDS_S:g} s after the job's end"
+        )
+        order.lingered_s = 0.0
+        for process in list(order.running):
+            process.kill()
+
+    def _miss(self, order: Order, job_id: str) -> None:
+        """Redis knows a job no more."""
+        if order.cancelled and order.rewound:
+            self._done(order, job_id)
+        elif order.rewound and job_id != order.ids[-1]:
+            self._done(order, job_id)  # it was lost, and its producer made it anew
+        else:
+            self._give_up(order, f"job {job_id} is gone before its end was seen")
+
+    def _done(self, order: Order, job_id: str) -> None:
+        order.checked.add(job_id)
+        if order.checked.issuperset(order.ids):
+            order.settle()
 
     def _check(self, order: Order, job_id: str, *, retry: bool) -> None:
         job = Job(job_id, self.stack.broker)
+        check = check_stopped if job.status().stopped_by is not None else check_job
         try:
-            verdict = check_job(job, self.stack.broker, self.stack.raw, order.plan, self.workload.expected(order.plan))
+            verdict = check(job, self.stack.broker, self.stack.raw, order.plan, self.workload.expected(order.plan))
         except JobNotFound as error:
             self._give_up(order, str(error))
             return
         self._check_submission(order, verdict)
         self.difference = max(self.difference, verdict.difference)
-        if verdict.fine and verdict.blamed and retry and self._may_retry(order):
+        if check is check_stopped:
+            self.stopped.add(job_id)
+        elif verdict.fine and verdict.blamed and retry and self._may_retry(order):
             self.blamed += len(verdict.blamed)
             order.retrying = True
             self._retry(order, job)
             return
-        if verdict.blamed:
+        elif verdict.blamed:
             verdict.wrong_errors += len(verdict.blamed)
             verdict.say(f"records {verdict.blamed[:5]} are blamed again and again")
         if not verdict.fine:
             self.verdicts[order.plan.index] = verdict
         status = job.status()
         self.claims[job_id], self.chunks[job_id] = status.claims, status.chunks
-        order.settled = True
+        self.deaths[job_id], self.lapsed[job_id] = status.deaths, status.lapsed
+        self._done(order, job_id)
 
     def _may_retry(self, order: Order) -> bool:
         if self.calm.is_set():
@@ -156,8 +205,10 @@ class Monitor:
 
     def _check_submission(self, order: Order, verdict: Verdict) -> None:
         """Every producer of a key must have been given the one job."""
-        ids = {*order.printed, *([order.known_id] if order.known_id else [])}
-        if len(ids) > 1:
+        ids = order.ids
+        if order.rewound:  # those that Redis forgot do not count
+            ids = [job_id for job_id in ids if self.stack.raw.exists(keys.job(job_id))]
+        if len(ids) > 1 and not order.plan.frees_key:
             verdict.doubled += order.plan.records
             verdict.say(f"one idempotency key made {len(ids)} jobs: {sorted(ids)}")
         for problem in order.problems:
@@ -169,4 +220,4 @@ class Monitor:
         for problem in order.problems:
             verdict.say(problem)
         self.verdicts[order.plan.index] = verdict
-        order.settled = order.ended = True
+        order.settle()

@@ -27,6 +27,8 @@ class Options:
         model: "dummy", or a real one.
         records: how many, with a real model.
         reference: where the real model's vectors are kept between runs.
+        only: how the names of the faults begin that are drawn; all where empty.
+        beside: so many small jobs are queued beside, most of them for nobody.
         keep: a folder for logs and data that stays.
     """
 
@@ -43,6 +45,8 @@ class Options:
     model: str = DUMMY
     records: int = 20_000
     reference: Path | None = None
+    only: tuple[str, ...] = ()
+    beside: int = 0
     report: Path | None = None
     keep: Path | None = None
 
@@ -58,8 +62,9 @@ class Options:
 
     @property
     def settle(self) -> float:
-        """Longest wait for all jobs once faults are over (seconds). Nobody may take a dead producer's job for 30 s."""
-        return self.settle_s or 60 + 4 * self.lease
+        """Longest wait for all jobs once faults are over (seconds). Nobody may take a dead producer's job for 30 s,
+        and who waits for one that Redis forgot is told after that."""
+        return self.settle_s or 120 + 8 * self.lease
 
     @property
     def ttl(self) -> float:

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.jobs import Plan, Workload
-from tests.chaos.stack import Stack
+from tests.chaos.stack import FAR, Stack
 
+_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{10}")
+#: What a producer says whose job was ended under it, by its error budget or by somebody who cancelled it.
+_STOPPED, _CANCELLED = "error budget", "cancelled"
+#: What a retry says of a job that has not ended.
+_UNFINISHED = "has not ended"
 #: Exit statuses after which a user runs the same command again: killed, and Redis can't be reached (or is full).
 _TRY_AGAIN = {-9, 69}
+#: As well where Redis came back without its last writes: the job is gone, or some of its chunks.
+_LOST = 4
+#: A retry that died holds the right to add to the job for half a minute; the next one is refused until then (seconds).
+_RETRYING_S = 120.0
 #: An end that should not be is tried again this often, to see whether it lasts.
 _MOST_PROBLEMS = 5
 
@@ -25,12 +36,14 @@ class Order:
 
     Attributes:
         submitting: producers that have not ended well yet.
-        printed: the ids that producers printed.
-        known_id: the id that Redis gives for the key.
+        ids: of the jobs that its key made, as Redis and producers name them; the last one last.
+        checked: those of them that came to their end and were looked at.
         problems: ends of producers that should not be.
         cancelling: it is being cancelled, and no producer is run again.
         retrying: failed records are to be tried again.
-        settled: checked, with nothing more to come.
+        rewound: Redis came back without its last writes while the job was under way or had just ended.
+        lingered_s: how long a producer ran on although its job was over.
+        settled_at: when it was checked, with nothing more to come; None before.
     """
 
     plan: Plan
@@ -39,18 +52,37 @@ class Order:
     runs: int = 0
     kills: int = 0
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
-    printed: set[str] = field(default_factory=set)
-    known_id: str | None = None
+    ids: list[str] = field(default_factory=list)
+    checked: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     cancelling: bool = False
     cancelled: bool = False
     retrying: bool = False
+    rewound: bool = False
+    lingered_s: float = 0.0
     ended: bool = False
-    settled: bool = False
+    settled_at: float | None = None
 
     @property
     def job_id(self) -> str | None:
-        return next(iter(self.printed), self.known_id)
+        """The job that is to be looked at next; usually there is only one."""
+        return next((job_id for job_id in self.ids if job_id not in self.checked), self.ids[-1] if self.ids else None)
+
+    @property
+    def settled(self) -> bool:
+        return self.settled_at is not None
+
+    def settle(self) -> None:
+        self.ended, self.settled_at = True, time.monotonic()
+
+    def reopen(self) -> None:
+        """Somebody does something to the job again."""
+        self.ended, self.settled_at = False, None
+        self.checked.clear()
+
+    def made(self, job_id: str) -> None:
+        if job_id not in self.ids:
+            self.ids.append(job_id)
 
 
 class Producers:
@@ -59,6 +91,7 @@ class Producers:
     def __init__(self, stack: Stack, workload: Workload, count: int, most_waiting_s: float) -> None:
         self.orders: list[Order] = []
         self._stack = stack
+        self._log_file = stack.folder / "producers.log"
         self._workload = workload
         self._most_waiting_s = most_waiting_s
         self._next = 0
@@ -97,14 +130,54 @@ class Producers:
             self._in_threads(order, 2)
         return order
 
-    def cancellable(self) -> Order:
-        """Submit a job that takes long."""
+    def special(self, kind: str) -> Order | None:
+        """Submit a job of a kind that a fault needs; None where the workload has none such."""
         with self._lock:
-            index = self._next
-            self._next += 1
-        order = self._order(self._workload.cancellable(index), copies=1)
+            plan = self._workload.special(kind, self._next)
+            self._next += plan is not None
+        if plan is None:
+            return None
+        order = self._order(plan, copies=1)
         self._in_threads(order, 1)
         return order
+
+    def submit_again(self, order: Order) -> None:
+        """Run its producer once more, with the same records and the same key."""
+        order.reopen()
+        self.hold(order)
+        self._in_threads(order, 1)
+
+    def retry(self, order: Order) -> subprocess.Popen[bytes]:
+        """Run `embedctl retry` for a job, from far away; :meth:`retry_again` or :meth:`release` is to follow."""
+        order.reopen()
+        self.hold(order)
+        return self._retry(order)
+
+    def retry_again(self, order: Order) -> None:
+        """Run a retry that was killed until it ends well."""
+        self.in_thread(lambda: self._retry_to_the_end(order))
+
+    def hold(self, order: Order) -> None:
+        """Somebody submits an order, or does something else to it: nobody may judge its job yet."""
+        with self._lock:
+            order.submitting += 1
+
+    def release(self, order: Order) -> None:
+        """The opposite of :meth:`hold`."""
+        with self._lock:
+            order.submitting -= 1
+
+    def in_thread(self, work: Callable[[], None]) -> threading.Thread:
+        """Do something in a thread that is waited for at the end."""
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        return thread
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether all is given up that is not submitted yet."""
+        return self._abandoned.is_set()
 
     def waiting_s(self) -> float:
         """About how long one worker would take for what has not ended."""
@@ -124,11 +197,7 @@ class Producers:
                 thread.join(0.1)
 
     def _in_threads(self, order: Order, copies: int) -> list[threading.Thread]:
-        threads = [threading.Thread(target=self._submit, args=(order,), daemon=True) for _ in range(copies)]
-        for thread in threads:
-            thread.start()
-        self._threads += threads
-        return threads
+        return [self.in_thread(lambda: self._submit(order)) for _ in range(copies)]
 
     def _take(self, copies: int) -> Order | None:
         with self._lock:
@@ -150,27 +219,67 @@ class Producers:
         command = _command(order)
         while not self._abandoned.is_set() and not (order.cancelling and order.runs):
             order.runs += 1
+            variables = (
+                {} if order.plan.high_water is None else {"EMBEDCTL_HIGH_WATER_BYTES": str(order.plan.high_water)}
+            )
             process = self._stack.spawn(
                 command,
-                log_file=self._stack.folder / "producers.log",
-                through_proxy=order.plan.through_proxy,
+                log_file=self._log_file,
+                link=order.plan.link,
+                variables=variables,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
             )
-            order.running.add(process)
-            printed, _ = process.communicate()
-            order.running.discard(process)
-            job_id = printed.decode().strip()
-            # The command says how the job stands if that has ended by now: README.md, "Exit statuses".
-            if process.returncode == 0 or (job_id and process.returncode in (1, 3) and order.plan.by == "command"):
-                order.printed.add(job_id)
+            status, printed, said = self._end_of(order, process)
+            for job_id in _JOB_ID.findall(printed + said):
+                order.made(job_id)
+            if is_good_end(order, status, printed, said):
                 break
-            if process.returncode not in _TRY_AGAIN and not order.cancelling:
-                order.problems.append(f"a producer of job {order.plan.index} ended with status {process.returncode}")
+            if status not in _TRY_AGAIN and not (status == _LOST and order.rewound):
+                order.problems.append(f"a producer of job {order.plan.index} ended with status {status}")
                 if len(order.problems) >= _MOST_PROBLEMS:
                     break
             time.sleep(rng.uniform(0.3, 1.5))
-        with self._lock:
-            order.submitting -= 1
+        self.release(order)
+
+    def _end_of(self, order: Order, process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
+        """Wait for a process: its exit status, and what it wrote to standard output and to standard error."""
+        order.running.add(process)
+        printed, said = process.communicate()
+        order.running.discard(process)
+        with self._log_file.open("ab") as log:
+            log.write(said or b"")
+        return process.returncode, (printed or b"").decode(), (said or b"").decode()
+
+    def _retry(self, order: Order) -> subprocess.Popen[bytes]:
+        order.runs += 1
+        command = ["embedctl", "retry", str(order.job_id)]
+        return self._stack.spawn(command, log_file=self._log_file, link=FAR, stderr=subprocess.PIPE)
+
+    def _retry_to_the_end(self, order: Order) -> None:
+        deadline = time.monotonic() + _RETRYING_S
+        while not self._abandoned.is_set():
+            status, _, said = self._end_of(order, self._retry(order))
+            # It has not ended: another retry of it goes on, and was whole.
+            if status == 0 or (status == 1 and _UNFINISHED in said):
+                break
+            if status == _LOST and order.rewound:
+                break
+            if time.monotonic() > deadline:
+                order.problems.append(f"a retry of job {order.plan.index} ended with status {status} again and again")
+                break
+            time.sleep(1.0)
+        self.release(order)
+
+
+def is_good_end(order: Order, status: int, printed: str, said: str) -> bool:
+    """Whether a producer ended as it should, so that it need not be run again."""
+    # The command says how the job stands if that has ended by now: README.md, "Exit statuses".
+    if status == 0 or (printed and status in (1, 3) and order.plan.by == "command"):
+        return True
+    if order.cancelling:
+        return status == 1 and _CANCELLED in said
+    return status == 1 and order.plan.max_errors is not None and _STOPPED in said
 
 
 def _command(order: Order) -> list[str]:
@@ -188,6 +297,7 @@ def _as_program(order: Order) -> list[str]:
         "chunk_size": plan.chunk_size,
         "ttl": plan.ttl_s,
         "idempotency_key": plan.key,
+        "max_errors": plan.max_errors,
     }
     if plan.ids == "argument":
         options["ids"] = True
@@ -205,4 +315,5 @@ def _as_command(order: Order) -> list[str]:
     command += [] if plan.normalize else ["--no-normalize"]
     command += [] if plan.prompt is None else ["--prompt", plan.prompt]
     command += [] if plan.chunk_size is None else ["--chunk-size", str(plan.chunk_size)]
+    command += [] if plan.max_errors is None else ["--max-errors", str(plan.max_errors)]
     return command

@@ -38,7 +38,9 @@ class RealWorkload:
         by = ("library", "command")[index % 2]
         return self._plan(index, "real", records, chunk_size=_CHUNK_SIZES[index % len(_CHUNK_SIZES)], by=by)
 
-    def cancellable(self, index: int) -> Plan:
+    def special(self, kind: str, index: int) -> Plan | None:
+        if kind != "cancelled":
+            return None
         return self._plan(index, "cancelled", min(_CANCELLABLE_RECORDS, len(self._texts)), chunk_size=64)
 
     def items(self, plan: Plan) -> list[Item]:

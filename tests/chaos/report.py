@@ -30,6 +30,11 @@ class Outcome:
         hung: orders that did not come to their end, in words.
         verdicts: of jobs that are not fine, in the order of their numbers.
         recoveries: what killed workers had held and others took up, by the kind of kill.
+        stopped: jobs that their error budget ended.
+        sick_ends: exit statuses of sick workers that left by themselves.
+        misjudged: healthy workers that were silent or held for dead, in words.
+        owners_dead, lapsed: deaths of owners and lapsed leases, as jobs tell them.
+        longest_silence_s: beyond a heartbeat's TTL, of a worker that lived, whatever explains it.
         left: whatever else should not be there at the end, in words.
     """
 
@@ -54,6 +59,12 @@ class Outcome:
     hung: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    stopped: int = 0
+    sick_ends: Counter[int] = field(default_factory=Counter)
+    misjudged: list[str] = field(default_factory=list)
+    owners_dead: int = 0
+    lapsed: int = 0
+    longest_silence_s: float = 0.0
 
     @property
     def lost(self) -> int:
@@ -78,7 +89,7 @@ class Outcome:
     @property
     def good(self) -> bool:
         counts = (self.lost, self.doubled, self.wrong_vectors, self.wrong_errors, self.other)
-        return not any(counts) and not self.left
+        return not any(counts) and not self.left and not self.misjudged
 
 
 def markdown(outcome: Outcome) -> str:
@@ -103,14 +114,15 @@ def _results(outcome: Outcome) -> list[tuple[str, object]]:
         ("wrong vectors", outcome.wrong_vectors),
         ("wrong errors", outcome.wrong_errors),
         ("other facts of jobs that are wrong", outcome.other),
-        ("jobs that did not end", len(outcome.hung)),
+        ("jobs, producers and waiters that did not end", len(outcome.hung)),
+        ("healthy workers held for dead, or silent", len(outcome.misjudged)),
         ("left over, or not stopped well", len(outcome.left)),
     ]
 
 
 def _words(outcome: Outcome) -> list[str]:
     lines = [f"- job {index}: {'; '.join(verdict.words)}" for index, verdict in sorted(outcome.verdicts.items())]
-    lines += [f"- {words}" for words in (*outcome.hung, *outcome.left, *outcome.notes)]
+    lines += [f"- {words}" for words in (*outcome.hung, *outcome.misjudged, *outcome.left, *outcome.notes)]
     return ["\n".join(lines)] if lines else []
 
 
@@ -127,12 +139,16 @@ def _run(outcome: Outcome) -> list[tuple[str, object]]:
         ("lease_s, reissue_s", f"{options.lease:g}{'' if options.lease_s else ' (the default)'}"),
         ("seconds of faults, then until all jobs ended", f"{outcome.storm_s:.0f}, {outcome.settle_s:.0f}"),
         ("jobs", f"{outcome.jobs.total():,}: {_counts(outcome.jobs)}"),
+        ("jobs that their error budget ended", outcome.stopped),
+        ("small jobs beside, most for nobody", f"{options.beside:,}"),
         ("records", f"{outcome.records:,}"),
         ("poison among them", f"{outcome.poison.total():,}: {_counts(outcome.poison)}" if outcome.poison else "none"),
         ("chunks", f"{outcome.chunks:,}"),
         ("executions a chunk: mean, most seen", f"{per_chunk:.2f}, {outcome.most_attempts}"),
         ("largest difference of a vector's element", f"{outcome.difference:.1e}" if outcome.difference else "0, exact"),
         ("records blamed by chance, then retried", outcome.blamed),
+        ("deaths of owners, lapsed leases, as jobs tell them", f"{outcome.owners_dead}, {outcome.lapsed}"),
+        ("sick workers that left by themselves, by status", _statuses(outcome.sick_ends)),
         ("producer processes", outcome.producer_runs),
         ("faults, ended worker processes", f"{outcome.faults.total()}, {outcome.deaths.total()}"),
     ]
@@ -155,6 +171,10 @@ def _spread(seconds: Sequence[float]) -> str:
 
 def _counts(counter: Counter[str]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counter.most_common())
+
+
+def _statuses(counter: Counter[int]) -> str:
+    return ", ".join(f"{count} with {status}" for status, count in counter.items()) or "none"
 
 
 def _table(first: str, second: str, rows: Iterable[tuple[str, object]]) -> str:

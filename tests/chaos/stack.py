@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ RESTART_AFTER_S = 1.0
 START_S = 90.0
 STOP_S = 90.0
 DIM = 16
+#: A class with vectors so long that a chunk's are many megabytes, and one that no worker serves.
+WIDE, WIDE_DIM = "wide", 512
+NOBODYS = "nobodys"
 
 #: `hang_s` is short, because records that hang are among the poison.
 _CLASSES = f"""
@@ -48,7 +51,23 @@ options = {{dim = {DIM}, poison = true}}
 backend = "dummy"
 token_budget = 64
 options = {{dim = {DIM}, seconds_per_batch = 0.02, poison = true}}
+
+[classes.{WIDE}]
+backend = "dummy"
+options = {{dim = {WIDE_DIM}}}
+
+[classes.{NOBODYS}]
+backend = "dummy"
+options = {{dim = {DIM}}}
 """
+
+#: Of a worker that has no memory for any batch, on any text.
+_SICK = ("poison = true", "poison = true, memory_tokens = 1")
+
+#: Ways to Redis: straight, through the proxy that faults break, from far away, and over an uplink that is always thin.
+NEAR, PROXY, FAR, THIN = "near", "proxy", "far", "thin"
+_FAR_S = 0.02
+_THIN_BYTES_PER_S, _THIN_S = 1e6, 0.05
 
 
 @dataclass(frozen=True)
@@ -69,7 +88,7 @@ class Worker:
     hardware: str
     model: str
     cpus: str | None
-    through_proxy: bool
+    link: str
     log_file: Path
     process: subprocess.Popen[bytes] | None = None
     restart_at: float = 0.0
@@ -108,11 +127,18 @@ class Stack:
         self.redis = RedisServer(folder, extra=["--bind", "127.0.0.1", "--port", str(port)])
         self.direct_url = f"redis://127.0.0.1:{port}/0"
         self.proxy = Proxy(port)
+        self._links = {
+            PROXY: self.proxy,
+            FAR: Proxy(port, delay_s=_FAR_S),
+            THIN: Proxy(port, rate=_THIN_BYTES_PER_S, delay_s=_THIN_S),
+        }
         self.processes: list[subprocess.Popen[bytes]] = []
         self.workers: list[Worker] = []
         self.redis_up = False
         self.redis_full = False
         self.redis_restarts: list[float] = []
+        #: Jobs that no worker ever takes: nothing is held of them.
+        self.bystanders: set[str] = set()
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._write_config()
@@ -124,7 +150,8 @@ class Stack:
     def start(self) -> None:
         """Start Redis, the proxy and all workers, and wait until they are ready."""
         self.start_redis()
-        self.proxy.start()
+        for link in self._links.values():
+            link.start()
         cpus = sorted(os.sched_getaffinity(0))
         real = self.options.model != DUMMY
         for number in range(self.options.workers):
@@ -134,7 +161,7 @@ class Stack:
                     hardware="cpu" if real else ("slow", "quick")[number % 2],
                     model=self.options.model,
                     cpus=str(cpus[number % len(cpus)]) if real else None,
-                    through_proxy=number % 3 == 2 or (real and number % 2 == 1),
+                    link=PROXY if number % 3 == 2 or (real and number % 2 == 1) else NEAR,
                     log_file=self.folder / f"worker-{number}.log",
                 )
             )
@@ -142,6 +169,25 @@ class Stack:
             self._start_worker(worker)
         self._keeper.start()
         self.wait_until_ready()
+
+    @property
+    def sick_config(self) -> Path:
+        """The configuration of workers that can encode nothing."""
+        return self.folder / "sick.toml"
+
+    def add_worker(self, hardware: str, link: str) -> Worker:
+        """Start one more worker, and keep it."""
+        number = len(self.workers)
+        log_file = self.folder / f"worker-{number}.log"
+        worker = Worker(number, hardware, self.options.model, cpus=None, link=link, log_file=log_file)
+        self._start_worker(worker)
+        self.workers.append(worker)
+        return worker
+
+    def cut_links(self) -> None:
+        """Close every connection through a proxy: what was made half open stays so at its other end."""
+        for link in self._links.values():
+            link.cut()
 
     @property
     def classes(self) -> list[str]:
@@ -169,23 +215,47 @@ class Stack:
         command: list[str],
         *,
         log_file: Path,
-        through_proxy: bool,
+        link: str = NEAR,
+        variables: Mapping[str, str] | None = None,
         stdout: int | None = None,
+        stderr: int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a Python module as a process, in a session of its own."""
-        url = self.proxy.url if through_proxy else self.direct_url
+        """Start a Python module as a process, in a session of its own.
+
+        Args:
+            link: its way to Redis.
+            variables: of its environment, besides or instead of the run's.
+        """
+        url = self._links[link].url if link in self._links else self.direct_url
         with log_file.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", *command],
-                env=self.environment(url),
+                env={**self.environment(url), **(variables or {})},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log if stdout is None else stdout,
-                stderr=log,
+                stderr=log if stderr is None else stderr,
                 start_new_session=True,
             )
         self.processes.append(process)
         return process
+
+    def written(self) -> tuple[Path, int, int] | None:
+        """How far Redis' file of writes goes now: its path, inode and length. None where it is being rewritten."""
+        files = [*self.redis.folder.glob("appendonlydir/*.incr.aof"), *self.redis.folder.glob("appendonly.aof")]
+        if len(files) != 1 or self.raw.info("persistence")["aof_rewrite_in_progress"]:
+            return None
+        found = files[0].stat()
+        return files[0], found.st_ino, found.st_size
+
+    def rewind(self, written: tuple[Path, int, int]) -> bool:
+        """Let a stopped Redis forget whatever it wrote since then. False where its file was rewritten meanwhile."""
+        file, inode, size = written
+        found = file.stat() if file.exists() else None
+        if found is None or found.st_ino != inode or found.st_size < size:
+            return False
+        os.truncate(file, size)
+        return True
 
     def start_redis(self) -> None:
         self.redis.start()
@@ -208,6 +278,8 @@ class Stack:
         held: dict[str, list[tuple[str, int, bytes]]] = {}
         for name in self.raw.zrange(keys.ACTIVE, 0, -1):
             job_id = name.decode()
+            if job_id in self.bystanders:
+                continue
             for chunk, owner in self.raw.hgetall(keys.owners(job_id)).items():
                 token, instance, *_ = owner.split(b" ")
                 held.setdefault(instance.decode(), []).append((job_id, int(chunk), token))
@@ -252,8 +324,9 @@ class Stack:
                 process.kill()
                 process.wait()
         self.close_clients()
-        if self.proxy.port:
-            self.proxy.stop()
+        for link in self._links.values():
+            if link.port:
+                link.stop()
         self.redis.stop()
 
     def survivors(self) -> list[int]:
@@ -273,7 +346,7 @@ class Stack:
         command = ["embedctl_workers", "--class", worker.hardware, "--model", worker.model]
         command += ["--cpus", worker.cpus] if worker.cpus is not None else []
         worker.frozen = worker.doomed = False
-        worker.process = self.spawn(command, log_file=worker.log_file, through_proxy=worker.through_proxy)
+        worker.process = self.spawn(command, log_file=worker.log_file, link=worker.link)
 
     def _keep(self) -> None:
         """Start every worker again about a second after it died."""
@@ -293,6 +366,7 @@ class Stack:
         times = "" if lease is None else f"lease_s = {float(lease)}\nreissue_s = {float(lease)}\n"
         classes = _CLASSES if self.options.model == DUMMY else ""
         (self.folder / "embedctl.toml").write_text(times + classes, encoding="utf-8")
+        self.sick_config.write_text(times + classes.replace(*_SICK), encoding="utf-8")
 
 
 def _free_port() -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tests.chaos.faults import FAULTS, Chaos, Fault, Struck, Undo
+from tests.chaos.fault import Chaos, Fault, Struck, Undo
 from tests.chaos.recovery import Loss
 from tests.chaos.stack import OUTAGE
 
@@ -35,10 +35,11 @@ class Event:
 class Storm:
     """Faults for some time."""
 
-    def __init__(self, chaos: Chaos, seed: int, pause_s: float, log_file: Path) -> None:
+    def __init__(self, chaos: Chaos, faults: Sequence[Fault], seed: int, pause_s: float, log_file: Path) -> None:
         self.events: list[Event] = []
         self._log_file = log_file
         self._chaos = chaos
+        self._faults = faults
         self._rng = random.Random(f"{seed} faults")
         self._pause_s = pause_s
         self._undos: list[tuple[float, Undo, Event]] = []
@@ -83,7 +84,7 @@ class Storm:
     def _strike(self) -> None:
         """Draw until a fault applies."""
         for _ in range(_MOST_DRAWS):
-            [fault] = self._rng.choices(FAULTS, [fault.weight for fault in FAULTS])
+            [fault] = self._rng.choices(self._faults, [fault.weight for fault in self._faults])
             began_at = time.monotonic()
             struck = None if self._rests(fault) else self._try(fault)
             if struck is not None and struck.lull_s:

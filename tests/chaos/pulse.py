@@ -1,0 +1,128 @@
+"""Whether healthy workers were ever silent for too long, or judged dead, for no reason that the harness gave them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from embedctl_config import keys
+from tests.chaos.stack import OUTAGE, Stack, Worker
+from tests.chaos.storm import Event
+
+_POLL_S = 0.25
+#: What disturbs every heartbeat, and not only that of a worker which its words name.
+_DISTURBING = ("connections", "Redis", "link")
+#: After a disturbance a worker may need as long to be heard again (seconds).
+_GRACE_S = 20.0
+#: Chunks that a worker may own at once.
+_HELD = 2
+
+
+@dataclass(eq=False)
+class Silence:
+    """A live worker whose heartbeat did not count for some time."""
+
+    worker: int
+    instance: str
+    began_at: float
+    ended_at: float
+    seconds: float = 0.0
+
+
+@dataclass
+class Pulse:
+    """Watches the heartbeats of the harness' own workers, in a thread.
+
+    Attributes:
+        silences: of processes that lived, were not stopped and had been given no signal.
+        accused: those that somebody reported as dead.
+    """
+
+    stack: Stack
+    silences: list[Silence] = field(default_factory=list)
+    accused: set[str] = field(default_factory=set)
+    _known: dict[str, tuple[Worker, int]] = field(default_factory=dict)
+    _open: dict[str, Silence] = field(default_factory=dict)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def look(self) -> None:
+        """Look once."""
+        rows = self.stack.rows()
+        for worker in list(self.stack.workers):
+            if worker.pid in rows:
+                self._known[rows[worker.pid].instance] = (worker, worker.pid)
+        for instance, (worker, pid) in list(self._known.items()):
+            if worker.pid != pid:
+                del self._known[instance]
+                self._open.pop(instance, None)
+                continue
+            pipe = self.stack.raw.pipeline(transaction=False).time().zscore(keys.WORKERS, instance)
+            (seconds, micros), until_ms, died = pipe.get(keys.died(instance)).execute()
+            healthy = worker.pid == pid and worker.alive and not worker.frozen and not worker.doomed
+            if not healthy or until_ms is None:
+                self._open.pop(instance, None)
+                continue
+            if died is not None and died.decode() != keys.LEFT:
+                self.accused.add(f"worker {worker.number} ({instance}): {died.decode()}")
+            self._note(worker.number, instance, seconds + micros / 1e6 - until_ms / 1000)
+
+    def _note(self, number: int, instance: str, silent_s: float) -> None:
+        now = time.monotonic()
+        if silent_s <= 0:
+            self._open.pop(instance, None)
+            return
+        if instance not in self._open:
+            self._open[instance] = Silence(number, instance, now - silent_s, now)
+            self.silences.append(self._open[instance])
+        self._open[instance].ended_at, self._open[instance].seconds = now, silent_s
+
+    def _run(self) -> None:
+        while not self._stop.wait(_POLL_S):
+            try:
+                self.look()
+            except OUTAGE:
+                continue
+
+
+def unexplained(silences: Iterable[Silence], events: Iterable[Event], restarts: Iterable[float]) -> list[Silence]:
+    """Those that no fault explains: none that goes for all workers, and none of that worker's own."""
+    events, restarts = list(events), list(restarts)
+    return [silence for silence in silences if not _explained(silence, events, restarts)]
+
+
+def _explained(silence: Silence, events: list[Event], restarts: list[float]) -> bool:
+    # It last beat a heartbeat's TTL before its silence began.
+    begin, end = silence.began_at - keys.HEARTBEAT_TTL_S, silence.ended_at
+    if any(begin <= at + _GRACE_S and at <= end for at in restarts):
+        return True
+    return any(
+        (event.name.startswith(_DISTURBING) or f"worker {silence.worker}" in event.words.split(",")[0].split(" for")[0])
+        and event.began_at <= end
+        and (event.ended_at is None or event.ended_at + _GRACE_S >= begin)
+        for event in events
+    )
+
+
+def most_deaths(ended: int, workers: int, events: Iterable[Event], restarts: int) -> int:
+    """How many owners of chunks jobs may say have died, or leases lapsed: what that many real ends and faults cost.
+
+    Args:
+        ended: processes of workers that ended.
+        restarts: how often Redis came back.
+    """
+    names = [event.name for event in events]
+    frozen = sum(name.startswith("worker: SIGSTOP") for name in names)
+    disturbed = restarts + sum(name.startswith(_DISTURBING) for name in names)
+    return _HELD * (ended + frozen + disturbed * workers)

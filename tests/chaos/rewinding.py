@@ -1,0 +1,152 @@
+"""Redis back at an earlier moment, as after a failover: its last writes are gone, and all that came before is there.
+
+Every job that this may have hit has to end once its command is run again. Who waits for one must not wait for good.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from embedctl import EmbedctlError, Job, JobError, JobNotFound, WaitTimeout
+from embedctl_config import keys
+from tests.chaos.fault import Chaos, Struck
+from tests.chaos.faults_of_jobs import cancel_all
+from tests.chaos.producers import Order
+from tests.chaos.stack import OUTAGE, Stack
+
+#: How much Redis forgets (seconds).
+_FORGOTTEN_S = (0.2, 2.0)
+#: Redis is away for as long: a failover is quick, and workers hold results while it lasts.
+_AWAY_S = (0.0, 1.5)
+#: Jobs whose producers are run again only when somebody who waits has been told.
+_MOST_WAITERS = 3
+_STEP_S = 0.05
+
+
+def told_within_s(stack: Stack) -> float:
+    """Who waits for a job that can't end by itself is told within this time (seconds)."""
+    return keys.PRODUCER_LEASE_S + 4 * stack.options.lease + 30.0
+
+
+@dataclass
+class Waiter:
+    """Somebody who waits for a job in a thread, from before Redis forgot."""
+
+    stack: Stack
+    job_id: str
+    told: str = ""
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._wait, name="waiter", daemon=True)
+        self._thread.start()
+
+    def hangs(self) -> bool:
+        """Wait until it is told; whether it was not, and the job makes no progress to wait for."""
+        self._thread.join()
+        return not self.told and not self.ended
+
+    def _wait(self) -> None:
+        job = Job(self.job_id, self.stack.broker)
+        while not self.told and not self.ended:
+            try:
+                job.wait(timeout=told_within_s(self.stack) + 1.0)
+                self.ended = True
+            except WaitTimeout:
+                # One that was told of nothing since Redis came back the last time has been given its time.
+                since_s = time.monotonic() - self.stack.redis_restarts[-1]
+                if not _goes_on(job) and since_s > told_within_s(self.stack):
+                    return
+            except JobError as error:
+                self.told = f"{type(error).__name__}: {error}"
+            except EmbedctlError:
+                time.sleep(1.0)  # an outage that was longer than a waiter's patience
+
+
+def _goes_on(job: Job) -> bool:
+    """Whether there is something to wait for: a producer, or records that are to be encoded."""
+    try:
+        status = job.status()
+    except JobNotFound:
+        return False
+    except OUTAGE:
+        return True
+    return not status.stalled or status.done + status.failed < status.records
+
+
+def rewind_redis(chaos: Chaos) -> Struck | None:
+    """Kill Redis, and start it with what it had written a moment earlier."""
+    stack, rng = chaos.stack, chaos.rng
+    written = stack.written() if chaos.redis_well else None
+    if written is None:
+        return None
+    since = time.monotonic()
+    _wait_for_an_end(chaos.producers.orders, since, rng.uniform(*_FORGOTTEN_S))
+    waited_for = _some_under_way(chaos)
+    waiters = {order: Waiter(stack, str(order.job_id)) for order in waited_for}
+    stack.stop_redis(kill=True)
+    forgotten_s = time.monotonic() - since
+    if not stack.rewind(written):
+        stack.start_redis()
+        return None
+    hit = [order for order in chaos.producers.orders if not order.settled or (order.settled_at or 0) >= since]
+    for order in hit:
+        order.reopen()
+        order.rewound = True
+        chaos.producers.hold(order)  # nothing is judged before its command was run again
+
+    def start() -> None:
+        stack.start_redis()
+        for order in hit:
+            chaos.producers.in_thread(partial(_run_again, chaos, order, waiters.get(order)))
+
+    words = f"by {forgotten_s:.1f} s; {len(hit)} jobs may have lost something, {len(waiters)} are waited for"
+    return Struck(words, rng.uniform(*_AWAY_S), start)
+
+
+def _wait_for_an_end(orders: Sequence[Order], since: float, forgotten_s: float) -> None:
+    """Until a producer has just been told that its job has all its records, which Redis is to forget; or as long."""
+    unsealed = {order for order in orders if order.submitting}
+    while time.monotonic() - since < forgotten_s:
+        time.sleep(_STEP_S)
+        if any(not order.submitting and not order.ended for order in unsealed):
+            return
+
+
+def _some_under_way(chaos: Chaos) -> list[Order]:
+    """Those whose producers have just ended first: they will not notice."""
+    found = [
+        order
+        for order in chaos.producers.orders
+        if order.job_id is not None and not order.settled and not order.cancelling and not order.plan.frees_key
+    ]
+    return sorted(found, key=lambda order: (order.submitting, order.ended))[:_MOST_WAITERS]
+
+
+def _run_again(chaos: Chaos, order: Order, waiter: Waiter | None) -> None:
+    """Do what the user of a job does: run its command again, at once or when it is told to."""
+    if waiter is not None and waiter.hangs():
+        chaos.monitor.unended.append(
+            f"who waits for job {order.plan.index} ({waiter.job_id}) was not told within "
+            f"{told_within_s(chaos.stack):g} s that Redis forgot the end of its submission"
+        )
+    while order.running and not chaos.producers.abandoned:
+        time.sleep(_STEP_S)
+    if order.cancelled:
+        _cancel_again(chaos, order)
+    elif not order.cancelling:
+        chaos.producers.submit_again(order)
+    chaos.producers.release(order)
+
+
+def _cancel_again(chaos: Chaos, order: Order) -> None:
+    while not chaos.producers.abandoned:
+        try:
+            cancel_all(chaos, order)
+            return
+        except OUTAGE:
+            time.sleep(0.5)

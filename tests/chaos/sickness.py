@@ -1,0 +1,99 @@
+"""Workers that are sick: they live, and what they need is not there. No record may fail for that."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.chaos.fault import Chaos, Struck, a_worker
+from tests.chaos.options import DUMMY
+from tests.chaos.stack import OUTAGE, Worker
+
+#: A worker stays short of something for as long (seconds).
+_SHORT_S = (5.0, 20.0)
+#: A worker that can encode nothing has left within this after its start (seconds).
+_LEAVES_S = 60.0
+#: Memory beyond what it has that a worker may still get (bytes).
+_SOME_MEMORY = 1024 * 1024
+
+
+def start_sick_worker(chaos: Chaos) -> Struck | None:
+    """Start one more worker of a class, which has no memory for any batch."""
+    stack = chaos.stack
+    if stack.options.model != DUMMY:
+        return None
+    hardware = chaos.rng.choice(("slow", "quick"))
+    log_file = stack.folder / "sick.log"
+    command = ["embedctl_workers", "--class", hardware, "--model", stack.options.model]
+    process = stack.spawn(command, log_file=log_file, variables={"EMBEDCTL_CONFIG": str(stack.sick_config)})
+    until = time.monotonic() + _LEAVES_S
+
+    def see_off() -> float | None:
+        if process.poll() is None and time.monotonic() < until:
+            return 1.0
+        _see_off(chaos, process)
+        return None
+
+    return Struck(f"class {hardware}", 1.0, see_off)
+
+
+def _see_off(chaos: Chaos, process: subprocess.Popen[bytes]) -> None:
+    """Remember how it ended; one that did not leave by itself although it was given work is to be told of."""
+    if process.poll() is not None:
+        chaos.sick_ends.append(process.returncode)
+        return
+    try:
+        rows = chaos.stack.rows()
+    except OUTAGE:
+        rows = {}
+    if process.pid in rows and rows[process.pid].progressed_ms:
+        chaos.monitor.unended.append(f"a worker that can encode nothing was given work and stays ({process.pid})")
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def exhaust_files(chaos: Chaos) -> Struck | None:
+    """A worker can open no file or connection more, and loses those that it has to Redis."""
+    found = a_worker(chaos)
+    if found is None:
+        return None
+    worker, _ = found
+    opened = [int(entry.name) for entry in Path(f"/proc/{worker.pid}/fd").iterdir()]
+    struck = _limit(chaos, worker, resource.RLIMIT_NOFILE, max(opened) + 1)
+    if struck is not None:
+        chaos.stack.raw.client_kill_filter(_type="normal", skipme=True)
+    return struck
+
+
+def exhaust_memory(chaos: Chaos) -> Struck | None:
+    """A worker can get next to no memory more."""
+    found = a_worker(chaos)
+    if found is None:
+        return None
+    worker, _ = found
+    status = Path(f"/proc/{worker.pid}/status").read_text(encoding="utf-8")
+    [size] = [line.split()[1] for line in status.splitlines() if line.startswith("VmSize:")]
+    return _limit(chaos, worker, resource.RLIMIT_AS, 1024 * int(size) + _SOME_MEMORY)
+
+
+def _limit(chaos: Chaos, worker: Worker, kind: int, limit: int) -> Struck:
+    """Lower a limit of a running process for a while. Its end within that time is the harness' doing."""
+    pid = worker.pid
+    soft, hard = resource.prlimit(pid, kind)
+    resource.prlimit(pid, kind, (limit, hard))
+    worker.doomed = True
+    seconds = chaos.rng.uniform(*_SHORT_S)
+
+    def restore() -> None:
+        if worker.pid == pid and worker.alive:
+            resource.prlimit(pid, kind, (soft, hard))
+            worker.doomed = False
+
+    return Struck(f"worker {worker.number} for {seconds:.0f} s", seconds, restore)
