@@ -22,6 +22,7 @@ _POLL_S = 0.25
 _MOST_RETRIES_IN_CALM = 2
 #: A producer whose job is over must end within this time, not counting that in which Redis is away (seconds).
 PRODUCER_ENDS_S = 60.0
+_LAST_JOBS = 100
 
 
 @dataclass
@@ -105,6 +106,8 @@ class Monitor:
         found = raw.get(keys.idempotency(order.plan.key))
         if found is not None:
             order.made(found.decode())
+        elif order.job_id is None and order.plan.frees_key:
+            self._look_for(order)
         job_id = order.job_id
         if job_id is None:
             # One that was cancelled may be gone with what Redis forgot.
@@ -132,6 +135,16 @@ class Monitor:
             self._retry(order, Job(job_id, self.stack.broker))
         elif order.ended and (not stopped or freed(raw, job_id, results=False)):
             self._check(order, job_id, retry=True)
+
+    def _look_for(self, order: Order) -> None:
+        """The job of an order whose key is free again already, among the last ones: their facts still name the key."""
+        names = self.stack.raw.zrevrange(keys.JOBS, 0, _LAST_JOBS - 1)
+        pipe = self.stack.raw.pipeline(transaction=False)
+        for name in names:
+            pipe.hget(keys.job(name.decode()), "idempotency_key")
+        for name, key in zip(names, pipe.execute(), strict=True):
+            if key == keys.idempotency(order.plan.key).encode():
+                order.made(name.decode())
 
     def _watch_producer(self, order: Order, *, stopped: bool) -> None:
         """A producer must not go on, or wait for room, long after its job was cancelled or stopped."""
