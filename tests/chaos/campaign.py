@@ -187,9 +187,12 @@ class _Campaign:
     def _leave(self, outcome: Outcome) -> None:
         """Stop as an operator does, and look for what stays behind."""
         stack = self._stack
-        stack.wait_until_ready()
-        outcome.left += [f"worker {worker.number} takes no chunks any more" for worker in self._idle_workers()]
         self._beside.remove()
+        try:
+            stack.wait_until_ready()
+        except AssertionError as error:
+            outcome.left.append(str(error))
+        outcome.left += [f"worker {worker.number} takes no chunks any more" for worker in self._idle_workers()]
         statuses = stack.stop_workers()
         outcome.left += [f"worker {n} ended with status {status}" for n, status in enumerate(statuses) if status]
         if self._options.waits_for_expiry:

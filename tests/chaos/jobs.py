@@ -259,6 +259,18 @@ def _budget_full(rng: random.Random) -> dict[str, Any]:
     }
 
 
+def _slowly_submitted(rng: random.Random) -> dict[str, Any]:
+    """A moment before it has all its records it has most of them; some of them wait still when it has all."""
+    records = rng.randint(150, 300)
+    return {
+        "hardware": "slow",
+        "records": records,
+        "chunk_size": rng.choice((3, 7)),
+        "words": (50, 80),
+        "seconds_per_record": rng.uniform(2.0, 3.0) / records,
+    }
+
+
 def _retried(rng: random.Random) -> dict[str, Any]:
     """Some records of several chunks fail, to be tried again."""
     size, chunks = rng.choice((3, 7, 16)), rng.randint(2, 8)
@@ -285,6 +297,7 @@ _SPECIAL: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "budget-last": _budget_last,
     "budget-full": _budget_full,
     "retried": _retried,
+    "slowly": _slowly_submitted,
     "wide": _wide,
 }
 

@@ -23,6 +23,8 @@ _MOST_RETRIES_IN_CALM = 2
 #: A producer whose job is over must end within this time, not counting that in which Redis is away (seconds).
 PRODUCER_ENDS_S = 60.0
 _LAST_JOBS = 100
+#: A check takes no longer than this (seconds).
+_CHECK_S = 20.0
 
 
 @dataclass
@@ -85,7 +87,8 @@ class Monitor:
             if not order.settled or order.cancelled or order.plan.index in self.verdicts:
                 continue
             for job_id in order.ids:
-                if self.stack.raw.exists(keys.job(job_id)):  # else its time is over: it was checked at its end
+                # Else its time is over, or nearly: it was checked at its end.
+                if self.stack.raw.pttl(keys.job(job_id)) > 1000 * _CHECK_S:
                     self._check(order, job_id, retry=False)
 
     def _run(self) -> None:
@@ -176,8 +179,9 @@ class Monitor:
 
     def _check(self, order: Order, job_id: str, *, retry: bool) -> None:
         job = Job(job_id, self.stack.broker)
-        check = check_stopped if job.status().stopped_by is not None else check_job
         try:
+            status = job.status()
+            check = check_stopped if status.stopped_by is not None else check_job
             verdict = check(job, self.stack.broker, self.stack.raw, order.plan, self.workload.expected(order.plan))
         except JobNotFound as error:
             self._give_up(order, str(error))
@@ -196,7 +200,6 @@ class Monitor:
             verdict.say(f"records {verdict.blamed[:5]} are blamed again and again")
         if not verdict.fine:
             self.verdicts[order.plan.index] = verdict
-        status = job.status()
         self.claims[job_id], self.chunks[job_id] = status.claims, status.chunks
         self.deaths[job_id], self.lapsed[job_id] = status.deaths, status.lapsed
         self._done(order, job_id)

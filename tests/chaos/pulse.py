@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterable
@@ -108,7 +109,7 @@ def _explained(silence: Silence, events: list[Event], restarts: list[float]) -> 
     if any(begin <= at + _GRACE_S and at <= end for at in restarts):
         return True
     return any(
-        (event.name.startswith(_DISTURBING) or f"worker {silence.worker}" in event.words.split(",")[0].split(" for")[0])
+        (event.name.startswith(_DISTURBING) or re.match(rf"worker {silence.worker}\b", event.words))
         and event.began_at <= end
         and (event.ended_at is None or event.ended_at + _GRACE_S >= begin)
         for event in events

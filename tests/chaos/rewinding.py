@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +16,7 @@ from embedctl_config import keys
 from tests.chaos.fault import Chaos, Struck
 from tests.chaos.faults_of_jobs import cancel_all
 from tests.chaos.producers import Order
-from tests.chaos.stack import OUTAGE, Stack
+from tests.chaos.stack import OUTAGE, Stack, Written
 
 #: How much Redis forgets (seconds).
 _FORGOTTEN_S = (0.2, 2.0)
@@ -25,6 +25,8 @@ _AWAY_S = (0.0, 1.5)
 #: Jobs whose producers are run again only when somebody who waits has been told.
 _MOST_WAITERS = 3
 _STEP_S = 0.05
+#: A job that is submitted slowly has all its records within this (seconds).
+_SUBMITTED_S = 20.0
 
 
 def told_within_s(stack: Stack) -> float:
@@ -71,28 +73,36 @@ def _goes_on(job: Job) -> bool:
     """Whether there is something to wait for: a producer, or records that are to be encoded."""
     try:
         status = job.status()
-    except JobNotFound:
-        return False
-    except OUTAGE:
-        return True
+    except (JobNotFound, *OUTAGE):
+        return True  # the next wait says so
     return not status.stalled or status.done + status.failed < status.records
 
 
 def rewind_redis(chaos: Chaos) -> Struck | None:
     """Kill Redis, and start it with what it had written a moment earlier."""
-    stack, rng = chaos.stack, chaos.rng
-    written = stack.written() if chaos.redis_well else None
-    if written is None:
+    if not chaos.redis_well:
         return None
-    since = time.monotonic()
-    _wait_for_an_end(chaos.producers.orders, since, rng.uniform(*_FORGOTTEN_S))
-    waited_for = _some_under_way(chaos)
-    waiters = {order: Waiter(stack, str(order.job_id)) for order in waited_for}
+    forgotten_s = chaos.rng.uniform(*_FORGOTTEN_S)
+    history = _History(chaos.stack)
+    until = time.monotonic() + forgotten_s
+    if chaos.rng.random() < 0.6:
+        order = chaos.producers.special("slowly")
+        until = time.monotonic() + (0 if order is None else _SUBMITTED_S)
+        history.watch(until, lambda: order is not None and not order.submitting)
+    else:
+        history.watch(until)
+    return _rewind(chaos, history, forgotten_s)
+
+
+def _rewind(chaos: Chaos, history: _History, forgotten_s: float) -> Struck | None:
+    stack, rng = chaos.stack, chaos.rng
+    waiters = {order: Waiter(stack, str(order.job_id)) for order in _some_under_way(chaos)}
     stack.stop_redis(kill=True)
-    forgotten_s = time.monotonic() - since
-    if not stack.rewind(written):
+    since = history.forget(forgotten_s)
+    if since is None:
         stack.start_redis()
         return None
+    forgotten_s = time.monotonic() - since
     hit = [order for order in chaos.producers.orders if not order.settled or (order.settled_at or 0) >= since]
     for order in hit:
         order.reopen()
@@ -108,13 +118,34 @@ def rewind_redis(chaos: Chaos) -> Struck | None:
     return Struck(words, rng.uniform(*_AWAY_S), start)
 
 
-def _wait_for_an_end(orders: Sequence[Order], since: float, forgotten_s: float) -> None:
-    """Until a producer has just been told that its job has all its records, which Redis is to forget; or as long."""
-    unsealed = {order for order in orders if order.submitting}
-    while time.monotonic() - since < forgotten_s:
-        time.sleep(_STEP_S)
-        if any(not order.submitting and not order.ended for order in unsealed):
-            return
+class _History:
+    """How far Redis' file of writes went at some moments."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._moments: list[tuple[float, Written]] = []
+        self._note()
+
+    def watch(self, until: float, enough: Callable[[], bool] = lambda: False) -> None:
+        """Note it again and again until a time, or until it is enough."""
+        while time.monotonic() < until and not enough():
+            time.sleep(_STEP_S)
+            self._note()
+
+    def forget(self, seconds: float) -> float | None:
+        """Let a stopped Redis forget the last seconds; since when, or None where it can't be done."""
+        if not self._moments:
+            return None
+        now = time.monotonic()
+        at, written = max([each for each in self._moments if each[0] <= now - seconds] or self._moments[:1])
+        return at if self._stack.rewind(written) else None
+
+    def _note(self) -> None:
+        # Redis looks first: what was written by then is in the file.
+        at = time.monotonic()
+        written = self._stack.written()
+        if written is not None:
+            self._moments.append((at, written))
 
 
 def _some_under_way(chaos: Chaos) -> list[Order]:

@@ -59,25 +59,31 @@ def _see_off(chaos: Chaos, process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def _one_of_several(chaos: Chaos) -> Worker | None:
+    """A busy worker whose class has a healthy one besides."""
+    found = a_worker(chaos)
+    if found is None or found[0].short:
+        return None
+    others = [each for each in chaos.stack.workers if each.hardware == found[0].hardware and each is not found[0]]
+    return found[0] if any(each.alive and not each.short and not each.frozen for each in others) else None
+
+
 def exhaust_files(chaos: Chaos) -> Struck | None:
     """A worker can open no file or connection more, and loses those that it has to Redis."""
-    found = a_worker(chaos)
-    if found is None:
+    worker = _one_of_several(chaos)
+    if worker is None:
         return None
-    worker, _ = found
     opened = [int(entry.name) for entry in Path(f"/proc/{worker.pid}/fd").iterdir()]
     struck = _limit(chaos, worker, resource.RLIMIT_NOFILE, max(opened) + 1)
-    if struck is not None:
-        chaos.stack.raw.client_kill_filter(_type="normal", skipme=True)
+    chaos.stack.raw.client_kill_filter(_type="normal", skipme=True)
     return struck
 
 
 def exhaust_memory(chaos: Chaos) -> Struck | None:
     """A worker can get next to no memory more."""
-    found = a_worker(chaos)
-    if found is None:
+    worker = _one_of_several(chaos)
+    if worker is None:
         return None
-    worker, _ = found
     status = Path(f"/proc/{worker.pid}/status").read_text(encoding="utf-8")
     [size] = [line.split()[1] for line in status.splitlines() if line.startswith("VmSize:")]
     return _limit(chaos, worker, resource.RLIMIT_AS, 1024 * int(size) + _SOME_MEMORY)
@@ -88,12 +94,12 @@ def _limit(chaos: Chaos, worker: Worker, kind: int, limit: int) -> Struck:
     pid = worker.pid
     soft, hard = resource.prlimit(pid, kind)
     resource.prlimit(pid, kind, (limit, hard))
-    worker.doomed = True
+    worker.doomed = worker.short = True
     seconds = chaos.rng.uniform(*_SHORT_S)
 
     def restore() -> None:
         if worker.pid == pid and worker.alive:
             resource.prlimit(pid, kind, (soft, hard))
-            worker.doomed = False
+            worker.doomed = worker.short = False
 
     return Struck(f"worker {worker.number} for {seconds:.0f} s", seconds, restore)

@@ -70,6 +70,10 @@ _FAR_S = 0.02
 _THIN_BYTES_PER_S, _THIN_S = 1e6, 0.05
 
 
+#: Redis' file of writes at some moment: its path, inode and length.
+Written = tuple[Path, int, int]
+
+
 @dataclass(frozen=True)
 class Death:
     """The end of a worker process: its exit status, and whether the harness had sent a signal that ends one."""
@@ -93,6 +97,8 @@ class Worker:
     process: subprocess.Popen[bytes] | None = None
     restart_at: float = 0.0
     frozen: bool = False
+    #: It is short of memory or of something else.
+    short: bool = False
     doomed: bool = False
     deaths: list[Death] = field(default_factory=list)
 
@@ -240,7 +246,7 @@ class Stack:
         self.processes.append(process)
         return process
 
-    def written(self) -> tuple[Path, int, int] | None:
+    def written(self) -> Written | None:
         """How far Redis' file of writes goes now: its path, inode and length. None where it is being rewritten."""
         files = [*self.redis.folder.glob("appendonlydir/*.incr.aof"), *self.redis.folder.glob("appendonly.aof")]
         if len(files) != 1 or self.raw.info("persistence")["aof_rewrite_in_progress"]:
@@ -248,7 +254,7 @@ class Stack:
         found = files[0].stat()
         return files[0], found.st_ino, found.st_size
 
-    def rewind(self, written: tuple[Path, int, int]) -> bool:
+    def rewind(self, written: Written) -> bool:
         """Let a stopped Redis forget whatever it wrote since then. False where its file was rewritten meanwhile."""
         file, inode, size = written
         found = file.stat() if file.exists() else None
@@ -345,7 +351,7 @@ class Stack:
     def _start_worker(self, worker: Worker) -> None:
         command = ["embedctl_workers", "--class", worker.hardware, "--model", worker.model]
         command += ["--cpus", worker.cpus] if worker.cpus is not None else []
-        worker.frozen = worker.doomed = False
+        worker.frozen = worker.short = worker.doomed = False
         worker.process = self.spawn(command, log_file=worker.log_file, link=worker.link)
 
     def _keep(self) -> None:

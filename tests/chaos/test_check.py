@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embedctl import Job, JobNotFound, enqueue_embeddings
+from embedctl import Job, JobFailed, JobNotFound, JobState, WaitTimeout, enqueue_embeddings
 from embedctl_config import keys, wire
 from embedctl_config.wire import ChunkResult
-from tests.chaos.check import Verdict, check_job, keys_without_ttl, unknown_jobs
-from tests.chaos.jobs import DummyWorkload, Plan
+from tests.chaos.beside import Beside
+from tests.chaos.budget import check_stopped
+from tests.chaos.check import Verdict, check_job, freed, keys_without_ttl, unknown_jobs
+from tests.chaos.jobs import DummyWorkload, Item, Plan
+from tests.chaos.monitor import PRODUCER_ENDS_S, Monitor
 from tests.chaos.options import Options
+from tests.chaos.producers import Order, Producers
+from tests.chaos.pulse import Pulse
+from tests.chaos.rewinding import Waiter
 from tests.chaos.stack import Stack
 
 POISONED = 5
@@ -52,23 +59,57 @@ class Checked:
 
 
 @pytest.fixture
-def checked(short_folder: Path) -> Iterator[Checked]:
-    options = Options(minutes=1, seed=1, workers=2, lease_s=1.0)
-    stack = Stack(options, short_folder)
-    workload = DummyWorkload(options)
+def stack(short_folder: Path) -> Iterator[Stack]:
+    stack = Stack(Options(minutes=1, seed=1, workers=2, lease_s=1.0), short_folder)
     try:
         stack.start()
-        job = enqueue_embeddings(
-            workload.items(PLAN),
-            idempotency_key=PLAN.key,
-            chunk_size=PLAN.chunk_size,
-            ttl=PLAN.ttl_s,
-            settings=stack.settings,
-        )
-        job.wait(timeout=60)
-        yield Checked(stack, workload, job)
+        yield stack
     finally:
         stack.close()
+
+
+@pytest.fixture
+def checked(stack: Stack) -> Checked:
+    workload = DummyWorkload(stack.options)
+    job = submit(stack, workload.items(PLAN))
+    job.wait(timeout=60)
+    return Checked(stack, workload, job)
+
+
+def submit(stack: Stack, items: Iterable[Item], **options: Any) -> Job:
+    return enqueue_embeddings(
+        items,
+        idempotency_key=PLAN.key,
+        chunk_size=PLAN.chunk_size,
+        ttl=PLAN.ttl_s,
+        settings=stack.settings,
+        **options,
+    )
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def only_job(stack: Stack) -> Job:
+    [job_id] = stack.raw.zrange(keys.JOBS, 0, -1)
+    return Job(job_id.decode(), stack.broker)
+
+
+def stopped_job(stack: Stack, items: list[Item]) -> Job:
+    """One whose budget is spent while it is submitted."""
+
+    def slowly() -> Iterator[Item]:
+        yield from items[:20]
+        wait_until(lambda: only_job(stack).status().state is JobState.FAILED)
+        yield from items[20:]
+
+    with pytest.raises(JobFailed):
+        submit(stack, slowly(), max_errors=0)
+    return only_job(stack)
 
 
 def other_vectors(result: ChunkResult) -> dict[str, Any]:
@@ -125,3 +166,157 @@ def test_every_damage_is_seen(checked: Checked) -> None:
     raw.delete(keys.chunk_result(job_id, 0))
     with pytest.raises(JobNotFound):
         checked.verdict()
+
+
+def test_every_damage_of_a_stopped_job_is_seen(stack: Stack) -> None:
+    plan = dataclasses.replace(PLAN, max_errors=0, blemishes=False)
+    workload = DummyWorkload(stack.options)
+    job = stopped_job(stack, workload.items(plan))
+    raw, key = stack.raw, keys.chunk_result(job.id, 0)
+
+    def verdict() -> Verdict:
+        return check_stopped(job, stack.broker, raw, plan, workload.expected(plan))
+
+    wait_until(lambda: freed(raw, job.id, results=False) and raw.zscore(keys.ACTIVE, job.id) is None)
+    assert verdict() == Verdict()
+    raw.hset(keys.job(job.id), "state", "completed_with_errors")
+    assert verdict().other == 1
+    raw.hset(keys.job(job.id), "state", "failed")
+    raw.hset(keys.job(job.id), "stopped_by", "somebody")
+    assert verdict().other == 1
+    raw.hset(keys.job(job.id), "stopped_by", "max_errors")
+    raw.set(keys.chunk_input(job.id, 0), b"text", ex=100)
+    assert verdict().other == 1
+    raw.delete(keys.chunk_input(job.id, 0))
+    raw.zadd(keys.due(job.id), {"1": 1})
+    assert verdict().other == 1
+    raw.delete(keys.due(job.id))
+    raw.hset(keys.job(job.id), "failed", 0)
+    assert verdict().other == 2  # it was not spent, and there are more errors than that
+    raw.hset(keys.job(job.id), "failed", 1)
+    sound = raw.get(key)
+    result = wire.decode_result(sound)
+    for change, of in ((other_vectors, "wrong_vectors"), (no_errors, "lost"), (another_row_failed, "wrong_errors")):
+        raw.set(key, wire.encode_result(dataclasses.replace(result, **change(result))), keepttl=True)
+        assert getattr(verdict(), of) >= 1
+        raw.set(key, sound, keepttl=True)
+    assert verdict() == Verdict()
+
+
+def monitor_of(stack: Stack) -> Monitor:
+    workload = DummyWorkload(stack.options)
+    return Monitor(stack, Producers(stack, workload, 0, 0.0), workload)
+
+
+def test_a_producer_that_outlives_its_cancelled_job_is_told_of_and_ended(stack: Stack) -> None:
+    monitor = monitor_of(stack)
+    plan = dataclasses.replace(PLAN, kind="cancelled-full", high_water=1)
+    order = Order(plan, stack.folder / "none", submitting=1)
+    monitor.producers.orders.append(order)
+    process = stack.spawn(["http.server", "0"], log_file=stack.folder / "stand-in.log")
+    order.running.add(process)
+    order.made(submit(stack, DummyWorkload(stack.options).items(PLAN), hardware="nobodys").id)
+    monitor._look(order)
+    assert order.lingered_s == 0
+    Job(order.ids[0], stack.broker).cancel()
+    monitor._look(order)
+    assert monitor.unended == []
+    assert order.lingered_s > 0
+    order.lingered_s = PRODUCER_ENDS_S
+    monitor._look(order)
+    assert len(monitor.unended) == 1
+    assert process.wait(30) == -9
+
+
+def test_a_key_that_made_two_jobs_is_seen_where_redis_forgot_neither(stack: Stack) -> None:
+    monitor = monitor_of(stack)
+    first = submit(stack, DummyWorkload(stack.options).items(PLAN))
+    order = Order(PLAN, stack.folder / "none", rewound=True)
+    order.made("20200101-000000-0000000000")  # Redis forgot that one
+    order.made(first.id)
+    first.wait(timeout=60)
+    monitor._look(order)
+    monitor._look(order)
+    assert order.settled
+    assert monitor.verdicts == {}
+    stack.raw.delete(keys.idempotency(PLAN.key))
+    order.reopen()
+    order.ids.remove("20200101-000000-0000000000")
+    second = submit(stack, DummyWorkload(stack.options).items(PLAN))
+    second.wait(timeout=60)
+    monitor._look(order)
+    monitor._look(order)
+    assert monitor.verdicts[0].doubled == PLAN.records
+
+
+def test_a_job_that_redis_forgot_and_nobody_made_again_is_lost(stack: Stack) -> None:
+    monitor = monitor_of(stack)
+    order = Order(PLAN, stack.folder / "none", rewound=True)
+    order.made("20200101-000000-0000000000")
+    monitor._look(order)
+    assert monitor.verdicts[0].lost == PLAN.records
+
+
+def test_redis_forgets_what_it_wrote_since_a_moment(stack: Stack) -> None:
+    stack.raw.set("embed:before", 1, ex=100)
+    written = stack.written()
+    assert written is not None
+    stack.raw.set("embed:after", 1, ex=100)
+    stack.stop_redis(kill=True)
+    assert stack.rewind(written)
+    assert not stack.rewind((written[0], written[1] + 1, written[2]))
+    stack.start_redis()
+    assert stack.raw.exists("embed:before")
+    assert not stack.raw.exists("embed:after")
+
+
+def test_who_waits_for_what_never_comes_hangs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.chaos.rewinding.told_within_s", lambda _: 1.0)
+    # As a library would be that tells nobody.
+    monkeypatch.setattr("embedctl.job.Job.wait", wait_without_a_word)
+    job = submit(stack, DummyWorkload(stack.options).items(PLAN))
+    wait_until(lambda: job.status().state.ended)
+    stack.raw.hset(keys.job(job.id), mapping={"state": "submitting", "sealed": "0"})
+    assert Waiter(stack, job.id).hangs()
+    stack.raw.hset(keys.job(job.id), "records", PLAN.records + 1)
+    waiter = Waiter(stack, job.id)
+    time.sleep(3)
+    assert waiter._thread.is_alive()  # there is something to wait for
+    stack.raw.delete(keys.job(job.id))
+    assert not waiter.hangs()
+    assert waiter.told.startswith("JobNotFound")
+
+
+def wait_without_a_word(job: Job, timeout: float) -> None:
+    job.status()
+    time.sleep(timeout)
+    raise WaitTimeout
+
+
+def test_a_worker_that_lives_and_is_silent_is_seen(stack: Stack) -> None:
+    pulse = Pulse(stack)
+    pulse.look()
+    assert (pulse.silences, pulse.accused) == ([], set())
+    worker = stack.workers[0]
+    instance = stack.rows()[worker.pid].instance
+    stack.raw.zadd(keys.WORKERS, {instance: 1}, xx=True)
+    stack.raw.set(keys.died(instance), "no word from it", ex=100)
+    pulse.look()
+    assert [silence.worker for silence in pulse.silences] == [0]
+    assert len(pulse.accused) == 1
+
+
+def test_small_jobs_beside_are_all_followed(stack: Stack) -> None:
+    beside = Beside(stack, 120, seed=1)
+    beside.create()
+    assert (len(beside.queued), len(beside.served)) == (115, 5)
+    assert stack.raw.zcard(keys.ACTIVE) >= 115
+    assert beside.settle(time.monotonic() + 60) == []
+    stack.raw.hset(keys.job(beside.queued[7]), "state", "running")
+    stack.raw.hset(keys.job(beside.served[0]), "state", "failed")
+    stack.raw.hset(keys.job(beside.served[1]), "state", "running")
+    wrong = beside.settle(time.monotonic())
+    assert len(wrong) == 3
+    beside.remove()
+    assert unknown_jobs(stack.raw, set()) == []
+    assert list(stack.raw.scan_iter(f"*{beside.queued[7]}*")) == []
