@@ -21,6 +21,7 @@ from tests.chaos.recovery import Loss
 from tests.chaos.rewinding import rewind_redis
 from tests.chaos.sickness import exhaust_files, exhaust_memory, start_sick_worker
 from tests.chaos.stack import OUTAGE, Worker
+from tests.chaos.stale import return_with_a_stale_result
 
 #: A job that nobody ever made here.
 _GONE = "20200101-000000-0000000000"
@@ -284,6 +285,13 @@ FAULTS = (
     Fault("job: SIGKILL in the middle of its retry", 3, kill_retry),
     Fault("job: results larger than a slow link takes in one time-out", 1, submit_wide_job),
     Fault("Redis: SIGKILL, then back at an earlier moment", 3, rewind_redis, 6, "Redis"),
+    Fault(
+        "Redis: back at an earlier moment, and a worker with the result of a text that has changed",
+        1,
+        return_with_a_stale_result,
+        6,
+        "Redis",
+    ),
     Fault("worker: sick, every batch fails", 2, start_sick_worker, 2, "worker: sick"),
     Fault("worker: out of file descriptors", 2, exhaust_files),
     Fault("worker: out of memory", 2, exhaust_memory),

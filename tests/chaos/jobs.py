@@ -74,6 +74,8 @@ class Plan:
     short_head: int = 0
     #: Whether some records are empty, too long or twice there.
     blemishes: bool = True
+    #: From this record on its corpus holds other texts than it did when it was first submitted.
+    changed_from: int | None = None
 
     @property
     def frees_key(self) -> bool:
@@ -267,6 +269,8 @@ def _slowly_submitted(rng: random.Random) -> dict[str, Any]:
         "records": records,
         "chunk_size": rng.choice((3, 7)),
         "words": (50, 80),
+        "by": "library",
+        "blemishes": False,
         "seconds_per_record": rng.uniform(2.0, 3.0) / records,
     }
 
@@ -279,7 +283,7 @@ def _retried(rng: random.Random) -> dict[str, Any]:
 
 
 def _wide(_: random.Random) -> dict[str, Any]:
-    """A result of 16 MiB."""
+    """A result of 32 MiB."""
     return {
         "hardware": WIDE,
         "records": 8192,
@@ -318,6 +322,8 @@ def _items(plan: Plan, seed: int) -> list[Item]:
         item: Item = {"text": text}
         if plan.ids != "none":
             item["id"] = rng.choice((f"id-{position}", position, "again"))
+        if plan.changed_from is not None and position >= plan.changed_from:
+            item["text"] = f"{text} changed"
         items.append(item)
     return items
 

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.chaos.jobs import Plan, Workload
@@ -130,6 +130,11 @@ class Producers:
             self._in_threads(order, 2)
         return order
 
+    def change_corpus(self, order: Order, changed_from: int) -> None:
+        """From that record on its corpus holds other texts; a producer that runs has read it already."""
+        order.plan = replace(order.plan, changed_from=changed_from)
+        self._write_corpus(order.plan, order.corpus)
+
     def special(self, kind: str) -> Order | None:
         """Submit a job of a kind that a fault needs; None where the workload has none such."""
         with self._lock:
@@ -207,11 +212,14 @@ class Producers:
 
     def _order(self, plan: Plan, copies: int) -> Order:
         corpus = self._stack.folder / f"job-{plan.index}.jsonl"
-        lines = (json.dumps(item) for item in self._workload.items(plan))
-        corpus.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        self._write_corpus(plan, corpus)
         order = Order(plan, corpus, submitting=copies)
         self.orders.append(order)
         return order
+
+    def _write_corpus(self, plan: Plan, corpus: Path) -> None:
+        lines = (json.dumps(item) for item in self._workload.items(plan))
+        corpus.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def _submit(self, order: Order) -> None:
         """Run the command until it ends well."""

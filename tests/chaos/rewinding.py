@@ -83,7 +83,7 @@ def rewind_redis(chaos: Chaos) -> Struck | None:
     if not chaos.redis_well:
         return None
     forgotten_s = chaos.rng.uniform(*_FORGOTTEN_S)
-    history = _History(chaos.stack)
+    history = History(chaos.stack)
     until = time.monotonic() + forgotten_s
     if chaos.rng.random() < 0.6:
         order = chaos.producers.special("slowly")
@@ -91,10 +91,11 @@ def rewind_redis(chaos: Chaos) -> Struck | None:
         history.watch(until, lambda: order is not None and not order.submitting)
     else:
         history.watch(until)
-    return _rewind(chaos, history, forgotten_s)
+    return rewind(chaos, history, forgotten_s)
 
 
-def _rewind(chaos: Chaos, history: _History, forgotten_s: float) -> Struck | None:
+def rewind(chaos: Chaos, history: History, forgotten_s: float) -> Struck | None:
+    """Kill Redis and let it forget; what is then to be done is in the undo."""
     stack, rng = chaos.stack, chaos.rng
     waiters = {order: Waiter(stack, str(order.job_id)) for order in _some_under_way(chaos)}
     stack.stop_redis(kill=True)
@@ -118,19 +119,19 @@ def _rewind(chaos: Chaos, history: _History, forgotten_s: float) -> Struck | Non
     return Struck(words, rng.uniform(*_AWAY_S), start)
 
 
-class _History:
+class History:
     """How far Redis' file of writes went at some moments."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._moments: list[tuple[float, Written]] = []
-        self._note()
+        self.note()
 
     def watch(self, until: float, enough: Callable[[], bool] = lambda: False) -> None:
         """Note it again and again until a time, or until it is enough."""
         while time.monotonic() < until and not enough():
             time.sleep(_STEP_S)
-            self._note()
+            self.note()
 
     def forget(self, seconds: float) -> float | None:
         """Let a stopped Redis forget the last seconds; since when, or None where it can't be done."""
@@ -140,7 +141,8 @@ class _History:
         at, written = max([each for each in self._moments if each[0] <= now - seconds] or self._moments[:1])
         return at if self._stack.rewind(written) else None
 
-    def _note(self) -> None:
+    def note(self) -> None:
+        """Note how far it goes now."""
         # Redis looks first: what was written by then is in the file.
         at = time.monotonic()
         written = self._stack.written()

@@ -33,7 +33,7 @@ START_S = 90.0
 STOP_S = 90.0
 DIM = 16
 #: A class with vectors so long that a chunk's are many megabytes, and one that no worker serves.
-WIDE, WIDE_DIM = "wide", 512
+WIDE, WIDE_DIM = "wide", 1024
 NOBODYS = "nobodys"
 
 #: `hang_s` is short, because records that hang are among the poison.
