@@ -286,7 +286,7 @@ FAULTS = (
     Fault("job: results larger than a slow link takes in one time-out", 1, submit_wide_job),
     Fault("Redis: SIGKILL, then back at an earlier moment", 3, rewind_redis, 6, "Redis"),
     Fault(
-        "Redis: back at an earlier moment, and a worker with the result of a text that has changed",
+        "Redis: at an earlier moment, and a result of a changed text",
         1,
         return_with_a_stale_result,
         6,
