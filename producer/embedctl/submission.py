@@ -176,11 +176,14 @@ class Submission:
 
         It also looks after jobs: while a corpus comes for days and no worker runs, nobody else keeps its first chunks.
         """
-        reaper = Reaper(self._broker)
+        reaper: Reaper | None = None
         while not self._over.is_set():
             try:
                 self._broker.jobs.hold(self._job_id, self._token)
-                reaper.round()
+                if reaper is None:
+                    reaper = Reaper(self._broker)  # what takes no time needs none
+                else:
+                    reaper.round()
             except BrokerUnavailable as error:
                 log.info("job %s: %s", self._job_id, error)
             except JobError:

@@ -9,7 +9,7 @@ from embedctl.broker import Broker
 from embedctl.store.connection import Connection
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
-from tests.contract.helpers import claim, complete, new_job, row
+from tests.contract.helpers import claim, complete, new_job, payload, row
 
 
 class Told:
@@ -46,7 +46,7 @@ def test_commands_pipelines_and_scripts_have_their_names(observed: Broker, told:
     told.trips.clear()
     assert claim(observed, job_id, 0).answer == "ok"
     assert told.names()[-1] == "claim"
-    assert complete(observed, job_id, 0) == "ok"
+    assert complete(observed, job_id, 0, text=payload(0)) == "ok"
     names = told.names()
     # A Redis that does not know a script yet is sent it.
     assert names in (["SET", "complete"], ["SET", "complete", "SCRIPT LOAD", "complete"])

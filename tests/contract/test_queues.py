@@ -223,7 +223,7 @@ def test_a_job_that_ends_while_one_looks_is_shown_as_ended(
     broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview, "_NEWEST", 1)
-    old, new = new_job(broker, chunks=1), new_job(broker, chunks=1)
+    old, new = (new_job(broker, chunks=1, ttl_s=keys.UNENDED_TTL_S) for _ in range(2))
     raw.zadd(keys.JOBS, {old: 1, new: 2})
     gatherer = Gatherer(broker)
     assert {pace.job.id for pace in gatherer.look().active} == {old, new}

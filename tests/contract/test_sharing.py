@@ -48,12 +48,15 @@ def submit(settings: Settings, text: str = "text") -> Job:
     return enqueue_embeddings([text], settings=settings)
 
 
-def test_two_thousand_jobs_are_kept_with_few_files_and_connections(redis_server: RedisServer) -> None:
+def test_two_thousand_jobs_are_kept_with_few_files_and_connections(
+    redis_server: RedisServer, raw: redis_py.Redis
+) -> None:
+    others = clients(raw)  # what earlier tests of this process share
     done = subprocess.run(
         [sys.executable, "-c", KEEPING, redis_server.url_of("producer")], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 10
+    assert int(done.stdout) - others < 10
 
 
 def test_settings_that_say_the_same_share_a_broker(settings: Settings) -> None:

@@ -28,7 +28,7 @@ from embedctl.records import records_of
 from embedctl.store import Completed, ServedModel
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
-from tests.contract.helpers import MINE, QUEUE, claim, complete, eventually, payload, row, spec
+from tests.contract.helpers import MINE, QUEUE, claim, complete, eventually, row
 
 TEXTS = [f"text {number}" for number in range(10)]
 
@@ -304,12 +304,18 @@ def test_whatever_ends_the_texts_ends_a_job_that_nobody_has_a_name_for(
     assert job.state is (JobState.SUBMITTING if key else JobState.CANCELLED)
 
 
-def test_a_reader_that_stops_by_itself_ends_no_job(settings: Settings, broker: Broker) -> None:
-    """A producer that gives up because Redis is away leaves its job to be resumed."""
-    from embedctl.enqueue import _cancelling
+def test_a_producer_that_gives_up_because_redis_is_away_leaves_its_job_to_be_resumed(
+    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "OUTAGE_S", 0.2)
+    submitting = Broker.connect(settings)
 
-    job_id = broker.jobs.create(spec())[0]
-    chunks = _cancelling(iter([wire.decode_input(payload(0))]), broker, job_id, unless=False)
-    next(chunks)
-    chunks.close()
-    assert broker.jobs.status(job_id).state is JobState.SUBMITTING
+    def away(*_: object, **__: object) -> None:
+        raise BrokerUnavailable("away")
+
+    monkeypatch.setattr(submitting.jobs, "add", away)
+    with pytest.raises(BrokerUnavailable, match="--resume"):
+        submit(submitting, records_of(TEXTS, max_bytes=100), JobOptions())
+    (job,) = broker.jobs.newest()
+    assert job.state is JobState.SUBMITTING
+    submitting.close()
