@@ -28,7 +28,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -247,6 +247,27 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
     Raises:
         WireTruncated, WireForeign, WireNewer: the bytes are cut off, not ours, or newer than this version.
     """
+    cursor, checksum, head = _read_head(data)
+    cursor.align(_ALIGNMENT)
+    vectors = cursor.take(head.rows * head.dim * 4)
+    cursor.finish()
+    if checksum and checksum != f"{zlib.crc32(vectors):08x}":
+        raise WireForeign("the vectors of a result are damaged: their checksum is another one. Submit its corpus anew")
+    return replace(head, vectors=vectors)
+
+
+def decode_result_head(data: bytes | memoryview) -> ChunkResult:
+    """Read what stands before the vectors of a chunk's result: its first bytes will do. `dim` is 0.
+
+    Raises:
+        WireTruncated: that takes more bytes than these.
+        WireForeign, WireNewer: as for :func:`decode_result`.
+    """
+    return replace(_read_head(data)[2], dim=0)
+
+
+def _read_head(data: bytes | memoryview) -> tuple[_Cursor, str, ChunkResult]:
+    """Where the head ends, the vectors' checksum or an empty string, and a result that has no vectors yet."""
     cursor, flags, digest, first, rows = _open(data, _KIND_RESULT)
     dim, dtype, fingerprint = cursor.unpack(_RESULT_HEAD)
     if dtype != _FLOAT32:
@@ -261,12 +282,7 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
     cuts = cursor.numbers(3 * cursor.count(), "I")
     if any(row >= rows for row in (*failed, *cuts[::3])):
         raise WireForeign("a result names a row beyond its own end")
-    cursor.align(_ALIGNMENT)
-    vectors = cursor.take(rows * dim * 4)
-    cursor.finish()
-    if told and checksum != f"{zlib.crc32(vectors):08x}":
-        raise WireForeign("the vectors of a result are damaged: their checksum is another one. Submit its corpus anew")
-    return ChunkResult(
+    return cursor, checksum if told else "", ChunkResult(
         first=first,
         rows=rows,
         dim=dim,
@@ -275,7 +291,7 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
         precision=precision,
         backend=backend if told else made_by,
         bounds=bounds,
-        vectors=vectors,
+        vectors=b"",
         checksums=checksums,
         ids=ids,
         positions=positions,

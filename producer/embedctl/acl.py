@@ -80,7 +80,7 @@ USERS: Mapping[str, User] = {
     "producer": User(
         "producer",
         scripts=("create", "add", "hold", "seal", "issue", "retry", "cancel", "renew", "reap", "audit", "settle"),
-        commands=_LOOKING | _REAPING | _SENDING | {"xread"},
+        commands=_LOOKING | _REAPING | _SENDING | {"getrange", "xread"},
         others=tuple(f"{table}.embed.*" for table in _BINDINGS),
     ),
     "worker": User(

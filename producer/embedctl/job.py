@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 _SLICE = 500
 
+_Read = Callable[[str, int], ChunkResult | None]
+
 #: float32, records × dimensions.
 Vectors = npt.NDArray[np.float32]
 
@@ -345,10 +347,23 @@ class Job:
     def _errors_by_chunk(self, start: int = 0) -> Iterator[list[FailedRecord]]:
         """The failed records of one chunk after the other; see :meth:`iter_errors`."""
         status = self._ended_status()
-        for index in range(start, status.original_chunks or status.chunks):
-            while (chunk := self._chunk(index, status)) is None and status.stopped_by is None:
-                self._wait_for_chunk(index, None)
-            yield [] if chunk is None else chunk.errors
+        chunks = status.original_chunks or status.chunks
+        for at in range(start, chunks, _SLICE):
+            indices = range(at, min(at + _SLICE, chunks))
+            doubtful = (
+                set(indices)
+                if status.stopped_by is not None
+                else self._broker.jobs.chunks_with_errors(self._id, at, len(indices))
+            )
+            for index in indices:
+                yield self._errors_of(index, status) if index in doubtful else []
+
+    def _errors_of(self, index: int, status: JobStatus) -> list[FailedRecord]:
+        """The failed records of one chunk of an ended job; none where its error budget kept it from being encoded."""
+        head = self._broker.jobs.result_head
+        while (chunk := self._chunk(index, status, head)) is None and status.stopped_by is None:
+            self._wait_for_chunk(index, None)
+        return [] if chunk is None else chunk.errors
 
     def _ended_status(self) -> JobStatus:
         status = self.status()
@@ -454,12 +469,16 @@ class Job:
             seen = self._next_event(seen, min(1.0, left), deadline)
             self._patiently(self._reaper.round, deadline)
 
-    def _chunk(self, index: int, status: JobStatus) -> ChunkVectors | None:
-        """A chunk's results, with those of its records that were retried in their places; None if not there yet."""
-        data = self._broker.jobs.result(self._id, index)
-        if data is None:
+    def _chunk(self, index: int, status: JobStatus, read: _Read | None = None) -> ChunkVectors | None:
+        """A chunk's results, with those of its records that were retried in their places; None if not there yet.
+
+        Args:
+            read: reads one chunk of a job; all of it where None.
+        """
+        read = read or self._whole
+        result = read(self._id, index)
+        if result is None:
             return None
-        result = wire.decode_result(data)
         fingerprint = job_fingerprint(status.model_fingerprint or self._pinned_fingerprint(), status.options)
         if result.fingerprint != fingerprint:
             raise JobLost(
@@ -470,11 +489,15 @@ class Job:
         retried = self._broker.jobs.retried_as(self._id, index) if chunk.errors else None
         if retried is None:
             return chunk
-        later = self._chunk(retried, status)
+        later = self._chunk(retried, status, read)
         if later is None:
             self._wait_for_chunk(retried, None)
-            later = self._chunk(retried, status)
+            later = self._chunk(retried, status, read)
         return chunk if later is None else _overlaid(chunk, later)
+
+    def _whole(self, job_id: str, index: int) -> ChunkResult | None:
+        data = self._broker.jobs.result(job_id, index)
+        return None if data is None else wire.decode_result(data)
 
     def _pinned_fingerprint(self) -> str:
         """The model's fingerprint of a job whose status was read before its first claim."""

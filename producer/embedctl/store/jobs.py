@@ -24,8 +24,10 @@ from embedctl_config.errors import (
     JobNotFound,
     JobUnfinished,
     NotPermitted,
+    WireTruncated,
 )
 from embedctl_config.settings import Settings
+from embedctl_config.wire import ChunkResult
 
 #: A ticket refused for its model's fingerprint is offered again after this part of `reissue_s`: soon enough for a
 #: worker with the right weights, seldom enough when there is none.
@@ -33,6 +35,8 @@ _MISMATCH_PART = 1 / 12
 
 
 _SLICE = 200
+#: What is read first of what stands before a result's vectors; 512 records with short ids have less.
+_HEAD_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +366,20 @@ class JobStore:
             found = pipe.execute()
         return [start + at for at, exists in enumerate(found) if exists]
 
+    def chunks_with_errors(self, job_id: str, start: int, count: int) -> set[int]:
+        """Which of `count` chunks from `start` of an ended job may hold failed records: those of which some were kept
+        or put into a new chunk, and those that have no result.
+
+        Nothing can be told so of a job that its error budget ended: its texts are freed.
+        """
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for chunk in range(start, start + count):
+                pipe.exists(keys.chunk_input(job_id, chunk), keys.retry_pointer(job_id, chunk))
+                pipe.exists(keys.chunk_result(job_id, chunk))
+            found = pipe.execute()
+        return {start + at for at in range(count) if found[2 * at] or not found[2 * at + 1]}
+
     def retry(self, job_id: str, chunk: int, new_chunk: int, token: str) -> int:
         """Put a chunk's failed records into a new chunk; how many they are. The job is open until sealed again.
 
@@ -506,6 +524,19 @@ class JobStore:
         with self._connection.client() as client:
             data: bytes | None = client.get(keys.chunk_result(job_id, chunk))
         return data
+
+    def result_head(self, job_id: str, chunk: int) -> ChunkResult | None:
+        """What stands before the vectors of a chunk's stored result, or None; they are not read."""
+        size = _HEAD_BYTES
+        while True:
+            with self._connection.client() as client:
+                data: bytes = client.getrange(keys.chunk_result(job_id, chunk), 0, size - 1)
+            try:
+                return wire.decode_result_head(data) if data else None
+            except WireTruncated:
+                if len(data) < size:  # that was all of it
+                    raise
+                size *= 4
 
     def has_result(self, job_id: str, chunk: int) -> bool:
         """Whether a chunk's result is stored."""
