@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 
 from embedctl.store import WorkerRegistry
+from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.settings import Settings
 
-#: Where a job goes when `auto` finds no live worker.
+log = logging.getLogger(__name__)
+
+#: Where a job goes when `auto` finds no worker.
 FALLBACK_CLASS = "cpu"
 
 
@@ -19,7 +23,8 @@ def resolve(
     """The hardware class and the precision of a job.
 
     `auto` takes, among the classes with a live worker for this model that offers this precision (fp32 where none is
-    asked for), the one whose workers together encode the most tokens/s; with none alive, `cpu`.
+    asked for), the one whose workers together encode the most tokens/s; with none alive, the one that had workers in
+    the last minutes, as while they are started anew; else `cpu`. It is logged that nobody is there.
 
     Raises:
         SettingsError: there is no such class or precision, or the class does not offer that precision.
@@ -33,11 +38,28 @@ def resolve(
             served = worker.models.get(model)
             if served and worker.precision == wanted and worker.hardware in settings.classes:
                 rates[worker.hardware] = rates.get(worker.hardware, 0.0) + served.tokens_per_s
-        hardware = max(rates, key=lambda name: (rates[name], name), default=FALLBACK_CLASS)
+        hardware = max(rates, key=lambda name: (rates[name], name), default="")
+        hardware = hardware or _without_workers(settings, workers, model, wanted)
     offered = settings.hardware_class(hardware).precision
     if precision is not None and precision != offered:
         raise SettingsError(f"hardware class {hardware!r} offers precision {offered}, not {precision}")
     return hardware, offered
+
+
+def _without_workers(settings: Settings, workers: WorkerRegistry, model: str, precision: str) -> str:
+    """The class of a job that no live worker could take; it is logged, for the job stays with it."""
+    offering = {keys.queue(name, model): name for name, each in settings.classes.items() if each.precision == precision}
+    lately = [offering[queue] for queue in workers.served_lately(offering)]
+    chosen = FALLBACK_CLASS if FALLBACK_CLASS in lately else min(lately, default=FALLBACK_CLASS)
+    log.warning(
+        "no live worker serves %s in %s: the job goes to class %s, %s, and stays there. Start one: %s",
+        model,
+        precision,
+        chosen,
+        "whose workers left a moment ago" if lately else "as no other is known to have any",
+        start_command(chosen, model),
+    )
+    return chosen
 
 
 def local_class(settings: Settings, hardware: str | None) -> str:

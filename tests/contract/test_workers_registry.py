@@ -126,6 +126,52 @@ def test_auto_takes_the_class_whose_live_workers_are_fastest_together(broker: Br
     assert resolve(several, broker.workers, model="other", hardware="auto", precision=None) == ("cpu", "fp32")
 
 
+@pytest.mark.parametrize("ended", ["left", "died", "fell silent"])
+def test_a_job_that_comes_while_workers_are_started_anew_goes_to_their_class(
+    ended: str, broker: Broker, settings: Settings, raw, caplog: pytest.LogCaptureFixture
+) -> None:
+    several = classes(settings)
+    mine = row("a", hardware="fast", models=served(60))
+    broker.workers.beat(mine)
+    broker.workers.beat(row("b", "other", hardware="cpu"))
+    queue = keys.queue("fast", "m")
+    if ended == "left":
+        broker.workers.leave(mine)
+    elif ended == "died":
+        broker.workers.report_death("a", "killed")
+    else:
+        expire(broker, raw, "a", queue)
+    assert broker.workers.count(queue) == 0
+    assert list(broker.workers.alive(queue)) == []
+    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("fast", "fp32")
+    (record,) = caplog.records
+    assert "no live worker serves m in fp32: the job goes to class fast, whose workers left" in record.getMessage()
+    assert record.getMessage().endswith("Start one: embedctl worker --class fast --model m")
+    assert 0 < raw.ttl(keys.queue_workers(queue)) <= keys.GONE_TTL_S
+
+
+def test_with_nobody_known_it_goes_to_cpu_and_says_so(
+    broker: Broker, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    several = classes(settings)
+    broker.workers.beat(row("a", hardware="half", models=served(60), precision="fp16"))
+    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("cpu", "fp32")
+    (record,) = caplog.records
+    assert "the job goes to class cpu, as no other is known to have any, and stays there" in record.getMessage()
+
+
+def test_one_that_is_alive_is_taken_before_one_that_left_and_nothing_is_said(
+    broker: Broker, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    several = classes(settings)
+    left = row("a", hardware="fast", models=served(600))
+    broker.workers.beat(left)
+    broker.workers.beat(row("b", hardware="cpu", models=served(6)))
+    broker.workers.leave(left)
+    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("cpu", "fp32")
+    assert not caplog.records
+
+
 def test_a_class_that_does_not_offer_the_precision_is_refused(broker: Broker, settings: Settings) -> None:
     several = classes(settings)
     assert resolve(several, broker.workers, model="m", hardware="half", precision=None) == ("half", "fp16")

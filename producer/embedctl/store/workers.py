@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -120,8 +120,9 @@ class WorkerRegistry:
         """Say that a worker has stopped."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False).unlink(keys.heartbeat(worker.instance))
-            for members in (keys.WORKERS, *map(keys.queue_workers, worker.queues)):
-                pipe.zrem(members, worker.instance)
+            pipe.zrem(keys.WORKERS, worker.instance)
+            for queue in worker.queues:
+                _no_longer_at(pipe, queue, worker.instance)
             pipe.hdel(keys.machine(worker.machine), worker.instance)
             pipe.set(keys.died(worker.instance), keys.LEFT, ex=keys.GONE_TTL_S)
             pipe.execute()
@@ -152,7 +153,7 @@ class WorkerRegistry:
                 worker = _parse(beat)
                 pipe.hdel(keys.machine(worker.machine), instance)  # nobody need witness it any more
                 for queue in worker.queues:
-                    pipe.zrem(keys.queue_workers(queue), instance)
+                    _no_longer_at(pipe, queue, instance)
             pipe.zadd(keys.WORKERS, {instance: self._connection.now_ms() - 1}, xx=True, lt=True)
             pipe.execute()
 
@@ -161,6 +162,15 @@ class WorkerRegistry:
         now = self._connection.now_ms()
         with self._connection.client() as client:
             return int(client.zcount(keys.queue_workers(queue), now, "+inf"))
+
+    def served_lately(self, queues: Collection[str]) -> list[str]:
+        """Those of these queues that a worker has consumed within :data:`keys.GONE_TTL_S`, however it ended."""
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for queue in queues:
+                pipe.exists(keys.queue_workers(queue))
+            found = pipe.execute()
+        return [queue for queue, there in zip(queues, found, strict=True) if there]
 
     def alive(self, queue: str | None = None) -> Iterator[WorkerRow]:
         """Every live worker, of one queue or of all, read in slices."""
@@ -192,6 +202,11 @@ class WorkerRegistry:
             if len(names) < _SLICE:
                 return
             at += _SLICE
+
+
+def _no_longer_at(pipe: Any, queue: str, instance: str) -> None:
+    """A worker does not count at a queue any more. That there was one is remembered while no other beats there."""
+    pipe.zadd(keys.queue_workers(queue), {instance: 0}, xx=True, lt=True)
 
 
 def _parse(beat: bytes) -> WorkerRow:
