@@ -283,7 +283,7 @@ def test_a_short_ttl_counts_from_the_end_for_all_of_a_job(broker: Broker, raw, m
         shortened.append(sum(raw.pttl(key) <= 125_000 for key in chunk_keys))
     assert shortened == [3, 5, 6]
     assert all(raw.pttl(key) > 100_000 for key in chunk_keys)
-    for key in (keys.job(job_id), keys.idempotency("k"), keys.events(job_id)):
+    for key in (keys.job(job_id), keys.idempotency("k"), keys.counted(job_id)):
         assert 90_000 < raw.pttl(key) <= 100_000
     assert raw.zscore(keys.ACTIVE, job_id) is None
     assert without_lifetime(raw) == []

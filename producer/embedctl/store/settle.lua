@@ -12,7 +12,7 @@ for chunk = from, to - 1 do
   for at = 4, 6 do redis.call('PEXPIRE', ARGV[at] .. chunk, left_ms + math.floor(ttl_ms * (CHUNK_TTL_FACTOR - 1))) end
 end
 if to < added then return {'ok', to} end
-for _, key in ipairs({job, events, counted}) do redis.call('PEXPIRE', key, left_ms) end
+for _, key in ipairs({job, counted}) do redis.call('PEXPIRE', key, left_ms) end
 if facts[4] and redis.call('GET', facts[4]) == ARGV[1] then redis.call('PEXPIRE', facts[4], left_ms) end
 redis.call('ZREM', active, ARGV[1])
 return {'ok', 0}
