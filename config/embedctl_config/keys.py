@@ -83,6 +83,9 @@ UNENDED_TTL_S = 7 * 24 * 3600
 #: active, so when a job ends each of them has at least one whole TTL left.
 CHUNK_TTL_FACTOR = 1.25
 
+#: The stream of an ended job lives this long: all who wait are told within a second (seconds).
+ENDED_EVENTS_S = 60
+
 #: How many events a job's stream keeps.
 EVENTS_KEPT = 256
 

@@ -282,24 +282,28 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, str, ChunkResult]:
     cuts = cursor.numbers(3 * cursor.count(), "I")
     if any(row >= rows for row in (*failed, *cuts[::3])):
         raise WireForeign("a result names a row beyond its own end")
-    return cursor, checksum if told else "", ChunkResult(
-        first=first,
-        rows=rows,
-        dim=dim,
-        digest=digest,
-        fingerprint=fingerprint.hex(),
-        precision=precision,
-        backend=backend if told else made_by,
-        bounds=bounds,
-        vectors=b"",
-        checksums=checksums,
-        ids=ids,
-        positions=positions,
-        errors=[
-            RecordError(row, _error_code(code), message)
-            for row, code, message in zip(failed, codes, messages, strict=True)
-        ],
-        truncations=[Truncation(*cuts[at : at + 3]) for at in range(0, len(cuts), 3)],
+    return (
+        cursor,
+        checksum if told else "",
+        ChunkResult(
+            first=first,
+            rows=rows,
+            dim=dim,
+            digest=digest,
+            fingerprint=fingerprint.hex(),
+            precision=precision,
+            backend=backend if told else made_by,
+            bounds=bounds,
+            vectors=b"",
+            checksums=checksums,
+            ids=ids,
+            positions=positions,
+            errors=[
+                RecordError(row, _error_code(code), message)
+                for row, code, message in zip(failed, codes, messages, strict=True)
+            ],
+            truncations=[Truncation(*cuts[at : at + 3]) for at in range(0, len(cuts), 3)],
+        ),
     )
 
 

@@ -282,8 +282,9 @@ def script_source(name: str) -> str:
     if name == "create":
         return own
     constants = (
-        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, EVENTS_KEPT, ROWS_AT = "
-        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {keys.EVENTS_KEPT}, {wire.ROWS_AT}\n"
+        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT = "
+        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {keys.EVENTS_KEPT}, "
+        f"{keys.ENDED_EVENTS_S * 1000}, {wire.ROWS_AT}\n"
         f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
         f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
     )

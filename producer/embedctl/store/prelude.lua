@@ -64,7 +64,7 @@ local function end_if_done()
   redis.call('HSET', job, 'ended_ms', now)
   if life_ms == ttl_ms then redis.call('ZREM', active, ARGV[1]) end  -- else the reaper shortens its life
   enter(failed == 0 and 'completed' or done == 0 and 'failed' or 'completed_with_errors')
-  redis.call('PEXPIRE', events, math.min(60000, keep_ms))  -- whoever waits is told within a second
+  redis.call('PEXPIRE', events, ENDED_EVENTS_MS)  -- whoever waits is told within a second
 end
 
 -- An ended job has something to do again.
