@@ -17,6 +17,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -259,8 +260,9 @@ class _Layers:
         """What a source says that is not its to say."""
         problems = [
             f"{source.file}: {name}: not taken from a file that was merely found in the working directory, for it "
-            f"may be somebody else's. If it is yours, say so with {CONFIG_VARIABLE}={source.file}, or move the setting "
-            f"to your own file (~/.config/embedctl/config.toml) or to {ENV_PREFIX}{name.upper()}"
+            "may be somebody else's. If it is yours, say so with "
+            f"{CONFIG_VARIABLE}={shlex.quote(str(source.file))}, or move the setting to your own file "
+            f"(~/.config/embedctl/config.toml) or to {ENV_PREFIX}{name.upper()}"
             for name, source in self._sources.items()
             if source.found and _GUARDED[name]
         ]

@@ -143,6 +143,17 @@ def test_a_link_on_the_way_is_its_owners_to_lead_elsewhere(tmp_path: Path) -> No
     assert not is_trusted(link)
 
 
+@pytest.mark.parametrize(("uid_map", "trusted"), [("0 0 4294967295\n", False), ("1000 1000 1\n", True), ("?", False)])
+def test_root_may_be_shown_as_nobody_where_it_is_not_mapped(
+    uid_map: str, trusted: bool, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Apptainer, where `/` belongs to nobody."""
+    somebody_elses(tmp_path)
+    (tmp_path / "uid_map").write_text(uid_map)
+    monkeypatch.setattr("embedctl_workers.cache._UID_MAP", tmp_path / "uid_map")
+    assert is_trusted(cache) is trusted
+
+
 def test_folders_that_are_made_are_private_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:

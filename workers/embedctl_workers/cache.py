@@ -12,6 +12,9 @@ from typing import IO
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings
 
+_UID_MAP = Path("/proc/self/uid_map")
+_OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
+
 
 def cache_folder(settings: Settings) -> Path:
     """The setting `cache_dir`, else `embedctl` in the XDG cache folder. It may not exist yet."""
@@ -69,13 +72,23 @@ def _open_to_others(path: Path) -> Path | None:
         return path
     whole = path.absolute()
     above = dict.fromkeys((*whole.parents, *path.resolve().parents))
-    return next((each for each in (whole, *above) if each.lstat().st_uid not in (0, os.getuid())), None) or next(
-        (folder for folder in above if _replaceable(folder)), None
-    )
+    theirs = (each for each in (whole, *above) if each.lstat().st_uid not in _own_uids())
+    return next(theirs, None) or next((folder for folder in above if _replaceable(folder)), None)
+
+
+def _own_uids() -> frozenset[int]:
+    """This user and root, whose files are shown as nobody's in containers in which root itself is not mapped."""
+    own = {0, os.getuid()}
+    try:
+        mapped = [[int(word) for word in line.split()] for line in _UID_MAP.read_text().splitlines()]
+        if not any(inside <= 0 < inside + count for inside, _, count in mapped):
+            own.add(int(_OVERFLOW_UID.read_text()))
+    except (OSError, ValueError):  # no Linux, or no /proc
+        pass
+    return frozenset(own)
 
 
 def _replaceable(folder: Path) -> bool:
     """Whether others may rename what is in a folder; in those like /tmp they may not."""
     facts = folder.stat()
-    theirs = facts.st_uid not in (0, os.getuid())
-    return theirs or bool(facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX)
+    return facts.st_uid not in _own_uids() or bool(facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX)
