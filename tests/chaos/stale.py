@@ -64,7 +64,7 @@ def return_with_a_stale_result(chaos: Chaos) -> Struck | None:
 def _wait_for_holder(
     chaos: Chaos, order: Order, workers: list[Worker]
 ) -> tuple[Worker, int, History, float, int] | None:
-    """Wait until one of these workers holds a chunk of the job.
+    """Wait until one of these workers holds a chunk of the job, while its producer still submits.
 
     Returns:
         The worker, the chunk, the history of Redis' file, a moment at which the chunk was not added yet, and how many
@@ -73,7 +73,7 @@ def _wait_for_holder(
     history = History(chaos.stack)
     moments: list[tuple[float, int]] = []
     until = time.monotonic() + _HELD_S
-    while time.monotonic() < until:
+    while time.monotonic() < until and (order.running or order.job_id is None):
         time.sleep(_STEP_S)
         moments.append((time.monotonic(), _added(chaos, order)))
         history.note()
