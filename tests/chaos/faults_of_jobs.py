@@ -103,8 +103,8 @@ def kill_retry(chaos: Chaos) -> Struck | None:
     order = _retriable(chaos)
     if order is None:
         if all(order.settled for order in chaos.producers.orders if order.plan.kind == "retried"):
-            chaos.producers.special("retried")
-        return Struck("", lull_s=_RETRY_S)
+            chaos.producers.special("retried")  # for the next time
+        return None
     retry = chaos.producers.retry(order)
     killed = _kill_half_way(chaos, order, retry)
     by_submission = chaos.rng.random() < 0.5
