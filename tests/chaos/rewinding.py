@@ -91,15 +91,15 @@ def rewind_redis(chaos: Chaos) -> Struck | None:
         history.watch(until, lambda: order is not None and not order.submitting)
     else:
         history.watch(until)
-    return rewind(chaos, history, forgotten_s)
+    return rewind(chaos, history, time.monotonic() - forgotten_s)
 
 
-def rewind(chaos: Chaos, history: History, forgotten_s: float) -> Struck | None:
-    """Kill Redis and let it forget; what is then to be done is in the undo."""
+def rewind(chaos: Chaos, history: History, moment: float) -> Struck | None:
+    """Kill Redis and let it forget all since a moment; what is then to be done is in the undo."""
     stack, rng = chaos.stack, chaos.rng
     waiters = {order: Waiter(stack, str(order.job_id)) for order in _some_under_way(chaos)}
     stack.stop_redis(kill=True)
-    since = history.forget(forgotten_s)
+    since = history.forget(moment)
     if since is None:
         stack.start_redis()
         return None
@@ -133,12 +133,11 @@ class History:
             time.sleep(_STEP_S)
             self.note()
 
-    def forget(self, seconds: float) -> float | None:
-        """Let a stopped Redis forget the last seconds; since when, or None where it can't be done."""
+    def forget(self, moment: float) -> float | None:
+        """Let a stopped Redis forget all since a moment, or a little more; since when, or None if it can't be done."""
         if not self._moments:
             return None
-        now = time.monotonic()
-        at, written = max([each for each in self._moments if each[0] <= now - seconds] or self._moments[:1])
+        at, written = max([each for each in self._moments if each[0] <= moment] or self._moments[:1])
         return at if self._stack.rewind(written) else None
 
     def note(self) -> None:

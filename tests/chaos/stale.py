@@ -35,7 +35,7 @@ def return_with_a_stale_result(chaos: Chaos) -> Struck | None:
     holder, chunk, history, moment, added = found
     for worker in workers:
         worker.signal(signal.SIGSTOP)
-    struck = rewind(chaos, history, time.monotonic() - moment)
+    struck = rewind(chaos, history, moment)
     if struck is None or struck.undo is None:
         _wake(workers)
         return None
