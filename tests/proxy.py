@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can go silent without a word, close every connection, or be far away and slow."""
+"""A TCP proxy on loopback that can go silent, close every connection, lead elsewhere, or be far away and slow."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ class _Way:
 
     def __init__(self) -> None:
         self._free_at = 0.0
+        self.bytes = 0
 
     async def carry(self, size: int, rate: float | None) -> None:
         """Wait until so many bytes have gone through, behind those that came before."""
+        self.bytes += size
         if rate is None:
             return
         now = asyncio.get_running_loop().time()
@@ -95,6 +97,15 @@ class Proxy:
     def thaw(self, *, resume: bool) -> None:
         """Forward new connections again. Old ones go on where they were, or stay silent for good."""
         self._do(self._set(forwarding=True, resume=resume))
+
+    def lead_to(self, target: int | Path) -> None:
+        """Forward new connections elsewhere, as a name does that was changed; old ones stay where they are."""
+        self._target = target
+
+    @property
+    def carried(self) -> tuple[int, int]:
+        """Bytes that went to the target, and bytes that came back."""
+        return self._to.bytes, self._from.bytes
 
     def cut(self) -> int:
         """Close every connection; how many they were."""

@@ -156,16 +156,16 @@ class TicketSender:
         try:
             yield connection
         except BaseException:
-            connection.collect()
+            connection.release()
             self.close()
             raise
         if len(self._idle) < _KEPT:
             self._idle.append(connection)
         else:
-            connection.collect()
+            connection.release()
 
     def close(self) -> None:
         """Close the connections that no thread uses at this moment; the next tickets open another."""
         with suppress(IndexError):
             while True:
-                self._idle.pop().collect()
+                self._idle.pop().release()

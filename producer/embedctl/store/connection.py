@@ -98,6 +98,7 @@ class Connection:
                 **({} if url.startswith("unix:") else {"socket_keepalive": True}),
                 health_check_interval=10,
                 retry=Retry(ExponentialBackoff(cap=1, base=0.05), 3),
+                retry_on_error=[redis.exceptions.ReadOnlyError],
                 **tls,
             )
         except ValueError:
@@ -158,15 +159,13 @@ class Connection:
         )
 
     def _refused(self, error: redis.exceptions.ResponseError) -> BrokerUnavailable:
-        reason = str(error).rpartition(_IN_PIPELINE)[2].rstrip(".")
+        reason = _reason(error)
         if not isinstance(error, redis.exceptions.MasterDownError) and (
             isinstance(error, _CLUSTER_CLASSES) or _CLUSTER.search(reason)
         ):
             return self._is_cluster(reason)
-        if isinstance(error, _NOT_NOW_CLASSES) or _NOT_NOW.search(reason):
-            # The next connection looks its name up anew. Those in use are left to the threads that use them, which are
-            # told the same.
-            self._redis.connection_pool.disconnect(inuse_connections=False)
+        if _is_not_now(error):
+            self.close()  # the next connection looks the name up anew; who uses one at this moment is told the same
             return BrokerUnavailable(
                 f"Redis at {self._shown_url} does not do this now: {reason}. Does EMBEDCTL_REDIS_URL name the master?"
             )
@@ -188,7 +187,14 @@ class Connection:
             if script is None:
                 script = self._scripts[name] = client.register_script(script_source(name))
                 self._script_names[script.sha] = name
-            answer, *rest = script(keys=script_keys, args=args)
+            try:
+                answer, *rest = script(keys=script_keys, args=args)
+            except redis.exceptions.ResponseError as error:
+                if not _is_not_now(error):
+                    raise
+                # Its first write was refused, so it wrote nothing; and another may be the master by now.
+                self.close()
+                answer, *rest = script(keys=script_keys, args=args)
         return answer.decode(), rest
 
     def now_ms(self) -> int:
@@ -259,6 +265,15 @@ class _PasswordFile(redis.credentials.CredentialProvider):
             raise redis.exceptions.AuthenticationError(str(error)) from error
         password = str(found["password"])
         return (str(found["username"]), password) if "username" in found else (password,)
+
+
+def _reason(error: Exception) -> str:
+    """What Redis says, without what redis-py puts before it."""
+    return str(error).rpartition(_IN_PIPELINE)[2].rstrip(".")
+
+
+def _is_not_now(error: redis.exceptions.ResponseError) -> bool:
+    return isinstance(error, _NOT_NOW_CLASSES) or _NOT_NOW.search(_reason(error)) is not None
 
 
 def _distrust(error: BaseException | None) -> str:
