@@ -14,13 +14,17 @@ from typing import Any
 from embedctl.broker import Broker
 from embedctl.routing import start_command
 from embedctl.store.connection import OLDEST_REDIS
-from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.errors import BrokerRefused, BrokerUnavailable
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.verification import is_verified, statement_of
 
 #: How much of a machine's memory Redis may be given.
 LARGEST_SHARE = 0.6
+#: How many of the clients that Redis takes may be there in everyday use: a restart of all workers needs more.
+LARGEST_SHARE_OF_CLIENTS = 0.7
+#: Most connections that a worker holds.
+CLIENTS_OF_A_WORKER = 10
 
 #: What each extra brings; `embedctl[extra]` installs it.
 EXTRAS = {
@@ -77,7 +81,10 @@ def examine(settings: Settings) -> Iterator[Finding]:
     try:
         info, config = broker.connection.server()
         yield from redis_findings(info, config, _memory_bytes())
-        yield from _workers(broker)
+        if not _is_cluster(info):
+            yield from _workers(broker)
+    except BrokerRefused as error:
+        yield Finding(Level.FAIL, "redis", str(error), "a database of its own, and no proxy before it")
     except BrokerUnavailable as error:
         yield Finding(Level.FAIL, "redis", str(error), "start it, or mend EMBEDCTL_REDIS_URL")
     finally:
@@ -93,6 +100,14 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
     version = str(info["redis_version"])
     old = tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS
     yield _judge(not old, Level.FAIL, "redis version", version, "upgrade Redis to 6.2 or newer")
+    yield _judge(
+        not _is_cluster(info),
+        Level.FAIL,
+        "redis mode",
+        str(info.get("redis_mode", "standalone")),
+        "use an instance without cluster mode (cluster-enabled no): a cluster keeps the keys of a job apart",
+    )
+    yield from _connections(info, config)
     if config:
         yield from _settings_alone(config)
     else:
@@ -124,6 +139,24 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
         f"maxmemory below {LARGEST_SHARE:.0%} of the machine ({int(machine_bytes * LARGEST_SHARE):,}): saving and "
         "rewriting need the rest",
     )
+
+
+def _is_cluster(info: Mapping[str, Any]) -> bool:
+    return info.get("redis_mode") == "cluster" or info.get("cluster_enabled") == 1
+
+
+def _connections(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Finding]:
+    """Judge how near the clients of Redis are to as many as it takes; it tells that of 7 or by CONFIG alone."""
+    most, now = int(info.get("maxclients") or config.get("maxclients") or 0), int(info.get("connected_clients", 0))
+    if most:
+        yield _judge(
+            now <= most * LARGEST_SHARE_OF_CLIENTS,
+            Level.WARN,
+            "connections",
+            f"{now:,} of {most:,} (maxclients)",
+            f"raise maxclients, and the files that Redis may open: a worker holds up to {CLIENTS_OF_A_WORKER}, and who "
+            "comes when all are taken is turned away",
+        )
 
 
 def _settings_in(info: Mapping[str, Any]) -> dict[str, str]:

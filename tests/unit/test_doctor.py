@@ -56,7 +56,28 @@ def test_versions_are_compared_as_numbers(version: str, level: Level) -> None:
 def test_a_redis_that_hides_its_settings_is_judged_by_what_it_says_of_itself() -> None:
     told = {"aof_enabled": 1, "maxmemory": 4_000_000_000, "maxmemory_policy": "noeviction"}
     found = levels({**INFO, **told}, {})
-    assert set(found) == {"redis version", "redis settings", "persistence", "eviction", "memory"}
+    assert set(found) == {"redis version", "redis mode", "redis settings", "persistence", "eviction", "memory"}
     assert set(found.values()) == {Level.OK}
     bad = levels({**INFO, "aof_enabled": 0, "maxmemory": 0, "maxmemory_policy": "allkeys-lru"}, {})
     assert (bad["persistence"], bad["eviction"], bad["memory"]) == (Level.WARN, Level.FAIL, Level.WARN)
+
+
+def test_a_cluster_is_a_fault() -> None:
+    assert levels({**INFO, "redis_mode": "cluster"}, GOOD)["redis mode"] is Level.FAIL
+    assert levels({**INFO, "cluster_enabled": 1}, GOOD)["redis mode"] is Level.FAIL
+    assert levels(INFO, GOOD)["redis mode"] is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("info", "config", "level"),
+    [
+        ({"connected_clients": 7000, "maxclients": 10000}, {}, Level.OK),
+        ({"connected_clients": 7001, "maxclients": 10000}, {}, Level.WARN),
+        ({"connected_clients": 3000}, {"maxclients": "4064"}, Level.WARN),
+        ({"connected_clients": 3000}, {}, None),
+    ],
+)
+def test_connections_are_held_against_as_many_as_redis_takes(
+    info: dict[str, int], config: dict[str, str], level: Level | None
+) -> None:
+    assert levels({**INFO, **info}, {**GOOD, **config}).get("connections") is level
