@@ -43,7 +43,8 @@ FLAGS = frozenset(
 )
 #: The longest that a job may be kept (seconds): ten years, which no clock or counter of ours overflows at.
 MAX_TTL_S = 10 * 365 * 24 * 3600.0
-#: Most records in a chunk: vectors of 8,192 dimensions are then the 512 MiB that one value in Redis may hold.
+#: Most records in a chunk. One value in Redis may hold 512 MiB, so chunks have fewer where vectors have more than 7,168
+#: dimensions.
 MAX_CHUNK_RECORDS = 16_384
 #: Most text in a chunk, and so in a record (bytes): with its ids, less than a fifth of that.
 MAX_CHUNK_BYTES = 64 * 1024 * 1024

@@ -15,7 +15,6 @@ from embedctl.records import Record, RecordLike, kind_of, records_of
 from embedctl.routing import resolve
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
-from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, CorpusChanged, EmbedctlError, JobError, SettingsError
 from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, check_model_name, load_settings
 
@@ -25,6 +24,10 @@ log = logging.getLogger(__name__)
 MAX_PROMPT_BYTES = 16 * 1024
 #: The longest idempotency key (bytes): `embedctl run` makes it of paths.
 MAX_KEY_BYTES = 64 * 1024
+#: Most that the vectors of a chunk may take (bytes): what one value in Redis may be, less room for ids and errors.
+MAX_VECTOR_BYTES = 448 * 1024 * 1024
+#: Chunks of no more records can't come near that (records).
+_SMALL_CHUNK = 1024
 #: Most dimensions that may be asked for: several times those of any model.
 MAX_DIMENSIONS = 65_536
 
@@ -242,6 +245,8 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     )
     if options.dimensions is not None:
         _check_dimensions(broker, options.dimensions, model, hardware)
+    if chunk_size > _SMALL_CHUNK:
+        _check_result_size(broker, chunk_size, options.dimensions, model, hardware)
     deciding: dict[str, Any] = {
         "prompt": options.prompt,
         "truncation": options.truncation,
@@ -282,10 +287,25 @@ def _check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str
     """Refuse what no vector can have; where no worker is alive to tell, each record is to fail."""
     if not _is_whole(dimensions) or not 1 <= dimensions <= MAX_DIMENSIONS:
         raise SettingsError(f"dimensions {dimensions!r} is no whole number between 1 and {MAX_DIMENSIONS}")
-    for worker in broker.workers.alive(keys.queue(hardware, model)):
-        dim = worker.models[model].dim
+    for dim in _dims(broker, model, hardware):
         if dimensions > dim:
             raise SettingsError(f"dimensions {dimensions} is more than the {dim} that vectors of {model} have")
+
+
+def _dims(broker: Broker, model: str, hardware: str) -> list[int]:
+    """How many dimensions the vectors of a model have, by the live workers of a class."""
+    offers = broker.workers.offers()
+    return [offers[offered].dim for offered in offers if offered[:2] == (hardware, model)]
+
+
+def _check_result_size(broker: Broker, chunk_size: int, dimensions: int | None, model: str, hardware: str) -> None:
+    """Refuse chunks whose vectors no value of Redis can hold, where a live worker tells their dimensions."""
+    dim = dimensions or max(_dims(broker, model, hardware), default=0)
+    if chunk_size * dim * 4 > MAX_VECTOR_BYTES:
+        raise SettingsError(
+            f"chunk_size {chunk_size}: the vectors of that many records, of {dim} dimensions each, are more than Redis "
+            f"takes as one value. With this model {MAX_VECTOR_BYTES // (dim * 4)} are the most"
+        )
 
 
 def _check_same(job: JobStatus, now: Mapping[str, Any]) -> None:

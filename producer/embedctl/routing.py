@@ -25,6 +25,7 @@ def resolve(
     `auto` takes, among the classes with a live worker for this model that offers this precision (fp32 where none is
     asked for), the one whose workers together encode the most tokens/s; with none alive, the one that had workers in
     the last minutes, as while they are started anew; else `cpu`. It is logged that nobody is there.
+    What workers offer may be a second old.
 
     Raises:
         SettingsError: there is no such class or precision, or the class does not offer that precision.
@@ -33,11 +34,11 @@ def resolve(
         raise SettingsError(f"precision {precision!r} is none of {', '.join(PRECISIONS)}")
     if hardware == "auto":
         wanted = precision or "fp32"
-        rates: dict[str, float] = {}
-        for worker in workers.alive():
-            served = worker.models.get(model)
-            if served and worker.precision == wanted and worker.hardware in settings.classes:
-                rates[worker.hardware] = rates.get(worker.hardware, 0.0) + served.tokens_per_s
+        rates = {
+            name: offer.tokens_per_s
+            for (name, served, offered), offer in workers.offers().items()
+            if served == model and offered == wanted and name in settings.classes
+        }
         hardware = max(rates, key=lambda name: (rates[name], name), default="")
         hardware = hardware or _without_workers(settings, workers, model, wanted)
     offered = settings.hardware_class(hardware).precision

@@ -7,8 +7,11 @@ import json
 import pytest
 
 from embedctl.broker import Broker
+from embedctl.enqueue import JobOptions, submit
+from embedctl.records import records_of
 from embedctl.routing import resolve
 from embedctl.store import ServedModel, workers
+from embedctl.store.workers import Offer
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import HardwareClass
@@ -181,3 +184,35 @@ def test_a_class_that_does_not_offer_the_precision_is_refused(broker: Broker, se
         resolve(several, broker.workers, model="m", hardware="half", precision="fp8")
     with pytest.raises(SettingsError, match="no hardware class 'gone'"):
         resolve(several, broker.workers, model="m", hardware="gone", precision=None)
+
+
+def test_many_workers_cost_a_submission_little(broker: Broker, settings: Settings, raw, monkeypatch) -> None:
+    monkeypatch.setattr(workers, "OFFERS_S", 3600.0)
+    for number in range(300):
+        broker.workers.beat(row(f"w{number}"))
+    options = JobOptions(hardware="auto", dimensions=DIM, chunk_size=16384)
+
+    def cost() -> tuple[int, int]:
+        raw.config_resetstat()
+        submit(broker, records_of(["text"], max_bytes=1000), options)
+        facts = raw.info("all")
+        return facts["total_net_output_bytes"], facts.get("cmdstat_mget", {}).get("calls", 0)
+
+    (first, reads), (again, reads_again) = cost(), cost()
+    assert (reads, reads_again) == (2, 0)  # slices of 200
+    assert first > 60_000
+    assert again < 30_000
+    assert broker.jobs.status(broker.jobs.newest_ids(1)[0]).hardware == "dummy"
+
+
+def test_what_workers_offer_is_read_again_in_time(broker: Broker, raw, monkeypatch) -> None:
+    assert broker.workers.offers() == {}
+    broker.workers.beat(row("w1"))
+    assert broker.workers.offers() == {("dummy", "dummy", "fp32"): Offer(100.0, DIM)}  # not what was not there
+    monkeypatch.setattr(workers, "OFFERS_S", 0.0)
+    broker.workers._offers_until = 0.0
+    broker.workers.beat(row("w2"))
+    assert broker.workers.offers() == {("dummy", "dummy", "fp32"): Offer(200.0, DIM)}
+    for instance in ("w1", "w2"):
+        expire(broker, raw, instance, QUEUE)
+    assert broker.workers.offers() == {}

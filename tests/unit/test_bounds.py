@@ -25,8 +25,8 @@ class NoWorkers:
         self.settings = Settings()
         self.workers = self
 
-    def alive(self, queue: str | None = None) -> list[object]:
-        return []
+    def offers(self) -> dict[object, object]:
+        return {}
 
 
 def test_an_id_as_long_as_allowed_is_taken_and_a_longer_one_is_named() -> None:

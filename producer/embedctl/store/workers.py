@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from embedctl.store.connection import Connection
 from embedctl_config import keys
 
 _SLICE = 200
+#: What live workers offer is read again after this long (seconds): a thousand heartbeats are half a megabyte.
+OFFERS_S = 1.0
 #: An encode without a finished batch for this long is shown as hung (seconds).
 HUNG_AFTER_S = 10.0
 
@@ -93,11 +96,30 @@ class GoneWorker:
     how: str
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the live workers of a class that serve a model in a precision do together.
+
+    Attributes:
+        tokens_per_s: of all of them.
+        dim: the dimensions of their vectors; the fewest where they differ.
+    """
+
+    tokens_per_s: float
+    dim: int
+
+
+#: Hardware class, model, precision.
+Offered = tuple[str, str, str]
+
+
 class WorkerRegistry:
     """Heartbeats of workers."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._offers: Mapping[Offered, Offer] = {}
+        self._offers_until = 0.0
 
     def beat(self, worker: WorkerRow) -> None:
         """Say that a worker is alive; true for :data:`keys.HEARTBEAT_TTL_S` seconds."""
@@ -176,6 +198,19 @@ class WorkerRegistry:
         """Every live worker, of one queue or of all, read in slices."""
         members = keys.WORKERS if queue is None else keys.queue_workers(queue)
         return self._rows(members, self._connection.now_ms(), "+inf")
+
+    def offers(self) -> Mapping[Offered, Offer]:
+        """What the live workers offer, as it was at most a second ago; that there is nobody is never a second old."""
+        now = time.monotonic()
+        if not self._offers or now >= self._offers_until:
+            offers: dict[Offered, Offer] = {}
+            for worker in self.alive():
+                for model, served in worker.models.items():
+                    offered = (worker.hardware, model, worker.precision)
+                    before = offers.get(offered, Offer(0.0, served.dim))
+                    offers[offered] = Offer(before.tokens_per_s + served.tokens_per_s, min(before.dim, served.dim))
+            self._offers, self._offers_until = offers, now + OFFERS_S
+        return self._offers
 
     def gone(self) -> Iterator[GoneWorker]:
         """The workers that went without a good-bye in the last minutes, whoever went first."""
