@@ -85,7 +85,7 @@ USERS: Mapping[str, User] = {
     ),
     "worker": User(
         "worker",
-        scripts=("claim", "renew", "complete", "release", "issue", "seal", "reap", "audit", "settle"),
+        scripts=("claim", "renew", "part", "complete", "release", "issue", "seal", "reap", "audit", "settle"),
         commands=_STORE | _REAPING | _CONSUMING | {"expire", "zremrangebyscore"},
         others=(*_CONSUMED, "*@*.celery.pidbox"),
         channels=_CHANNELS,

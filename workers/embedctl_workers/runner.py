@@ -17,7 +17,15 @@ from embedctl.broker import Broker
 from embedctl.store import ClaimAnswer, Completed, Doubts, JobStatus
 from embedctl.tickets import Ticket
 from embedctl_config import wire
-from embedctl_config.errors import BrokerRefused, BrokerUnavailable, DeviceLost, JobError, WireError, WorkerSick
+from embedctl_config.errors import (
+    BrokerFull,
+    BrokerRefused,
+    BrokerUnavailable,
+    DeviceLost,
+    JobError,
+    WireError,
+    WorkerSick,
+)
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ChunkResult
@@ -43,6 +51,8 @@ _FIRST_DELAY_PART = 12
 #: faster that it can't encode a chunk than others encode one, and would draw the whole job to itself.
 _UNSURE_AFTER = 2
 _LONGEST_REST_S = 30.0
+#: What Redis did not take so often, while it took what is small, it never will.
+_MOST_FAILURES = 8
 
 
 class ChunkRunner:
@@ -406,7 +416,7 @@ class ChunkRunner:
 
     def _patiently(self, held: Held, ask: Callable[[], str]) -> str:
         """Hold on to what was done until Redis takes it; the lease is renewed meanwhile, or lapses and does no harm."""
-        pause = 0.1
+        pause, failures = 0.1, 0
         while True:
             try:
                 return ask()
@@ -414,9 +424,20 @@ class ChunkRunner:
                 raise
             except BrokerUnavailable as error:
                 log.warning("held back: %s", error, extra=held.fields)
+                failures = failures + 1 if self._takes_writes(held) and not isinstance(error, BrokerFull) else 0
+                if failures >= _MOST_FAILURES:
+                    raise BrokerRefused(f"Redis did not take it {failures} times, and takes others: {error}") from error
                 if self.draining.wait(pause):
                     raise
                 pause = min(_LONGEST_PAUSE_S, pause * 2)
+
+    def _takes_writes(self, held: Held) -> bool:
+        """Whether Redis does what is asked of this job, so that what it does not take is at fault itself."""
+        try:
+            self._broker.jobs.renew(held.job_id, held.chunk, held.token)
+        except BrokerUnavailable:
+            return False
+        return True
 
     def _others(self, queue: str) -> bool:
         """Whether other workers take this queue's tickets."""

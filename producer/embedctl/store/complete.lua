@@ -1,6 +1,7 @@
 -- A chunk ends once: the first result of the right fingerprint wins, whoever holds the lease by now.
 -- KEYS[9..11]: input, result, uncommitted result. ARGV: job, chunk, model fingerprint, records with a vector, records
--- failed, records truncated, tokens, dim, input of the failed records or '', digest's first and last byte.
+-- failed, records truncated, tokens, dim, input of the failed records or '', digest's first and last byte, [length of a
+-- result that came in parts].
 -- → ok | refused | mismatch <pinned> | missing
 local chunk = ARGV[2]
 local facts = redis.call('HMGET', job, 'model_fingerprint', 'added')
@@ -16,7 +17,7 @@ if useless or (pinned and pinned ~= ARGV[3]) then
   if not useless then return {'mismatch', pinned} end
   return {'refused'}
 end
-if made_of == '' then return {'missing'} end
+if made_of == '' or (ARGV[12] and redis.call('STRLEN', KEYS[11]) < tonumber(ARGV[12])) then return {'missing'} end
 redis.call('RENAMENX', KEYS[11], KEYS[10])
 redis.call('PEXPIRE', KEYS[10], keep_ms)
 redis.call('HINCRBY', job, 'waiting_bytes', 0 - redis.call('STRLEN', KEYS[9]))

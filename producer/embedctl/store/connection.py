@@ -7,7 +7,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
@@ -31,6 +31,8 @@ OLDEST_REDIS = (6, 2)
 #: Longest blocking read in ms: well under the socket's time-out.
 MAX_BLOCK_MS = 5000
 _SOCKET_TIMEOUT_S = 10
+#: Most that is given to a socket at once (bytes).
+_PIECE_BYTES = 256 * 1024
 #: Connections that nobody has used for this long are not trusted: what stands between may have forgotten them without a
 #: word, and the next question would wait for the socket's time-out (seconds).
 STALE_S = 60.0
@@ -104,6 +106,8 @@ class Connection:
         except ValueError:
             # Neither the URL nor the reason is shown: what can't be told apart may be a password.
             raise SettingsError("redis_url can't be read as redis://[user:password@]host[:port][/database]") from None
+        pool = opened.connection_pool
+        pool.connection_class = type("Patient", (_InPieces, pool.connection_class), {})
         if settings.redis_password_file:
             arguments = opened.connection_pool.connection_kwargs
             for name in ("username", "password"):
@@ -250,6 +254,31 @@ class Connection:
         """Close the connections that no thread uses at this moment; whoever asks next opens another."""
         if self._process == os.getpid():
             self._redis.connection_pool.disconnect(inuse_connections=False)
+
+
+class _InPieces:
+    """For redis-py's connections: sends what is large in pieces, each with the whole of the socket's time-out.
+
+    Python bounds all of a `sendall` by it, so that a large value could never be sent over a slow network. Reading is
+    bounded piece by piece as it is.
+    """
+
+    def pack_command(self, *args: Any) -> list[Any]:
+        return _pieces(super().pack_command(*args))  # type: ignore[misc]  # of the class that this is mixed into
+
+    def pack_commands(self, commands: Any) -> list[Any]:
+        return _pieces(super().pack_commands(commands))  # type: ignore[misc]
+
+
+def _pieces(packed: Iterable[Any]) -> list[Any]:
+    pieces: list[Any] = []
+    for each in packed:
+        if len(each) <= _PIECE_BYTES:
+            pieces.append(each)
+        else:
+            view = memoryview(each)
+            pieces += [view[at : at + _PIECE_BYTES] for at in range(0, len(view), _PIECE_BYTES)]
+    return pieces
 
 
 class _PasswordFile(redis.credentials.CredentialProvider):

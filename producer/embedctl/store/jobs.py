@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import json
+import logging
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from embedctl.store.doubts import Doubts
 from embedctl.store.status import COUNTS, JobState, JobStatus, Suspect, lifetime_s, parse_status, parse_suspect
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
+    BrokerRefused,
     CorpusChanged,
     JobCancelled,
     JobError,
@@ -29,6 +31,8 @@ from embedctl_config.errors import (
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkResult
 
+log = logging.getLogger(__name__)
+
 #: A ticket refused for its model's fingerprint is offered again after this part of `reissue_s`: soon enough for a
 #: worker with the right weights, seldom enough when there is none.
 _MISMATCH_PART = 1 / 12
@@ -37,6 +41,11 @@ _MISMATCH_PART = 1 / 12
 _SLICE = 200
 #: What is read first of what stands before a result's vectors; 512 records with short ids have less.
 _HEAD_BYTES = 16 * 1024
+
+#: A larger result travels in parts of this size, each of which has a socket's whole time-out, and is sent once (bytes).
+PART_BYTES = 1024 * 1024
+#: The largest value that Redis takes as it comes (`proto-max-bulk-len`), less than which a result has to be (bytes).
+MAX_RESULT_BYTES = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +342,16 @@ class JobStore:
         Refused is also a result whose text is not the one that the job holds by now.
 
         The vectors travel outside of the script, under a name of this claim's own, so that the script moves no bytes.
+        Asked again after an error, it sends only the parts that Redis does not have yet.
+
+        Raises:
+            BrokerRefused: the result is larger than any value may be.
         """
+        if len(payload) >= MAX_RESULT_BYTES:
+            raise BrokerRefused(
+                f"its result has {len(payload):,} bytes, and a value in Redis fewer than {MAX_RESULT_BYTES:,}: submit "
+                "the corpus with a smaller chunk_size"
+            )
         temporary = keys.uncommitted_result(job_id, chunk, token)
         script_keys = [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk), temporary]
         args = [
@@ -347,15 +365,37 @@ class JobStore:
             report.failed_input,
             *wire.DIGEST_RANGE,
         ]
+        if len(payload) > PART_BYTES:
+            args.append(len(payload))
         while True:
-            with self._connection.client() as client:
-                client.set(temporary, payload, ex=keys.UNCOMMITTED_TTL_S)
-            answer, _ = self._ticket_script("complete", job_id, script_keys, args)
+            answer = self._send(job_id, temporary, payload)
+            if answer == "ok":
+                answer, _ = self._ticket_script("complete", job_id, script_keys, args)
             if answer in ("gone", "cancelled", "newer"):
                 with self._connection.client() as client:
                     client.unlink(temporary)
             if answer != "missing":
                 return answer
+
+    def _send(self, job_id: str, key: str, payload: bytes) -> str:
+        """Store a result under a name that nobody else writes: `ok`, or why nobody wants it."""
+        if len(payload) > PART_BYTES:
+            try:
+                return self._send_parts(job_id, key, payload)
+            except NotPermitted:
+                log.warning("Redis' access list is of an older version: a large result is sent as a whole")
+        with self._connection.client() as client:
+            client.set(key, payload, ex=keys.UNCOMMITTED_TTL_S)
+        return "ok"
+
+    def _send_parts(self, job_id: str, key: str, payload: bytes) -> str:
+        def send(at: int, part: bytes) -> tuple[str, list[Any]]:
+            return self._ticket_script("part", job_id, [key], [at, part, keys.UNCOMMITTED_TTL_S])
+
+        answer, rest = send(0, b"")  # how much is there?
+        while answer == "ok" and (at := int(rest[0])) < len(payload):
+            answer, rest = send(at, payload[at : at + PART_BYTES])
+        return answer
 
     def failed_chunks(self, job_id: str, start: int, count: int) -> list[int]:
         """Which of `count` chunks from `start` hold failed records that were not put into a new chunk."""
