@@ -82,7 +82,21 @@ def run(*arguments: str) -> str:
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-@pytest.mark.parametrize("command", ["errors JOB", "status JOB", "status", "list", "doctor", "wait JOB", "retry JOB"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "errors JOB",
+        "status JOB",
+        "status",
+        "list",
+        "doctor",
+        "wait JOB",
+        "retry JOB",
+        "fetch JOB -o out.jsonl",
+        "cancel JOB",
+        "discard JOB",
+    ],
+)
 def test_no_command_shows_what_steers_a_terminal(
     broker: Broker, raw: redis_py.Redis, command: str, *, as_json: bool
 ) -> None:
@@ -107,8 +121,10 @@ def test_no_command_shows_what_steers_a_terminal(
     for job_id in (ended, running):
         facts = {"trouble": HOSTILE, "mismatch": HOSTILE, "pinned_by": HOSTILE, "model_fingerprint": MINE}
         raw.hset(keys.job(job_id), mapping=facts)
-    for job_id in (ended, running) if "JOB" in command and not command.startswith(("errors", "wait")) else (ended,):
-        if as_json and command.split()[0] in ("wait", "retry"):
+    for job_id in (
+        (ended, running) if "JOB" in command and not command.startswith(("errors", "wait", "fetch")) else (ended,)
+    ):
+        if as_json and command.split()[0] in ("wait", "retry", "fetch", "cancel", "discard"):
             return
         shown = run(*command.replace("JOB", job_id).split(), *(["--json"] if as_json else []))
         assert shown
