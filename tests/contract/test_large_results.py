@@ -31,6 +31,14 @@ def complete(broker: Broker, job_id: str, data: bytes, chunk: int = 0) -> str:
     return broker.jobs.complete(job_id, chunk, f"t{chunk}", data, REPORT, fingerprint=MINE)
 
 
+def some_result(size: int, chunk: int = 0, *, of: bytes | None = None) -> bytes:
+    """Bytes that nobody decodes; a result's digest of its text stands in them where scripts read it."""
+    first, last = wire.DIGEST_RANGE
+    data = bytearray(os.urandom(size))
+    data[first : last + 1] = wire.digest_of(of or payload(chunk))
+    return bytes(data)
+
+
 def claimed(broker: Broker, chunks: int = 1) -> str:
     job_id = new_job(broker, chunks)
     for chunk in range(chunks):
@@ -56,9 +64,9 @@ def behind(proxy: Proxy, settings: Settings) -> Iterator[Broker]:
 @pytest.mark.parametrize("size", [100, MIB])
 def test_a_result_of_one_part_takes_two_commands_as_ever(broker: Broker, raw: redis_py.Redis, size: int) -> None:
     job_id = claimed(broker, 2)
-    assert complete(broker, job_id, bytes(size)) == "ok"  # the script is known from here on
+    assert complete(broker, job_id, some_result(size)) == "ok"  # the script is known from here on
     raw.config_resetstat()
-    assert complete(broker, job_id, bytes(size), 1) == "ok"
+    assert complete(broker, job_id, some_result(size, 1), 1) == "ok"
     stats = raw.info("commandstats")
     assert (stats["cmdstat_set"]["calls"], stats["cmdstat_evalsha"]["calls"]) == (1, 1)
     assert "cmdstat_append" not in stats
@@ -66,7 +74,7 @@ def test_a_result_of_one_part_takes_two_commands_as_ever(broker: Broker, raw: re
 
 @pytest.mark.parametrize("size", [MIB + 1, 3 * MIB, 5 * MIB + 77])
 def test_a_larger_one_is_stored_as_it_is(broker: Broker, raw: redis_py.Redis, size: int) -> None:
-    job_id, data = claimed(broker), os.urandom(size)
+    job_id, data = claimed(broker), some_result(size)
     assert complete(broker, job_id, data) == "ok"
     assert broker.jobs.result(job_id, 0) == data
     assert raw.ttl(keys.chunk_result(job_id, 0)) > keys.UNCOMMITTED_TTL_S
@@ -74,7 +82,7 @@ def test_a_larger_one_is_stored_as_it_is(broker: Broker, raw: redis_py.Redis, si
 
 
 def test_only_what_is_missing_is_sent_again(behind: Broker, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_id, data = claimed(behind), os.urandom(8 * MIB)
+    job_id, data = claimed(behind), some_result(8 * MIB)
     script, parts = behind.connection.script, []
 
     def failing(name: str, *args):
@@ -97,7 +105,7 @@ def test_only_what_is_missing_is_sent_again(behind: Broker, proxy: Proxy, monkey
 def test_parts_that_redis_lost_are_sent_anew(
     broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
-    job_id, data = claimed(broker), os.urandom(6 * MIB)
+    job_id, data = claimed(broker), some_result(6 * MIB)
     temporary, script = keys.uncommitted_result(job_id, 0, "t0"), broker.connection.script
     lost = []
 
@@ -114,7 +122,7 @@ def test_parts_that_redis_lost_are_sent_anew(
 
 
 def test_a_part_whose_answer_was_lost_is_there_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_id, data = claimed(broker), os.urandom(4 * MIB)
+    job_id, data = claimed(broker), some_result(4 * MIB)
     script = broker.connection.script
 
     def twice(name: str, *args):
@@ -213,7 +221,7 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
 
 @pytest.mark.slow
 def test_a_slow_network_takes_a_large_result_and_a_large_text(redis_server: RedisServer, settings: Settings) -> None:
-    slow = Proxy(Path(redis_server.folder / "redis.sock"), rate=1e6, delay=0.02)
+    slow = Proxy(Path(redis_server.folder / "redis.sock"), rate=1e6, delay_s=0.02)
     slow.start()
     broker = Broker.connect(settings.replace(redis_url=slow.url))
     try:
@@ -224,7 +232,7 @@ def test_a_slow_network_takes_a_large_result_and_a_large_text(redis_server: Redi
         assert added == (Added.OK, len(text))
         broker.jobs.seal(job_id, 1)
         assert claim(broker, job_id, 0, "t0").input == text
-        data, began = os.urandom(24 * MIB), time.monotonic()
+        data, began = some_result(24 * MIB, of=text), time.monotonic()
         assert complete(broker, job_id, data) == "ok"
         assert time.monotonic() - began > 20  # so slow it was
         assert broker.jobs.result(job_id, 0) == data
