@@ -7,9 +7,11 @@ Each key says which roles touch it: `embedctl config acl` makes Redis' access li
 
 from __future__ import annotations
 
+import calendar
 import hashlib
 import inspect
 import re
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -86,6 +88,10 @@ CHUNK_TTL_FACTOR = 1.25
 #: The stream of an ended job lives this long: all who wait are told within a second (seconds).
 ENDED_EVENTS_S = 60
 
+#: A job that made progress is looked after this much later at the latest: whoever was to send its next tickets may have
+#: died before (seconds).
+LOOK_AFTER_S = 5
+
 #: How many events a job's stream keeps.
 EVENTS_KEPT = 256
 
@@ -94,6 +100,30 @@ EVENTS_KEPT = 256
 def reaper(version: int) -> str:
     """String: held by the one process of a version that reaps in this interval. Older ones leave newer jobs alone."""
     return f"embed:reaper:{version}"
+
+
+@_used_by(_PRODUCER, _WORKER)
+def upkeep(version: int | str) -> str:
+    """Sorted set: active jobs of a version by the time in ms at which the reaper looks at them next.
+
+    A set for each version, so that a reaper does not meet the jobs of newer ones. Its name, as those of the next two,
+    is one that access lists made before it was there let through.
+    """
+    return f"embed:reaper:due:{version}"
+
+
+@_used_by(_PRODUCER, _WORKER)
+def idle(version: int | str, queue: str) -> str:
+    """Sorted set: jobs of a version that wait for a worker of their queue, by the time in ms at which they expire."""
+    return f"embed:reaper:idle:{version}:{queue}"
+
+
+#: Hash: what one round of the reaper leaves for the next: how far its sweeps have come, and what the queues' oldest
+#: tickets were.
+NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER)
+
+#: What the reaper notes lives for this long (seconds).
+NOTES_TTL_S = 24 * 3600
 
 
 @_used_by(_PRODUCER, _WORKER, _MONITOR)
@@ -218,6 +248,17 @@ def queue(hardware: str, model: str) -> str:
 def is_job_id(text: str) -> bool:
     """Whether this has the form of a job's id: what has not is never made part of a key."""
     return _JOB_ID.fullmatch(text) is not None
+
+
+def created_s(job_id: str) -> int:
+    """When a job was made, in seconds since 1970: its id says so.
+
+    Raises:
+        ValueError: this is not a job's id.
+    """
+    if not is_job_id(job_id):
+        raise ValueError(f"{job_id!r} is not the id of a job")
+    return calendar.timegm(time.strptime(job_id[:15], "%Y%m%d-%H%M%S"))
 
 
 def of_queue(name: str) -> tuple[str, str]:

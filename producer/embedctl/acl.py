@@ -54,7 +54,7 @@ class User:
 #: What the store asks for, whoever uses it.
 _STORE = _words("exists get hgetall hscan info mget ping pttl time zcount zrangebyscore zscore")
 _LOOKING = _STORE | _words("lindex llen zcard zrange zrevrange")
-_REAPING = _words("evalsha hdel hget hset pexpire script|load set unlink zadd zrange zrem")
+_REAPING = _words("evalsha hdel hget hmget hset lindex pexpire script|load set unlink zadd zrange zrem")
 
 # What kombu's transport does, learnt from its source (kombu/transport/redis.py of 5.7) and by running it.
 _SENDING = _words("exec llen lpush multi sadd smembers")

@@ -319,7 +319,7 @@ class _Looking(Job):
     """A job that looks and never waits: it raises _NotYet instead, and BrokerUnavailable at once."""
 
     def _next_event(self, seen: str, timeout_s: float, deadline: float | None = None) -> str:
-        self._patiently(self._reaper.round)
+        self._patiently(partial(self._reaper.round, deadline))
         raise _NotYet
 
     def _patiently(self, ask: Callable[[], T], deadline: float | None = None) -> T:

@@ -186,7 +186,7 @@ class Job:
             self._check_prospects(status)
             left = self._left(status, timeout, deadline)
             seen = self._next_event(seen, min(1.0, left), deadline)
-            self._patiently(self._reaper.round, deadline)
+            self._patiently(partial(self._reaper.round, deadline), deadline)
 
     def wait_until_sealed(
         self, progress: Callable[[JobStatus], None] | None = None, timeout: float | None = None

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Collection, Sequence
 
 from embedctl.broker import Broker
-from embedctl.store import JobState, JobStatus
-from embedctl.store.upkeep import AUDIT_AFTER_S
-from embedctl_config import keys, wire
-from embedctl_config.errors import BrokerUnavailable, JobNotFound
+from embedctl.store import JobState
+from embedctl.store.heads import Heads
+from embedctl.store.upkeep import AUDIT_AFTER_S, ActiveJob, Looked
+from embedctl_config import wire
+from embedctl_config.errors import BrokerRefused, BrokerUnavailable
 
 log = logging.getLogger(__name__)
+
+#: A round begins nothing new after this (seconds); the next one, of whatever process, goes on where it stopped.
+BUDGET_S = 1.0
+#: Jobs that are looked at together.
+_TOGETHER = 100
+#: A job that can't be looked at is tried again after this, then ever later (seconds).
+_RETRY_S, _LONGEST_RETRY_S = 60.0, 30 * 60.0
+#: So many of these jobs are remembered.
+_MOST_TROUBLES = 10_000
+#: Most jobs in which the leases of a dead worker are looked for; those in others lapse.
+_MOST_RUNNING = 2000
 
 
 def _now() -> float:
@@ -20,28 +34,37 @@ def _now() -> float:
 
 
 class Reaper:
-    """Looks after every active job, at most once in an interval among all processes on one Redis.
+    """Looks after the active jobs that need it, at most once in an interval among all processes on one Redis.
 
     Args:
         interval_s: seconds between two rounds; 5, or a third of the lease if that is less, where None.
-        audit_after_s: a sealed job without progress for this long is audited.
+        audit_after_s: a job without progress for this long is audited.
     """
 
     def __init__(
         self, broker: Broker, *, interval_s: float | None = None, audit_after_s: float = AUDIT_AFTER_S
     ) -> None:
         self._broker = broker
+        self._agenda = broker.upkeep.agenda
+        self._heads = Heads(broker.connection)
         self._interval_s = min(5.0, broker.settings.lease_s / 3) if interval_s is None else interval_s
         self._audit_after_s = audit_after_s
         self._next = self._rests_until = 0.0
         self._asked: float | None = None
+        #: Of each job that can't be looked at, when it may be tried again, and how long that was after the last time.
+        self._troubles: dict[str, tuple[float, float]] = {}
+        #: What this round knows of the queues.
+        self._taken_before: dict[str, int] = {}
 
     def rest(self) -> None:
         """Redis was away, or full: leave every owner the time of two leases to come back before any is judged."""
         self._rests_until = _now() + 2 * self._broker.settings.lease_s
 
-    def round(self) -> None:
-        """Do a round if one is due and no other process has done it.
+    def round(self, deadline: float | None = None) -> None:
+        """Do a round if one is due and no other process has done it. It takes about :data:`BUDGET_S` at most.
+
+        Args:
+            deadline: by `time.monotonic()`; nothing new is begun after it.
 
         Raises:
             BrokerUnavailable: Redis can't be reached; the next round goes on.
@@ -51,30 +74,43 @@ class Reaper:
             # It was this process that stood still, or was cut off: others may have been too, and be slower to return.
             self.rest()
         self._asked = now
-        if now < max(self._next, self._rests_until):
+        last = math.inf if deadline is None else deadline
+        if now < max(self._next, self._rests_until) or time.monotonic() >= last:
             return
         self._next = now + self._interval_s
         try:
-            self._round()
+            self._round(last)
         except BrokerUnavailable:
             self.rest()
             raise
 
-    def _round(self) -> None:
+    def _round(self, last: float) -> None:
+        until = min(last, time.monotonic() + BUDGET_S)
         self.end_leases_of_the_dead()
-        if not self._broker.upkeep.take_turn(self._interval_s):
+        held_s = self._interval_s + BUDGET_S
+        turn = self._agenda.take_turn(held_s)
+        if not turn:
             return
         now_ms = self._broker.connection.now_ms()
-        for job_id in list(self._broker.upkeep.active_jobs()):
-            try:
-                self._look_after(self._broker.jobs.status(job_id), now_ms)
-            except BrokerUnavailable:
-                raise
-            except JobNotFound:
-                self._broker.upkeep.forget(job_id)
-            except Exception:
-                # One job that can't be read, such as a newer version's, must not cost all others their reaper.
-                log.exception("job %s: can't be looked after", job_id)
+        self._taken_before.clear()
+        # However far away Redis is: some of the jobs in each round, and a part of the sweeps.
+        seen = set(self._look_after_due(now_ms, min(last, time.monotonic() + BUDGET_S)))
+        if time.monotonic() < last:
+            self._agenda.sweep(now_ms)
+            self._agenda.drop_names()
+        while time.monotonic() < until:
+            if not self._agenda.keep_turn(turn, held_s):
+                return
+            jobs = self._look_after_due(now_ms, until)
+            if seen.issuperset(jobs):  # none, or such as can't even be put off
+                break
+            seen.update(jobs)
+        self._agenda.keep_turn(turn, self._next - _now())
+
+    def _look_after_due(self, now_ms: int, until: float) -> list[str]:
+        jobs = self._agenda.due(now_ms, _TOGETHER)
+        self._look_after(jobs, now_ms, until)
+        return jobs
 
     def end_leases_of_the_dead(self) -> None:
         """Act on the deaths that this machine witnesses. For everybody: whoever has the turn may be elsewhere."""
@@ -82,40 +118,137 @@ class Reaper:
         if not dead:
             return
         log.warning("workers that died here: %s; the chunks that they held are suspect", ", ".join(sorted(dead)))
-        for job_id in list(self._broker.upkeep.active_jobs()):
-            self._broker.jobs.end_leases(job_id, dead)
+        end_leases(self._broker, dead, self._broker.workers.holding(dead))
 
-    def _look_after(self, job: JobStatus, now_ms: int) -> None:
-        if job.version > wire.VERSION:
-            return  # its own version looks after it
+    def _look_after(self, job_ids: Sequence[str], now_ms: int, until: float) -> None:
+        tried = [job_id for job_id in job_ids if not self._is_put_off(job_id, now_ms)]
+        live: list[ActiveJob] = []
+        gone: list[str] = []
+        for job_id, job in zip(tried, self._broker.upkeep.read(tried), strict=True):
+            if job is None:
+                gone.append(job_id)
+            elif isinstance(job, Exception):
+                self._put_off(job_id, now_ms, job)
+            elif job.version > wire.VERSION:
+                self._agenda.leave_out([job_id])  # its own version looks after it
+            elif job.settled and not (job.stopped or job.state is JobState.CANCELLED):
+                self._agenda.leave_out([job_id])  # ended by an older version, which does not know that it stands here
+            elif job.state.ended:
+                self._tidy(job, now_ms, until)
+            else:
+                live.append(job)
+        self._agenda.forget(gone)
+        if live:
+            self._look_at(live, now_ms, until)
+
+    def _tidy(self, job: ActiveJob, now_ms: int, until: float) -> None:
+        """What is left of an ended job is freed, or is to live no longer than it should."""
+        if time.monotonic() >= until:
+            return
+        try:
+            more = self._tidied(job)
+        except BrokerRefused as error:
+            self._put_off(job.id, now_ms, error)
+            return
+        if more:
+            self._agenda.look_at(job.id, self._soonest(now_ms))
+
+    def _tidied(self, job: ActiveJob) -> bool:
+        """Tidy a slice of a job; whether there is more to do. What is done is forgotten."""
         upkeep = self._broker.upkeep
-        if job.state is JobState.CANCELLED:
-            if upkeep.free_slice(job.id, job.chunks):
-                upkeep.expire(job.id, int(job.ttl_s * 1000))
-                upkeep.forget(job.id)
-            return
-        if job.state.ended and job.ttl_s < keys.UNENDED_TTL_S:
-            upkeep.settle_slice(job.id)
-            return
-        if job.stopped_by is not None:
-            # Its results stay, to say what went wrong; the text that nobody will encode does not.
-            if upkeep.free_slice(job.id, job.chunks, results=False):
-                upkeep.forget(job.id)
-            return
-        if job.original_chunks is not None and job.stalled:
-            self._close_retry(job.id)
-        again = upkeep.reap(job.id, job.queue)
-        if again:
-            log.info("job %s: tickets sent again for chunks %s", job.id, again)
-            self._broker.tickets.send(job.queue, job.id, again, version=job.version)
-        # A window that grew with new workers, or whose last sender died.
-        self._broker.send_issued(job)
-        if job.sealed and now_ms - job.progressed_at.timestamp() * 1000 > self._audit_after_s * 1000:
-            lost = upkeep.audit(job.id)
-            if lost:
-                log.error("job %s: Redis lost %d of its chunks", job.id, lost)
-        upkeep.extend(job.id, job.chunks, int(job.lifetime_s * 1000), now_ms, self._interval_s)
+        cancelled = job.state is JobState.CANCELLED
+        if not cancelled and not job.settled:
+            return upkeep.settle_slice(job.id)
+        # Of a job that its budget ended the results stay, to say what went wrong; the text that waited does not.
+        if not upkeep.free_slice(job.id, job.chunks, results=cancelled):
+            return True
+        if cancelled:
+            upkeep.expire(job.id, job.ttl_ms)
+        self._agenda.forget([job.id])
+        return False
 
-    def _close_retry(self, job_id: str) -> None:
-        if self._broker.jobs.close_retry(job_id):
-            log.warning("job %s: the process that retried its failed records died; it goes on with those done", job_id)
+    def _close_retry(self, job: ActiveJob) -> None:
+        if self._broker.jobs.close_retry(job.id):
+            log.warning(
+                "job %s: the process died that retried its failed records; it goes on with those queued", job.id
+            )
+
+    def _look_at(self, jobs: Sequence[ActiveJob], now_ms: int, until: float) -> None:
+        for job in jobs:
+            if job.abandoned:
+                self._close_retry(job)
+        rested_ms = self._audit_after_s * 1000
+        queues = {job.queue for job in jobs}.difference(self._taken_before)
+        self._taken_before |= self._heads.taken_before(queues, now_ms)
+        found = self._broker.upkeep.look(
+            jobs,
+            # Also while it is submitted: its producer may wait for room that only a lost chunk takes.
+            audited=[now_ms - job.progressed_ms > rested_ms for job in jobs],
+            taken_before=self._taken_before,
+            interval_ms=int(self._interval_s * 1000),
+            audit_after_ms=int(rested_ms),
+        )
+        looked = [(job, each) for job, each in zip(jobs, found, strict=True) if isinstance(each, Looked)]
+        self._send_tickets(looked)
+        self._heads.standing_still(job.queue for job, each in looked if each.idle)
+        for job, each in zip(jobs, found, strict=True):
+            if isinstance(each, BrokerRefused):
+                self._put_off(job.id, now_ms, each)
+            else:
+                self._go_on(job, each, now_ms, until)
+
+    def _send_tickets(self, looked: Sequence[tuple[ActiveJob, Looked]]) -> None:
+        sender, tickets = None, []
+        for job, found in looked:
+            if found.again:
+                log.info("job %s: tickets sent again for chunks %s", job.id, found.again)
+            if found.again or found.issued:
+                sender = self._broker.tickets
+                tickets += sender.written(job.queue, job.id, [*found.again, *found.issued], version=job.version)
+        if sender is not None:
+            sender.forward(tickets)
+
+    def _go_on(self, job: ActiveJob, found: Looked, now_ms: int, until: float) -> None:
+        """What goes through a job in slices: its audit, and its lifetimes."""
+        self._troubles.pop(job.id, None)
+        if found.lost:
+            log.error("job %s: Redis lost %d of its chunks", job.id, found.lost)
+        try:
+            if found.audit_at != job.audit_at:
+                self._broker.upkeep.audited_to(job.id, found.audit_at)
+            # What there is no time for now is done at the next look.
+            more = time.monotonic() >= until or self._broker.upkeep.extend(job, now_ms, self._interval_s)
+            if found.audit_at or more:
+                self._agenda.look_at(job.id, self._soonest(now_ms), sooner=True)
+        except BrokerRefused as error:
+            self._put_off(job.id, now_ms, error)
+
+    def _soonest(self, now_ms: int) -> int:
+        return now_ms + int(self._interval_s * 1000)
+
+    def _put_off(self, job_id: str, now_ms: int, error: Exception) -> None:
+        """One job that can't be read, or that Redis refuses to touch, must not cost all others their reaper."""
+        _, before_s = self._troubles.pop(job_id, (0.0, 0.0))
+        wait_s = min(_LONGEST_RETRY_S, 2 * before_s) or _RETRY_S
+        log.error("job %s can't be looked after, trying again in %.0f s: %s", job_id, wait_s, error)
+        self._troubles[job_id] = _now() + wait_s, wait_s
+        if len(self._troubles) > _MOST_TROUBLES:
+            del self._troubles[next(iter(self._troubles))]
+        self._agenda.look_at(job_id, now_ms + int(wait_s * 1000))
+
+    def _is_put_off(self, job_id: str, now_ms: int) -> bool:
+        """Whether it is too soon to try a job again; the sweep, or another script, may have brought it forward."""
+        left_s = self._troubles.get(job_id, (0.0, 0.0))[0] - _now()
+        if left_s > 0:
+            self._agenda.look_at(job_id, now_ms + int(left_s * 1000))
+        return left_s > 0
+
+
+def end_leases(broker: Broker, dead: Collection[str], held: Collection[str]) -> None:
+    """End the leases of workers that are known to have died now, not in their time.
+
+    Args:
+        held: jobs of which they said that they held chunks; they may have claimed others since.
+    """
+    running = broker.upkeep.agenda.running(broker.connection.now_ms(), _MOST_RUNNING)
+    broker.jobs.end_leases(list(dict.fromkeys([*held, *running])), dead)

@@ -90,8 +90,12 @@ class TicketSender:
             BrokerUnavailable: Redis can't be reached, and some may not have been sent; the reaper sends them later.
         """
         if chunks:
-            facts = {"version": version, "sent_ms": self._clock()}
-            self.forward([Ticket(queue, job_id, chunk, facts) for chunk in chunks])
+            self.forward(self.written(queue, job_id, chunks, version=version))
+
+    def written(self, queue: str, job_id: str, chunks: Sequence[int], *, version: int) -> list[Ticket]:
+        """One ticket a chunk, to be published with others; see :meth:`send`."""
+        facts = {"version": version, "sent_ms": self._clock()}
+        return [Ticket(queue, job_id, chunk, facts) for chunk in chunks]
 
     def forward(self, tickets: Sequence[Ticket]) -> None:
         """Publish tickets as they are, perhaps of another version than this.

@@ -93,7 +93,7 @@ class Life:
         chunk = self.chunk()
         self.raw.zrem(keys.due(self.job_id), chunk)
         for name in (keys.owners, keys.attempts, keys.reissues):
-            self.raw.hdel(name(self.job_id), chunk)
+            self.raw.hdel(name(self.job_id), chunk, f"{chunk}:sent")
 
     def finish(self) -> None:
         """Whatever happened before, workers who go on bring the job to its end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ from embedctl.broker import Broker
 from embedctl.job import Job
 from embedctl.reaper import Reaper
 from embedctl.store import upkeep
+from embedctl.store.upkeep import ActiveJob
 from embedctl_config import keys
 from embedctl_config.errors import JobNotFound
 from embedctl_config.settings import Settings
@@ -40,6 +42,12 @@ def settings(settings: Settings) -> Settings:
     return settings.replace(lease_s=30.0, reissue_s=60.0)
 
 
+def extend(broker: Broker, job_id: str, now_ms: int, interval_s: float) -> bool:
+    (job,) = broker.upkeep.read([job_id])
+    assert isinstance(job, ActiveJob)
+    return broker.upkeep.extend(job, now_ms, interval_s)
+
+
 def without_lifetime(raw) -> list[bytes]:
     return [key for key in raw.scan_iter(match=f"{keys.PREFIX}*", count=1000) if raw.pttl(key) < 0]
 
@@ -67,8 +75,9 @@ def test_no_key_of_a_whole_jobs_life_is_without_a_lifetime(broker: Broker, raw) 
         lambda: broker.workers.beat(row("another")),
         lambda: overdue(raw, job_id, 3),
         lambda: broker.upkeep.reap(job_id, QUEUE),
-        lambda: broker.upkeep.extend(job_id, 6, TTL_MS, broker.connection.now_ms(), 5.0),
-        lambda: broker.upkeep.take_turn(5),
+        lambda: extend(broker, job_id, broker.connection.now_ms() + TTL_MS, 5.0),
+        lambda: broker.upkeep.agenda.take_turn(5),
+        lambda: broker.upkeep.agenda.sweep(broker.connection.now_ms()),
         lambda: work(broker, job_id, 1, 2, 3, 4, 5),
         lambda: broker.jobs.cancel(job_id),
         lambda: complete(broker, job_id, 5, "late"),
@@ -165,13 +174,15 @@ def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw) -> Non
     def lifetimes_after(now_ms: int) -> list[bool]:
         for key in chunk_keys:
             raw.pexpire(key, 60_000)
-        broker.upkeep.extend(job_id, 3, TTL_MS, now_ms, 5.0)
+        extend(broker, job_id, now_ms, 5.0)
         return [raw.pttl(key) > TTL_MS for key in chunk_keys]
 
     now = broker.connection.now_ms()
-    assert lifetimes_after(now) == [True] * 3
-    assert lifetimes_after(now + TTL_MS // 4 - 1) == [False] * 3
+    assert lifetimes_after(now) == [False] * 3  # they are new
     assert lifetimes_after(now + TTL_MS // 4) == [True] * 3
+    # A look at the job comes within a sixteenth of the TTL.
+    assert lifetimes_after(now + TTL_MS // 4 + TTL_MS * 3 // 16 - 1) == [False] * 3
+    assert lifetimes_after(now + TTL_MS // 4 + TTL_MS * 3 // 16) == [True] * 3
 
 
 def test_extending_goes_through_a_long_job_by_slices(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,10 +190,10 @@ def test_extending_goes_through_a_long_job_by_slices(broker: Broker, raw, monkey
     job_id = new_job(broker, 5)
     for chunk in range(5):
         raw.pexpire(keys.chunk_input(job_id, chunk), 60_000)
-    now = broker.connection.now_ms()
+    now = broker.connection.now_ms() + TTL_MS // 4
     renewed = []
-    for _ in range(4):
-        broker.upkeep.extend(job_id, 5, TTL_MS, now, 5.0)
+    for more in (True, True, False, False):
+        assert extend(broker, job_id, now, 5.0) is more
         renewed.append(sum(raw.pttl(keys.chunk_input(job_id, chunk)) > TTL_MS for chunk in range(5)))
     assert renewed == [2, 4, 5, 5]
 
@@ -195,13 +206,14 @@ def test_extending_takes_more_slices_at_once_where_the_time_is_short(
     for chunk in range(9):
         raw.pexpire(keys.chunk_input(job_id, chunk), 60_000)
     for _ in range(2):  # an eighth of the TTL is two intervals
-        broker.upkeep.extend(job_id, 9, TTL_MS, broker.connection.now_ms(), TTL_MS / 16_000)
+        extend(broker, job_id, broker.connection.now_ms() + TTL_MS // 4, TTL_MS / 16_000)
     assert all(raw.pttl(keys.chunk_input(job_id, chunk)) > TTL_MS for chunk in range(9))
 
 
 def test_extending_makes_no_key_of_a_chunk_that_is_not_there(broker: Broker, raw) -> None:
     job_id = new_job(broker, 1)
-    broker.upkeep.extend(job_id, 10, TTL_MS, broker.connection.now_ms(), 5.0)
+    raw.hset(keys.job(job_id), "added", 10)
+    extend(broker, job_id, broker.connection.now_ms() + TTL_MS // 4, 5.0)
     assert not raw.exists(*(keys.chunk_input(job_id, chunk) for chunk in range(1, 10)))
 
 
@@ -254,9 +266,7 @@ def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(broker: Bro
 
 def look_after(broker: Broker, *job_ids: str) -> None:
     """What a round of the reaper does to these jobs."""
-    reaper = Reaper(broker)
-    for job_id in job_ids:
-        reaper._look_after(broker.jobs.status(job_id), broker.connection.now_ms())
+    Reaper(broker)._look_after(job_ids, broker.connection.now_ms(), math.inf)
 
 
 def test_a_job_is_kept_while_it_waits_however_short_its_ttl(broker: Broker, raw) -> None:
@@ -296,7 +306,8 @@ def test_a_job_that_is_retried_lives_as_long_as_one_that_has_not_ended(broker: B
     look_after(broker, job_id)
     assert raw.pttl(keys.chunk_result(job_id, 1)) <= 125_000
     assert Job(job_id, broker).retry_failed() == 1
-    assert broker.upkeep.settle_slice(job_id) is None  # by a reaper that came too late
+    assert not broker.upkeep.settle_slice(job_id)  # by a reaper that came too late
+    assert raw.zscore(keys.ACTIVE, job_id) is not None
     look_after(broker, job_id)
     for key in (
         keys.job(job_id),
@@ -327,7 +338,7 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw) -
         "renew": ([], [0, "t", 1000]),
         "release": ([], [0, "t", 1000, "it failed"]),
         "complete": ([source, target, keys.uncommitted_result(job_id, 0, "t")], [0, MINE, *report]),
-        "reap": ([queue], [1000, 1000, 10, 1000, 3]),
+        "reap": ([queue, keys.idle(1, QUEUE)], [1000, 1000, 10, 1000, 3, 1 << 53, 5000, 60_000]),
         "audit": ([], [0, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), 10]),
         "cancel": ([], []),
         "settle": ([], [0, 10, *prefixes]),
@@ -344,8 +355,8 @@ def test_every_script_is_covered_by_the_test_above() -> None:
     scripts = {path.name for path in files("embedctl.store").iterdir() if path.name.endswith(".lua")}
     assert scripts == {
         f"{name}.lua"
-        for name in (
-            "prelude deaths repair create hold add seal issue claim renew release complete reap audit cancel settle "  # noqa: SIM905
-            "retry".split()
-        )
+        for name in """
+            prelude deaths repair rest create hold add seal issue claim renew part release complete reap audit cancel
+            settle retry
+            """.split()  # noqa: SIM905
     }

@@ -235,7 +235,7 @@ def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw, settings
     claim(broker, job_id, 0, "dead", instance="neighbour")
     claim(broker, job_id, 1, "alive", instance="bystander")
     broker.workers.beat(there)
-    broker.upkeep.take_turn = lambda interval_s: True  # type: ignore[method-assign]  # two leases of this test are a minute
+    broker.upkeep.agenda.take_turn = lambda held_s: "turn"  # type: ignore[method-assign]  # two leases of this test are a minute
     Reaper(broker).round()
     assert claim(broker, job_id, 0, "next").given_up == frozenset()
     assert claim(broker, job_id, 1, "next").answer is ClaimAnswer.BUSY

@@ -78,7 +78,6 @@ DENIED = {
         ("RENAME", TEXT, keys.chunk_input(JOB, 1)),
         ("XREAD", "STREAMS", keys.events(JOB), "0"),
         ("ZREVRANGE", keys.JOBS, "0", "-1"),
-        ("LINDEX", QUEUE, "-1"),
         ("PSUBSCRIBE", "/0.*"),
         ("PUBLISH", "/1.celery.pidbox", "x"),
     ],

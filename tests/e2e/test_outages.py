@@ -377,6 +377,7 @@ def audit(broker: Broker, raw: redis_py.Redis, job: Job) -> tuple[int, int]:
 
     def lost() -> bool:
         raw.delete(keys.reaper(wire.VERSION))  # it is not the worker's turn now
+        raw.zadd(keys.upkeep(job.status().version), {job.id: 1})
         reaper.round()
         return job.status().lost_chunks is not None
 

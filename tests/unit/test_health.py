@@ -21,7 +21,7 @@ from embedctl_workers.inhand import Held, InHand
 
 class Pulse:
     alive = True
-    moved_at = reached_at = 0.0
+    moved_at = reached_at = reaped_at = 0.0
 
 
 class Worker:
@@ -30,7 +30,7 @@ class Worker:
     def __init__(self) -> None:
         self.now = 1.0
         self.pulse, self.in_hand, self.draining = Pulse(), InHand(), threading.Event()
-        self.pulse.moved_at = self.pulse.reached_at = self.now
+        self.pulse.moved_at = self.pulse.reached_at = self.pulse.reaped_at = self.now
         self.health = Health(now=lambda: self.now)
         self.health.attend(self.pulse, self.in_hand, self.draining)
         self.health.consuming = True
@@ -93,6 +93,16 @@ def test_a_heartbeat_that_stands_still_for_longer_than_redis_may_take_is_one(wor
     assert worker.health.illness() == ""
     worker.now += 1
     assert worker.both == ("the heartbeat has not moved for 301 s",) * 2
+
+
+def test_a_reaper_that_hangs_is_noticed_and_one_that_waits_for_redis_is_no_illness(worker: Worker) -> None:
+    worker.now += STUCK_AFTER_S
+    worker.pulse.moved_at = worker.pulse.reached_at = worker.now
+    assert worker.both == ("", "")
+    worker.now += 1
+    assert worker.both == ("the reaper has not moved for 301 s",) * 2
+    worker.pulse.reaped_at = worker.now
+    assert worker.both == ("", "")
 
 
 def test_an_encode_without_progress_is_an_illness_as_long_as_it_lasts(worker: Worker) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 
 from embedctl.broker import Broker
 from embedctl.machine import process_id
+from embedctl.reaper import end_leases
 from embedctl.store import WorkerRow
 from embedctl_config.errors import EmbedctlError
 
@@ -95,9 +96,9 @@ class Announcements:
             self._rows.pop(pid, None)
 
     def _tell(self, row: WorkerRow, how: str) -> None:
+        held = self._broker.workers.holding([row.instance])  # before its last word is gone
         if how:
             self._broker.workers.report_death(row.instance, how)
         else:
             self._broker.workers.leave(row)
-        for job_id in list(self._broker.upkeep.active_jobs()):
-            self._broker.jobs.end_leases(job_id, {row.instance})
+        end_leases(self._broker, {row.instance}, held)

@@ -21,6 +21,7 @@ class Pulse(Protocol):
 
     moved_at: float
     reached_at: float
+    reaped_at: float
 
     @property
     def alive(self) -> bool:
@@ -59,6 +60,8 @@ class Health:
             return "the heartbeat has ended"
         if (still_s := self._now() - pulse.moved_at) > STUCK_AFTER_S:
             return f"the heartbeat has not moved for {still_s:.0f} s"
+        if (still_s := self._now() - pulse.reaped_at) > STUCK_AFTER_S:
+            return f"the reaper has not moved for {still_s:.0f} s"
         quietest = in_hand.quietest()
         if quietest is not None and quietest[1] >= HUNG_AFTER_S:
             held, quiet_s = quietest

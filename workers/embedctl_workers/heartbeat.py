@@ -1,4 +1,4 @@
-"""The heartbeat thread: says that the worker is alive, renews leases, ends a hung process, and reaps."""
+"""The threads beside the work: one beats and renews leases, one reaps, and one ends a hung process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 #: Longest time between two beats: a third of the heartbeat's TTL.
 INTERVAL_S = 5.0
+#: A worker that stops waits no longer for its reaper (seconds): others go on where it stopped.
+_LAST_ROUND_S = 10.0
 #: The process's exit status when its encode hangs (EX_SOFTWARE of sysexits.h).
 HUNG_EXIT = 70
 
@@ -44,11 +46,13 @@ class Heartbeat:
         self._interval_s = min(INTERVAL_S, broker.settings.lease_s / 3)
         self._reaper = Reaper(broker)
         self._stop = threading.Event()
-        #: When its thread last began a step, and when it began the last beat that Redis took: by the monotonic clock.
-        self.moved_at = self.reached_at = 0.0
+        #: When its thread last began a step, when it began the last beat that Redis took, and when the reaper last
+        #: began a round: by the monotonic clock.
+        self.moved_at = self.reached_at = self.reaped_at = 0.0
         self._threads = [
             threading.Thread(target=self._run, name="heartbeat", daemon=True),
-            # A thread of its own: it must not wait for a Redis that does not answer.
+            # Threads of their own: no beat waits for a round of the reaper, and the watch for no Redis.
+            threading.Thread(target=self._reap, name="reaper", daemon=True),
             threading.Thread(target=self._watch, name="watch", daemon=True),
         ]
 
@@ -59,7 +63,7 @@ class Heartbeat:
             BrokerUnavailable: Redis can't be reached.
         """
         self._beat()
-        self.moved_at = time.monotonic()
+        self.moved_at = self.reaped_at = time.monotonic()
         for thread in self._threads:
             thread.start()
 
@@ -72,7 +76,7 @@ class Heartbeat:
         """Beat no more, and say that the worker has left."""
         self._stop.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(_LAST_ROUND_S if thread.name == "reaper" else None)
         for farewell in (self._return_tickets, lambda: self._broker.workers.leave(self._describe())):
             try:
                 farewell()
@@ -81,16 +85,31 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
-            for step in (self._beat, self._renew, self._reaper.round, self._return_tickets):
+            for step in (self._beat, self._renew, self._return_tickets):
                 self.moved_at = time.monotonic()
-                try:
-                    step()
-                except EmbedctlError as error:
-                    log.warning("heartbeat: %s", error)
-                    self._reaper.rest()
-                except Exception:
-                    # Without this thread the worker would lose every lease from here on.
-                    log.exception("heartbeat: a step failed")
+                self._do("heartbeat", step)
+
+    def _reap(self) -> None:
+        while True:
+            for step in (self._wake, self._reaper.round):
+                self.reaped_at = time.monotonic()
+                self._do("reaper", step)
+            if self._stop.wait(self._interval_s):
+                return
+
+    def _wake(self) -> None:
+        """What waited for a worker of these queues is looked at again."""
+        self._broker.upkeep.agenda.wake(self._describe().queues)
+
+    def _do(self, name: str, step: Callable[[], None]) -> None:
+        """Whatever a step raises, its thread goes on: without it the worker would lose its leases, or its reaper."""
+        try:
+            step()
+        except EmbedctlError as error:
+            log.warning("%s: %s", name, error)
+            self._reaper.rest()
+        except Exception:
+            log.exception("%s: a step failed", name)
 
     def _beat(self) -> None:
         began = time.monotonic()

@@ -3,7 +3,7 @@ if ended then return {'ended', state} end
 redis.call('UNLINK', due, owners, attempts, reissues)  -- first: a full Redis lets a script go on that began by freeing
 redis.call('HSET', job, 'ended_ms', now, 'waiting_bytes', 0)
 enter('cancelled')
+look_by(now)
 progress()
-local idempotency = redis.call('HGET', job, 'idempotency_key')
 if idempotency then redis.call('UNLINK', idempotency) end
 return {'ok'}

@@ -17,12 +17,13 @@ end
 local input = redis.call('GET', KEYS[9])
 if not input then
   forget(chunk)  -- so that the audit sees the hole
+  look_by(now)
   return {'lost'}
 end
 if not pinned then redis.call('HSET', job, 'model_fingerprint', fingerprint, 'pinned_by', instance) end
 redis.call('HSET', owners, chunk, token .. ' ' .. instance)
 schedule(chunk, ARGV[6])
-redis.call('HDEL', reissues, chunk)
+redis.call('HDEL', reissues, chunk, chunk .. ':sent')
 redis.call('HINCRBY', job, 'claims', 1)
 redis.call('HSETNX', job, 'started_ms', now)
 local attempt = redis.call('HINCRBY', attempts, chunk, 1)

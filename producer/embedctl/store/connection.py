@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -39,7 +40,7 @@ STALE_S = 60.0
 #: What Redis 6.2 and 7 say where a script asks for what the access list denies; redis-py tells it from no other error.
 _REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
 #: What some scripts share besides the prelude.
-_SHARED_BY = {"reap": ("deaths",), "add": ("repair",)}
+_SHARED_BY = {"reap": ("deaths", "rest"), "add": ("repair",)}
 #: What :meth:`Connection.explained` knows. All else is a fault of ours.
 _EXPLAINED = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.ResponseError)
 #: What an instance says that can't answer now: another may be behind its name soon, and the same one ready. Within a
@@ -59,6 +60,15 @@ _CLUSTER_CLASSES = (
 _IN_PIPELINE = "of pipeline caused error: "
 #: What ends the part of a URL in which a password may stand.
 _SEPARATORS = frozenset("/?#")
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCall:
+    """One of many scripts that are run in one round trip."""
+
+    name: str
+    keys: Sequence[str]
+    args: Sequence[Any] = ()
 
 
 class Connection:
@@ -186,11 +196,8 @@ class Connection:
 
     def script(self, name: str, script_keys: Sequence[str], args: Sequence[Any] = ()) -> tuple[str, list[Any]]:
         """Run a script: its answer and what came with it."""
-        with self.client() as client:
-            script = self._scripts.get(name)
-            if script is None:
-                script = self._scripts[name] = client.register_script(script_source(name))
-                self._script_names[script.sha] = name
+        with self.client():
+            script = self._script(name)
             try:
                 answer, *rest = script(keys=script_keys, args=args)
             except redis.exceptions.ResponseError as error:
@@ -200,6 +207,51 @@ class Connection:
                 self.close()
                 answer, *rest = script(keys=script_keys, args=args)
         return answer.decode(), rest
+
+    def scripts(self, calls: Sequence[ScriptCall]) -> list[tuple[str, list[Any]] | BrokerRefused]:
+        """Run many scripts in one round trip: what each answered and what came with it, or why Redis refused it.
+
+        Raises:
+            BrokerUnavailable: Redis can't be reached, is full, or refuses whatever it is asked for.
+        """
+        answers = self._run_scripts(calls)
+        unknown = [at for at, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
+        if unknown:
+            with self.client() as client:
+                for name in {calls[at].name for at in unknown}:
+                    client.script_load(self._script(name).script)
+            for at, answer in zip(unknown, self._run_scripts([calls[at] for at in unknown]), strict=True):
+                answers[at] = answer
+        return [self.answer_of(answer) for answer in answers]
+
+    def answer_of(self, answer: Any) -> Any:
+        """One answer of a pipeline that raises no error of Redis': itself, or why Redis refused the command.
+
+        Raises:
+            BrokerUnavailable: it was refused for no reason of its own.
+        """
+        if not isinstance(answer, Exception):
+            return answer
+        try:
+            with self.client():
+                raise answer
+        except BrokerRefused as refused:
+            return refused
+
+    def _run_scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        with self.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for call in calls:
+                pipe.evalsha(self._script(call.name).sha, len(call.keys), *call.keys, *call.args)
+            answers = pipe.execute(raise_on_error=False)
+        return [(answer[0].decode(), answer[1:]) if isinstance(answer, list) else answer for answer in answers]
+
+    def _script(self, name: str) -> Any:
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = self._redis.register_script(script_source(name))
+            self._script_names[script.sha] = name
+        return script
 
     def now_ms(self) -> int:
         """Redis' clock."""
@@ -331,6 +383,7 @@ def script_source(name: str) -> str:
         f"{keys.ENDED_EVENTS_S * 1000}, {wire.ROWS_AT}\n"
         f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
         f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
+        f"local UPKEEP, LOOK_AFTER_MS = '{keys.upkeep('')}', {keys.LOOK_AFTER_S * 1000}\n"
     )
     parts = ["prelude", *_SHARED_BY.get(name, ())]
     return "".join([constants, *(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in parts), own])

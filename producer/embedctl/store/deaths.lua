@@ -19,3 +19,10 @@ local function suspect(chunk, instance, row)
   redis.call('HINCRBY', job, 'deaths', 1)
   return deaths.unnamed
 end
+
+-- A lease has lapsed; how many deaths in a row then named no row.
+local function end_lease(chunk, became, instance, row)
+  redis.call('HDEL', owners, chunk)
+  redis.call('HINCRBY', job, 'lapsed', 1)
+  return became == 'alive' and 0 or suspect(chunk, instance, row)
+end

@@ -10,11 +10,12 @@ local issued, looked = {'ok'}, 0
 while room > 0 and chunk < added and looked < 1000 do
   -- A ticket that outlived what Redis forgot in a crash may already have had this chunk claimed or completed.
   if not redis.call('ZSCORE', due, chunk) and redis.call('EXISTS', ARGV[4] .. chunk) == 0 then
-    schedule(chunk, ARGV[3])
+    schedule(chunk, ARGV[3], true)
     issued[#issued + 1] = chunk
     room = room - 1
   end
   chunk, looked = chunk + 1, looked + 1
 end
 if looked > 0 then redis.call('HSET', job, 'next', chunk) end
+if room > 0 and chunk < added then look_by(now) end
 return issued

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from embedctl.store.connection import MAX_BLOCK_MS, Connection
+from embedctl.store.connection import MAX_BLOCK_MS, Connection, ScriptCall
 from embedctl.store.doubts import Doubts
 from embedctl.store.status import COUNTS, JobState, JobStatus, Suspect, lifetime_s, parse_status, parse_suspect
 from embedctl_config import keys, wire
@@ -118,6 +118,15 @@ class Completed:
     failed_input: bytes = b""
 
 
+def issue_call(settings: Settings, job_id: str, queue: str) -> ScriptCall:
+    """The script that chooses the chunks whose tickets are to be sent now, as :meth:`JobStore.issue` does."""
+    return ScriptCall(
+        "issue",
+        [*keys.of_job(job_id), keys.queue_workers(queue)],
+        [job_id, settings.window_per_worker, int(settings.reissue_s * 1000), keys.chunk_result(job_id, "")],
+    )
+
+
 class JobStore:
     """Jobs in Redis.
 
@@ -155,7 +164,7 @@ class JobStore:
             **dict.fromkeys(COUNTS, 0),
             "next": 0,
         }
-        script_keys = [keys.job(job_id), keys.ACTIVE, keys.BIRTH, keys.JOBS]
+        script_keys = [keys.job(job_id), keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.upkeep(fields["version"])]
         if spec.idempotency_key is not None:
             script_keys.append(keys.idempotency(spec.idempotency_key))
             fields["idempotency_key"] = script_keys[-1]
@@ -167,7 +176,7 @@ class JobStore:
         kept_ms = int(life_ms * keys.CHUNK_TTL_FACTOR)
         flat = [part for item in fields.items() for part in item]
         answer, rest = self._connection.script(
-            "create", script_keys, [job_id, now, life_ms, kept_ms, keys.job(""), *flat]
+            "create", script_keys, [job_id, now, life_ms, kept_ms, keys.job(""), now + keys.LOOK_AFTER_S * 1000, *flat]
         )
         return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
 
@@ -245,16 +254,8 @@ class JobStore:
 
     def issue(self, job_id: str, queue: str) -> list[int]:
         """Choose the chunks whose tickets are to be sent now, as far as the job's window has room."""
-        answer, rest = self._ticket_script(
-            "issue",
-            job_id,
-            [keys.queue_workers(queue)],
-            [
-                self._settings.window_per_worker,
-                int(self._settings.reissue_s * 1000),
-                keys.chunk_result(job_id, ""),
-            ],
-        )
+        call = issue_call(self._settings, job_id, queue)
+        answer, rest = self._connection.script(call.name, call.keys, call.args)
         return [int(chunk) for chunk in rest] if answer == "ok" else []
 
     def claim(self, job_id: str, chunk: int, *, token: str, instance: str, fingerprint: str) -> Claim:
@@ -294,14 +295,24 @@ class JobStore:
         noted = [] if row is None else [row if row >= 0 else ""]
         return self._ticket_script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
 
-    def end_leases(self, job_id: str, dead: Collection[str]) -> None:
-        """End the leases of worker instances that are known to have died now, not in their time."""
-        with self._connection.client() as client:
-            owners = list(client.hscan_iter(keys.owners(job_id), count=_SLICE))
-        for chunk, owner in owners:
-            token, instance, *_ = owner.decode().split(" ")
-            if instance in dead:
-                self._ticket_script("renew", job_id, [], [int(chunk), token, 0])
+    def end_leases(self, job_ids: Sequence[str], dead: Collection[str]) -> None:
+        """End the leases that worker instances known to have died hold of these jobs now, not in their time."""
+        for at in range(0, len(job_ids), _SLICE):
+            part = job_ids[at : at + _SLICE]
+            with self._connection.client() as client:
+                pipe = client.pipeline(transaction=False)
+                for job_id in part:
+                    pipe.hgetall(keys.owners(job_id))  # as many as hold a lease
+                owners = [self._connection.answer_of(each) for each in pipe.execute(raise_on_error=False)]
+            self._connection.scripts(
+                [
+                    ScriptCall("renew", keys.of_job(job_id), [job_id, int(chunk), words[0], 0])
+                    for job_id, held in zip(part, owners, strict=True)
+                    if isinstance(held, dict)  # not one that Redis refuses
+                    for chunk, owner in held.items()
+                    if (words := owner.decode().split(" "))[1:2] and words[1] in dead
+                ]
+            )
 
     def release(
         self,

@@ -1,7 +1,9 @@
 -- Shared by every script but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
 local job, active, due, owners, attempts, reissues, events, counted = unpack(KEYS, 1, 8)
-local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks')
+local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks', 'idempotency_key',
+  'progressed_ms')
 local state, ttl_ms, sealed, original = meta[1], tonumber(meta[3]), meta[4] == '1', tonumber(meta[5])
+local idempotency, progressed, upkeep = meta[6], meta[7], UPKEEP .. (meta[2] or '')
 if not state then return {'gone'} end
 if tonumber(meta[2]) > WIRE_VERSION then return {'newer'} end
 if state == 'cancelled' then return {'cancelled'} end
@@ -17,22 +19,40 @@ local function event(kind, detail)
   redis.call('PEXPIRE', events, keep_ms)
 end
 
--- When an issued chunk next needs a ticket, unless something happens to it before.
-local function schedule(chunk, delay_ms)
-  redis.call('ZADD', due, now + delay_ms, chunk)
-  redis.call('PEXPIRE', due, keep_ms)
+-- The keys that all jobs share live as long as any of them; the reaper's set no longer than the others.
+local function share()
+  if redis.call('PTTL', upkeep) >= (life_ms + keep_ms) / 2 then return end
+  for _, shared in ipairs({active, JOBS, BIRTH, upkeep}) do
+    if redis.call('PTTL', shared) < keep_ms then redis.call('PEXPIRE', shared, keep_ms) end
+  end
 end
+
+-- The reaper looks at the job by then.
+local looked_at = math.huge
+local function look_by(at)
+  if at >= looked_at then return end
+  looked_at = at
+  if redis.call('ZADD', upkeep, 'LT', at, ARGV[1]) == 1 then share() end
+end
+
+-- When an issued chunk next needs a ticket, unless something happens to it before. A half beside the whole milliseconds
+-- says that its ticket is on the way.
+local function schedule(chunk, delay_ms, with_ticket)
+  redis.call('ZADD', due, now + delay_ms + (with_ticket and 0.5 or 0), chunk)
+  redis.call('PEXPIRE', due, keep_ms)
+  look_by(now + delay_ms)
+end
+
+local at_rest = false  -- it has ended, with nothing left for the reaper
 
 -- The job's own hash lives this long from its last progress; when it is gone, so is the job.
 local function progress()
   redis.call('HSET', job, 'progressed_ms', now)
   redis.call('PEXPIRE', job, life_ms)
   for _, key in ipairs({due, owners, attempts, reissues, counted}) do redis.call('PEXPIRE', key, keep_ms) end
-  for _, shared in ipairs({active, JOBS, BIRTH}) do
-    if redis.call('PTTL', shared) < keep_ms then redis.call('PEXPIRE', shared, keep_ms) end
-  end
-  local idempotency = redis.call('HGET', job, 'idempotency_key')
   if idempotency then redis.call('PEXPIRE', idempotency, life_ms) end
+  if not at_rest then look_by(now + LOOK_AFTER_MS) end
+  share()
 end
 
 local function enter(new_state)
@@ -49,8 +69,8 @@ local function end_if_hopeless()
   ended = true
   redis.call('HSET', job, 'ended_ms', now, 'stopped_by', 'max_errors', 'waiting_bytes', 0)
   redis.call('UNLINK', due, owners, attempts, reissues)
-  local idempotency = redis.call('HGET', job, 'idempotency_key')
   if idempotency then redis.call('UNLINK', idempotency) end
+  look_by(now)
   enter('failed')
 end
 
@@ -62,7 +82,13 @@ local function end_if_done()
   if done + failed < records then return end
   ended = true
   redis.call('HSET', job, 'ended_ms', now)
-  if life_ms == ttl_ms then redis.call('ZREM', active, ARGV[1]) end  -- else the reaper shortens its life
+  at_rest = life_ms == ttl_ms  -- else the reaper shortens its life
+  if at_rest then
+    redis.call('ZREM', active, ARGV[1])
+    redis.call('ZREM', upkeep, ARGV[1])
+  else
+    look_by(now)
+  end
   enter(failed == 0 and 'completed' or done == 0 and 'failed' or 'completed_with_errors')
   redis.call('PEXPIRE', events, ENDED_EVENTS_MS)  -- whoever waits is told within a second
 end
@@ -70,8 +96,12 @@ end
 -- An ended job has something to do again.
 local function reopen(new_state)
   redis.call('HDEL', job, 'ended_ms')
-  redis.call('UNLINK', job .. ':cursors')  -- its chunks' lives are to be renewed from the first one on
+  redis.call('UNLINK', job .. ':cursors')
+  redis.call('HSET', job .. ':cursors', 'extend_next_ms', 1)  -- its chunks' lives are to be renewed now
+  redis.call('PEXPIRE', job .. ':cursors', life_ms)
   redis.call('ZADD', active, now, ARGV[1])
+  if redis.call('PTTL', active) < keep_ms then redis.call('PEXPIRE', active, keep_ms) end
+  look_by(now + LOOK_AFTER_MS)
   if ended then enter(new_state) end
   ended = false
 end
@@ -87,7 +117,7 @@ local function forget(chunk)
   redis.call('ZREM', due, chunk)
   redis.call('HDEL', owners, chunk)
   redis.call('HDEL', attempts, chunk, chunk .. ':deaths', chunk .. ':doubts')
-  redis.call('HDEL', reissues, chunk)
+  redis.call('HDEL', reissues, chunk, chunk .. ':sent')
 end
 
 -- Only one producer at a time may add to a job: mine, or whoever comes once a dead one's lease has lapsed.

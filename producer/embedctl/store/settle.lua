@@ -16,4 +16,5 @@ for _, key in ipairs({job, counted}) do redis.call('PEXPIRE', key, left_ms) end
 redis.call('PEXPIRE', events, math.min(left_ms, ENDED_EVENTS_MS))
 if facts[4] and redis.call('GET', facts[4]) == ARGV[1] then redis.call('PEXPIRE', facts[4], left_ms) end
 redis.call('ZREM', active, ARGV[1])
+redis.call('ZREM', upkeep, ARGV[1])
 return {'ok', 0}

@@ -166,6 +166,14 @@ class WorkerRegistry:
                 client.hdel(here, *dead)
         return dead
 
+    def holding(self, instances: Collection[str]) -> set[str]:
+        """The jobs of which these workers held chunks when they last said so."""
+        if not instances:
+            return set()
+        with self._connection.client() as client:
+            beats = client.mget([keys.heartbeat(instance) for instance in instances])
+        return {job_id for beat in beats if beat for job_id, _ in _parse(beat).holding if keys.is_job_id(job_id)}
+
     def report_death(self, instance: str, how: str) -> None:
         """Say for certain that a worker has died, so that its chunks become suspect."""
         with self._connection.client() as client:

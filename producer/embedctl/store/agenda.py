@@ -1,0 +1,204 @@
+"""Whose turn it is to reap, and which jobs need a look: a sorted set that scripts keep right, and a slow sweep."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
+
+from embedctl.store.connection import Connection
+from embedctl_config import keys, wire
+from embedctl_config.errors import NotPermitted
+from embedctl_config.settings import Settings
+
+#: Active jobs that one round's sweep looks at.
+_SWEPT = 500
+#: Ids of all jobs of which one round sees whether the jobs are gone: so many of the oldest, and so many on its way
+#: through them all.
+_NAMES = 100
+#: Jobs that one worker wakes in one round.
+_WOKEN = 1000
+#: The versions whose jobs this one looks after.
+_VERSIONS = range(1, wire.VERSION + 1)
+
+
+class Agenda:
+    """When each active job is to be looked at.
+
+    Scripts put a job there no later than something of it is due, and `reap` says when it comes back. An older version's
+    scripts write nothing here, and Redis may come back without it: the sweep puts in what is missing or late.
+    """
+
+    def __init__(self, connection: Connection, settings: Settings) -> None:
+        self._connection = connection
+        self._settings = settings
+
+    def take_turn(self, held_s: float) -> str:
+        """A token if it is this process that reaps now, else nothing.
+
+        Nobody reaps in the first two leases after Redis started: owners need that long to come back and renew.
+
+        Args:
+            held_s: how long the turn is this process's, unless it is kept for longer.
+        """
+        token = secrets.token_hex(8)
+        with self._connection.client() as client:
+            taken = client.set(keys.reaper(wire.VERSION), token, nx=True, px=max(1, int(held_s * 1000)))
+        return token if taken and self._connection.uptime_s() >= 2 * self._settings.lease_s else ""
+
+    def keep_turn(self, token: str, held_s: float) -> bool:
+        """Keep the turn for some seconds from now, or give it up then; whether it was still this process's."""
+        with self._connection.client() as client:
+            mine: bool = client.get(keys.reaper(wire.VERSION)) == token.encode()
+            if mine:
+                client.pexpire(keys.reaper(wire.VERSION), max(1, int(held_s * 1000)))
+        return mine
+
+    def due(self, now_ms: int, limit: int) -> list[str]:
+        """The jobs to look at, those that were due first before the others."""
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for version in _VERSIONS:
+                pipe.zrangebyscore(keys.upkeep(version), "-inf", now_ms, start=0, num=limit, withscores=True)
+            found = sorted((score, job_id.decode()) for part in pipe.execute() for job_id, score in part)
+        return list(dict.fromkeys(job_id for _, job_id in found[:limit]))
+
+    def running(self, now_ms: int, limit: int) -> list[str]:
+        """Jobs that may be running: a lease that lapses is looked at in time, so they are among the next ones."""
+        return self.due(now_ms + int(self._settings.lease_s * 1000), limit)
+
+    def look_at(self, job_id: str, at_ms: int, *, sooner: bool = False) -> None:
+        """Look at a job then; with `sooner` only if it would be looked at later."""
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for version in _VERSIONS:
+                pipe.zadd(keys.upkeep(version), {job_id: at_ms}, xx=True, lt=sooner)
+            pipe.execute()
+
+    def leave_out(self, job_ids: Sequence[str]) -> None:
+        """Look at jobs no more, unless something happens to them."""
+        if job_ids:
+            with self._connection.client() as client:
+                pipe = client.pipeline(transaction=False)
+                for version in _VERSIONS:
+                    pipe.zrem(keys.upkeep(version), *job_ids)
+                pipe.execute()
+
+    def forget(self, job_ids: Sequence[str]) -> None:
+        """Take jobs off the list of those that need upkeep."""
+        if job_ids:
+            with self._connection.client() as client:
+                client.zrem(keys.ACTIVE, *job_ids)
+            self.leave_out(job_ids)
+
+    def wake(self, queues: Iterable[str]) -> None:
+        """A worker of these queues is here: look at the jobs that waited for one, some of them in each round."""
+        for queue in queues:
+            for version in _VERSIONS:
+                idle = keys.idle(version, queue)
+                with self._connection.client() as client:
+                    waiting = client.zrange(idle, 0, _WOKEN - 1)
+                    if waiting:
+                        pipe = client.pipeline(transaction=False)
+                        # Whoever left the set meanwhile is not put back into it.
+                        pipe.zadd(keys.upkeep(version), dict.fromkeys(waiting, 0), xx=True, lt=True)
+                        pipe.zrem(idle, *waiting).execute()
+
+    def sweep(self, now_ms: int) -> None:
+        """See whether some of the active jobs, others in each round, are to be looked at in time."""
+        ids = self._slice(keys.ACTIVE, f"active:{wire.VERSION}", _SWEPT)
+        found = [each for each in map(_due, ids, self._facts_of(ids)) if each is not None]
+        self.forget([job_id for job_id, version, _, _ in found if not version])
+        found = [each for each in found if each[1] in _VERSIONS]
+        live = self._live({queue for _, _, queue, _ in found}, now_ms)
+        for version, jobs in groupby(sorted(found, key=itemgetter(1)), itemgetter(1)):
+            late: dict[str, float] = {}
+            missing: dict[str, float] = {}
+            for job_id, _, queue, first in jobs:
+                if first is not None and queue in live:
+                    late[job_id] = first
+                else:
+                    missing[job_id] = now_ms
+            self._put(version, late, missing)
+
+    def _put(self, version: int, late: Mapping[str, float], missing: Mapping[str, float]) -> None:
+        upkeep = keys.upkeep(version)
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            if late:
+                pipe.zadd(upkeep, late, lt=True)
+            if missing:
+                pipe.zadd(upkeep, missing, nx=True)
+            *_, left_ms, active, names, birth = (
+                pipe.pttl(upkeep).pttl(keys.ACTIVE).pttl(keys.JOBS).pttl(keys.BIRTH).execute()
+            )
+            if left_ms == -1:  # It was not there. Scripts renew the others' lifetimes when this one's is short.
+                client.pexpire(upkeep, max(1, min(active, names, birth)))
+
+    def drop_names(self) -> None:
+        """Take names of jobs that are gone off the list of all: some of the oldest, and some others in each round."""
+        with suppress(NotPermitted):  # who may not see that list leaves it to others
+            self._drop_names()
+
+    def _drop_names(self) -> None:
+        with self._connection.client() as client:
+            oldest = [job_id.decode() for job_id in client.zrange(keys.JOBS, 0, _NAMES - 1)]
+        names = [*oldest, *(self._slice(keys.JOBS, "names", _NAMES) if len(oldest) == _NAMES else [])]
+        if not names:
+            return
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for job_id in names:
+                pipe.exists(keys.job(job_id))
+            gone = [job_id for job_id, there in zip(names, pipe.execute(), strict=True) if not there]
+            if gone:
+                client.zrem(keys.JOBS, *gone)
+
+    def _slice(self, members: str, cursor: str, count: int) -> list[str]:
+        """The next members of a sorted set on the way through all of it, which all processes go together."""
+        with self._connection.client() as client:
+            at = int(client.hget(keys.NOTES, cursor) or 0)
+            ids = [job_id.decode() for job_id in client.zrange(members, at, at + count - 1)]
+            if at or len(ids) == count:
+                pipe = client.pipeline(transaction=False)
+                pipe.hset(keys.NOTES, cursor, at + count if len(ids) == count else 0)
+                pipe.pexpire(keys.NOTES, keys.NOTES_TTL_S * 1000).execute()
+        return ids
+
+    def _facts_of(self, ids: Sequence[str]) -> list[tuple[object, object]]:
+        """Of each job what says where it belongs, and its first due chunk."""
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for job_id in ids:
+                pipe.hmget(keys.job(job_id), "version", "hardware", "model")
+                pipe.zrange(keys.due(job_id), 0, 0, withscores=True)
+            answers = pipe.execute(raise_on_error=False)
+        answers = [self._connection.answer_of(answer) for answer in answers]
+        return list(zip(answers[::2], answers[1::2], strict=True))
+
+    def _live(self, queues: set[str], now_ms: int) -> set[str]:
+        """Those of these queues that have a live worker."""
+        names = sorted(queues)
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for queue in names:
+                pipe.zcount(keys.queue_workers(queue), now_ms, "+inf")
+            return {queue for queue, workers in zip(names, pipe.execute(), strict=True) if workers}
+
+
+def _due(job_id: str, facts: tuple[object, object]) -> tuple[str, int, str, float | None] | None:
+    """A job's id, version, queue and when its first chunk is due; version 0 for one that is gone, and None for one
+    whose keys can't be read, which is looked at when something happens to it."""
+    own, first = facts
+    if not isinstance(own, list) or isinstance(first, Exception):
+        return None
+    version, hardware, model = own
+    if version is None:
+        return job_id, 0, "", None
+    try:
+        queue = keys.queue(hardware.decode(), model.decode())
+        return job_id, int(version), queue, float(first[0][1]) if first else None  # type: ignore[index]
+    except (ValueError, AttributeError):
+        return None
