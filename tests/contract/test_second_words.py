@@ -13,6 +13,7 @@ from embedctl.broker import Broker
 from embedctl.store import Doubts
 from embedctl.tickets import Ticket
 from embedctl_config import keys
+from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.base import Rows, Tokens, Vectors
@@ -172,6 +173,16 @@ def test_the_same_worker_leaves_it_to_the_other_one_for_some_rounds(
         assert broker.upkeep.reap(job.id, QUEUE) == [0]
     first.run(job)
     assert (job.status().done, failed(job)) == (63, [(13, "encode_error")])
+
+
+@pytest.mark.parametrize("error", [WorkerError("no driver"), MissingExtra("torch", "it"), SettingsError("odd")])
+def test_an_error_of_ours_out_of_a_backend_is_taken_as_any_other(settings: Settings, worker, error: Exception) -> None:
+    alone = worker("alone")
+    job = submit(settings, TEXTS)
+    alone.fails(100, error)
+    alone.run(job)
+    assert alone.left == [71]
+    assert (job.status().done, job.status().failed) == (0, 0)
 
 
 def test_a_transient_failure_costs_no_record(settings: Settings, worker) -> None:

@@ -29,6 +29,7 @@ from tests.e2e.conftest import eventually
 from tests.e2e.test_deaths import owners
 from tests.e2e.test_local_stack import _running
 from tests.e2e.test_main_job import reference
+from tests.e2e.test_sick import FADING, REGISTERED
 from tests.e2e.test_versions import before_all_else
 from tests.unit.test_discovery import SMI, UUIDS, play
 
@@ -218,6 +219,22 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     of_chunks = [line for line in lines if "chunk" in line]
     assert {(line["job"], line["chunk"]) for line in of_chunks} >= {(job.id, chunk) for chunk in held}
     assert all(isinstance(line["attempt"], int) and line["worker"] == after["slow"].name for line in of_chunks)
+
+
+def test_a_worker_that_falls_sick_is_started_again_and_blames_nobody(
+    environment, short_folder: Path, start_up: StartUp
+) -> None:
+    environment.update(before_all_else(short_folder, "fading", REGISTERED))
+    (short_folder / "fading" / "fading.py").write_text(FADING)
+    configure(short_folder, '[classes.fading]\nbackend = "fading"\noptions = {dim = 16, batches = 6}\n')
+    up = start_up("--class", "fading")
+    up.wait_ready("fading")
+    texts = [f"text {i}" for i in range(800)]
+    job = enqueue_embeddings(texts, hardware="fading", chunk_size=100, settings=load_settings(environment))
+    status = job.wait(timeout=60)
+    assert (status.done, status.failed, status.deaths) == (800, 0, 0)
+    assert "ended itself with status 71: it can encode nothing any more; starting it again in 1 s" in up.said()
+    assert up.process.poll() is None
 
 
 def test_sigterm_drains_and_loses_nothing(settings: Settings, raw, start_up: StartUp, start_worker) -> None:

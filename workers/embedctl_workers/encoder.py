@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embedctl.records import kind_in_words
-from embedctl_config.errors import BrokerUnavailable, JobError, WorkerError
+from embedctl_config.errors import BrokerUnavailable, JobError
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
 from embedctl_workers.backends.base import Backend, RemembersBudget, Rows, Tokens, Vectors, Windows
 from embedctl_workers.batching import batches_of
-from embedctl_workers.inflight import Batches
+from embedctl_workers.inflight import OF_THE_WORKER, Batches
 from embedctl_workers.prepared import Prepared
 from embedctl_workers.quoting import first_line
 from embedctl_workers.vectors import mean_of_windows, unit
@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 
 #: What a record has no part in, whatever it was that was done with it.
-NOT_OF_A_RECORD = (Stopped, WorkerError, BrokerUnavailable, JobError)
+NOT_OF_A_RECORD = (Stopped, *OF_THE_WORKER, BrokerUnavailable, JobError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from embedctl_config.errors import WorkerError
+from embedctl_config.errors import DeviceLost, WorkerSick
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.backends.base import Backend, Rows, Vectors, is_out_of_memory
 from embedctl_workers.prepared import Prepared
 from embedctl_workers.quoting import first_line
 
 log = logging.getLogger(__name__)
+
+#: What ends a worker, and is no row's failure.
+OF_THE_WORKER = (DeviceLost, WorkerSick)
 
 
 class Batches:
@@ -55,7 +58,7 @@ class Batches:
         """Begin a batch, and finish those before it that the backend does not want to run beside it."""
         try:
             self._begun.append((rows, self._backend.forward(self._prepared.tokens_of(rows), rows)))
-        except WorkerError:
+        except OF_THE_WORKER:
             raise
         except Exception as error:  # noqa: BLE001  (whatever one row does to the backend is that record's error)
             self.failed.append((rows, error))
@@ -68,7 +71,7 @@ class Batches:
             rows, output = self._begun.popleft()
             try:
                 self._store(rows, output)
-            except WorkerError:
+            except OF_THE_WORKER:
                 raise
             except Exception as error:  # noqa: BLE001  (as above)
                 self.failed.append((rows, error))
@@ -91,7 +94,7 @@ class Batches:
         del self._bad[row]
         try:
             self._store(rows, self._backend.forward(self._prepared.tokens_of(rows), rows))
-        except WorkerError:
+        except OF_THE_WORKER:
             raise
         except Exception as error:  # noqa: BLE001  (as above)
             self._bad[row] = _verdict(error)
@@ -112,7 +115,7 @@ class Batches:
         for half in (rows[:middle], rows[middle:]):
             try:
                 self._store(half, self._backend.forward(self._prepared.tokens_of(half), half))
-            except WorkerError:
+            except OF_THE_WORKER:
                 raise
             except Exception as again:  # noqa: BLE001  (as above)
                 self._split(half, again)

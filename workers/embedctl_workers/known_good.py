@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embedctl_config.errors import WorkerError, WorkerSick
+from embedctl_config.errors import DeviceLost, WorkerSick
 from embedctl_config.hardware import Thresholds
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.backends.base import Backend, Vectors
@@ -41,7 +41,11 @@ class KnownGood:
             WorkerSick: the text can't be encoded any more, or its vector is another one.
             DeviceLost: by the backend.
         """
-        found = measure(self._encode(), self._right)
+        vectors = self._encode()
+        try:
+            found = measure(vectors, self._right)
+        except Exception as error:  # no memory for even that
+            raise _sick(first_line(error)) from error
         if not found.within(self._bounds):
             raise WorkerSick(
                 "a text of this worker's own has another vector than at its start (max abs "
@@ -64,7 +68,7 @@ class KnownGood:
     def _encode(self) -> Vectors:
         try:
             encoded = self._encoder.encode(self._encoder.prepare(_CHUNK, {}))
-        except WorkerError:
+        except DeviceLost:
             raise
         except Exception as error:
             raise _sick(first_line(error)) from error
