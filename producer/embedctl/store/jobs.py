@@ -223,17 +223,15 @@ class JobStore:
             ],
         )
         if answer == "gap":
-            raise JobLost(
-                f"Redis lost what it was last told of job {job_id}: only {int(rest[0])} of its first {chunk} "
-                f"chunks are there. Go on where they end: embedctl submit CORPUS --resume {job_id}"
-            )
+            raise self._cut_off(job_id, int(rest[0]), chunk)
         return Added(answer), int(rest[0]) if rest else 0
 
     def seal(self, job_id: str, chunks: int) -> None:
         """Say that a job has all its chunks.
 
         Raises:
-            CorpusChanged: the job already holds another number of chunks.
+            CorpusChanged: the job holds more chunks, or was sealed with another number.
+            JobLost: it is not sealed and holds fewer: the last ones are gone, with Redis' last writes before a crash.
             JobFailed: its error budget has ended it.
         """
         answer, rest = self._job_script("seal", job_id, [keys.producer(job_id)], [chunks])
@@ -242,6 +240,8 @@ class JobStore:
                 f"job {job_id} was ended by its error budget (max_errors) before its last chunk was counted; "
                 f"`embedctl errors {job_id}` lists what failed"
             )
+        if answer == "gap" and int(rest[0]) < chunks:  # each of them was taken before
+            raise self._cut_off(job_id, int(rest[0]), chunks)
         if answer == "gap" or (answer == "sealed" and int(rest[0]) != chunks):
             raise CorpusChanged(
                 f"job {job_id} holds {int(rest[0])} chunks, and the corpus now makes {chunks}: it was begun with "
@@ -634,6 +634,12 @@ class JobStore:
         if answer == "newer":
             raise self._made_by_newer(job_id)
         return answer, rest
+
+    def _cut_off(self, job_id: str, there: int, told: int) -> JobLost:
+        return JobLost(
+            f"Redis lost what it was last told of job {job_id}: only {there} of its first {told} chunks are there. Go "
+            f"on where they end: embedctl submit CORPUS --resume {job_id}"
+        )
 
     def _made_by_newer(self, job_id: str) -> JobError:
         return JobError(f"job {job_id} was made by a newer embedctl: upgrade this one")
