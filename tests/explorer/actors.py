@@ -1,0 +1,411 @@
+"""Everybody who touches a job: what each may do next, as moves from one state of the world to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from embedctl.broker import Broker
+from embedctl.store import ClaimAnswer, Completed, JobStatus
+from embedctl_config import keys, wire
+from embedctl_config.errors import EmbedctlError
+from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.wire import ChunkResult, ErrorCode, RecordError
+from tests.contract.helpers import DIM, MINE, OPTIONS
+from tests.explorer.snapshots import fields
+from tests.explorer.steps import Log, Paused, frozen
+from tests.explorer.world import State, World
+
+#: What one actor does in one step: the world as it becomes, but for what Redis then holds, and what was done in words.
+Done = tuple[State, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A step that may be made: by whom, what it is called, and its doing.
+
+    `fault` is spent by it; walks make a `rare` one as seldom as a fault.
+    """
+
+    who: str
+    name: str
+    do: Callable[[World], Done]
+    fault: str = ""
+    rare: bool = False
+
+    @property
+    def label(self) -> str:
+        """Tells it from all others that may be made in the same state."""
+        return f"{self.who}: {self.name}" + (f" ({self.fault})" if self.fault else "")
+
+
+# ----------------------------------------------------------------------------------------------------------- programs
+
+Body = Callable[[Broker, str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How far a program is.
+
+    Attributes:
+        runs: how often it was begun.
+        phase: `ready`, `running`, `over` or `dead`.
+        told: how it ended: `returned`, or the name of the error.
+        polled: whether it waits for something to happen.
+        next: what it asks next.
+        gave_up: whether the thread that keeps its right to add has ended.
+        others: whether this or an earlier run had another variant than the first.
+    """
+
+    runs: int = 0
+    phase: str = "ready"
+    variant: str = ""
+    log: Log = ()
+    told: str = ""
+    value: Any = None
+    polled: bool = False
+    next: Any = ()
+    gave_up: bool = False
+    others: bool = False
+
+    @property
+    def key(self) -> Any:
+        return (
+            self.others,
+            self.gave_up,
+            self.runs,
+            self.phase,
+            self.variant,
+            tuple((answer.name, answer.key) for answer in self.log),
+            self.told,
+            self.polled,
+            self.next,
+        )
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ("over", "dead", "ready")
+
+
+class Program:
+    """Client code that runs step by step.
+
+    Args:
+        bodies: variant → the code; which one it is, is chosen at each beginning.
+        runs: how often it may be begun; 0 for as often as it likes.
+        first: the variants of its first run; all where empty.
+        mortal: whether it may die, as far as deaths are left.
+        obliged: whether it begins by itself, and has to come to an end.
+        holds: whether it keeps the right to add while it runs.
+        begins: whether it may begin in this state.
+        only_fair: whether it rests until nothing goes wrong any more.
+        sees: what of a job's status still decides once it is known what is asked after it.
+        rare: whether it seldom begins.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bodies: dict[str, Body],
+        *,
+        runs: int = 1,
+        first: tuple[str, ...] = (),
+        mortal: bool = False,
+        obliged: bool = False,
+        holds: bool = False,
+        begins: Callable[[World, State], bool] = lambda world, state: True,
+        only_fair: bool = False,
+        sees: Callable[[JobStatus], Any] = frozen,
+        rare: bool = False,
+    ) -> None:
+        self._rare = rare
+        self._sees = sees
+        self._only_fair = only_fair
+        self.name, self._bodies, self._runs, self._first = name, bodies, runs, first
+        self._mortal, self.obliged, self._holds, self._begins = mortal, obliged, holds, begins
+
+    def at_first(self) -> Run:
+        return Run()
+
+    def token(self, run: Run) -> str:
+        return f"{self.name}{run.runs}"
+
+    def holds(self, run: Run) -> str | None:
+        """The token of the right to add that it keeps at this moment."""
+        submitting = run.phase == "running" and not any(answer.name == "seal" for answer in run.log)
+        return self.token(run) if submitting else None
+
+    def moves(self, world: World, state: State, at: int) -> Iterator[Move]:
+        run: Run = state.actors[at]
+        if self._only_fair:
+            return
+        if run.phase == "running":
+            yield Move(self.name, "step", lambda world: self._step(world, state, at))
+            if state.may("lost answer"):
+                yield Move(self.name, "step", lambda world: self._step(world, state, at, lose=True), "lost answer")
+            if self._mortal and state.may("death"):
+                yield Move(self.name, "dies", lambda world: self._die(state, at), "death")
+            if self._holds and self._lost_its_right(world, state, run):
+                yield Move(self.name, "renews its right", lambda world: self._hold(world, state, at))
+        elif (not self._runs or run.runs < self._runs) and self._begins(world, state):
+            for variant in self._variants(run):
+                yield self._beginning(state, at, variant)
+
+    def fair_moves(self, world: World, state: State, at: int) -> Iterator[Move]:
+        """What it does when nothing goes wrong any more; nothing where it waits."""
+        run: Run = state.actors[at]
+        if run.phase == "running" and self._holds and self._lost_its_right(world, state, run):
+            yield Move(self.name, "renews its right", lambda world: self._hold(world, state, at))
+        elif run.phase == "running" and not run.polled:
+            yield Move(self.name, "step", lambda world: self._step(world, state, at, follow=True))
+        elif self.obliged and self._begins_by_itself(run) and self._begins(world, state):
+            yield self._beginning(state, at, self._variants(run)[0])
+
+    def _begins_by_itself(self, run: Run) -> bool:
+        return run.phase == "ready" or (run.phase == "over" and not self._runs)
+
+    def _variants(self, run: Run) -> list[str]:
+        return list(self._first if self._first and not run.runs else self._bodies)
+
+    def _beginning(self, state: State, at: int, variant: str) -> Move:
+        run: Run = state.actors[at]
+
+        def begin(world: World) -> Done:
+            others = run.others or variant != next(iter(self._bodies))
+            begun = Run(run.runs + 1 if self._runs else 1, "running", variant, others=others)
+            after, what = self._step(world, state.with_actor(at, begun), at)
+            return after, f"begins {variant}: {what}"
+
+        return Move(self.name, f"begins {variant}".rstrip(), begin, rare=self._rare)
+
+    def _step(self, world: World, state: State, at: int, *, lose: bool = False, follow: bool = False) -> Done:
+        run: Run = state.actors[at]
+        recorder = world.recorder
+        recorder.begin(run.log, self.token(run), sees=self._sees, lose=lose, follow=follow, clock=world.clock)
+        world.sent.clear()
+        try:
+            value = self._bodies[run.variant](world.stepped, world.job_id)
+            after = replace(run, phase="over", log=(), next=(), told="returned", value=value, polled=False)
+        except Paused:
+            after = replace(run, log=tuple(recorder.log), polled=recorder.polled, next=recorder.next)
+        except EmbedctlError as error:
+            after = replace(
+                run, phase="over", log=(), next=(), told=type(error).__name__, value=str(error), polled=False
+            )
+        what = recorder.last + (f"; {after.told} {_short(after.value)}" if after.phase == "over" else "")
+        return state.with_actor(at, after).with_tickets(*world.sent), what
+
+    def _die(self, state: State, at: int) -> Done:
+        run: Run = state.actors[at]
+        if not self._runs:  # one of many that do the same
+            return state.with_actor(at, replace(run, phase="ready", log=(), next=(), polled=False)), "dies"
+        return state.with_actor(at, replace(run, phase="dead", log=(), next=(), polled=False)), "dies"
+
+    def _lost_its_right(self, world: World, state: State, run: Run) -> bool:
+        token = self.holds(run)
+        added = any(answer.name in ("add", "hold") for answer in run.log)
+        return (
+            token is not None
+            and added
+            and not run.gave_up
+            and keys.producer(world.job_id).encode() not in state.snapshot
+        )
+
+    def _hold(self, world: World, state: State, at: int) -> Done:
+        try:
+            held = world.broker.jobs.hold(world.job_id, self.token(state.actors[at]))
+        except EmbedctlError as error:
+            given_up = state.with_actor(at, replace(state.actors[at], gave_up=True))
+            return given_up, f"keeps its right: {type(error).__name__}"
+        if keys.producer(world.job_id).encode() not in world.connection.look():  # sealed: there is nothing to add
+            state = state.with_actor(at, replace(state.actors[at], gave_up=True))
+        return state, f"keeps its right → {held}"
+
+
+def _short(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) < 100 else text[:97] + "…"
+
+
+# ------------------------------------------------------------------------------------------------------------ workers
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """What a worker is doing: `idle`, `took` a ticket, `held` a chunk, to `issue`, to `send`, or `dead`."""
+
+    doing: str = "idle"
+    chunk: int = -1
+    token: str = ""
+    input: bytes = b""
+    send: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> Any:
+        return (self.doing, self.chunk, self.token, self.input, self.send)
+
+    @property
+    def is_over(self) -> bool:
+        return self.doing in ("idle", "dead")
+
+
+class Worker:
+    """A worker with one chunk in hand.
+
+    Args:
+        fails: how many records of a chunk may fail when it completes.
+        releases: whether it may give a chunk back.
+        mortal: whether it may die, as far as deaths are left.
+    """
+
+    obliged = False
+
+    def __init__(
+        self, name: str, *, fails: tuple[int, ...] = (0,), releases: bool = False, mortal: bool = True
+    ) -> None:
+        self.name, self._fails, self._releases, self._mortal = name, fails, releases, mortal
+
+    def at_first(self) -> Hand:
+        return Hand()
+
+    def holds(self, hand: Hand) -> None:
+        return None
+
+    def moves(self, world: World, state: State, at: int) -> Iterator[Move]:
+        hand: Hand = state.actors[at]
+        if hand.doing == "idle":
+            for chunk in sorted(set(state.tickets)):
+                yield self._taking(state, at, chunk)
+        elif hand.doing == "held":
+            for failed in self._fails:
+                yield self._completing(state, at, failed)
+            if state.may("lost answer"):
+                yield self._completing(state, at, 0, lose=True)
+            yield Move(self.name, f"renews {hand.chunk}", lambda world: self._renew(world, state, at))
+            if self._releases:
+                yield Move(self.name, f"releases {hand.chunk}", lambda world: self._release(world, state, at))
+        elif hand.doing in ("took", "issue", "send"):
+            yield Move(self.name, hand.doing, lambda world: self._go_on(world, state, at))
+            if hand.doing == "took" and state.may("lost answer"):
+                yield Move(self.name, "claim", lambda world: self._claim(world, state, at, lose=True), "lost answer")
+        if self._mortal and hand.doing != "dead" and state.may("death"):
+            for how in (False, True):
+                name = "dies, and is seen to" if how else "dies"
+                yield Move(self.name, name, lambda world, how=how: self._die(world, state, at, how), "death")  # type: ignore[misc]
+
+    def fair_moves(self, world: World, state: State, at: int) -> Iterator[Move]:
+        hand: Hand = state.actors[at]
+        if hand.doing == "dead":
+            yield Move(self.name, "starts again", lambda world: self._start(world, state, at))
+        elif hand.doing == "idle":
+            for chunk in sorted(set(state.tickets))[:1]:
+                yield self._taking(state, at, chunk)
+        elif hand.doing == "held":
+            yield self._completing(state, at, 0)
+        else:
+            yield Move(self.name, hand.doing, lambda world: self._go_on(world, state, at))
+
+    def _taking(self, state: State, at: int, chunk: int) -> Move:
+        def take(world: World) -> Done:
+            owners = [state.snapshot, *(past.snapshot for past in state.history)]
+            used = {
+                owner.split(b" ")[0].decode()
+                for snapshot in owners
+                for owner in fields(snapshot.get(keys.owners(world.job_id).encode())).values()
+            }
+            token = next(name for each in range(99) if (name := f"{self.name}.{each}") not in used)
+            taken = state.without_ticket(chunk).with_actor(at, Hand("took", chunk, token))
+            # Nobody else can see that a ticket was taken: the claim is the step.
+            return self._claim(world, taken, at)
+
+        return Move(self.name, f"takes {chunk}", take)
+
+    def _claim(self, world: World, state: State, at: int, *, lose: bool = False) -> Done:
+        hand: Hand = state.actors[at]
+        claim = world.broker.jobs.claim(
+            world.job_id, hand.chunk, token=hand.token, instance=self.name, fingerprint=MINE
+        )
+        what = f"claim({hand.chunk}) → {claim.answer}"
+        if lose:
+            return state, what + ", and the answer is lost"
+        if claim.answer != ClaimAnswer.OK:  # that of the old store is another type
+            return state.with_actor(at, Hand()), what
+        if claim.given_up is not None:
+            what += ", suspect"
+        return state.with_actor(at, replace(hand, doing="held", input=claim.input)), what
+
+    def _completing(self, state: State, at: int, failed: int, *, lose: bool = False) -> Move:
+        hand: Hand = state.actors[at]
+
+        def complete(world: World) -> Done:
+            payload, report = _result(hand.input, failed)
+            answer = world.broker.jobs.complete(world.job_id, hand.chunk, hand.token, payload, report, fingerprint=MINE)
+            what = f"complete({hand.chunk}, {report.failed} failed) → {answer}"
+            if lose:
+                return state, what + ", and the answer is lost"
+            after = Hand("issue") if answer == "ok" else Hand()
+            return state.with_actor(at, after), what
+
+        return Move(self.name, f"completes {hand.chunk} {failed}", complete, "lost answer" if lose else "")
+
+    def _renew(self, world: World, state: State, at: int) -> Done:
+        hand: Hand = state.actors[at]
+        answer = world.broker.jobs.renew(world.job_id, hand.chunk, hand.token)
+        unwanted = answer in ("cancelled", "gone", "done")
+        return state.with_actor(at, Hand()) if unwanted else state, f"renew({hand.chunk}) → {answer}"
+
+    def _release(self, world: World, state: State, at: int) -> Done:
+        hand: Hand = state.actors[at]
+        gone = world.broker.jobs.release(world.job_id, hand.chunk, hand.token, delay_s=0)
+        # As a worker that is told to stop before a chunk's turn comes: it sends the ticket on.
+        return state.with_actor(at, Hand("send", send=(hand.chunk,))), f"release({hand.chunk}) → {gone}"
+
+    def _go_on(self, world: World, state: State, at: int) -> Done:
+        hand: Hand = state.actors[at]
+        if hand.doing == "took":
+            return self._claim(world, state, at)
+        if hand.doing == "send":
+            return state.with_tickets(*hand.send).with_actor(at, Hand()), f"sends tickets {list(hand.send)}"
+        chunks = world.broker.jobs.issue(world.job_id, "embed.dummy.dummy")
+        after = Hand("send", send=tuple(chunks)) if chunks else Hand()
+        return state.with_actor(at, after), f"issue → {chunks}"
+
+    def _die(self, world: World, state: State, at: int, witnessed: bool) -> Done:
+        world.die(self.name, witnessed=witnessed)
+        return state.with_actor(at, Hand("dead")), "dies, and is seen to" if witnessed else "dies"
+
+    def _start(self, world: World, state: State, at: int) -> Done:
+        # Another process is another instance: what is known of the dead one's death stays true.
+        world.connection.run("DEL", keys.died(self.name))
+        world.beat(self.name)
+        return state.with_actor(at, Hand()), "starts again"
+
+
+@lru_cache(maxsize=1000)
+def _result(data: bytes, failed: int) -> tuple[bytes, Completed]:
+    """The result of an input whose first rows fail, and what is reported with it."""
+    chunk = wire.decode_input(data)
+    rows = range(min(failed, len(chunk)))
+    payload = wire.encode_result(
+        ChunkResult(
+            first=chunk.first,
+            rows=len(chunk),
+            dim=DIM,
+            digest=wire.digest_of(data),
+            fingerprint=job_fingerprint(MINE, OPTIONS),
+            precision="fp32",
+            backend="dummy",
+            vectors=bytes(len(chunk) * DIM * 4),
+            checksums=chunk.row_checksums(),
+            positions=chunk.positions,
+            errors=[RecordError(row, ErrorCode.EMPTY, "empty") for row in rows],
+        )
+    )
+    rest = wire.encode_input(chunk.select(rows)) if rows else b""
+    return payload, Completed(len(chunk) - len(rows), len(rows), 0, tokens=1, dim=DIM, failed_input=rest)
+
+
+Actor = Program | Worker

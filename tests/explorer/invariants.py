@@ -1,0 +1,217 @@
+"""What is true after every step, and what becomes true once nothing goes wrong any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from embedctl_config import keys, wire
+from tests.explorer.actors import Actor, Run
+from tests.explorer.snapshots import View
+from tests.explorer.world import State, World
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must not be: the invariant's name, and what was seen."""
+
+    invariant: str
+    seen: str
+
+
+def after_step(world: World, before: State, after: State, reopens: bool) -> Iterator[Violation]:
+    """What is wrong after a step.
+
+    Args:
+        reopens: whether the step was one that may open an ended job again.
+    """
+    yield from _lifetimes(world)
+    view = world.view(after.snapshot)
+    if not view.job:
+        return
+    yield from _states(view)
+    if view.state == "cancelled":
+        yield from _bookkeeping_is_gone(view)
+        was = world.view(before.snapshot)
+    else:
+        yield from _counts(view)
+        yield from _bookkeeping(view)
+        yield from _digests(view, after)
+        was = world.view(before.snapshot)
+    if not reopens and was.ended and was.state != "gone":
+        if was.state != view.state:
+            yield Violation("an ended job stays ended", f"it was {was.state} and is {view.state}")
+        elif was.text("ended_ms") != view.text("ended_ms"):
+            yield Violation("an ended job stays ended", "its time of ending changed")
+
+
+def _lifetimes(world: World) -> Iterator[Violation]:
+    if world.connection.bare:
+        yield Violation("every key has a TTL", f"{world.connection.bare} have none")
+
+
+def _states(view: View) -> Iterator[Violation]:
+    ended_ms, stopped = view.text("ended_ms"), view.text("stopped_by")
+    if view.ended != (ended_ms is not None):
+        yield Violation("state and ended_ms agree", f"{view.state}, ended_ms {ended_ms}")
+    if stopped and view.state not in ("failed", "cancelled"):
+        yield Violation("a stopped job has failed", f"stopped_by {stopped}, and it is {view.state}")
+    finished = view.text("sealed") == "1" and view.number("done") + view.number("failed") == view.number("records")
+    if view.state != "cancelled" and not stopped:
+        if view.ended != finished:
+            yield Violation(
+                "ended means sealed and all counted",
+                f"{view.state}, sealed {view.text('sealed')}, {view.number('done')}+{view.number('failed')} of "
+                f"{view.number('records')}",
+            )
+        if not view.ended and view.job_id.encode() not in view.fields(keys.ACTIVE):
+            yield Violation("what has not ended is active", view.state)
+    if view.text("lost_first") is not None:
+        yield Violation("nothing is called lost that is not", f"lost from chunk {view.text('lost_first')}")
+
+
+def _counts(view: View) -> Iterator[Violation]:
+    chunks, done, failed, records, waiting, stored = view.number("added"), 0, 0, 0, 0, 0
+    for chunk in range(chunks):
+        result, data = view.result(chunk), view.input(chunk)
+        if view.is_void(chunk):
+            stored += 1
+        elif result is not None:
+            stored += 1
+            errors = len(result.errors)
+            moved = errors if view.pointer(chunk) is not None else 0
+            done += result.rows - errors
+            failed += errors - moved
+            records += result.rows - moved
+        elif data is not None:
+            waiting += len(data)
+            records += len(wire.decode_input(data).kinds)
+        elif view.text("stopped_by") is None:
+            yield Violation("no chunk is without text and result", f"chunk {chunk}")
+    seen = {"done": done, "failed": failed, "chunks_done": stored}
+    if view.text("stopped_by") is None:
+        seen |= {"waiting_bytes": waiting, "records": records}
+    for name, count in seen.items():
+        if view.number(name) != count:
+            yield Violation(
+                "counts are those of what is stored", f"{name} is {view.number(name)}, and {count} are there"
+            )
+
+
+def _bookkeeping(view: View) -> Iterator[Violation]:
+    due = {int(chunk) for chunk in view.fields(keys.due(view.job_id))}
+    if view.ended:
+        yield from _bookkeeping_is_gone(view)
+    for chunk in due:
+        if view.result(chunk) is not None:
+            yield Violation("no finished chunk is due", f"chunk {chunk}")
+    for name in (keys.owners, keys.attempts, keys.reissues):
+        beyond = {int(each.split(b":")[0]) for each in view.fields(name(view.job_id))} - due
+        if beyond:
+            yield Violation("what is kept of a chunk is kept while it is due", f"{name.__name__} of {sorted(beyond)}")
+
+
+def _bookkeeping_is_gone(view: View) -> Iterator[Violation]:
+    for name in (keys.due, keys.owners, keys.attempts, keys.reissues):
+        if view.fields(name(view.job_id)):
+            yield Violation("an ended job has no bookkeeping of issued chunks", name.__name__)
+
+
+def _digests(view: View, state: State) -> Iterator[Violation]:
+    for chunk, digest in state.texts:
+        result = view.result(chunk)
+        if result is not None and result.digest != digest:
+            yield Violation(
+                "a result is of the text that the job holds", f"chunk {chunk} has the vectors of another text"
+            )
+
+
+def at_rest(world: World, state: State, actors: tuple[Actor, ...]) -> Iterator[Violation]:
+    """What is wrong once all who live have done what they can."""
+    view = world.view(state.snapshot)
+    for actor, known in zip(actors, state.actors, strict=True):
+        if not known.is_over:
+            yield Violation("nobody waits for what cannot come", f"{actor.name} waits, and the job is {view.state}")
+        if isinstance(known, Run) and known.phase == "over":
+            yield from _was_told_right(actor, known, view, state)
+    if not view.job:
+        return
+    if not view.ended and view.text("original_chunks") is not None:
+        yield Violation(
+            "a job that has all its records ends",
+            f"{view.state}, sealed {view.text('sealed')}, {view.number('done')}+{view.number('failed')} of "
+            f"{view.number('records')}, and nobody will do anything about it",
+        )
+    if view.ended:
+        yield from _memory(view)
+    if view.state in ("completed", "completed_with_errors") or (view.state == "failed" and not view.text("stopped_by")):
+        yield from _every_record_once(view)
+
+
+def _memory(view: View) -> Iterator[Violation]:
+    if view.job_id.encode() in view.fields(keys.ACTIVE):
+        yield Violation("an ended job is let go by the reaper", f"{view.state} and active")
+    waiting = view.number("waiting_bytes") if not view.text("stopped_by") and view.state != "cancelled" else 0
+    if waiting:
+        yield Violation("an ended job has no text waiting", f"{waiting} bytes")
+    kinds = {"in": keys.chunk_input, "out": keys.chunk_result, "retry": keys.retry_pointer}
+    freed = {"cancelled": ["in", "out", "retry"]}.get(view.state, ["in"] if view.text("stopped_by") else [])
+    for kind in freed:
+        held = [each for each in range(view.number("added")) if view.string(kinds[kind](view.job_id, each)) is not None]
+        if held:
+            yield Violation("memory is freed", f"{view.state}, and {kind} of chunks {held} is there")
+    if not freed:
+        for chunk in range(view.number("added")):
+            result = view.result(chunk)
+            if view.input(chunk) is not None and (result is None or not result.errors):
+                yield Violation("memory is freed", f"{view.state}, and the text of chunk {chunk} is there")
+
+
+def _every_record_once(view: View) -> Iterator[Violation]:
+    failed, seen = 0, []
+    for index in range(int(view.text("original_chunks") or 0)):
+        result = view.result(index)
+        if result is None:
+            yield Violation("every record of an ended job has one vector or error", f"chunk {index} has none")
+            return
+        seen += list(result.positions or range(result.first, result.first + result.rows))
+        at, errors = index, {(result.positions or range(result.first, 1 << 30))[error.row] for error in result.errors}
+        while (later := view.pointer(at)) is not None:
+            retried = view.result(later)
+            if retried is None:
+                yield Violation("every record of an ended job has one vector or error", f"chunk {later} has none")
+                return
+            positions = retried.positions or ()
+            errors = (errors - set(positions)) | {positions[error.row] for error in retried.errors}
+            at = later
+        failed += len(errors)
+    if seen != list(range(view.number("records"))):
+        yield Violation("every record of an ended job has one vector or error", f"{seen} of {view.number('records')}")
+    if failed != view.number("failed"):
+        yield Violation("failed records can be told", f"{failed} are told, and the job counts {view.number('failed')}")
+
+
+#: Error → when it is true. What is true of `JobError` alone is told by the retrier's own words.
+def _was_told_right(actor: Actor, run: Run, view: View, state: State) -> Iterator[Violation]:
+    said = run.told
+    wrong = False
+    if said == "CorpusChanged" and state.went_back and not _changed(state):
+        yield Violation("what Redis lost is not called another corpus", f"{actor.name} was told {said}: {run.value}")
+        return
+    if said == "JobCancelled":
+        wrong = view.state != "cancelled" and not state.went_back
+    elif said == "JobFailed":
+        wrong = view.text("stopped_by") is None and view.state != "cancelled" and not state.went_back
+    elif said in ("JobLost", "JobNotFound"):
+        wrong = not state.went_back
+    elif said == "CorpusChanged":
+        wrong = not _changed(state)
+    elif said == "returned" and run.value in ("completed", "completed_with_errors"):
+        wrong = not view.ended and not state.went_back and view.text("original_chunks") is None
+    if wrong:
+        yield Violation("what is told is true", f"{actor.name} was told {said}: {run.value}; the job is {view.state}")
+
+
+def _changed(state: State) -> bool:
+    """Whether anybody ever submitted another corpus."""
+    return any(isinstance(each, Run) and each.others for each in state.actors)

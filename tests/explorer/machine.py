@@ -1,0 +1,431 @@
+"""Goes through the states of a world: all of them within bounds, or at random by a seed.
+
+A state is what Redis holds and what everybody knows (`world.State`). A move puts one state into Redis, does one round
+trip of one actor, or lets one thing go wrong, and reads the next state. States that nobody can tell apart are visited
+once. From each state that was not yet known to end well all who live go on fairly, with nothing going wrong any more,
+until nothing changes; what has to become true is checked there.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from embedctl_config import keys, wire
+from tests.explorer.actors import Actor, Move, Program, Run
+from tests.explorer.invariants import Violation, after_step, at_rest
+from tests.explorer.snapshots import ScriptFault, Snapshot, lies_in_the_past
+from tests.explorer.world import Past, State, World
+
+#: How likely a step of a walk is one that goes wrong.
+_SELDOM = 0.12
+_FAIR_ROUNDS = 80
+_FAIR_STEPS = 60
+#: So often nothing changes although time passed: then nothing will.
+_QUIET_ROUNDS = 4
+#: Seconds by everybody's clock for each round without change: more than any patience of client code but for an outage.
+_ROUND_S = 45.0
+
+
+class Found(Exception):
+    """A violation, and the steps that lead to it."""
+
+    def __init__(self, violation: Violation, trace: list[str], moves: list[str]) -> None:
+        super().__init__(violation)
+        self.violation, self.trace, self.moves = violation, trace, moves
+        #: Of the walk that met it; None where the states were gone through.
+        self.seed: int | None = None
+
+    def __str__(self) -> str:
+        steps = "\n".join(f"  {at:2}. {step}" for at, step in enumerate(self.trace, 1))
+        seed = "" if self.seed is None else f" (seed {self.seed})"
+        return f"{self.violation.invariant}: {self.violation.seen}{seed}\n{steps}"
+
+
+@dataclass
+class Coverage:
+    """How far an exploration went."""
+
+    states: int = 0
+    steps: int = 0
+    fair_steps: int = 0
+    paths: int = 0
+    depth: int = 0
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    complete: bool = True
+    found: list[Found] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} interleavings of one step more, {self.paths} paths, {self.states} distinct states, depth "
+            f"{self.depth}{'' if self.complete else ' (cut off)'}, {self.fair_steps} fair steps, {self.seconds:.1f} s "
+            f"({self.cpu_s:.1f} s of them this process)"
+        )
+
+
+class Machine:
+    """One scenario in one world.
+
+    Args:
+        history: how many steps Redis may go back.
+    """
+
+    def __init__(self, world: World, actors: tuple[Actor, ...], left: dict[str, int], *, history: int = 4) -> None:
+        self.world, self.actors, self._history = world, actors, history
+        self._ends: dict[int, list[Violation]] = {}
+        for actor in actors:
+            if not isinstance(actor, Program):
+                world.beat(actor.name)
+        world.connection.flush()
+        snapshot = world.connection.look()
+        self.first = State(
+            snapshot=snapshot,
+            texts=self._texts_at_first(snapshot),
+            tickets=(),
+            actors=tuple(actor.at_first() for actor in actors),
+            left=tuple(sorted(left.items())),
+        )
+
+    # ------------------------------------------------------------------------------------------------------- moves
+
+    def moves(self, state: State) -> list[Move]:
+        """Everything that may happen next."""
+        found: list[Move] = []
+        for at, actor in enumerate(self.actors):
+            found += actor.moves(self.world, state, at)
+        found += self._time(state)
+        return found
+
+    def _time(self, state: State) -> Iterator[Move]:
+        view = self.world.view(state.snapshot)
+        if state.may("lapse"):
+            for chunk, score in sorted(view.fields(keys.due(view.job_id)).items()):
+                if not lies_in_the_past(score):
+                    yield Move("time", f"chunk {int(chunk)} is due", self._lapsing(state, int(chunk)), "lapse")
+            if view.text("sealed") == "1" and not view.ended and int(view.text("progressed_ms") or 0) > 1:
+                yield Move("time", "the last progress is long ago", self._growing_old(state), "lapse")
+        holder = view.string(keys.producer(view.job_id))
+        if holder is not None:
+            lives = self._lives(state, holder.decode())
+            if not lives or state.may("lapse"):
+                fault = "lapse" if lives else ""
+                yield Move("time", "the right to add lapses", self._ending_right(state), fault)
+        if state.may("rollback"):
+            for back, past in enumerate(reversed(state.history), 1):
+                yield Move("redis", f"goes back {back}", self._going_back(state, past, True, back), "rollback")
+                if past.tickets != state.tickets:
+                    yield Move(
+                        "redis",
+                        f"goes back {back}, not its tickets",
+                        self._going_back(state, past, False, back),
+                        "rollback",
+                    )
+
+    def _lives(self, state: State, token: str) -> bool:
+        return any(actor.holds(known) == token for actor, known in zip(self.actors, state.actors, strict=True))
+
+    def _lapsing(self, state: State, chunk: int) -> Callable[[World], tuple[State, str]]:
+        def do(world: World) -> tuple[State, str]:
+            world.lapse(chunk)
+            return state, f"chunk {chunk} is due"
+
+        return do
+
+    def _growing_old(self, state: State) -> Callable[[World], tuple[State, str]]:
+        def do(world: World) -> tuple[State, str]:
+            world.grow_old()
+            return state, "the last progress is long ago"
+
+        return do
+
+    def _ending_right(self, state: State) -> Callable[[World], tuple[State, str]]:
+        def do(world: World) -> tuple[State, str]:
+            world.end_producer_lease()
+            return state, "the right to add lapses"
+
+        return do
+
+    def _going_back(self, state: State, past: Past, tickets: bool, back: int) -> Callable[[World], tuple[State, str]]:
+        def do(world: World) -> tuple[State, str]:
+            world.connection.put(past.snapshot)
+            after = replace(state, texts=past.texts, history=(), went_back=True)
+            if tickets:
+                after = replace(after, tickets=past.tickets)
+            return after, f"goes back {back} writes" + ("" if tickets else ", the tickets stay")
+
+        return do
+
+    def make(self, state: State, move: Move, *, check: bool = True) -> tuple[State, str, list[Violation]]:
+        """The state after a move, the move in words, and what is wrong then."""
+        world = self.world
+        world.connection.put(state.snapshot)
+        try:
+            after, what = move.do(world)
+        except ScriptFault as fault:
+            return state, move.label, [Violation("no script fails", str(fault))]
+        snapshot = world.connection.look()
+        if after is state:  # cached properties are of the old one
+            after = replace(state)
+        changed = snapshot.canonical != state.snapshot.canonical
+        texts = after.texts if move.who == "redis" else self._texts(after, snapshot)
+        after = replace(after, snapshot=snapshot, texts=texts)
+        if move.fault:
+            after = after.spend(move.fault)
+        if after.may("rollback") and move.who != "redis" and (changed or after.tickets != state.tickets):
+            before = Past(state.snapshot, state.texts, state.tickets)
+            after = replace(after, history=(*state.history, before)[-self._history :])
+        wrong = list(after_step(world, state, after, self._reopens(move, what))) if check else []
+        return after, f"{move.who}: {what}", wrong
+
+    @staticmethod
+    def _reopens(move: Move, what: str) -> bool:
+        return move.who == "redis" or "retry(" in what or "add(" in what
+
+    def _texts_at_first(self, snapshot: Snapshot) -> tuple[tuple[int, bytes], ...]:
+        view = self.world.view(snapshot)
+        results = ((chunk, view.result(chunk)) for chunk in range(view.number("added")))
+        return tuple((chunk, result.digest) for chunk, result in results if result is not None)
+
+    def _texts(self, state: State, snapshot: Snapshot) -> tuple[tuple[int, bytes], ...]:
+        view = self.world.view(snapshot)
+        known = dict(state.texts)
+        for chunk in range(view.number("added")):
+            data = view.input(chunk)
+            if data is not None and view.string(keys.chunk_result(view.job_id, chunk)) is None:
+                known[chunk] = wire.digest_of(data)
+        return tuple(sorted(known.items()))
+
+    # -------------------------------------------------------------------------------------------------- fair ending
+
+    def settle(self, state: State, coverage: Coverage) -> tuple[list[str], list[Violation]]:
+        """Let all who live go on with nothing going wrong; what was done, and what is wrong in the end."""
+        try:
+            return self._settle(state, coverage)
+        finally:
+            self.world.clock = 1000.0
+
+    def _settle(self, state: State, coverage: Coverage) -> tuple[list[str], list[Violation]]:
+        trace: list[str] = []
+        passed: list[int] = []
+        quiet = 0
+        state = replace(state, history=(), left=tuple((name, 0) for name, _ in state.left))
+        for _ in range(_FAIR_ROUNDS):
+            mark = self._mark(state)
+            state = self._awake(state)
+            if (known := self._known(state, passed)) is not None:
+                return trace, known
+            for at in range(len(self.actors)):
+                for _ in range(_FAIR_STEPS):
+                    move = next(iter(self.actors[at].fair_moves(self.world, state, at)), None)
+                    if move is None:
+                        break
+                    state, what, wrong = self.make(state, move)
+                    coverage.fair_steps += 1
+                    trace.append(f"then {what}")
+                    if wrong:
+                        return trace, self._learnt(passed, wrong)
+                    if (known := self._known(state, passed)) is not None:
+                        return trace, known
+                    if isinstance(state.actors[at], Run) and state.actors[at].is_over:
+                        break
+            if self._mark(state) != mark:
+                quiet = 0
+                continue
+            quiet += 1
+            if quiet > _QUIET_ROUNDS:
+                return trace, self._learnt(passed, list(at_rest(self.world, state, self.actors)))
+            state = self._time_passes(state)
+        return trace, [Violation("it comes to rest", f"it goes on after {_FAIR_ROUNDS} rounds")]
+
+    def _known(self, state: State, passed: list[int]) -> list[Violation] | None:
+        """How a state that was passed before ends; remembers that it is passed."""
+        key = self._awake(state).key
+        if key in self._ends:
+            return self._learnt(passed, self._ends[key])
+        passed.append(key)
+        return None
+
+    def _learnt(self, passed: list[int], wrong: list[Violation]) -> list[Violation]:
+        self._ends.update(dict.fromkeys(passed, wrong))
+        return wrong
+
+    def _mark(self, state: State) -> object:
+        runs = tuple((each.runs, each.phase) if isinstance(each, Run) else each.key for each in state.actors)
+        return state.snapshot.canonical, state.tickets, runs
+
+    @staticmethod
+    def _awake(state: State) -> State:
+        if not any(isinstance(each, Run) and each.polled for each in state.actors):
+            return state
+        actors = tuple(
+            replace(each, polled=False) if isinstance(each, Run) and each.polled else each for each in state.actors
+        )
+        return replace(state, actors=actors)
+
+    def _time_passes(self, state: State) -> State:
+        world = self.world
+        world.clock += _ROUND_S
+        world.connection.put(state.snapshot)
+        view = world.view(state.snapshot)
+        for chunk in view.fields(keys.due(view.job_id)):
+            world.lapse(int(chunk))
+        holder = view.string(keys.producer(view.job_id))
+        if holder is not None and not self._lives(state, holder.decode()):
+            world.end_producer_lease()
+        if view.job and not view.ended:
+            world.grow_old()
+        return replace(state, snapshot=world.connection.look())
+
+    # ------------------------------------------------------------------------------------------------- exploration
+
+    def explore(
+        self, *, depth: int = 99, seconds: float = 60.0, stop_at: str | None = None, most: int = 10**9
+    ) -> Coverage:
+        """Go through all states, the near ones first.
+
+        Args:
+            depth: most steps from the first state.
+            seconds: upper bound of the time that it takes.
+            stop_at: the invariant whose violation ends it; any where empty, none where None.
+            most: steps after which it ends.
+        """
+        began, worked = time.monotonic(), time.process_time()
+        coverage = Coverage()
+        parents: dict[int, tuple[int, str, str]] = {}
+        ways: dict[int, int] = {self.first.key: 1}
+        queue = deque([(self.first, 0)])
+        seen = {self.first.key}
+        told: set[tuple[str, str]] = set()
+
+        def report(key: int, extra: list[str], violation: Violation) -> bool:
+            kind = (violation.invariant, re.sub(r"\d{5,}", "…", violation.seen))
+            if kind not in told:
+                told.add(kind)
+                trace, moves = _trace(parents, key)
+                coverage.found.append(Found(violation, trace + extra, moves))
+            return stop_at is not None and stop_at in ("", violation.invariant)
+
+        while queue:
+            state, at = queue.popleft()
+            coverage.depth = max(coverage.depth, at)
+            if time.monotonic() - began > seconds or coverage.steps > most:
+                coverage.complete = False
+                break
+            trace, wrong = self.settle(state, coverage)
+            stop = [report(state.key, trace, each) for each in wrong]
+            if any(stop):
+                break
+            if at >= depth:
+                coverage.complete = False
+                continue
+            moves = self.moves(state)
+            ends = not moves
+            for move in moves:
+                after, what, wrong = self.make(state, move)
+                coverage.steps += 1
+                key = after.key
+                if wrong:
+                    stop = [report(state.key, [what], each) for each in wrong]
+                    if any(stop):
+                        queue.clear()
+                        break
+                    continue  # what comes of it is no news
+                ways[key] = ways.get(key, 0) + ways[state.key]
+                if key not in seen:
+                    seen.add(key)
+                    parents[key] = (state.key, what, move.label)
+                    queue.append((after, at + 1))
+            if ends:
+                coverage.paths += ways[state.key]
+        coverage.paths += sum(ways[state.key] for state, _ in queue)
+        coverage.states = len(seen)
+        coverage.seconds, coverage.cpu_s = time.monotonic() - began, time.process_time() - worked
+        return coverage
+
+    def walk(self, seed: int, *, steps: int = 60, coverage: Coverage | None = None) -> Found | None:
+        """One way through the states, as a seed has it; the violation that it meets, or None."""
+        coverage = Coverage() if coverage is None else coverage
+        dice = random.Random(seed)
+        state, trace, names = self.first, [], []
+        for _ in range(steps):
+            moves = self.moves(state)
+            if not moves:
+                break
+            # Whom to let do something is chosen first, and what goes wrong does so seldom: it must not be over before
+            # there is anything that it could hurt.
+            seldom = [each for each in moves if each.fault or each.rare]
+            often = [each for each in moves if not (each.fault or each.rare)]
+            moves = seldom if seldom and (not often or dice.random() < _SELDOM) else often
+            who = dice.choice(sorted({(move.who, move.fault) for move in moves}))
+            move = dice.choice([each for each in moves if (each.who, each.fault) == who])
+            after, what, wrong = self.make(state, move)
+            coverage.steps += 1
+            trace.append(what)
+            names.append(move.label)
+            if wrong:
+                return Found(wrong[0], trace, names)
+            state = after
+        extra, wrong = self.settle(state, coverage)
+        return Found(wrong[0], trace + extra, names) if wrong else None
+
+    def walks(self, seeds: Iterable[int], *, steps: int = 90, seconds: float = 60.0) -> Coverage:
+        """Many walks; of each invariant that is violated the first time, with as few moves as was found."""
+        began, worked = time.monotonic(), time.process_time()
+        coverage = Coverage(complete=False)
+        told: set[str] = set()
+        for seed in seeds:
+            if time.monotonic() - began > seconds:
+                break
+            coverage.paths += 1
+            met = self.walk(seed, steps=steps, coverage=coverage)
+            if met is not None and met.violation.invariant not in told:
+                told.add(met.violation.invariant)
+                met = self.shrunk(met)
+                met.seed = seed
+                coverage.found.append(met)
+        coverage.depth, coverage.states = steps, len(self._ends)
+        coverage.seconds, coverage.cpu_s = time.monotonic() - began, time.process_time() - worked
+        return coverage
+
+    def replay(self, names: list[str]) -> Found | None:
+        """The violation at the end of these moves, or of what follows fairly; None also where one can't be made."""
+        state, trace = self.first, []
+        for name in names:
+            move = next((each for each in self.moves(state) if each.label == name), None)
+            if move is None:
+                return None
+            state, what, wrong = self.make(state, move)
+            trace.append(what)
+            if wrong:
+                return Found(wrong[0], trace, names)
+        extra, wrong = self.settle(state, Coverage())
+        return Found(wrong[0], trace + extra, names) if wrong else None
+
+    def shrunk(self, found: Found) -> Found:
+        """The same violation with as few moves as leaving out some by some finds."""
+        size = max(1, len(found.moves) // 2)
+        while size:
+            at = 0
+            while at < len(found.moves):
+                shorter = found.moves[:at] + found.moves[at + size :]
+                again = self.replay(shorter)
+                if again is not None and again.violation.invariant == found.violation.invariant:
+                    found = again
+                else:
+                    at += size
+            size //= 2
+        return found
+
+
+def _trace(parents: dict[int, tuple[int, str, str]], key: int) -> tuple[list[str], list[str]]:
+    trace, moves = [], []
+    while key in parents:
+        key, what, name = parents[key]
+        trace.append(what)
+        moves.append(name)
+    return trace[::-1], moves[::-1]

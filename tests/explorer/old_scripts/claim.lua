@@ -1,0 +1,32 @@
+-- A worker asks for a chunk; its text comes back with the lease, and where the chunk is suspect, the rows given up.
+-- KEYS[9..10]: input, result. ARGV: job, chunk, token, instance, model fingerprint, lease, look again after a mismatch.
+-- → ok <attempt> <input> [<rows, comma-separated>] | done | busy | mismatch <pinned fingerprint> | lost
+local chunk, token, instance, fingerprint = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+if ended or redis.call('EXISTS', KEYS[10]) == 1 then return {'done'} end
+local owner = redis.call('HGET', owners, chunk)
+-- My own token: the answer to this very claim was lost on the way, and the client asks again. A lease that lapsed is
+-- not for the taking either: only the reaper judges what became of its owner.
+if owner and owner:match('^%S+') ~= token then return {'busy'} end
+local pinned = redis.call('HGET', job, 'model_fingerprint')
+if pinned and pinned ~= fingerprint then
+  redis.call('HSET', job, 'mismatch', instance .. ' ' .. fingerprint)
+  schedule(chunk, ARGV[7])
+  return {'mismatch', pinned}
+end
+local input = redis.call('GET', KEYS[9])
+if not input then
+  forget(chunk)  -- so that the audit sees the hole
+  return {'lost'}
+end
+if not pinned then redis.call('HSET', job, 'model_fingerprint', fingerprint, 'pinned_by', instance) end
+redis.call('HSET', owners, chunk, token .. ' ' .. instance)
+schedule(chunk, ARGV[6])
+redis.call('HDEL', reissues, chunk)
+redis.call('HINCRBY', job, 'claims', 1)
+redis.call('HSETNX', job, 'started_ms', now)
+local attempt = redis.call('HINCRBY', attempts, chunk, 1)
+if state == 'queued' then enter('running') end
+progress()
+local deaths = attempt > 1 and redis.call('HGET', attempts, chunk .. ':deaths')
+if deaths then return {'ok', attempt, input, cjson.decode(deaths).rows} end
+return {'ok', attempt, input}

@@ -1,0 +1,32 @@
+-- A chunk ends once: the first result of the right fingerprint wins, whoever holds the lease by now.
+-- KEYS[9..11]: input, result, uncommitted result. ARGV: job, chunk, model fingerprint, records with a vector, records
+-- failed, records truncated, tokens, dim, input of the failed records or ''. → ok | refused | mismatch <pinned> | missing
+local chunk = ARGV[2]
+local facts = redis.call('HMGET', job, 'model_fingerprint', 'added')
+local pinned, added = facts[1], tonumber(facts[2])
+-- Redis forgot in a crash that the chunk was added: its producer adds it again, perhaps with other text.
+local useless = ended or tonumber(chunk) >= added or redis.call('EXISTS', KEYS[10]) == 1
+if useless or (pinned and pinned ~= ARGV[3]) then
+  redis.call('UNLINK', KEYS[11])
+  redis.call('HINCRBY', job, 'refused', 1)
+  if not useless then return {'mismatch', pinned} end
+  return {'refused'}
+end
+if redis.call('EXISTS', KEYS[11]) == 0 then return {'missing'} end
+redis.call('RENAMENX', KEYS[11], KEYS[10])
+redis.call('PEXPIRE', KEYS[10], keep_ms)
+redis.call('HINCRBY', job, 'waiting_bytes', 0 - redis.call('STRLEN', KEYS[9]))
+if ARGV[9] == '' then redis.call('UNLINK', KEYS[9]) else redis.call('SET', KEYS[9], ARGV[9], 'PX', keep_ms) end
+forget(chunk)
+redis.call('SETBIT', counted, chunk, 1)
+redis.call('HINCRBY', job, 'chunks_done', 1)
+redis.call('HINCRBY', job, 'done', ARGV[4])
+redis.call('HINCRBY', job, 'failed', ARGV[5])
+redis.call('HINCRBY', job, 'truncated', ARGV[6])
+redis.call('HINCRBY', job, 'tokens', ARGV[7])
+redis.call('HSET', job, 'dim', ARGV[8], 'model_fingerprint', ARGV[3])
+event('chunk', chunk)
+end_if_hopeless()
+end_if_done()
+progress()
+return {'ok'}

@@ -1,0 +1,21 @@
+-- What became of the owner of a lapsed lease; only `reap` judges it.
+local function fate(instance)
+  local how = redis.call('GET', DIED .. instance)
+  if how then return how == LEFT and 'alive' or 'dead' end
+  local until_ms = redis.call('ZSCORE', WORKERS, instance)
+  return (not until_ms or tonumber(until_ms) < now) and 'silent' or 'alive'
+end
+
+-- Note a death; how many in a row then named no row.
+local function suspect(chunk, instance, row)
+  local known = redis.call('HGET', attempts, chunk .. ':deaths')
+  local deaths = known and cjson.decode(known) or {rows = '', unnamed = -1, history = {}}
+  deaths.unnamed = row == '' and deaths.unnamed + 1 or 0
+  if row ~= '' then deaths.rows = deaths.rows .. (deaths.rows == '' and '' or ',') .. row end
+  table.insert(deaths.history, string.format('%.0f %s %s', now, instance, row))
+  if #deaths.history > 10 then table.remove(deaths.history, 1) end
+  redis.call('HSET', attempts, chunk .. ':deaths', cjson.encode(deaths))
+  redis.call('PEXPIRE', attempts, keep_ms)
+  redis.call('HINCRBY', job, 'deaths', 1)
+  return deaths.unnamed
+end

@@ -1,0 +1,20 @@
+-- Choose the chunks whose tickets the caller sends now, as far as the job's window has room.
+-- KEYS[9]: live workers of the queue. ARGV: job, tickets a worker, reissue after, result key without its chunk.
+-- → ok <chunk>…
+if ended then return {'ok'} end
+local facts = redis.call('HMGET', job, 'next', 'added', 'window')
+local chunk, added = tonumber(facts[1]), tonumber(facts[2])
+local live = redis.call('ZCOUNT', KEYS[9], now, '+inf')
+local room = math.max(tonumber(facts[3]), live * tonumber(ARGV[2])) - redis.call('ZCARD', due)
+local issued, looked = {'ok'}, 0
+while room > 0 and chunk < added and looked < 1000 do
+  -- A ticket that outlived what Redis forgot in a crash may already have had this chunk claimed or completed.
+  if not redis.call('ZSCORE', due, chunk) and redis.call('EXISTS', ARGV[4] .. chunk) == 0 then
+    schedule(chunk, ARGV[3])
+    issued[#issued + 1] = chunk
+    room = room - 1
+  end
+  chunk, looked = chunk + 1, looked + 1
+end
+if looked > 0 then redis.call('HSET', job, 'next', chunk) end
+return issued

@@ -1,0 +1,24 @@
+-- Put a chunk's failed records into a new chunk of an ended job, which is then open until it is sealed again.
+-- KEYS[9..12]: producer, input of the failed records, pointer to the new chunk, input of the new chunk.
+-- ARGV: job, chunk, new chunk, token, lease. → ok <records> | nothing | busy | held | stopped | gap <chunks>
+local input, pointer = KEYS[10], KEYS[11]
+if redis.call('HGET', job, 'stopped_by') then return {'stopped'} end
+if not ended and not (original and not sealed) then return {'busy'} end
+if not hold(KEYS[9], ARGV[4], ARGV[5]) then return {'held'} end
+if redis.call('GET', pointer) == ARGV[3] then return {'ok', rows_of(KEYS[12])} end  -- done before; the answer was lost
+-- What was not counted is not failed but waiting, such as a chunk that this retry made before it died.
+if redis.call('GETBIT', counted, ARGV[2]) == 0 or redis.call('EXISTS', pointer) == 1 or rows_of(input) == 0 then
+  return {'nothing'}
+end
+local added = tonumber(redis.call('HGET', job, 'added'))
+if tonumber(ARGV[3]) ~= added then return {'gap', added} end
+local rows = rows_of(input)
+redis.call('HINCRBY', job, 'waiting_bytes', redis.call('STRLEN', input))
+redis.call('RENAME', input, KEYS[12])
+redis.call('PEXPIRE', KEYS[12], keep_ms)
+redis.call('SET', pointer, added, 'PX', keep_ms)
+redis.call('HINCRBY', job, 'failed', -rows)
+redis.call('HSET', job, 'added', added + 1, 'sealed', '0')
+reopen('submitting')
+progress()
+return {'ok', rows}

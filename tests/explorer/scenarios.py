@@ -1,0 +1,255 @@
+"""Small worlds to explore: who is there, and what may go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embedctl.job import Job
+from embedctl.reaper import Reaper
+from embedctl.store import JobStatus
+from embedctl_config import keys
+from tests.contract.helpers import MINE, QUEUE
+from tests.explorer import bodies, old_client, old_jobs, old_upkeep
+from tests.explorer.actors import Actor, Program, Worker, _result
+from tests.explorer.bodies import corpus
+from tests.explorer.machine import Machine
+from tests.explorer.world import State, World, a_world
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Whose client code acts: that of the package, or what it was before its faults were mended."""
+
+    job: Any = Job
+    reaper: Any = Reaper
+    submit: Callable[..., Any] = bodies.submits
+
+
+#: A text that leaves no room for another.
+LONG = "x" * 600
+
+PRESENT = Cast()
+BEFORE = Cast(old_client.OldJob, old_client.OldReaper, old_client.submits)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A small world.
+
+    Attributes:
+        actors: makes those who act.
+        left: what may go wrong, and how often.
+        job: what the job is made with besides the usual.
+        settings: besides the usual.
+        prepare: what happened before the first state.
+    """
+
+    actors: Callable[[Cast], tuple[Actor, ...]]
+    left: Mapping[str, int] = field(default_factory=dict)
+    job: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    prepare: Callable[[World], None] = lambda world: None
+    history: int = 4
+
+    @contextmanager
+    def machine(self, folder: Path, *, before: bool = False, old_scripts: bool = False) -> Iterator[Machine]:
+        """The machine of this scenario, in the Redis whose folder this is.
+
+        Args:
+            before: with the client code as it was before its faults were mended.
+            old_scripts: with the scripts as they were, and the store that called them.
+        """
+        scripts = old_client.old_script if old_scripts else None
+        parts: Any = {"jobs": old_jobs.JobStore, "upkeep": old_upkeep.Upkeep} if old_scripts else {}
+        with a_world(folder, scripts=scripts, parts=parts, job=self.job, **self.settings) as world:
+            self.prepare(world)
+            yield Machine(world, self.actors(BEFORE if before else PRESENT), dict(self.left), history=self.history)
+
+
+def _nothing(status: JobStatus) -> None:
+    """A producer and a waiter decide at once what to do, and forget the status."""
+
+
+def _size(status: JobStatus) -> Any:
+    return status.chunks, status.original_chunks is None, status.sealed
+
+
+def _age(status: JobStatus) -> Any:
+    return status.sealed, status.progressed_at.year > 2000
+
+
+def _reaper(cast: Cast, *, only_fair: bool = False) -> Program:
+    def needed(world: World, state: State) -> bool:
+        return world.job_id.encode() in world.view(state.snapshot).fields(keys.ACTIVE)
+
+    return Program(
+        "reaper",
+        {"": bodies.reaps(cast.reaper)},
+        runs=0,
+        mortal=True,
+        obliged=True,
+        begins=needed,
+        only_fair=only_fair,
+        sees=_age,
+    )
+
+
+def _producer(cast: Cast, *words: str, runs: int = 1, others: Mapping[str, tuple[str, ...]] | None = None) -> Program:
+    """A producer that may be begun again when it is over, with the same corpus or another."""
+    variants = {"": cast.submit(corpus(*words))}
+    variants |= {name: cast.submit(corpus(*other)) for name, other in (others or {}).items()}
+    return Program("producer", variants, runs=runs, first=("",), mortal=True, obliged=True, holds=True, sees=_nothing)
+
+
+def _waiter(cast: Cast) -> Program:
+    return Program("waiter", {"": bodies.waits(cast.job)}, obliged=True, sees=_nothing)
+
+
+def _canceller(cast: Cast) -> Program:
+    return Program("canceller", {"": bodies.cancels(cast.job)}, mortal=True, rare=True)
+
+
+def _retrier(cast: Cast, name: str = "retrier", runs: int = 1) -> Program:
+    bodies_of = {"": bodies.retries(cast.job)}
+    return Program(name, bodies_of, rare=True, runs=runs, mortal=True, holds=True, sees=_size)
+
+
+def _ended_with_failures(world: World) -> None:
+    """A sealed job of two chunks, one record of each failed; its producer is gone."""
+    from tests.contract.helpers import add
+
+    jobs = world.broker.jobs
+    for chunk in range(2):
+        add(world.broker, world.job_id, chunk)
+    jobs.seal(world.job_id, 2)
+    jobs.issue(world.job_id, QUEUE)
+    for chunk in range(2):
+        claim = jobs.claim(world.job_id, chunk, token=f"t{chunk}", instance="before", fingerprint=MINE)
+        payload, report = _result(claim.input, 1)
+        assert jobs.complete(world.job_id, chunk, f"t{chunk}", payload, report, fingerprint=MINE) == "ok"
+
+
+SCENARIOS: dict[str, Scenario] = {
+    # A worker that fails records beside the producer that still submits, with no error allowed.
+    "budget": Scenario(
+        lambda cast: (_producer(cast, "a", "b"), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        job={"max_errors": 0},
+    ),
+    # The same budget as a share, which counts only once the job is sealed.
+    "share": Scenario(
+        lambda cast: (_producer(cast, "a", "b"), Worker("w1", fails=(0, 1)), _reaper(cast), _waiter(cast)),
+        job={"max_errors_share": 0.3},
+    ),
+    # A producer that has to wait for room, and somebody who cancels.
+    "room": Scenario(
+        lambda cast: (_producer(cast, LONG, "b"), Worker("w1"), _reaper(cast), _canceller(cast), _waiter(cast)),
+        settings={"high_water_bytes": 1024},
+    ),
+    # A producer that waits for room while its budget is spent.
+    "room and budget": Scenario(
+        lambda cast: (_producer(cast, "a", LONG, "c"), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        settings={"high_water_bytes": 1024},
+        job={"max_errors": 0},
+    ),
+    # Somebody retries, and may die over it; somebody else retries too, or submits the corpus again.
+    "retry": Scenario(
+        lambda cast: (
+            _retrier(cast, runs=2),
+            Worker("w1", fails=(0, 1)),
+            _reaper(cast),
+            _waiter(cast),
+        ),
+        left={"death": 1},
+        prepare=_ended_with_failures,
+    ),
+    "two retriers": Scenario(
+        lambda cast: (_retrier(cast), _retrier(cast, "other"), Worker("w1"), _reaper(cast), _canceller(cast)),
+        left={"death": 1},
+        prepare=_ended_with_failures,
+    ),
+    "retry and resume": Scenario(
+        lambda cast: (
+            _retrier(cast),
+            Program("producer", {"": cast.submit(corpus("text", "text"))}, runs=1, mortal=True, holds=True),
+            Worker("w1"),
+            _reaper(cast),
+        ),
+        left={"death": 1, "lost answer": 1},
+        prepare=_ended_with_failures,
+    ),
+    # Redis forgets its last writes; a producer goes on with another end of its corpus, where Redis lost that.
+    "changed corpus": Scenario(
+        lambda cast: (
+            _producer(cast, "a", runs=2, others={"changed": ("b",)}),
+            Worker("w1", mortal=False),
+            _reaper(cast, only_fair=True),
+        ),
+        left={"rollback": 1, "death": 1},
+        history=5,
+    ),
+    "changed tail": Scenario(
+        lambda cast: (
+            _producer(cast, "a", "b", runs=2, others={"changed": ("a", "c")}),
+            Worker("w1", mortal=False),
+            _reaper(cast, only_fair=True),
+            _waiter(cast),
+        ),
+        left={"rollback": 1, "death": 1},
+        history=6,
+    ),
+    # Redis forgets its last writes while nobody dies.
+    "lost seal": Scenario(
+        lambda cast: (_producer(cast, "a"), Worker("w1"), _reaper(cast), _waiter(cast)),
+        left={"rollback": 1},
+    ),
+    # A producer dies and perhaps comes back.
+    "death of a producer": Scenario(
+        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _reaper(cast), _waiter(cast)),
+        left={"death": 1, "lapse": 1},
+    ),
+    # Leases lapse, workers die, answers are lost.
+    "leases": Scenario(
+        lambda cast: (_producer(cast, "a"), Worker("w1", releases=True), Worker("w2"), _reaper(cast)),
+        left={"death": 1, "lapse": 2, "lost answer": 1},
+    ),
+    "cancel": Scenario(
+        lambda cast: (_producer(cast, "a", "b"), Worker("w1"), _reaper(cast), _canceller(cast), _waiter(cast)),
+        left={"death": 1, "lapse": 1},
+    ),
+    "retry and rollback": Scenario(
+        lambda cast: (_retrier(cast, runs=2), Worker("w1", fails=(0, 1)), _reaper(cast), _waiter(cast)),
+        left={"rollback": 1},
+        prepare=_ended_with_failures,
+    ),
+}
+
+
+def _everybody(cast: Cast) -> tuple[Actor, ...]:
+    others = {"changed": ("a", "b", "y"), "longer": ("a", "b", "c", "d"), "shorter": ("a", "b")}
+    return (
+        _producer(cast, "a", "b", "c", runs=3, others=others),
+        Worker("w1", fails=(0, 0, 1), releases=True),
+        Worker("w2", fails=(0, 0, 2), releases=True),
+        _reaper(cast),
+        _retrier(cast, runs=2),
+        _retrier(cast, "other"),
+        _waiter(cast),
+        *([Program("reader", {"": bodies.fetches})] if cast is PRESENT else []),
+    )
+
+
+#: Large worlds, to go through at random.
+SCENARIOS["everybody"] = Scenario(_everybody, left={"death": 3, "lapse": 5, "lost answer": 2})
+SCENARIOS["everybody and a canceller"] = Scenario(
+    lambda cast: (*_everybody(cast), _canceller(cast)), left={"death": 2, "lapse": 3, "lost answer": 1}
+)
+SCENARIOS["everybody with a budget"] = Scenario(
+    _everybody, left={"death": 2, "lapse": 3, "lost answer": 1}, job={"max_errors": 2}
+)
+SCENARIOS["everybody and an older Redis"] = Scenario(
+    _everybody, left={"death": 2, "lapse": 4, "lost answer": 1, "rollback": 2}, history=12
+)

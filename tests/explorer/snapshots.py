@@ -1,0 +1,369 @@
+"""What lies in Redis for a job: read and put back as a whole, and told apart but for times and telling counters."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
+from typing import Any
+
+from embedctl.store.connection import Connection, script_source
+from embedctl_config import keys, wire
+from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.settings import Settings
+from tests.explorer.resp import Refused, Wire
+
+
+class Snapshot(dict[bytes, bytes]):
+    """Key → its value, packed as by `_DUMP`. Never changed once it is made."""
+
+    @cached_property
+    def canonical(self) -> tuple[Any, ...]:
+        """What decides how things go on: equal for two snapshots between which no actor can tell."""
+        told = []
+        for key in sorted(self):
+            if not key.startswith(_UNTOLD) and not key.endswith(b":cursors"):
+                parts = key.split(b":")
+                name = "job" if len(parts) == 3 and parts[1] == b"job" else parts[-1].decode()
+                told.append((key, _canonical(name, self[key])))
+        return tuple(told)
+
+
+#: Keys that decide nothing in the explored world.
+_UNTOLD = (b"embed:worker:", b"embed:machine:", b"embed:birth", b"embed:jobs")
+
+#: Leases and re-issues of the explored world (seconds): no time passes but by a step that says so.
+LONG_S = 1_000_000.0
+_PAST = 1_000_000_000_000  # ms since 1970; every real time is later
+
+# Values go as one string each: `s` and the bytes, or `h`/`z` and items as `length:bytes`. A key that has no time to
+# live is told; the others get a long one, so that nothing expires but by a step. Streams are left alone: nobody decides
+# by them.
+_DUMP = """
+local out, bare = {}, {}
+for _, key in ipairs(redis.call('KEYS', 'embed:*')) do
+  if redis.call('PTTL', key) < 0 then bare[#bare + 1] = key else redis.call('PEXPIRE', key, 86400000) end
+  local kind = redis.call('TYPE', key).ok
+  if kind == 'string' then
+    out[#out + 1] = key
+    out[#out + 1] = 's' .. redis.call('GET', key)
+  elseif kind ~= 'stream' then
+    local items = kind == 'hash' and redis.call('HGETALL', key) or redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+    local packed = {kind == 'hash' and 'h' or 'z'}
+    for at, item in ipairs(items) do packed[at + 1] = #item .. ':' .. item end
+    out[#out + 1] = key
+    out[#out + 1] = table.concat(packed)
+  end
+end
+return {bare, out}
+"""
+_RESTORE = """
+for at = 1, #ARGV, 2 do
+  local key, packed = ARGV[at], ARGV[at + 1]
+  redis.call('DEL', key)
+  local kind = packed:sub(1, 1)
+  if kind == 's' then
+    redis.call('SET', key, packed:sub(2), 'PX', 86400000)
+  elseif kind ~= '' then
+    local items, from = {}, 2
+    while from <= #packed do
+      local colon = packed:find(':', from, true)
+      local size = tonumber(packed:sub(from, colon - 1))
+      items[#items + 1] = packed:sub(colon + 1, colon + size)
+      from = colon + size + 1
+    end
+    for each = 1, #items, 2 do
+      if kind == 'h' then redis.call('HSET', key, items[each], items[each + 1])
+      else redis.call('ZADD', key, items[each + 1], items[each]) end
+    end
+    redis.call('PEXPIRE', key, 86400000)
+  end
+end
+return 1
+"""
+
+
+class ScriptFault(AssertionError):
+    """A script raised an error."""
+
+
+class ExplorerConnection(Connection):
+    """The connection of the explored store. A script, what is put back before it and the look after it go in one write.
+
+    Args:
+        scripts: the text of each script by its name; those of the package where it is None.
+    """
+
+    def __init__(self, settings: Settings, path: str, scripts: Any = None) -> None:
+        super().__init__(settings)
+        self.wire = Wire(path)
+        self._source = scripts or script_source
+        self._dump, self._restore = self.wire.ask(["SCRIPT", "LOAD", _DUMP], ["SCRIPT", "LOAD", _RESTORE])
+        self._shas: dict[str, bytes] = {}
+        self._now = Snapshot()
+        self._queued: list[list[Any]] = []
+        self._pending: Snapshot | None = None
+        self._looked = False
+        self.bare: list[bytes] = []
+        self.commands = 0
+
+    def put(self, target: Snapshot) -> None:
+        """Let Redis hold this, from the next command on."""
+        self._pending = target
+
+    def look(self) -> Snapshot:
+        """What Redis holds now, or will from the next command on."""
+        if self._pending is not None and not self._queued:
+            return self._pending
+        if not self._looked or self._queued:
+            answers = self.wire.ask(*self._restoring(), *self._told(), ["EVALSHA", self._dump, 0])
+            self._saw(answers[-1])
+        return self._now
+
+    def script(self, name: str, script_keys: Any, args: Any = ()) -> tuple[str, list[Any]]:
+        sha = self._shas.get(name)
+        if sha is None:
+            (sha,) = self.wire.ask(["SCRIPT", "LOAD", self._source(name)])
+            assert isinstance(sha, bytes), sha
+            self._shas[name] = sha
+        call = ["EVALSHA", sha, len(script_keys), *script_keys, *args]
+        *_, answer, seen = self.wire.ask(*self._restoring(), *self._told(), call, ["EVALSHA", self._dump, 0])
+        self._saw(seen)
+        self.commands += 1
+        if isinstance(answer, Refused):
+            raise ScriptFault(f"{name}: {answer}")
+        word, *rest = answer
+        return word.decode(), rest
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        self.commands += 1
+        with super().client() as real:
+            yield _Looks(self, real)
+
+    def queue(self, *command: Any) -> None:
+        """A command that goes with the next one, as nobody asks for its answer."""
+        self._queued.append(list(command))
+
+    def go_behind(self) -> None:
+        """Something is about to be done to Redis that is not seen here."""
+        self.flush()
+        self._looked = False
+
+    def flush(self) -> None:
+        """Put back now what is to be put back, and say what is to be said."""
+        if waiting := self._restoring() + self._told():
+            self.wire.ask(*waiting)
+
+    def run(self, *command: Any) -> Any:
+        """A command of the world's own, such as one that lets time pass."""
+        self.go_behind()
+        (answer,) = self.wire.ask(list(command))
+        assert not isinstance(answer, Refused), answer
+        return answer
+
+    def uptime_s(self) -> int:
+        return 10**9
+
+    def _told(self) -> list[list[Any]]:
+        queued, self._queued = self._queued, []
+        if queued:
+            self._looked = False
+        return queued
+
+    def _restoring(self) -> list[list[Any]]:
+        target, self._pending = self._pending, None
+        if target is None or (self._looked and target is self._now):
+            return []
+        current = self._now if self._looked else self._held()
+        changed: list[Any] = []
+        for key in current.keys() - target.keys():
+            changed += [key, b""]
+        for key, value in target.items():
+            if current.get(key) != value:
+                changed += [key, value]
+        self._now, self._looked = target, True
+        return [["EVALSHA", self._restore, 0, *changed]] if changed else []
+
+    def _held(self) -> Snapshot:
+        (seen,) = self.wire.ask(["EVALSHA", self._dump, 0])
+        self._saw(seen)
+        return self._now
+
+    def _saw(self, answer: Any) -> None:
+        if isinstance(answer, Refused):
+            raise BrokerUnavailable(str(answer))
+        self.bare, flat = answer
+        self._now = Snapshot(zip(flat[::2], flat[1::2], strict=True))
+        self._looked = True
+
+
+class _Looks:
+    """A client that answers looks from what is known to lie in Redis, and gives all else to the real one."""
+
+    def __init__(self, connection: ExplorerConnection, real: Any) -> None:
+        self._connection, self._real = connection, real
+
+    def get(self, key: str) -> bytes | None:
+        found = self._connection.look().get(key.encode())
+        return None if found is None else found[1:]
+
+    def hget(self, key: str, field: str) -> bytes | None:
+        return self.hgetall(key).get(field.encode())
+
+    def hgetall(self, key: str) -> dict[bytes, bytes]:
+        return fields(self._connection.look().get(key.encode()))
+
+    def pttl(self, key: str) -> int:
+        return 86_400_000 if self.exists(key) else -2
+
+    def exists(self, key: str) -> int:
+        return int(key.encode() in self._connection.look())
+
+    def set(self, key: str, value: bytes, *, ex: int) -> bool:
+        self._connection.queue("SET", key, value, "EX", ex)
+        return True
+
+    def pipeline(self, transaction: bool = True) -> Any:
+        return _Pipeline(self)
+
+    def __getattr__(self, name: str) -> Any:
+        self._connection.go_behind()
+        return getattr(self._real, name)
+
+
+class _Pipeline:
+    """Asks one after the other: nobody stands between, as each step of the explorer is one write."""
+
+    def __init__(self, client: _Looks) -> None:
+        self._client = client
+        self._asked: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*args: Any, **named: Any) -> _Pipeline:
+            self._asked.append((name, args, named))
+            return self
+
+        return ask
+
+    def execute(self) -> list[Any]:
+        return [getattr(self._client, name)(*args, **named) for name, args, named in self._asked]
+
+
+@lru_cache(maxsize=200_000)
+def items(packed: bytes) -> list[bytes]:
+    """The items of a packed hash or sorted set."""
+    found, at = [], 1
+    while at < len(packed):
+        colon = packed.index(b":", at)
+        end = colon + 1 + int(packed[at:colon])
+        found.append(packed[colon + 1 : end])
+        at = end
+    return found
+
+
+def fields(packed: bytes | None) -> dict[bytes, bytes]:
+    """A packed hash, or a packed sorted set as member → score."""
+    if not packed:
+        return {}
+    flat = items(packed)
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+#: Fields of a job's hash that only tell, and would make every state another one.
+_TELLING = {
+    b"claims", b"lapsed", b"refused", b"deaths", b"tokens", b"created_ms", b"mismatch", b"trouble", b"pinned_by",
+    b"options", b"truncated",
+}  # fmt: skip
+_TIMES = {b"progressed_ms", b"started_ms", b"ended_ms"}
+
+
+def lies_in_the_past(score: bytes, now_ms: float | None = None) -> bool:
+    """Whether a time in ms is over. Those to come are ahead by :data:`LONG_S`, or nearly."""
+    return float(score) < (time.time() * 1000 if now_ms is None else now_ms) + LONG_S
+
+
+@lru_cache(maxsize=200_000)
+def _canonical(name: str, packed: bytes) -> Any:
+    kind = packed[:1]
+    if kind == b"s":
+        return packed
+    known = fields(packed)
+    if name == "job":
+        return tuple(
+            sorted(
+                (field, (int(value) > _PAST) if field in _TIMES else value)
+                for field, value in known.items()
+                if field not in _TELLING
+            )
+        )
+    if name == "attempts":
+        return tuple(
+            sorted((chunk, _deaths(facts) if chunk.endswith(b":deaths") else 1) for chunk, facts in known.items())
+        )
+    if name == "reissues":
+        return tuple(sorted(known))
+    if kind == b"z":
+        return tuple(sorted((member, lies_in_the_past(score)) for member, score in known.items()))
+    return tuple(sorted(known.items()))
+
+
+def _deaths(facts: bytes) -> tuple[str, int]:
+    known = json.loads(facts)
+    return known["rows"], min(known["unnamed"], 4)
+
+
+#: What stands for the result of such a chunk.
+_VOID = b"void"
+
+
+class View:
+    """One job's part of a snapshot."""
+
+    def __init__(self, snapshot: Snapshot, job_id: str) -> None:
+        self.snapshot, self.job_id = snapshot, job_id
+        self.job = fields(snapshot.get(keys.job(job_id).encode()))
+
+    def number(self, field: str) -> int:
+        return int(self.job.get(field.encode(), 0))
+
+    def text(self, field: str) -> str | None:
+        value = self.job.get(field.encode())
+        return None if value is None else value.decode()
+
+    @property
+    def state(self) -> str:
+        return self.text("state") or "gone"
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("completed", "completed_with_errors", "failed", "cancelled", "gone")
+
+    def fields(self, key: str) -> dict[bytes, bytes]:
+        return fields(self.snapshot.get(key.encode()))
+
+    def string(self, key: str) -> bytes | None:
+        found = self.snapshot.get(key.encode())
+        return None if found is None else found[1:]
+
+    def input(self, chunk: int) -> bytes | None:
+        return self.string(keys.chunk_input(self.job_id, chunk))
+
+    def result(self, chunk: int) -> wire.ChunkResult | None:
+        found = self.string(keys.chunk_result(self.job_id, chunk))
+        return None if found in (None, _VOID) else _result(found or b"")
+
+    def is_void(self, chunk: int) -> bool:
+        """Whether a chunk of retried records counts for nothing any more."""
+        return self.string(keys.chunk_result(self.job_id, chunk)) == _VOID
+
+    def pointer(self, chunk: int) -> int | None:
+        found = self.string(keys.retry_pointer(self.job_id, chunk))
+        return None if found is None else int(found)
+
+
+@lru_cache(maxsize=10_000)
+def _result(data: bytes) -> wire.ChunkResult:
+    return wire.decode_result(data)

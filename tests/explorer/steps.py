@@ -1,0 +1,257 @@
+"""Real client code, one round trip at a time.
+
+Code that speaks to Redis is run again from its beginning at every step, with the answers that it had before; its next
+question is asked for real, and at the one after that it is stopped. So any function is a machine whose state is
+the list of its answers, which can be kept, compared and gone back to. It must depend on nothing but those answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from embedctl.broker import Broker
+from embedctl.store import JobStatus
+from embedctl_config.errors import EmbedctlError
+
+
+class Paused(BaseException):
+    """Raised where code comes to its next round trip."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What a round trip came back with; `key` is what of it decides."""
+
+    name: str
+    key: Any
+    value: Any
+    error: EmbedctlError | None = None
+
+
+Log = tuple[Answer, ...]
+
+#: Questions that change nothing: a loop that only asks these and waits is at its beginning again.
+_LOOKS = frozenset({"status", "has_result", "result", "retried_as", "input", "clock"})
+_TELLING = frozenset({"claims", "lapsed", "refused", "deaths", "tokens", "mismatch", "trouble", "pinned_by", "options"})
+
+
+def frozen(value: Any) -> Any:
+    """A value without times and what only tells, fit to be hashed."""
+    if isinstance(value, JobStatus):
+        told = [getattr(value, each.name) for each in dataclasses.fields(value) if each.name not in _TELLING]
+        return (value.progressed_at.year > 2000, *(each for each in told if not isinstance(each, datetime | timedelta)))
+    if isinstance(value, list | tuple | set):
+        return tuple(map(frozen, value))
+    return value
+
+
+class Recorder:
+    """Replays answers, asks one question more, and stops the code at the next."""
+
+    def __init__(self) -> None:
+        self.begin((), "")
+
+    def begin(
+        self,
+        log: Log,
+        token: str,
+        *,
+        sees: Callable[[JobStatus], Any] = lambda status: frozen(status),
+        lose: bool = False,
+        follow: bool = False,
+        clock: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            sees: what of a job's status still decides once the question after it is known.
+            lose: the next question is asked, and its answer is lost on the way.
+            follow: keep what a loop that waits was told before, which is forgotten otherwise.
+        """
+        self._sees = sees
+        self.next: Any = ()
+        self.log, self.token, self.clock = list(log), token, clock
+        self.asked = self.polled = False
+        self.last = ""
+        self._at, self._lose, self._follow = 0, lose, follow
+
+    def call(self, name: str, ask: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if self._at < len(self.log):
+            answer = self.log[self._at]
+            assert answer.name == name, f"asked {name} where it was {answer.name} before: not its answers alone decide"
+            self._at += 1
+            if answer.error is not None:
+                raise answer.error.with_traceback(None)
+            return answer.value
+        if self.asked:
+            self.next = (name, *(each for each in args if isinstance(each, int | str | bytes)))
+            raise Paused
+        self.asked = True
+        shown = ", ".join(str(arg) for arg in args[1:] if isinstance(arg, int | str) and not isinstance(arg, bool))
+        try:
+            value, error = ask(*args, **named), None
+        except EmbedctlError as raised:
+            value, error = None, raised
+        self.last = f"{name}({shown}) → {_shown(value) if error is None else type(error).__name__}"
+        if self._lose:
+            self.last += ", and the answer is lost"
+            self.next = (name, "again")
+            raise Paused
+        key = self._sees(value) if isinstance(value, JobStatus) else frozen(value)
+        self._note(name, (key, type(error).__name__ if error else ""), value, error)
+        if error is not None:
+            raise error
+        return value
+
+    def instant(self, name: str, value: Any) -> Any:
+        """Something that is not asked of Redis, and remembered all the same."""
+        if self._at < len(self.log):
+            answer = self.log[self._at]
+            assert answer.name == name, f"asked {name} where {answer.name} was asked before"
+            self._at += 1
+            return answer.value
+        self._note(name, value, value, None)
+        return value
+
+    def poll(self, name: str, value: Any) -> Any:
+        """A wait."""
+        if self._at < len(self.log) or self.asked:
+            return self.call(name, lambda: value)
+        self.asked = self.polled = True
+        self.last = f"{name}"
+        if self._follow:
+            self._note(name, value, value, None)
+            return value
+        if name == "sleep" and self.log:
+            while self.log.pop().name == "clock":
+                pass
+        while self.log and self.log[-1].name in _LOOKS:
+            self.log.pop()
+        raise Paused
+
+    def _note(self, name: str, key: Any, value: Any, error: EmbedctlError | None) -> None:
+        self.log.append(Answer(name, key, value, error))
+        self._at = len(self.log)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, JobStatus):
+        return f"{value.state} {value.done}+{value.failed}/{value.records}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    return str(value)
+
+
+class _Stepped:
+    """A part of the store whose every method is one step."""
+
+    def __init__(self, real: Any, recorder: Recorder) -> None:
+        self._real, self._recorder = real, recorder
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+        if found is None or isinstance(found, int | float | str | bytes | tuple):
+            return found
+        if not callable(found):
+            return _Stepped(found, self._recorder)
+
+        def step(*args: Any, **named: Any) -> Any:
+            return self._recorder.call(name, found, *args, **named)
+
+        return step
+
+
+class _SteppedJobs(_Stepped):
+    def wait_event(self, job_id: str, after: str, timeout_s: float) -> str:
+        return str(self._recorder.poll("wait_event", after))
+
+
+class _SteppedUpkeep(_Stepped):
+    def extend(self, *args: Any, **named: Any) -> None:
+        """Lifetimes are not explored."""
+
+
+class _NobodyAsks:
+    """The registry of workers, as far as client code asks it; no decision of the protocol hangs on it."""
+
+    def count(self, queue: str) -> int:
+        return 1
+
+
+class _Tickets:
+    def __init__(self, recorder: Recorder, send: Callable[[list[int]], None]) -> None:
+        self._recorder, self._send = recorder, send
+        self.process = os.getpid()
+
+    def send(self, queue: str, job_id: str, chunks: list[int], **facts: Any) -> None:
+        if chunks:
+            self._recorder.call("send tickets", lambda _, sent: self._send(sent), "", chunks)
+
+    def close(self) -> None:
+        pass
+
+
+def stepped_broker(real: Broker, recorder: Recorder, send: Callable[[list[int]], None]) -> Broker:
+    """A broker for code that runs step by step.
+
+    Args:
+        send: is given the chunks whose tickets are sent.
+    """
+    jobs: Any = _SteppedJobs(real.jobs, recorder)
+    upkeep: Any = _SteppedUpkeep(real.upkeep, recorder)
+    workers: Any = _NobodyAsks()
+    broker = Broker(real.settings, real.connection, jobs, workers, upkeep)
+    broker.__dict__["_tickets"] = _Tickets(recorder, send)
+    return broker
+
+
+class _NoThread:
+    def __init__(self, *args: Any, **named: Any) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
+
+    def is_alive(self) -> bool:
+        return False
+
+
+@contextmanager
+def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
+    """Client code asks the recorder for time and randomness, starts no thread, and leaves reaping to the reaper."""
+    clock = SimpleNamespace(
+        **{name: getattr(time, name) for name in dir(time) if not name.startswith("_")}
+        | {
+            "monotonic": lambda: recorder.instant("clock", recorder.clock),
+            "sleep": lambda seconds: recorder.poll("sleep", None),
+        }
+    )
+    dice = SimpleNamespace(token_hex=lambda size=8: recorder.token)
+    threads = SimpleNamespace(**{**vars(threading), "Thread": _NoThread})
+    with ExitStack() as stack:
+        for place, stand_in in [
+            ("embedctl.job.time", clock),
+            ("embedctl.submission.time", clock),
+            ("embedctl.reaper.time", clock),
+            ("embedctl.job.secrets", dice),
+            ("embedctl.submission.secrets", dice),
+            ("embedctl.submission.threading", threads),
+            ("embedctl.enqueue._begun", lambda broker, options: broker.jobs.status(options.resume)),
+            ("embedctl.reaper.Reaper.round", lambda reaper, *args, **named: None),
+            ("embedctl.reaper.Reaper.rest", lambda reaper, *args, **named: None),
+        ]:
+            stack.enter_context(patch(place, stand_in, create=place.endswith(("time", "secrets"))))
+        yield

@@ -1,0 +1,179 @@
+"""One moment of the explored world: what Redis holds, what everybody knows, and what may still go wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from embedctl.broker import Broker
+from embedctl.store import JobStore, Upkeep, WorkerRegistry
+from embedctl_config import keys
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+from tests.contract.helpers import QUEUE, row, spec
+from tests.explorer.snapshots import LONG_S, ExplorerConnection, Snapshot, View
+from tests.explorer.steps import Recorder, no_time_of_its_own, stepped_broker
+
+#: Chunk → digest of the text that the job holds, or held when it was encoded.
+Texts = tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What Redis held some steps ago."""
+
+    snapshot: Snapshot
+    texts: Texts
+    tickets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """A moment.
+
+    Attributes:
+        tickets: chunks whose tickets wait in the queue.
+        actors: what each actor knows.
+        left: fault → how often it may still happen.
+        history: what Redis held before, the newest last; kept while it may go back.
+        went_back: whether Redis ever went back.
+    """
+
+    snapshot: Snapshot
+    texts: Texts
+    tickets: tuple[int, ...]
+    actors: tuple[Any, ...]
+    left: tuple[tuple[str, int], ...]
+    history: tuple[Past, ...] = ()
+    went_back: bool = False
+
+    @cached_property
+    def key(self) -> int:
+        """Equal for two states that can't be told apart by how they may go on."""
+        return hash(
+            (
+                self.snapshot.canonical,
+                self.texts,
+                self.tickets,
+                tuple(actor.key for actor in self.actors),
+                self.left,
+                tuple((past.snapshot.canonical, past.tickets) for past in self.history),
+                self.went_back,
+            )
+        )
+
+    def may(self, fault: str) -> bool:
+        return dict(self.left).get(fault, 0) > 0
+
+    def spend(self, fault: str) -> State:
+        left = tuple((name, count - (name == fault)) for name, count in self.left)
+        gone_back_no_more = not dict(left).get("rollback", 0)
+        return replace(self, left=left, history=() if gone_back_no_more else self.history)
+
+    def with_actor(self, at: int, actor: Any) -> State:
+        return replace(self, actors=(*self.actors[:at], actor, *self.actors[at + 1 :]))
+
+    def with_tickets(self, *chunks: int) -> State:
+        """With more tickets; a third one for the same chunk is like a second."""
+        tickets = list(self.tickets)
+        for chunk in chunks:
+            if tickets.count(chunk) < 2:
+                tickets.append(chunk)
+        return replace(self, tickets=tuple(sorted(tickets)))
+
+    def without_ticket(self, chunk: int) -> State:
+        tickets = list(self.tickets)
+        tickets.remove(chunk)
+        return replace(self, tickets=tuple(tickets))
+
+
+@dataclass
+class World:
+    """The store under exploration, with one job in it."""
+
+    broker: Broker
+    connection: ExplorerConnection
+    recorder: Recorder
+    job_id: str
+    now_ms: int
+    stepped: Broker = field(init=False)
+    sent: list[int] = field(default_factory=list)
+    clock: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.stepped = stepped_broker(self.broker, self.recorder, self.sent.extend)
+
+    def view(self, snapshot: Snapshot) -> View:
+        return View(snapshot, self.job_id)
+
+    def lapse(self, chunk: int) -> None:
+        """Move the time at which something had to happen to a chunk into the past."""
+        self.connection.run("ZADD", keys.due(self.job_id), "XX", 1, chunk)
+
+    def grow_old(self) -> None:
+        """Let the job's last progress be long ago."""
+        self.connection.run("HSET", keys.job(self.job_id), "progressed_ms", 1)
+
+    def end_producer_lease(self) -> None:
+        self.connection.run("DEL", keys.producer(self.job_id))
+
+    def beat(self, instance: str) -> None:
+        self.broker.workers.beat(row(instance))
+        for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
+            self.connection.run("ZADD", members, self.now_ms + LONG_S * 3000, instance)
+
+    def die(self, instance: str, *, witnessed: bool) -> None:
+        """A worker is gone; what is known of it is that it is silent, or that it died."""
+        for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
+            self.connection.run("ZADD", members, 1, instance)
+        if witnessed:
+            self.connection.run("SET", keys.died(instance), "dead", "PX", 10**8)
+
+
+@contextmanager
+def a_world(
+    folder: Path,
+    *,
+    scripts: Any = None,
+    parts: Mapping[str, Any] = MappingProxyType({}),
+    job: Mapping[str, Any],
+    **settings: Any,
+) -> Iterator[World]:
+    """A world around a new job, in the Redis whose folder this is.
+
+    Args:
+        scripts: the text of each script by its name; those of the package where it is None.
+        parts: the types of `jobs` and `upkeep`, where they are not the package's.
+        job: what the job is made with besides the usual.
+    """
+    path = f"{folder}/redis.sock"
+    known = Settings(
+        redis_url=f"unix://{path}",
+        classes={"dummy": HardwareClass(backend="dummy")},
+        hardware="dummy",
+        model="dummy",
+        lease_s=LONG_S,
+        reissue_s=LONG_S * 2,
+    ).replace(**settings)
+    connection = ExplorerConnection(known, path, scripts)
+    recorder = Recorder()
+    now_ms = time.time_ns() // 1_000_000
+    connection.now_ms = lambda: now_ms  # type: ignore[method-assign]
+    connection.check_server = lambda: None  # type: ignore[method-assign]
+    jobs = parts.get("jobs", JobStore)(connection, known)
+    upkeep = parts.get("upkeep", Upkeep)(connection, known)
+    broker = Broker(known, connection, jobs, WorkerRegistry(connection), upkeep)
+    try:
+        job_id, _ = jobs.create(spec(**job))
+        with no_time_of_its_own(recorder):
+            yield World(broker, connection, recorder, job_id, now_ms)
+    finally:
+        connection.wire.ask(["FLUSHALL"])
+        connection.wire.close()
+        connection.close()
