@@ -21,7 +21,9 @@ from embedctl.reaper import Reaper
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
+    CorpusChanged,
     JobCancelled,
+    JobError,
     JobFailed,
     JobLost,
     JobStalled,
@@ -317,9 +319,19 @@ class Job:
                     chunks += 1
                     ask(partial(self._broker.send_issued, status))
         if retried or (status.original_chunks is not None and not status.sealed):
-            ask(partial(jobs.seal, self._id, chunks))
+            self._seal_retry(ask, chunks, retried)
             ask(partial(self._broker.send_issued, status))
         return retried
+
+    def _seal_retry(self, ask: Callable[[Callable[[], None]], None], chunks: int, retried: int) -> None:
+        try:
+            ask(partial(self._broker.jobs.seal, self._id, chunks))
+        except CorpusChanged as error:
+            if not retried:
+                raise JobError(f"job {self._id} was being retried by another process") from error
+            raise JobLost(
+                f"Redis lost that failed records of job {self._id} were queued again: retry them once more"
+            ) from error
 
     def cancel(self) -> JobStatus:
         """End the job now. Workers stop at their next batch; what was stored is freed. An ended job stays as it is."""

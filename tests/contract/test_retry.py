@@ -15,6 +15,7 @@ from embedctl_config.errors import (
     JobCancelled,
     JobError,
     JobFailed,
+    JobLost,
     JobNotFound,
     JobUnfinished,
 )
@@ -171,6 +172,40 @@ def test_a_retry_waits_for_a_redis_that_is_away_for_a_moment(broker: Broker, mon
     assert Job(job_id, broker).retry_failed() == 2
     assert len(calls) == 4
     assert broker.jobs.status(job_id).sealed
+
+
+def test_a_retry_that_redis_lost_is_not_called_another_corpus(
+    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = half_failed(broker)
+    before = {key: (raw.dump(key), raw.pttl(key)) for key in keys_of(raw, job_id)}
+    seal = broker.jobs.seal
+
+    def go_back(job_id: str, chunks: int) -> None:
+        raw.delete(*keys_of(raw, job_id))
+        for key, (data, left_ms) in before.items():
+            raw.restore(key, left_ms, data)
+        seal(job_id, chunks)
+
+    monkeypatch.setattr(broker.jobs, "seal", go_back)
+    with pytest.raises(JobLost, match="retry them once more"):
+        Job(job_id, broker).retry_failed()
+    monkeypatch.setattr(broker.jobs, "seal", seal)
+    assert Job(job_id, broker).retry_failed() == 2
+
+
+def test_one_who_looks_while_another_retries_is_told_so(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = half_failed(broker)
+    assert broker.jobs.retry(job_id, 0, 3, "another") == 1
+
+    def late(*args: object) -> list[int]:
+        assert broker.jobs.retry(job_id, 2, 4, "another") == 1
+        broker.jobs.seal(job_id, 5)
+        return []  # what it retries is encoded by now
+
+    monkeypatch.setattr(broker.jobs, "failed_chunks", late)
+    with pytest.raises(JobError, match="being retried by another process"):
+        Job(job_id, broker).retry_failed()
 
 
 def failing_once(method, calls: list[str]):
