@@ -7,7 +7,7 @@ import time
 import pytest
 
 from embedctl.broker import Broker
-from embedctl.store import ClaimAnswer, JobState
+from embedctl.store import ClaimAnswer, JobState, connection
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
 from tests.contract.helpers import (
@@ -488,3 +488,19 @@ def test_a_result_of_another_text_than_the_one_stored_is_refused(broker: Broker,
     assert broker.jobs.result(job_id, 1) is None
     assert wire.decode_input(broker.jobs.input(job_id, 1) or b"").texts[0] == b"another 1 0"
     assert not raw.exists(keys.uncommitted_result(job_id, 1, "t"))
+
+
+def test_a_process_without_file_descriptors_can_still_give_a_chunk_back(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = new_job(broker, 1)
+    claim(broker, job_id, 0)
+    connection.script_source.cache_clear()
+    broker.connection.read_scripts()
+
+    def none_left(_: str) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(connection, "files", none_left)
+    connection.script_source.cache_clear()
+    assert broker.jobs.release(job_id, 0, "t", delay_s=1)

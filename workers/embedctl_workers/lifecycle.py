@@ -70,6 +70,7 @@ def run_worker(
         broker = Broker.connect(settings, telemetry.observer)
         stack.callback(broker.close)
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
+        broker.connection.read_scripts()
         host = Host(pinned.threads, cache_folder(settings), build)
         served = {}
         for model in models:

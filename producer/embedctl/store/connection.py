@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -207,6 +208,13 @@ class Connection:
                 self.close()
                 answer, *rest = script(keys=script_keys, args=args)
         return answer.decode(), rest
+
+    def read_scripts(self) -> None:
+        """Read every script now, for a process that may have no file descriptor left when it needs one."""
+        shared = {"prelude", *(part for parts in _SHARED_BY.values() for part in parts)}
+        names = {Path(file.name) for file in files("embedctl.store").iterdir()}
+        for name in sorted(name.stem for name in names if name.suffix == ".lua" and name.stem not in shared):
+            self._script(name)
 
     def scripts(self, calls: Sequence[ScriptCall]) -> list[tuple[str, list[Any]] | BrokerRefused]:
         """Run many scripts in one round trip: what each answered and what came with it, or why Redis refused it.
