@@ -19,10 +19,11 @@ from embedctl.cli import main, stack
 from embedctl.job import Job
 from embedctl.output.fetch import fetch
 from embedctl.output.parts import json_line
+from embedctl.store import Added
 from embedctl_config import keys
-from embedctl_config.errors import BrokerUnavailable, JobError, JobFailed, JobLost, JobNotFound, OutputError
+from embedctl_config.errors import BrokerUnavailable, JobError, JobFailed, JobLost, JobNotFound, JobStalled, OutputError
 from embedctl_config.settings import Settings
-from tests.contract.helpers import DIM, new_job, work
+from tests.contract.helpers import DIM, add, new_job, work
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
@@ -80,6 +81,26 @@ def test_what_was_read_of_a_job_that_went_meanwhile_is_kept(
     with pytest.raises(JobNotFound):  # another try does no harm to it
         fetch(job, path)
     assert (tmp_path / f".{name}.part").read_bytes() == part
+
+
+def test_what_was_read_of_a_job_whose_producer_died_is_taken_up_once_that_is_submitted(
+    broker: Broker, raw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
+    job_id, path = new_job(broker, 2, seal=False), tmp_path / "vectors.jsonl"
+    work(broker, job_id, 0, 1)
+    raw.delete(keys.producer(job_id))
+    with pytest.raises(JobStalled, match=r"--resume .* 2 chunks, stays in .*part"):
+        fetch(Job(job_id, broker), path)
+    assert add(broker, job_id, 2, token="next")[0] is Added.OK
+    broker.jobs.seal(job_id, 3)
+    work(broker, job_id, 2)
+    asked: list[int] = []
+    result = broker.jobs.result
+    monkeypatch.setattr(broker.jobs, "result", lambda job_id, chunk: asked.append(chunk) or result(job_id, chunk))
+    fetch(Job(job_id, broker), path)
+    assert asked == [2]
+    assert len(path.read_text().splitlines()) == 6
 
 
 def test_a_job_that_was_repaired_is_fetched_from_where_it_was_lost(

@@ -21,7 +21,7 @@ from embedctl.cli.results import exit_code, report, save
 from embedctl.output import check_output
 from embedctl.progress import JobProgress
 from embedctl.routing import local_class
-from embedctl_config.errors import JobError, JobLost, JobNotFound
+from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
 from embedctl_config.settings import Settings, load_settings
 
 _class_option = option("--class", "hardware", help="The hardware class. Default: the setting; for auto, cpu.")
@@ -67,7 +67,7 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
                         job.discard()
                     raise
                 raise JobLost(f"{error} The same command does that, and goes on.") from None
-            except JobNotFound:  # nothing is left to free
+            except (JobNotFound, JobStalled):  # nothing is left to free, or the same command goes on
                 raise
             except JobError:
                 job.discard()

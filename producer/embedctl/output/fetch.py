@@ -14,7 +14,7 @@ from typing import Protocol
 from embedctl.job import ChunkVectors, Job
 from embedctl.output.parts import Progress, locked, part_of
 from embedctl.store import JobStatus
-from embedctl_config.errors import BrokerUnavailable, JobError, JobNotFound, OutputError, SettingsError
+from embedctl_config.errors import BrokerUnavailable, JobError, JobNotFound, JobStalled, OutputError, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,8 @@ def fetch(
         OutputError: the file can't be written, or another fetch is writing it.
         MissingExtra: parquet without pyarrow.
         JobCancelled, JobFailed, BrokerUnavailable: as for :meth:`Job.iter_results`.
-        JobNotFound, JobLost: it is gone; what was fetched of it stays where the message says.
+        JobNotFound, JobLost, JobStalled: it is gone, or nobody submits its rest; what was fetched of it stays where the
+            message says.
     """
     chosen = file_format or guess_format(path)
     try:
@@ -161,7 +162,7 @@ def _fetch(
         writer.discard()
         note.clear()
         raise
-    except JobNotFound as error:  # what was read of it may be the only copy, and a lost job can be repaired
+    except (JobNotFound, JobStalled) as error:  # what was read may be the only copy; a lost or stalled job may go on
         if not chunks:
             writer.close()
             writer.discard()
