@@ -121,7 +121,7 @@ def test_every_step_of_a_job_has_it_looked_at_in_time(
 
 
 def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back(broker: Broker, raw) -> None:
-    job_id = new_job(broker, 1)
+    job_id = new_job(broker, 1, ttl_s=keys.UNENDED_TTL_S)
     assert due_in_ms(broker, raw, job_id) is not None
     work(broker, job_id, 0, failed=1)
     assert due_in_ms(broker, raw, job_id) is None

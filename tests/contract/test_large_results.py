@@ -224,7 +224,7 @@ def test_with_an_access_list_of_before_it_is_sent_as_a_whole(own_redis: RedisSer
     admin.execute_command("ACL", "SETUSER", "older", "on", ">password", "~*", "&*", "+@all", "-append")
     admin.close()
     broker = Broker.connect(settings.replace(redis_url=own_redis.url.replace("unix://", "unix://older:password@")))
-    job_id, data = claimed(broker), os.urandom(3 * MIB)
+    job_id, data = claimed(broker), some_result(3 * MIB)
     assert complete(broker, job_id, data) == "ok"
     assert broker.jobs.result(job_id, 0) == data
     broker.close()

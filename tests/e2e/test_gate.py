@@ -70,7 +70,10 @@ def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work
 
     failing = start_worker("tiny", model="tiny", wait=False)
     assert failing.process.wait(120) == 65
-    table = failing.log().partition("the accuracy gate failed: model tiny, backend torch")[2].splitlines()
+    table = [
+        line.strip()
+        for line in failing.log().partition("the accuracy gate failed: model tiny, backend torch")[2].splitlines()
+    ]
     assert table[1].split()[:3] == ["check", "texts", "max"]
     assert any(line.startswith("in batches") and line.endswith("FAILED") for line in table)
     assert "bounds of the class's own: max_abs_error 1e-12" in table
