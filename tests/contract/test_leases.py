@@ -301,6 +301,23 @@ def test_a_second_result_is_refused_and_counted(broker: Broker, raw) -> None:
     assert_consistent(broker, raw, job_id)
 
 
+def test_a_second_result_is_counted_no_more_where_redis_lost_the_first(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "quick")
+    overdue(raw, job_id, 0)
+    claim(broker, job_id, 0, "slow")
+    assert complete(broker, job_id, 0, "quick") == "ok"
+    raw.delete(keys.chunk_result(job_id, 0))
+    assert complete(broker, job_id, 0, "slow") == "refused"
+    status = broker.jobs.status(job_id)
+    assert (status.refused, status.done, status.chunks_done) == (1, 2, 1)
+    assert add(broker, job_id, 0)[0] == "ok"  # the corpus repairs it
+    assert broker.jobs.status(job_id).done == 0
+    work(broker, job_id, 0, 1)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
+    assert_consistent(broker, raw, job_id)
+
+
 def test_a_result_for_an_ended_job_is_refused_and_counted(broker: Broker, raw) -> None:
     job_id = new_job(broker)
     work(broker, job_id, 0, 1)

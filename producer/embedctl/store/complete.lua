@@ -9,8 +9,9 @@ local pinned, added = facts[1], tonumber(facts[2])
 -- Redis forgot in a crash that the chunk was added: its producer adds it again, or has done so, perhaps with other text.
 local text = redis.call('GETRANGE', KEYS[9], ARGV[10], ARGV[11])
 local made_of = redis.call('GETRANGE', KEYS[11], ARGV[10], ARGV[11])
+-- Where it lost the result alone, the chunk stays counted until the corpus repairs it.
 local useless = ended or tonumber(chunk) >= added or redis.call('EXISTS', KEYS[10]) == 1
-  or (text ~= made_of and text ~= '' and made_of ~= '')
+  or redis.call('GETBIT', counted, chunk) == 1 or (text ~= made_of and text ~= '' and made_of ~= '')
 if useless or (pinned and pinned ~= ARGV[3]) then
   redis.call('UNLINK', KEYS[11])
   redis.call('HINCRBY', job, 'refused', 1)
