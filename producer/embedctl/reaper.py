@@ -12,7 +12,7 @@ from embedctl.store import JobState
 from embedctl.store.heads import Heads
 from embedctl.store.upkeep import AUDIT_AFTER_S, ActiveJob, Looked
 from embedctl_config import wire
-from embedctl_config.errors import BrokerRefused, BrokerUnavailable
+from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,8 @@ class Reaper:
         self._next = now + self._interval_s
         try:
             self._round(last)
+        except BrokerRefused:  # of one key; it says nothing of the owners
+            raise
         except BrokerUnavailable:
             self.rest()
             raise
@@ -88,7 +90,11 @@ class Reaper:
         until = min(last, time.monotonic() + BUDGET_S)
         self.end_leases_of_the_dead()
         held_s = self._interval_s + BUDGET_S
-        turn = self._agenda.take_turn(held_s)
+        try:
+            turn = self._agenda.take_turn(held_s)
+        except BrokerFull:
+            self._make_room()
+            raise
         if not turn:
             return
         now_ms = self._broker.connection.now_ms()
@@ -107,6 +113,13 @@ class Reaper:
             seen.update(jobs)
         self._agenda.keep_turn(turn, self._next - _now())
 
+    def _make_room(self) -> None:
+        """A full Redis lets nobody take a turn; what ended jobs leave is to go all the same. Any number may do it."""
+        jobs = self._broker.upkeep.read(self._agenda.due(self._broker.connection.now_ms(), _TOGETHER))
+        for job in jobs:
+            if isinstance(job, ActiveJob) and job.state.ended and not job.settled:
+                self._broker.upkeep.settle_slice(job.id)
+
     def _look_after_due(self, now_ms: int, until: float) -> list[str]:
         jobs = self._agenda.due(now_ms, _TOGETHER)
         self._look_after(jobs, now_ms, until)
@@ -123,6 +136,7 @@ class Reaper:
     def _look_after(self, job_ids: Sequence[str], now_ms: int, until: float) -> None:
         tried = [job_id for job_id in job_ids if not self._is_put_off(job_id, now_ms)]
         live: list[ActiveJob] = []
+        ended: list[ActiveJob] = []
         gone: list[str] = []
         for job_id, job in zip(tried, self._broker.upkeep.read(tried), strict=True):
             if job is None:
@@ -134,24 +148,30 @@ class Reaper:
             elif job.settled and not (job.stopped or job.state is JobState.CANCELLED):
                 self._agenda.leave_out([job_id])  # ended by an older version, which does not know that it stands here
             elif job.state.ended:
-                self._tidy(job, now_ms, until)
+                ended.append(job)
             else:
                 live.append(job)
         self._agenda.forget(gone)
         if live:
             self._look_at(live, now_ms, until)
+        self._tidy(ended, now_ms, until)
 
-    def _tidy(self, job: ActiveJob, now_ms: int, until: float) -> None:
-        """What is left of an ended job is freed, or is to live no longer than it should."""
-        if time.monotonic() >= until:
-            return
-        try:
-            more = self._tidied(job)
-        except BrokerRefused as error:
-            self._put_off(job.id, now_ms, error)
-            return
-        if more:
-            self._agenda.look_at(job.id, self._soonest(now_ms))
+    def _tidy(self, jobs: Sequence[ActiveJob], now_ms: int, until: float) -> None:
+        """What is left of ended jobs is freed, or is to live no longer than it should. What there is no time for is put
+        off, behind what lives."""
+        left = [job.id for job in jobs]
+        for job in jobs:
+            try:
+                while more := time.monotonic() < until and self._tidied(job):
+                    pass
+            except (BrokerRefused, NotPermitted) as error:
+                self._put_off(job.id, now_ms, error)
+                left.remove(job.id)
+                continue
+            if more or time.monotonic() >= until:
+                break
+            left.remove(job.id)
+        self._agenda.put_off(left, self._soonest(now_ms))
 
     def _tidied(self, job: ActiveJob) -> bool:
         """Tidy a slice of a job; whether there is more to do. What is done is forgotten."""
@@ -167,16 +187,21 @@ class Reaper:
         self._agenda.forget([job.id])
         return False
 
-    def _close_retry(self, job: ActiveJob) -> None:
-        if self._broker.jobs.close_retry(job.id):
-            log.warning(
-                "job %s: the process died that retried its failed records; it goes on with those queued", job.id
-            )
+    def _close_retry(self, job: ActiveJob) -> BrokerRefused | NotPermitted | None:
+        """Seal a job whose retry died; why Redis refuses that, if it does."""
+        try:
+            closed = self._broker.jobs.close_retry(job.id)
+        except (BrokerRefused, NotPermitted) as error:
+            return error
+        if closed:
+            log.warning("job %s: the process died that retried its failed records; those queued go on", job.id)
+        return None
 
     def _look_at(self, jobs: Sequence[ActiveJob], now_ms: int, until: float) -> None:
-        for job in jobs:
-            if job.abandoned:
-                self._close_retry(job)
+        for job in [job for job in jobs if job.abandoned]:
+            if refused := self._close_retry(job):
+                self._put_off(job.id, now_ms, refused)
+                jobs = [each for each in jobs if each is not job]
         rested_ms = self._audit_after_s * 1000
         queues = {job.queue for job in jobs}.difference(self._taken_before)
         self._taken_before |= self._heads.taken_before(queues, now_ms)
@@ -194,6 +219,8 @@ class Reaper:
         for job, each in zip(jobs, found, strict=True):
             if isinstance(each, BrokerRefused):
                 self._put_off(job.id, now_ms, each)
+            elif each.refused is not None:
+                self._put_off(job.id, now_ms, each.refused)
             else:
                 self._go_on(job, each, now_ms, until)
 

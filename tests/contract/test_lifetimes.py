@@ -20,6 +20,7 @@ from tests.contract.helpers import (
     MINE,
     OTHER,
     QUEUE,
+    TTL_S,
     add,
     claim,
     complete,
@@ -177,12 +178,12 @@ def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw) -> Non
         extend(broker, job_id, now_ms, 5.0)
         return [raw.pttl(key) > TTL_MS for key in chunk_keys]
 
-    now = broker.connection.now_ms()
+    now, own_ms = broker.connection.now_ms(), int(TTL_S * 1000)  # an older version gives the keys no longer lives
     assert lifetimes_after(now) == [False] * 3  # they are new
-    assert lifetimes_after(now + TTL_MS // 4) == [True] * 3
+    assert lifetimes_after(now + own_ms // 4) == [True] * 3
     # A look at the job comes within a sixteenth of the TTL.
-    assert lifetimes_after(now + TTL_MS // 4 + TTL_MS * 3 // 16 - 1) == [False] * 3
-    assert lifetimes_after(now + TTL_MS // 4 + TTL_MS * 3 // 16) == [True] * 3
+    assert lifetimes_after(now + own_ms // 4 + own_ms * 3 // 16 - 1) == [False] * 3
+    assert lifetimes_after(now + own_ms // 4 + own_ms * 3 // 16) == [True] * 3
 
 
 def test_extending_goes_through_a_long_job_by_slices(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +254,7 @@ def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(broker: Bro
         work(broker, job_id, 1)
     if end == "cancelled":
         broker.jobs.cancel(job_id)
-    assert raw.zscore(keys.ACTIVE, job_id) is not None
+    assert (raw.zscore(keys.ACTIVE, job_id) is None) is (end == "completed")  # so small a job needs no reaper
     look_after(broker, job_id)
     assert raw.zscore(keys.ACTIVE, job_id) is None
     deadline = time.monotonic() + 5
@@ -281,22 +282,47 @@ def test_a_job_is_kept_while_it_waits_however_short_its_ttl(broker: Broker, raw)
 
 
 def test_a_short_ttl_counts_from_the_end_for_all_of_a_job(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "_SLICE", 2)
-    job_id = new_job(broker, 5, ttl_s=100.0, idempotency_key="k")
-    work(broker, job_id, 0, 2, 3, 4)
+    monkeypatch.setattr(upkeep, "_SLICE", 8)
+    job_id = new_job(broker, 20, ttl_s=100.0, idempotency_key="k")
+    work(broker, job_id, *(chunk for chunk in range(20) if chunk != 1))
     work(broker, job_id, 1, failed=1)
-    chunk_keys = [keys.chunk_result(job_id, chunk) for chunk in range(5)] + [keys.chunk_input(job_id, 1)]
-    shortened = []
+    chunk_keys = [keys.chunk_result(job_id, chunk) for chunk in range(20)] + [keys.chunk_input(job_id, 1)]
+    now_ms, shortened = broker.connection.now_ms(), []
     for _ in range(3):
         assert raw.pttl(keys.job(job_id)) > 100_000  # until all of its chunks are
-        look_after(broker, job_id)
+        Reaper(broker)._look_after([job_id], now_ms, time.monotonic())  # no time is left after the first slice
+        broker.upkeep.settle_slice(job_id)
         shortened.append(sum(raw.pttl(key) <= 125_000 for key in chunk_keys))
-    assert shortened == [3, 5, 6]
+    assert shortened == [9, 17, 21]
     assert all(raw.pttl(key) > 100_000 for key in chunk_keys)
     for key in (keys.job(job_id), keys.idempotency("k"), keys.counted(job_id)):
         assert 90_000 < raw.pttl(key) <= 100_000
+    assert not raw.exists(keys.cursors(job_id))
     assert raw.zscore(keys.ACTIVE, job_id) is None
     assert without_lifetime(raw) == []
+
+
+def test_a_round_shortens_the_lives_of_a_large_job_as_far_as_there_is_time(
+    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_SLICE", 2)
+    job_id = new_job(broker, 20, ttl_s=100.0)
+    work(broker, job_id, *range(20))
+    look_after(broker, job_id)
+    assert all(raw.pttl(keys.chunk_result(job_id, chunk)) <= 125_000 for chunk in range(20))
+    assert raw.pttl(keys.job(job_id)) <= 100_000
+
+
+def test_a_small_job_of_a_short_ttl_needs_no_reaper(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, ttl_s=100.0, idempotency_key="k")
+    work(broker, job_id, 0, failed=1)
+    work(broker, job_id, 1)
+    for key in (keys.job(job_id), keys.idempotency("k")):
+        assert 90_000 < raw.pttl(key) <= 100_000
+    for key in (keys.chunk_result(job_id, 0), keys.chunk_result(job_id, 1), keys.chunk_input(job_id, 0)):
+        assert 100_000 < raw.pttl(key) <= 125_000
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+    assert all(raw.pttl(key) <= 125_000 for key in keys_of(raw, job_id))
 
 
 def test_a_job_that_is_retried_lives_as_long_as_one_that_has_not_ended(broker: Broker, raw) -> None:
@@ -341,7 +367,7 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw) -
         "reap": ([queue, keys.idle(1, QUEUE)], [1000, 1000, 10, 1000, 3, 1 << 53, 5000, 60_000]),
         "audit": ([], [0, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), 10]),
         "cancel": ([], []),
-        "settle": ([], [0, 10, *prefixes]),
+        "settle": ([], [10]),
         "retry": ([producer, source, keys.retry_pointer(job_id, 0), keys.chunk_input(job_id, 3)], [0, 3, "p", 1000]),
     }
     for name, (more, args) in scripts.items():

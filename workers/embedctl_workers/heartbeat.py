@@ -11,7 +11,7 @@ from collections.abc import Callable
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
 from embedctl.store import WorkerRow
-from embedctl_config.errors import EmbedctlError
+from embedctl_config.errors import BrokerRefused, EmbedctlError
 from embedctl_workers.inhand import InHand
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,8 @@ class Heartbeat:
         """Whatever a step raises, its thread goes on: without it the worker would lose its leases, or its reaper."""
         try:
             step()
+        except BrokerRefused as error:  # of one key; Redis is well
+            log.warning("%s: %s", name, error)
         except EmbedctlError as error:
             log.warning("%s: %s", name, error)
             self._reaper.rest()
@@ -118,7 +120,11 @@ class Heartbeat:
 
     def _renew(self) -> None:
         for held in self._in_hand.all():
-            answer = self._broker.jobs.renew(held.job_id, held.chunk, held.token)
+            try:
+                answer = self._broker.jobs.renew(held.job_id, held.chunk, held.token)
+            except BrokerRefused as error:  # the others' leases are to be renewed all the same
+                log.warning("the chunk's lease can't be renewed: %s", error, extra=held.fields)
+                continue
             if answer in ("cancelled", "gone", "done"):
                 held.unwanted.set()
             elif answer == "not_owner":

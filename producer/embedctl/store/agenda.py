@@ -77,6 +77,15 @@ class Agenda:
                 pipe.zadd(keys.upkeep(version), {job_id: at_ms}, xx=True, lt=sooner)
             pipe.execute()
 
+    def put_off(self, job_ids: Sequence[str], at_ms: int) -> None:
+        """Look at these jobs then, behind all that is due before."""
+        if job_ids:
+            with self._connection.client() as client:
+                pipe = client.pipeline(transaction=False)
+                for version in _VERSIONS:
+                    pipe.zadd(keys.upkeep(version), dict.fromkeys(job_ids, at_ms), xx=True)
+                pipe.execute()
+
     def leave_out(self, job_ids: Sequence[str]) -> None:
         """Look at jobs no more, unless something happens to them."""
         if job_ids:
@@ -135,7 +144,8 @@ class Agenda:
                 pipe.pttl(upkeep).pttl(keys.ACTIVE).pttl(keys.JOBS).pttl(keys.BIRTH).execute()
             )
             if left_ms == -1:  # It was not there. Scripts renew the others' lifetimes when this one's is short.
-                client.pexpire(upkeep, max(1, min(active, names, birth)))
+                there = [left for left in (active, names, birth) if left > 0]
+                client.pexpire(upkeep, min(there, default=keys.UNENDED_TTL_S * 1000))
 
     def drop_names(self) -> None:
         """Take names of jobs that are gone off the list of all: some of the oldest, and some others in each round."""

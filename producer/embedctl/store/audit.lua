@@ -5,7 +5,7 @@ local from, again, lost = tonumber(ARGV[2]), 0, 0
 local to = math.min(from + tonumber(ARGV[5]), tonumber(redis.call('HGET', job, 'next')))
 for chunk = from, to - 1 do
   if redis.call('EXISTS', ARGV[4] .. chunk) == 0 and not redis.call('ZSCORE', due, chunk) then
-    if redis.call('EXISTS', ARGV[3] .. chunk) == 1 then
+    if redis.call('EXISTS', ARGV[3] .. chunk) == 1 and redis.call('GETBIT', counted, chunk) == 0 then
       schedule(chunk, 0)
       again = again + 1
     else

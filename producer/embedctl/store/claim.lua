@@ -4,6 +4,10 @@
 --   | mismatch <pinned fingerprint> | lost
 local chunk, token, instance, fingerprint = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 if ended or redis.call('EXISTS', KEYS[10]) == 1 then return {'done'} end
+if redis.call('GETBIT', counted, chunk) == 1 then  -- Redis lost the result alone; what is left is no whole text
+  forget(chunk)
+  return {'lost'}
+end
 local owner = redis.call('HGET', owners, chunk)
 -- My own token: the answer to this very claim was lost on the way, and the client asks again. A lease that lapsed is
 -- not for the taking either: only the reaper judges what became of its owner.

@@ -40,6 +40,8 @@ _PIECE_BYTES = 256 * 1024
 STALE_S = 60.0
 #: What Redis 6.2 and 7 say where a script asks for what the access list denies; redis-py tells it from no other error.
 _REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
+#: An ended job of no more chunks gets the lives of its TTL at once, without the reaper.
+_SETTLED_AT_ONCE = 16
 #: What some scripts share besides the prelude.
 _SHARED_BY = {"reap": ("deaths", "rest"), "add": ("repair",)}
 #: What :meth:`Connection.explained` knows. All else is a fault of ours.
@@ -386,9 +388,10 @@ def script_source(name: str) -> str:
     if name == "create":
         return own
     constants = (
-        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT = "
-        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {keys.EVENTS_KEPT}, "
-        f"{keys.ENDED_EVENTS_S * 1000}, {wire.ROWS_AT}\n"
+        f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, SETTLED_AT_ONCE = "
+        f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {_SETTLED_AT_ONCE}\n"
+        f"local EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT = "
+        f"{keys.EVENTS_KEPT}, {keys.ENDED_EVENTS_S * 1000}, {wire.ROWS_AT}\n"
         f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
         f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
         f"local UPKEEP, LOOK_AFTER_MS = '{keys.upkeep('')}', {keys.LOOK_AFTER_S * 1000}\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from embedctl.store.connection import Connection
 from embedctl.store.queues import Queues
 from embedctl_config import keys
-from embedctl_config.errors import NotPermitted
+from embedctl_config.errors import BrokerRefused, NotPermitted
 
 #: Whoever sends tickets has Redis' clock only about right (ms).
 _SKEW_MS = 10_000
@@ -36,7 +36,7 @@ class Heads:
             return {}
         try:
             oldest = self._queues.oldest(names)
-        except NotPermitted:  # by a list that was made for an older version
+        except (NotPermitted, BrokerRefused):  # by a list that was made for an older version, or for what a key holds
             return dict.fromkeys(names, _ANY_MS)
         with self._connection.client() as client:
             notes = client.hmget(keys.NOTES, [_note(name) for name in names])
@@ -46,7 +46,7 @@ class Heads:
             found[name] = _ANY_MS
             if sent is None:
                 continue
-            before, since, asked = map(int, note.split()) if note else (0, 0, 0)
+            before, since, asked = _read(note)
             if sent > before or now_ms - asked > 2 * _PROVES_MS:
                 since = now_ms
             moved[_note(name)] = f"{max(sent, before) if since != now_ms else sent} {since} {now_ms}"
@@ -64,6 +64,15 @@ class Heads:
         if notes:
             with self._connection.client() as client:
                 client.hdel(keys.NOTES, *notes)
+
+
+def _read(note: bytes | None) -> tuple[int, int, int]:
+    """A note's three times; zeros where there is none that can be read."""
+    try:
+        before, since, asked = map(int, (note or b"").split())
+    except ValueError:
+        return 0, 0, 0
+    return before, since, asked
 
 
 def _note(queue: str) -> str:

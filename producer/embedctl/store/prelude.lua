@@ -45,6 +45,15 @@ end
 
 local at_rest = false  -- it has ended, with nothing left for the reaper
 
+-- The lives of an ended job's chunks are shortened to what its TTL leaves.
+local function settle(from, to, left_ms)
+  for chunk = from, to - 1 do
+    for _, kind in ipairs({':in:', ':out:', ':retry:'}) do
+      redis.call('PEXPIRE', job .. kind .. chunk, left_ms + math.floor(ttl_ms * (CHUNK_TTL_FACTOR - 1)))
+    end
+  end
+end
+
 -- The job's own hash lives this long from its last progress; when it is gone, so is the job.
 local function progress()
   redis.call('HSET', job, 'progressed_ms', now)
@@ -72,16 +81,22 @@ local function end_if_hopeless()
   if idempotency then redis.call('UNLINK', idempotency) end
   look_by(now)
   enter('failed')
+  redis.call('PEXPIRE', events, ENDED_EVENTS_MS)
 end
 
 -- Every record counted once and no more to come: the job has ended.
 local function end_if_done()
   if not sealed or ended then return end
-  local count = redis.call('HMGET', job, 'records', 'done', 'failed')
-  local records, done, failed = tonumber(count[1]), tonumber(count[2]), tonumber(count[3])
+  local count = redis.call('HMGET', job, 'records', 'done', 'failed', 'added')
+  local records, done, failed, added = tonumber(count[1]), tonumber(count[2]), tonumber(count[3]), tonumber(count[4])
   if done + failed < records then return end
   ended = true
   redis.call('HSET', job, 'ended_ms', now)
+  if life_ms > ttl_ms and added <= SETTLED_AT_ONCE then
+    settle(0, added, ttl_ms)
+    redis.call('UNLINK', job .. ':cursors')
+    life_ms, keep_ms = ttl_ms, math.floor(ttl_ms * CHUNK_TTL_FACTOR)
+  end
   at_rest = life_ms == ttl_ms  -- else the reaper shortens its life
   if at_rest then
     redis.call('ZREM', active, ARGV[1])
@@ -90,7 +105,7 @@ local function end_if_done()
     look_by(now)
   end
   enter(failed == 0 and 'completed' or done == 0 and 'failed' or 'completed_with_errors')
-  redis.call('PEXPIRE', events, ENDED_EVENTS_MS)  -- whoever waits is told within a second
+  redis.call('PEXPIRE', events, math.min(ENDED_EVENTS_MS, keep_ms))  -- all who wait are told within a second
 end
 
 -- An ended job has something to do again.

@@ -30,7 +30,7 @@ end
 -- What makes no progress is looked at ever later, but in time for what is due, and often enough to renew lifetimes.
 local function rest(soonest, audit_after, longest, idle)
   local rested = now - tonumber(progressed)
-  local wait = math.min(rested < audit_after and audit_after - rested or rested, longest, life_ms / 16)
+  local wait = math.min(rested < audit_after and audit_after - rested or rested, longest, ttl_ms / 16)
   local first = not idle and redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
   if first then wait = math.min(wait, first - now) end
   if redis.call('ZADD', upkeep, math.floor(now + math.max(wait, soonest)), ARGV[1]) == 1 then share() end

@@ -6,14 +6,14 @@ if ended and not sealed then return {'stopped'} end
 -- A job whose failed records are being retried has more chunks than its corpus made. Where the retry died, the corpus
 -- is complete all the same.
 if not chunks or (original and not sealed and chunks == original) then chunks = added end
-if sealed and chunks == added then return {'ok', state} end  -- said before, and the answer was lost
-if sealed then return {'sealed', original} end
+if sealed and chunks ~= added then return {'sealed', original} end
+if sealed and state ~= 'submitting' then return {'ok', state} end  -- said before, and the answer was lost
 if chunks ~= added then return {'gap', added} end
 sealed = true
 redis.call('HSET', job, 'sealed', '1')
 redis.call('HSETNX', job, 'original_chunks', added)
 redis.call('UNLINK', KEYS[9])
-enter(redis.call('HEXISTS', job, 'started_ms') == 1 and 'running' or 'queued')
+enter(redis.call('HGET', job, 'started_ms') and 'running' or 'queued')
 end_if_hopeless()
 end_if_done()
 progress()

@@ -83,6 +83,7 @@ class Looked:
         again: chunks that need another ticket.
         issued: chunks that get their first one.
         lost: chunks that the audit did not find.
+        refused: why Redis refused a part of the look.
         audit_at: the chunk at which it goes on; 0 at the end.
     """
 
@@ -91,6 +92,7 @@ class Looked:
     issued: Sequence[int]
     lost: int = 0
     audit_at: int = 0
+    refused: BrokerRefused | None = None
 
 
 class Upkeep:
@@ -183,8 +185,8 @@ class Upkeep:
     def extend(self, job: ActiveJob, now_ms: int, interval_s: float) -> bool:
         """Renew lifetimes of an active job's chunk keys, if it is time; whether there is more to do in the next call.
 
-        A sweep starts once in a quarter of the time that the job lives, and each call does as many slices of it as
-        bring it to its end within an eighth.
+        A sweep starts once in a quarter of the TTL, and each call does as many slices of it as bring it to its end
+        within an eighth: an older version beside this one may have given the keys no longer lives than that.
 
         Args:
             interval_s: seconds until the next call.
@@ -193,7 +195,7 @@ class Upkeep:
         if at == 0 and now_ms < job.extend_next_ms:
             return False
         kept_ms = int(job.life_ms * keys.CHUNK_TTL_FACTOR)
-        calls = max(1, job.life_ms / 8 / (interval_s * 1000))
+        calls = max(1, job.ttl_ms / 8 / (interval_s * 1000))
         end = min(at + _SLICE * math.ceil(job.chunks / _SLICE / calls), job.chunks)
         for start in range(at, end, _SLICE):
             with self._connection.client() as client:
@@ -206,7 +208,7 @@ class Upkeep:
         more = end < job.chunks
         moved = {"extend_at": end if more else 0}
         if at == 0:
-            moved["extend_next_ms"] = now_ms + _extend_after(job.life_ms)
+            moved["extend_next_ms"] = now_ms + _extend_after(job.ttl_ms)
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False).hset(keys.cursors(job.id), mapping=moved)
             pipe.pexpire(keys.cursors(job.id), max(1, job.left_ms)).execute()
@@ -233,19 +235,9 @@ class Upkeep:
         answer, rest = self._connection.script(
             "settle",
             keys.of_job(job_id),
-            [
-                job_id,
-                self._cursor(job_id, "settled_to"),
-                _SLICE,
-                keys.chunk_input(job_id, ""),
-                keys.chunk_result(job_id, ""),
-                keys.retry_pointer(job_id, ""),
-            ],
+            [job_id, _SLICE],
         )
-        if answer != "ok":
-            return False
-        self._move_cursor(job_id, "settled_to", int(rest[0]))
-        return int(rest[0]) > 0
+        return answer == "ok" and bool(rest[0])
 
     def expire(self, job_id: str, ttl_ms: int) -> None:
         """Shorten the life of a cancelled job whose chunks are freed."""
@@ -317,9 +309,9 @@ class Upkeep:
         )
 
 
-def _extend_after(life_ms: int) -> int:
+def _extend_after(ttl_ms: int) -> int:
     """How long after one sweep the next one may begin: no job rests for longer than what is left of a quarter."""
-    return life_ms * 3 // 16
+    return ttl_ms * 3 // 16
 
 
 def _active_job(
@@ -350,8 +342,7 @@ def _active_job(
             abandoned=state == JobState.SUBMITTING and original_chunks is not None and not producer_lives,
             audit_at=audit_at,
             extend_at=extend_at,
-            extend_next_ms=extend_next_ms
-            or int(created_ms) + _extend_after(int(lifetime_s(int(ttl_ms) / 1000) * 1000)),
+            extend_next_ms=extend_next_ms or int(created_ms) + _extend_after(int(ttl_ms)),
         )
     except (ValueError, AttributeError) as error:
         return error
@@ -359,11 +350,15 @@ def _active_job(
 
 def _looked(answers: Mapping[str, tuple[str, list[Any]] | BrokerRefused]) -> Looked | BrokerRefused:
     """What each script that was run answered, together."""
+    if isinstance(answers["reap"], BrokerRefused):
+        return answers["reap"]
     found: dict[str, list[Any]] = {}
+    refused: BrokerRefused | None = None
     for name, answer in answers.items():
         if isinstance(answer, BrokerRefused):
-            return answer
-        found[name] = answer[1] if answer[0] == "ok" else []
+            refused = answer
+        else:
+            found[name] = answer[1] if answer[0] == "ok" else []
     audit_at, _, lost = found.get("audit") or (0, 0, 0)
     return Looked(
         idle=answers["reap"] == ("idle", []),
@@ -371,4 +366,5 @@ def _looked(answers: Mapping[str, tuple[str, list[Any]] | BrokerRefused]) -> Loo
         issued=[int(chunk) for chunk in found.get("issue", [])],
         lost=int(lost),
         audit_at=int(audit_at),
+        refused=refused,
     )
