@@ -6,6 +6,9 @@ import logging
 import math
 import time
 from collections.abc import Collection, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from embedctl.broker import Broker
 from embedctl.store import JobState
@@ -13,6 +16,9 @@ from embedctl.store.heads import Heads
 from embedctl.store.upkeep import AUDIT_AFTER_S, ActiveJob, Looked
 from embedctl_config import wire
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted
+
+if TYPE_CHECKING:
+    from embedctl.tickets import Ticket  # importing Celery waits until tickets are sent
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +239,17 @@ class Reaper:
                 sender = self._broker.tickets
                 tickets += sender.written(job.queue, job.id, [*found.again, *found.issued], version=job.version)
         if sender is not None:
-            sender.forward(tickets)
+            try:
+                sender.forward(tickets)
+            except BrokerRefused:  # for what the key of one queue holds: the others get theirs, perhaps once more
+                self._send_by_queue(tickets)
+
+    def _send_by_queue(self, tickets: Sequence[Ticket]) -> None:
+        for queue, of_queue in groupby(sorted(tickets, key=attrgetter("queue")), attrgetter("queue")):
+            try:
+                self._broker.tickets.forward(list(of_queue))
+            except BrokerRefused as error:
+                log.error("no tickets can be sent to queue %s: %s", queue, error)  # noqa: TRY400  (Redis is to blame)
 
     def _go_on(self, job: ActiveJob, found: Looked, now_ms: int, until: float) -> None:
         """What goes through a job in slices: its audit, and its lifetimes."""

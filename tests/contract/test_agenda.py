@@ -480,3 +480,117 @@ def test_a_death_costs_nothing_for_jobs_that_are_not_running(settings: Settings,
     assert [raw.zscore(keys.due(job_id), 0) <= now_ms for job_id in (said, since, live)] == [True, True, False]
     assert all((due_in_ms(broker, raw, job_id) or 0) <= 0 for job_id in (said, since))
     observed.close()
+
+
+def abandoned(broker: Broker, raw: redis_py.Redis) -> str:
+    """A job whose failed record was being retried by a process that died."""
+    job_id = new_job(broker, 1)
+    work(broker, job_id, 0, failed=1)
+    broker.jobs.retry(job_id, 0, 1, "dead")
+    raw.delete(keys.producer(job_id))
+    return job_id
+
+
+def spoil_events(broker: Broker, raw: redis_py.Redis) -> str:
+    job_id = abandoned(broker, raw)
+    raw.set(keys.events(job_id), "no stream", ex=1000)
+    return job_id
+
+
+def spoil_queue(broker: Broker, raw: redis_py.Redis) -> str:
+    job_id = new_job(broker, 1, hardware="cpu")
+    raw.set(keys.queue("cpu", "dummy"), "no list", ex=1000)
+    return job_id
+
+
+def spoil_note(broker: Broker, raw: redis_py.Redis) -> str:
+    job_id, queue = new_job(broker, 1, hardware="cpu"), keys.queue("cpu", "dummy")
+    broker.tickets.send(queue, job_id, [0] * 12, version=1)
+    raw.hset(keys.NOTES, f"head:{queue}", "garbage")
+    return job_id
+
+
+@pytest.mark.parametrize("spoil", [spoil_events, spoil_queue, spoil_note])
+def test_what_redis_refuses_for_one_job_or_queue_costs_no_other_its_look(
+    broker: Broker, raw: redis_py.Redis, spoil: Callable[[Broker, redis_py.Redis], str]
+) -> None:
+    broker.workers.beat(row())
+    bad, good = spoil(broker, raw), new_job(broker, 1)
+    broker.jobs.issue(good, QUEUE)
+    overdue(raw, good, 0)
+    make_due(raw, bad, good)
+    reap(broker, raw)
+    in_ms = due_in_ms(broker, raw, good)
+    assert in_ms is not None
+    assert in_ms > 0
+    assert raw.llen(QUEUE) == 1
+
+
+def test_a_refused_audit_does_not_swallow_tickets(broker: Broker, raw: redis_py.Redis) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, 2)
+    broker.jobs.issue(job_id, QUEUE)
+    raw.delete(keys.chunk_input(job_id, 1), keys.events(job_id))
+    claim(broker, job_id, 1)
+    overdue(raw, job_id, 0)
+    raw.hset(keys.job(job_id), "progressed_ms", 1)
+    raw.set(keys.events(job_id), "no stream", ex=1000)
+    make_due(raw, job_id)
+    reap(broker, raw)
+    assert raw.llen(QUEUE) == 1
+
+
+def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: redis_py.Redis) -> None:
+    in_hand, before = InHand(), []
+    for at in range(2):
+        job_id = new_job(broker, 1)
+        claim(broker, job_id, 0)
+        in_hand.take(Held(job_id, 0, "t", "dummy"))
+        overdue(raw, job_id, 0)
+        before.append(job_id)
+        if at == 0:
+            raw.set(keys.owners(job_id), "no hash", ex=1000)
+    heartbeat = Heartbeat(broker, in_hand, row, lambda: None)
+    heartbeat._renew()
+    assert raw.zscore(keys.due(before[1]), 0) > 1
+
+
+def test_a_sweep_puts_jobs_in_also_where_the_list_of_names_is_gone(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker, 1)
+    raw.delete(keys.JOBS, keys.upkeep(1))
+    broker.upkeep.agenda.sweep(broker.connection.now_ms())
+    assert raw.pttl(keys.upkeep(1)) > 1000
+    assert raw.zscore(keys.upkeep(1), job_id) is not None
+
+
+def test_ended_jobs_of_a_short_ttl_stand_behind_those_that_live(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, and however little time."""
+    monkeypatch.setattr(reaper, "BUDGET_S", 0.0)
+    monkeypatch.setattr(reaper, "_TOGETHER", 3)
+    broker.workers.beat(row())
+    large = [new_job(broker, 17) for _ in range(3)]
+    for job_id in large:
+        work(broker, job_id, *range(17))
+    good = new_job(broker, 1)
+    broker.jobs.issue(good, QUEUE)
+    overdue(raw, good, 0)
+    raw.zadd(keys.upkeep(1), {**dict.fromkeys(large, 1), good: 2})
+    for _ in range(2):
+        reap(broker, raw)
+    assert raw.llen(QUEUE) == 1
+
+
+def test_a_full_redis_is_freed_of_what_ended_jobs_leave(own_redis: RedisServer, settings: Settings) -> None:
+    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
+    raw = redis_py.Redis.from_url(own_redis.url)
+    job_id = new_job(broker, 17, ttl_s=100.0)
+    work(broker, job_id, *range(17))
+    assert raw.pttl(keys.chunk_result(job_id, 0)) > 1_000_000
+    raw.config_set("maxmemory", 1)
+    with pytest.raises(BrokerFull):
+        Reaper(broker).round()
+    assert raw.pttl(keys.chunk_result(job_id, 0)) <= 125_000
+    raw.close()
+    broker.close()

@@ -521,3 +521,18 @@ def test_a_process_without_file_descriptors_can_still_give_a_chunk_back(
     monkeypatch.setattr(connection, "files", none_left)
     connection.script_source.cache_clear()
     assert broker.jobs.release(job_id, 0, "t", delay_s=1)
+
+
+def test_the_failed_rows_of_a_counted_chunk_are_not_taken_for_its_text(broker: Broker, raw) -> None:
+    """Redis lost the chunk's result alone; its failed rows are kept."""
+    broker.workers.beat(row())
+    job_id = new_job(broker, 2)
+    broker.jobs.issue(job_id, QUEUE)
+    work(broker, job_id, 0, failed=1)
+    raw.delete(keys.chunk_result(job_id, 0))
+    assert broker.upkeep.audit(job_id) == 1
+    assert claim(broker, job_id, 0, "again").answer == "lost"
+    assert add(broker, job_id, 0)[0] == "ok"
+    work(broker, job_id, 0, 1)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
+    assert_consistent(broker, raw, job_id)

@@ -386,3 +386,22 @@ def test_every_script_is_covered_by_the_test_above() -> None:
             settle retry
             """.split()  # noqa: SIM905
     }
+
+
+def test_the_events_of_a_job_that_its_budget_ended_stay_short_lived(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3, ttl_s=keys.UNENDED_TTL_S, max_errors=0)
+    work(broker, job_id, 0, failed=1)
+    assert raw.pttl(keys.events(job_id)) <= 60_000
+
+
+def test_all_results_of_a_retried_job_live_again_at_the_next_look(broker: Broker, raw) -> None:
+    """However many chunks there are: what they have left is short."""
+    job_id = new_job(broker, 1200, ttl_s=20.0)
+    work(broker, job_id, *range(1, 1200))
+    work(broker, job_id, 0, failed=1)
+    while broker.upkeep.settle_slice(job_id):
+        pass
+    assert raw.pttl(keys.chunk_result(job_id, 1100)) <= 25_000
+    assert Job(job_id, broker).retry_failed() == 1
+    look_after(broker, job_id)
+    assert all(raw.pttl(keys.chunk_result(job_id, chunk)) > TTL_MS for chunk in range(1200))

@@ -390,3 +390,12 @@ def test_a_full_redis_refuses_and_says_what_to_do(broker: Broker, raw) -> None:
         raw.config_set("maxmemory", "0")
     assert add(broker, job_id, 1)[0] is Added.OK
     assert_consistent(broker, raw, job_id)
+
+
+def test_a_seal_that_was_refused_half_way_is_taken_up_by_the_next(broker: Broker, raw) -> None:
+    """As where an access list of an older version denies a command in the middle of the script."""
+    job_id = new_job(broker, 1, seal=False)
+    work(broker, job_id, 0)
+    raw.hset(keys.job(job_id), "sealed", "1")
+    broker.jobs.seal(job_id, 1)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
