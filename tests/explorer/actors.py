@@ -78,7 +78,7 @@ class Run:
             self.gave_up,
             self.runs,
             self.phase,
-            self.variant,
+            self.variant if self.phase == "running" else "",
             tuple((answer.name, answer.key) for answer in self.log),
             self.told,
             self.polled,
@@ -100,7 +100,8 @@ class Program:
         mortal: whether it may die, as far as deaths are left.
         obliged: whether it begins by itself, and has to come to an end.
         holds: whether it keeps the right to add while it runs.
-        begins: whether it may begin in this state.
+        begins: the variants with which it may begin in this state; the first where nothing goes wrong any more.
+        before: what happens in the world just before it begins.
         only_fair: whether it rests until nothing goes wrong any more.
         sees: what of a job's status still decides once it is known what is asked after it.
         rare: whether it seldom begins.
@@ -116,12 +117,13 @@ class Program:
         mortal: bool = False,
         obliged: bool = False,
         holds: bool = False,
-        begins: Callable[[World, State], bool] = lambda world, state: True,
+        begins: Callable[[World, State], tuple[str, ...]] | None = None,
+        before: Callable[[World], None] = lambda world: None,
         only_fair: bool = False,
         sees: Callable[[JobStatus], Any] = frozen,
         rare: bool = False,
     ) -> None:
-        self._rare = rare
+        self._rare, self._before = rare, before
         self._sees = sees
         self._only_fair = only_fair
         self.name, self._bodies, self._runs, self._first = name, bodies, runs, first
@@ -150,8 +152,8 @@ class Program:
                 yield Move(self.name, "dies", lambda world: self._die(state, at), "death")
             if self._holds and self._lost_its_right(world, state, run):
                 yield Move(self.name, "renews its right", lambda world: self._hold(world, state, at))
-        elif (not self._runs or run.runs < self._runs) and self._begins(world, state):
-            for variant in self._variants(run):
+        elif not self._runs or run.runs < self._runs:
+            for variant in self._variants(world, state, run):
                 yield self._beginning(state, at, variant)
 
     def fair_moves(self, world: World, state: State, at: int) -> Iterator[Move]:
@@ -161,20 +163,24 @@ class Program:
             yield Move(self.name, "renews its right", lambda world: self._hold(world, state, at))
         elif run.phase == "running" and not run.polled:
             yield Move(self.name, "step", lambda world: self._step(world, state, at, follow=True))
-        elif self.obliged and self._begins_by_itself(run) and self._begins(world, state):
-            yield self._beginning(state, at, self._variants(run)[0])
+        elif self.obliged and self._begins_by_itself(run):
+            for variant in self._variants(world, state, run)[:1]:
+                yield self._beginning(state, at, variant)
 
     def _begins_by_itself(self, run: Run) -> bool:
         return run.phase == "ready" or (run.phase == "over" and not self._runs)
 
-    def _variants(self, run: Run) -> list[str]:
+    def _variants(self, world: World, state: State, run: Run) -> list[str]:
+        if self._begins is not None:
+            return list(self._begins(world, state))
         return list(self._first if self._first and not run.runs else self._bodies)
 
     def _beginning(self, state: State, at: int, variant: str) -> Move:
         run: Run = state.actors[at]
 
         def begin(world: World) -> Done:
-            others = run.others or variant != next(iter(self._bodies))
+            others = run.others or (self._begins is None and variant != next(iter(self._bodies)))
+            self._before(world)
             begun = Run(run.runs + 1 if self._runs else 1, "running", variant, others=others)
             after, what = self._step(world, state.with_actor(at, begun), at)
             return after, f"begins {variant}: {what}"

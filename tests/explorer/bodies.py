@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,14 +48,11 @@ def retries(job_type: Callable[[str, Broker], Any] = Job) -> Body:
     return lambda broker, job_id: job_type(job_id, broker).retry_failed()
 
 
-def reaps(reaper_type: Callable[[Broker], Any] = Reaper) -> Body:
-    """What a reaper's round does for one job."""
+def looks_after(broker: Broker, job_id: str) -> None:
+    """A reaper's look at the jobs that are due."""
+    Reaper(broker)._look_after_due(broker.connection.now_ms(), math.inf)
 
-    def body(broker: Broker, job_id: str) -> None:
-        reaper, now_ms = reaper_type(broker), broker.connection.now_ms() + 1000
-        if "until" in inspect.signature(reaper._look_after).parameters:  # looks at many jobs at once, for so long
-            reaper._look_after([job_id], now_ms, math.inf)
-        else:
-            reaper._look_after(broker.jobs.status(job_id), now_ms)
 
-    return body
+def sweeps(broker: Broker, job_id: str) -> None:
+    """A reaper's sweep: it finds the jobs that the agenda lacks."""
+    broker.upkeep.agenda.sweep(broker.connection.now_ms())

@@ -115,6 +115,10 @@ class Machine:
             if not lives or state.may("lapse"):
                 fault = "lapse" if lives else ""
                 yield Move("time", "the right to add lapses", self._ending_right(state), fault)
+        if state.may("lost result"):
+            for chunk in range(view.number("added")):
+                if view.result(chunk) is not None:
+                    yield Move("redis", f"loses the result of {chunk}", self._losing(state, chunk), "lost result")
         if state.may("rollback"):
             for back, past in enumerate(reversed(state.history), 1):
                 yield Move("redis", f"goes back {back}", self._going_back(state, past, True, back), "rollback")
@@ -140,6 +144,13 @@ class Machine:
         def do(world: World) -> tuple[State, str]:
             world.grow_old()
             return state, "the last progress is long ago"
+
+        return do
+
+    def _losing(self, state: State, chunk: int) -> Callable[[World], tuple[State, str]]:
+        def do(world: World) -> tuple[State, str]:
+            world.lose_result(chunk)
+            return replace(state, lost=(*state.lost, chunk), went_back=True), f"loses the result of {chunk}"
 
         return do
 

@@ -100,6 +100,11 @@ class OldReaper:
             upkeep.audit(job.id)
 
 
+def looks_after(broker: Broker, job_id: str) -> None:
+    """What a round did for one job."""
+    OldReaper(broker)._look_after(broker.jobs.status(job_id), broker.connection.now_ms() + 1000)
+
+
 class OldSubmission:
     """Waited for room in whatever job."""
 

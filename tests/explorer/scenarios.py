@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.job import Job
-from embedctl.reaper import Reaper
 from embedctl.store import JobStatus
-from embedctl_config import keys
 from tests.contract.helpers import MINE, QUEUE
 from tests.explorer import bodies, old_client, old_jobs, old_upkeep
-from tests.explorer.actors import Actor, Program, Worker, _result
+from tests.explorer.actors import Actor, Body, Program, Worker, _result
 from tests.explorer.bodies import corpus
 from tests.explorer.machine import Machine
 from tests.explorer.world import State, World, a_world
@@ -25,7 +23,7 @@ class Cast:
     """Whose client code acts: that of the package, or what it was before its faults were mended."""
 
     job: Any = Job
-    reaper: Any = Reaper
+    looks_after: Body = bodies.looks_after
     submit: Callable[..., Any] = bodies.submits
 
 
@@ -33,7 +31,7 @@ class Cast:
 LONG = "x" * 600
 
 PRESENT = Cast()
-BEFORE = Cast(old_client.OldJob, old_client.OldReaper, old_client.submits)
+BEFORE = Cast(old_client.OldJob, old_client.looks_after, old_client.submits)
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,26 @@ class Scenario:
     history: int = 4
 
     @contextmanager
-    def machine(self, folder: Path, *, before: bool = False, old_scripts: bool = False) -> Iterator[Machine]:
+    def machine(
+        self,
+        folder: Path,
+        *,
+        before: bool = False,
+        old_scripts: bool = False,
+        scripts: Callable[[str], str] | None = None,
+        parts: Mapping[str, Any] | None = None,
+    ) -> Iterator[Machine]:
         """The machine of this scenario, in the Redis whose folder this is.
 
         Args:
             before: with the client code as it was before its faults were mended.
             old_scripts: with the scripts as they were, and the store that called them.
+            scripts: the text of each script by its name; those of the package where it is None.
+            parts: the types of `jobs` and `upkeep`, where they are not the package's.
         """
-        scripts = old_client.old_script if old_scripts else None
-        parts: Any = {"jobs": old_jobs.JobStore, "upkeep": old_upkeep.Upkeep} if old_scripts else {}
-        with a_world(folder, scripts=scripts, parts=parts, job=self.job, **self.settings) as world:
+        if old_scripts:
+            scripts, parts = old_client.old_script, {"jobs": old_jobs.JobStore, "upkeep": old_upkeep.Upkeep}
+        with a_world(folder, scripts=scripts, parts=parts or {}, job=self.job, **self.settings) as world:
             self.prepare(world)
             yield Machine(world, self.actors(BEFORE if before else PRESENT), dict(self.left), history=self.history)
 
@@ -82,17 +90,29 @@ def _age(status: JobStatus) -> Any:
     return status.sealed, status.progressed_at.year > 2000
 
 
-def _reaper(cast: Cast, *, only_fair: bool = False) -> Program:
-    def needed(world: World, state: State) -> bool:
-        return world.job_id.encode() in world.view(state.snapshot).fields(keys.ACTIVE)
+def _reaper(cast: Cast, *, only_fair: bool = False, always_sweeps: bool = False) -> Program:
+    """Looks at the job once its time comes, and sweeps.
+
+    Args:
+        always_sweeps: also while the job's time is to come, so that everything may happen between the steps of a sweep.
+    """
+
+    def needed(world: World, state: State) -> tuple[str, ...]:
+        view = world.view(state.snapshot)
+        if not world.has_agenda:
+            return ("looks",) if view.is_active else ()
+        if not view.in_agenda:
+            return ("sweeps",) if view.is_active else ()
+        return ("looks", "sweeps") if always_sweeps and view.is_active else ("looks",)
 
     return Program(
         "reaper",
-        {"": bodies.reaps(cast.reaper)},
+        {"looks": cast.looks_after, "sweeps": bodies.sweeps},
         runs=0,
         mortal=True,
         obliged=True,
         begins=needed,
+        before=World.come_up,
         only_fair=only_fair,
         sees=_age,
     )
@@ -131,6 +151,30 @@ def _ended_with_failures(world: World) -> None:
         claim = jobs.claim(world.job_id, chunk, token=f"t{chunk}", instance="before", fingerprint=MINE)
         payload, report = _result(claim.input, 1)
         assert jobs.complete(world.job_id, chunk, f"t{chunk}", payload, report, fingerprint=MINE) == "ok"
+
+
+def _retried(world: World) -> None:
+    """A sealed job of two chunks whose failed records were retried: that of the second one failed again."""
+    _ended_with_failures(world)
+    jobs = world.broker.jobs
+    for chunk in range(2):
+        assert jobs.retry(world.job_id, chunk, 2 + chunk, "before") == 1
+    jobs.seal(world.job_id, 4)
+    jobs.issue(world.job_id, QUEUE)
+    for chunk in range(2, 4):
+        claim = jobs.claim(world.job_id, chunk, token=f"t{chunk}", instance="before", fingerprint=MINE)
+        payload, report = _result(claim.input, chunk - 2)
+        assert jobs.complete(world.job_id, chunk, f"t{chunk}", payload, report, fingerprint=MINE) == "ok"
+
+
+def _repairer(cast: Cast) -> Program:
+    """Submits the corpus again, whose result Redis lost."""
+
+    def needed(world: World, state: State) -> tuple[str, ...]:
+        return ("",) if state.lost else ()
+
+    again = cast.submit(corpus("text", "text"))
+    return Program("producer", {"": again}, mortal=True, obliged=True, holds=True, begins=needed, sees=_nothing)
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -180,6 +224,28 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         left={"death": 1, "lost answer": 1},
         prepare=_ended_with_failures,
+    ),
+    # A job that is kept for so long after its end that the reaper has no need to settle it; it sweeps at any time.
+    "kept for long": Scenario(
+        lambda cast: (_retrier(cast, runs=2), Worker("w1", fails=(0, 1)), _reaper(cast, always_sweeps=True)),
+        left={"death": 1},
+        job={"ttl_s": 8 * 24 * 3600.0},
+        prepare=_ended_with_failures,
+    ),
+    # Redis loses one result, and the same corpus is submitted again, while somebody retries, or has retried.
+    "lost result": Scenario(
+        lambda cast: (_retrier(cast), _repairer(cast), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        left={"lost result": 1},
+        prepare=_ended_with_failures,
+    ),
+    "lost result of a retry": Scenario(
+        lambda cast: (_retrier(cast), _repairer(cast), Worker("w1", fails=(0, 1)), _reaper(cast), _waiter(cast)),
+        left={"lost result": 1, "death": 1},
+        prepare=_retried,
+    ),
+    "lost result of a lease": Scenario(
+        lambda cast: (_producer(cast, "a", runs=2), Worker("w1"), Worker("w2"), _reaper(cast)),
+        left={"lost result": 1, "lapse": 1},
     ),
     # Redis forgets its last writes; a producer goes on with another end of its corpus, where Redis lost that.
     "changed corpus": Scenario(

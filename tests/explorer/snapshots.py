@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
-from embedctl.store.connection import Connection, script_source
+from embedctl.store.connection import Connection, ScriptCall, script_source
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
@@ -37,12 +37,25 @@ _UNTOLD = (b"embed:worker:", b"embed:machine:", b"embed:birth", b"embed:jobs")
 #: Leases and re-issues of the explored world (seconds): no time passes but by a step that says so.
 LONG_S = 1_000_000.0
 _PAST = 1_000_000_000_000  # ms since 1970; every real time is later
+#: When the reaper looks at a job next, as snapshots have it (ms).
+NOW, LATER = 1, 8 * 10**15
+_AGENDAS = keys.upkeep("")
 
 # Values go as one string each: `s` and the bytes, or `h`/`z` and items as `length:bytes`. A key that has no time to
 # live is told; the others get a long one, so that nothing expires but by a step. Streams are left alone: nobody decides
-# by them.
-_DUMP = """
-local out, bare = {}, {}
+# by them. When the reaper looks at a job decides only by whether it does so now or later, so that is all that is kept.
+_DUMP = f"""
+local out, bare = {{}}, {{}}
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for _, key in ipairs(redis.call('KEYS', '{_AGENDAS}*')) do
+  local jobs = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  for each = 1, #jobs, 2 do
+    redis.call('ZADD', key, tonumber(jobs[each + 1]) <= now and {NOW} or {LATER}, jobs[each])
+  end
+end
+"""
+_DUMP += """
 for _, key in ipairs(redis.call('KEYS', 'embed:*')) do
   if redis.call('PTTL', key) < 0 then bare[#bare + 1] = key else redis.call('PEXPIRE', key, 86400000) end
   local kind = redis.call('TYPE', key).ok
@@ -137,6 +150,9 @@ class ExplorerConnection(Connection):
         word, *rest = answer
         return word.decode(), rest
 
+    def scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        return [self.script(call.name, call.keys, call.args) for call in calls]
+
     @contextmanager
     def client(self) -> Iterator[Any]:
         self.commands += 1
@@ -216,8 +232,34 @@ class _Looks:
     def hgetall(self, key: str) -> dict[bytes, bytes]:
         return fields(self._connection.look().get(key.encode()))
 
+    def hmget(self, key: str, *names: str) -> list[bytes | None]:
+        known = self.hgetall(key)
+        return [known.get(name.encode()) for name in names]
+
+    def zrange(self, key: str, start: int, end: int, *, withscores: bool = False) -> list[Any]:
+        found = self._members(key)
+        found = found[start : None if end == -1 else end + 1]
+        return found if withscores else [member for member, _ in found]
+
+    def zrangebyscore(
+        self, key: str, least: str, most: float, *, start: int, num: int, withscores: bool = False
+    ) -> list[Any]:
+        assert least == "-inf"
+        found = [each for each in self._members(key) if each[1] <= most][start : start + num]
+        return found if withscores else [member for member, _ in found]
+
+    def zcount(self, key: str, least: float, most: str) -> int:
+        assert most == "+inf"
+        return sum(score >= least for _, score in self._members(key))
+
+    def _members(self, key: str) -> list[tuple[bytes, float]]:
+        found = fields(self._connection.look().get(key.encode()))
+        return sorted(((member, float(score)) for member, score in found.items()), key=lambda each: (each[1], each[0]))
+
     def pttl(self, key: str) -> int:
-        return 86_400_000 if self.exists(key) else -2
+        if not self.exists(key):
+            return -2
+        return -1 if key.encode() in self._connection.bare else 86_400_000
 
     def exists(self, key: str) -> int:
         return int(key.encode() in self._connection.look())
@@ -248,7 +290,7 @@ class _Pipeline:
 
         return ask
 
-    def execute(self) -> list[Any]:
+    def execute(self, *, raise_on_error: bool = True) -> list[Any]:
         return [getattr(self._client, name)(*args, **named) for name, args, named in self._asked]
 
 
@@ -280,7 +322,7 @@ _TELLING = {
 _TIMES = {b"progressed_ms", b"started_ms", b"ended_ms"}
 
 
-def lies_in_the_past(score: bytes, now_ms: float | None = None) -> bool:
+def lies_in_the_past(score: bytes | float, now_ms: float | None = None) -> bool:
     """Whether a time in ms is over. Those to come are ahead by :data:`LONG_S`, or nearly."""
     return float(score) < (time.time() * 1000 if now_ms is None else now_ms) + LONG_S
 
@@ -315,6 +357,7 @@ def _deaths(facts: bytes) -> tuple[str, int]:
     return known["rows"], min(known["unnamed"], 4)
 
 
+_VERSIONS = range(1, wire.VERSION + 1)
 #: What stands for the result of such a chunk.
 _VOID = b"void"
 
@@ -332,6 +375,16 @@ class View:
     def text(self, field: str) -> str | None:
         value = self.job.get(field.encode())
         return None if value is None else value.decode()
+
+    @property
+    def in_agenda(self) -> bool:
+        """Whether the reaper is to look at it, now or later."""
+        return any(self.job_id.encode() in self.fields(keys.upkeep(version)) for version in _VERSIONS)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a sweep of the reaper finds it."""
+        return self.job_id.encode() in self.fields(keys.ACTIVE)
 
     @property
     def state(self) -> str:
@@ -354,6 +407,12 @@ class View:
     def result(self, chunk: int) -> wire.ChunkResult | None:
         found = self.string(keys.chunk_result(self.job_id, chunk))
         return None if found in (None, _VOID) else _result(found or b"")
+
+    def is_missing(self, chunk: int) -> bool:
+        """Whether a chunk's records are counted, and its result is not there."""
+        bits = self.string(keys.counted(self.job_id)) or b""
+        counted = chunk // 8 < len(bits) and bits[chunk // 8] & (128 >> chunk % 8)
+        return bool(counted) and self.string(keys.chunk_result(self.job_id, chunk)) is None
 
     def is_void(self, chunk: int) -> bool:
         """Whether a chunk of retried records counts for nothing any more."""

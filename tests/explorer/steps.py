@@ -11,16 +11,21 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from embedctl.broker import Broker
 from embedctl.store import JobStatus
+from embedctl.store.agenda import Agenda
+from embedctl.store.connection import Connection, ScriptCall
+from embedctl.store.upkeep import ActiveJob, Upkeep
 from embedctl_config.errors import EmbedctlError
+from tests.explorer.snapshots import lies_in_the_past
 
 
 class Paused(BaseException):
@@ -49,8 +54,13 @@ def frozen(value: Any) -> Any:
     if isinstance(value, JobStatus):
         told = [getattr(value, each.name) for each in dataclasses.fields(value) if each.name not in _TELLING]
         return (value.progressed_at.year > 2000, *(each for each in told if not isinstance(each, datetime | timedelta)))
+    if isinstance(value, ActiveJob):
+        told = [getattr(value, each.name) for each in dataclasses.fields(value) if not each.name.endswith("_ms")]
+        return (value.progressed_ms > 1, *told)
     if isinstance(value, list | tuple | set):
         return tuple(map(frozen, value))
+    if isinstance(value, float):  # the time of a chunk
+        return lies_in_the_past(value)
     return value
 
 
@@ -145,6 +155,8 @@ class Recorder:
 def _shown(value: Any) -> str:
     if isinstance(value, JobStatus):
         return f"{value.state} {value.done}+{value.failed}/{value.records}"
+    if isinstance(value, ActiveJob):
+        return f"{value.state}, {value.issued} of {value.chunks} issued" + ", abandoned" * value.abandoned
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(_shown, value)) + "]"
     if isinstance(value, bytes):
@@ -177,8 +189,52 @@ class _SteppedJobs(_Stepped):
 
 
 class _SteppedUpkeep(_Stepped):
+    def __init__(self, real: Any, recorder: Recorder, broker: Broker) -> None:
+        super().__init__(real, recorder)
+        if isinstance(real, Upkeep):
+            self.agenda = _stepped_agenda(real.agenda, recorder, broker)
+            self._looking = Upkeep(_SteppedScripts(broker.connection, recorder), broker.settings)
+
+    def look(self, *args: Any, **named: Any) -> Any:
+        """Another may stand between any two of the scripts, though they go in one round trip."""
+        return self._looking.look(*args, **named)
+
     def extend(self, *args: Any, **named: Any) -> None:
         """Lifetimes are not explored."""
+
+
+class _SteppedScripts(Connection):
+    """Runs each script of many as one step."""
+
+    def __init__(self, real: Connection, recorder: Recorder) -> None:
+        self._real, self._recorder = real, recorder
+
+    def scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        return [self._recorder.call(call.name, partial(self._run, call), call.args[0]) for call in calls]
+
+    def _run(self, call: ScriptCall, job_id: str) -> Any:
+        return self._real.scripts([call])[0]
+
+
+def _stepped_agenda(real: Agenda, recorder: Recorder, broker: Broker) -> Agenda:
+    """An agenda whose every round trip is one step, also those of its sweep."""
+    agenda = Agenda(broker.connection, broker.settings)
+    for name in ("due", "look_at", "leave_out", "forget", "_slice", "_facts_of", "_live", "_put"):
+        setattr(agenda, name, partial(recorder.call, name.strip("_"), getattr(real, name)))
+    return agenda
+
+
+class _NoHeads:
+    """Queues that do not tell which tickets are left in them: those of the explored world may be lost at any time."""
+
+    def __init__(self, connection: Connection) -> None:
+        pass
+
+    def taken_before(self, queues: Iterable[str], now_ms: int) -> dict[str, int]:
+        return dict.fromkeys(queues, 1 << 53)
+
+    def standing_still(self, queues: Iterable[str]) -> None:
+        pass
 
 
 class _NobodyAsks:
@@ -197,6 +253,12 @@ class _Tickets:
         if chunks:
             self._recorder.call("send tickets", lambda _, sent: self._send(sent), "", chunks)
 
+    def written(self, queue: str, job_id: str, chunks: list[int], **facts: Any) -> list[int]:
+        return chunks
+
+    def forward(self, tickets: list[int]) -> None:
+        self.send("", "", tickets)
+
     def close(self) -> None:
         pass
 
@@ -208,7 +270,7 @@ def stepped_broker(real: Broker, recorder: Recorder, send: Callable[[list[int]],
         send: is given the chunks whose tickets are sent.
     """
     jobs: Any = _SteppedJobs(real.jobs, recorder)
-    upkeep: Any = _SteppedUpkeep(real.upkeep, recorder)
+    upkeep: Any = _SteppedUpkeep(real.upkeep, recorder, real)
     workers: Any = _NobodyAsks()
     broker = Broker(real.settings, real.connection, jobs, workers, upkeep)
     broker.__dict__["_tickets"] = _Tickets(recorder, send)
@@ -250,6 +312,7 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
             ("embedctl.submission.secrets", dice),
             ("embedctl.submission.threading", threads),
             ("embedctl.enqueue._begun", lambda broker, options: broker.jobs.status(options.resume)),
+            ("embedctl.reaper.Heads", _NoHeads),
             ("embedctl.reaper.Reaper.round", lambda reaper, *args, **named: None),
             ("embedctl.reaper.Reaper.rest", lambda reaper, *args, **named: None),
         ]:

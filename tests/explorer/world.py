@@ -13,11 +13,11 @@ from typing import Any
 
 from embedctl.broker import Broker
 from embedctl.store import JobStore, Upkeep, WorkerRegistry
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from tests.contract.helpers import QUEUE, row, spec
-from tests.explorer.snapshots import LONG_S, ExplorerConnection, Snapshot, View
+from tests.explorer.snapshots import LONG_S, NOW, ExplorerConnection, Snapshot, View
 from tests.explorer.steps import Recorder, no_time_of_its_own, stepped_broker
 
 #: Chunk → digest of the text that the job holds, or held when it was encoded.
@@ -42,7 +42,8 @@ class State:
         actors: what each actor knows.
         left: fault → how often it may still happen.
         history: what Redis held before, the newest last; kept while it may go back.
-        went_back: whether Redis ever went back.
+        lost: chunks whose results Redis lost, repaired or not.
+        went_back: whether Redis ever went back, or lost a result.
     """
 
     snapshot: Snapshot
@@ -51,6 +52,7 @@ class State:
     actors: tuple[Any, ...]
     left: tuple[tuple[str, int], ...]
     history: tuple[Past, ...] = ()
+    lost: tuple[int, ...] = ()
     went_back: bool = False
 
     @cached_property
@@ -64,6 +66,7 @@ class State:
                 tuple(actor.key for actor in self.actors),
                 self.left,
                 tuple((past.snapshot.canonical, past.tickets) for past in self.history),
+                self.lost,
                 self.went_back,
             )
         )
@@ -116,15 +119,30 @@ class World:
         """Move the time at which something had to happen to a chunk into the past."""
         self.connection.run("ZADD", keys.due(self.job_id), "XX", 1, chunk)
 
+    @property
+    def has_agenda(self) -> bool:
+        """Whether the reaper looks at a job when its time comes; it went through all of them before."""
+        return isinstance(self.broker.upkeep, Upkeep)
+
+    def come_up(self) -> None:
+        """Let the time come at which the reaper looks at the job next."""
+        for version in range(1, wire.VERSION + 1):
+            self.connection.queue("ZADD", keys.upkeep(version), "XX", NOW, self.job_id)
+
     def grow_old(self) -> None:
         """Let the job's last progress be long ago."""
         self.connection.run("HSET", keys.job(self.job_id), "progressed_ms", 1)
+
+    def lose_result(self, chunk: int) -> None:
+        self.connection.run("DEL", keys.chunk_result(self.job_id, chunk))
 
     def end_producer_lease(self) -> None:
         self.connection.run("DEL", keys.producer(self.job_id))
 
     def beat(self, instance: str) -> None:
         self.broker.workers.beat(row(instance))
+        if self.has_agenda:
+            self.broker.upkeep.agenda.wake([QUEUE])
         for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
             self.connection.run("ZADD", members, self.now_ms + LONG_S * 3000, instance)
 
