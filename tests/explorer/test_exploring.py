@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.explorer.conftest import EXPLORED
 from tests.explorer.machine import Coverage
 from tests.explorer.scenarios import SCENARIOS
 
@@ -13,8 +15,16 @@ SMALL = [name for name in SCENARIOS if not name.startswith("everybody")]
 LARGE = [name for name in SCENARIOS if name.startswith("everybody")]
 
 
-def report(name: str, coverage: Coverage) -> None:
+#: Notes how far an exploration went, for the summary at the end.
+Note = Callable[[str, object], None]
+#: Seconds for each small world, and for each large one.
+SMALL_S, LARGE_S = 9.0, 12.0
+
+
+def report(name: str, coverage: Coverage, note: Note | None = None) -> None:
     print(f"{name}: {coverage}")
+    if note is not None:
+        note(EXPLORED, [name, coverage.steps, coverage.states, coverage.depth, coverage.paths, coverage.seconds])
     assert not coverage.found, "\n".join(map(str, coverage.found))
 
 
@@ -37,14 +47,14 @@ def test_a_few_walks_go_well(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("scenario", SMALL)
-def test_all_orders_of_steps_in_a_small_world_go_well(folder: Path, scenario: str) -> None:
+def test_all_orders_of_steps_in_a_small_world_go_well(folder: Path, scenario: str, record_property: Note) -> None:
     with SCENARIOS[scenario].machine(folder) as machine:
-        report(scenario, machine.explore(seconds=20.0))
+        report(scenario, machine.explore(seconds=SMALL_S), record_property)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("scenario", LARGE)
-def test_walks_through_a_large_world_go_well(folder: Path, scenario: str) -> None:
+def test_walks_through_a_large_world_go_well(folder: Path, scenario: str, record_property: Note) -> None:
     with SCENARIOS[scenario].machine(folder) as machine:
-        report(scenario, machine.walks(range(1_000_000), seconds=30.0))
+        report(scenario, machine.walks(range(1_000_000), seconds=LARGE_S), record_property)
