@@ -385,7 +385,7 @@ class Worker:
 
     def _start(self, world: World, state: State, at: int) -> Done:
         # Another process is another instance: what is known of the dead one's death stays true.
-        world.connection.run("DEL", keys.died(self.name))
+        world.connection.queue("DEL", keys.died(self.name))
         world.beat(self.name)
         return state.with_actor(at, Hand()), "starts again"
 

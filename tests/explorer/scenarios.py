@@ -90,7 +90,7 @@ def _age(status: JobStatus) -> Any:
     return status.sealed, status.progressed_at.year > 2000
 
 
-def _reaper(cast: Cast, *, only_fair: bool = False, always_sweeps: bool = False) -> Program:
+def _reaper(cast: Cast, name: str = "reaper", *, only_fair: bool = False, always_sweeps: bool = False) -> Program:
     """Looks at the job once its time comes, and sweeps.
 
     Args:
@@ -106,7 +106,7 @@ def _reaper(cast: Cast, *, only_fair: bool = False, always_sweeps: bool = False)
         return ("looks", "sweeps") if always_sweeps and view.is_active else ("looks",)
 
     return Program(
-        "reaper",
+        name,
         {"looks": cast.looks_after, "sweeps": bodies.sweeps},
         runs=0,
         mortal=True,
@@ -230,6 +230,17 @@ SCENARIOS: dict[str, Scenario] = {
         lambda cast: (_retrier(cast, runs=2), Worker("w1", fails=(0, 1)), _reaper(cast, always_sweeps=True)),
         left={"death": 1},
         job={"ttl_s": 8 * 24 * 3600.0},
+        prepare=_ended_with_failures,
+    ),
+    # A reaper whose turn was over goes on beside the next one.
+    "two reapers": Scenario(
+        lambda cast: (
+            _retrier(cast),
+            Worker("w1", fails=(0, 1)),
+            _reaper(cast),
+            _reaper(cast, "slow", always_sweeps=True),
+        ),
+        left={"lapse": 1},
         prepare=_ended_with_failures,
     ),
     # Redis loses one result, and the same corpus is submitted again, while somebody retries, or has retried.

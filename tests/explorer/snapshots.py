@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
@@ -132,6 +132,7 @@ class ExplorerConnection(Connection):
             return self._pending
         if not self._looked or self._queued:
             answers = self.wire.ask(*self._restoring(), *self._told(), ["EVALSHA", self._dump, 0])
+            self._check(answers)
             self._saw(answers[-1])
         return self._now
 
@@ -142,7 +143,8 @@ class ExplorerConnection(Connection):
             assert isinstance(sha, bytes), sha
             self._shas[name] = sha
         call = ["EVALSHA", sha, len(script_keys), *script_keys, *args]
-        *_, answer, seen = self.wire.ask(*self._restoring(), *self._told(), call, ["EVALSHA", self._dump, 0])
+        *before, answer, seen = self.wire.ask(*self._restoring(), *self._told(), call, ["EVALSHA", self._dump, 0])
+        self._check(before)
         self._saw(seen)
         self.commands += 1
         if isinstance(answer, Refused):
@@ -171,14 +173,12 @@ class ExplorerConnection(Connection):
     def flush(self) -> None:
         """Put back now what is to be put back, and say what is to be said."""
         if waiting := self._restoring() + self._told():
-            self.wire.ask(*waiting)
+            self._check(self.wire.ask(*waiting))
 
-    def run(self, *command: Any) -> Any:
-        """A command of the world's own, such as one that lets time pass."""
-        self.go_behind()
-        (answer,) = self.wire.ask(list(command))
-        assert not isinstance(answer, Refused), answer
-        return answer
+    @staticmethod
+    def _check(answers: list[Any]) -> None:
+        refused = [each for each in answers if isinstance(each, Refused)]
+        assert not refused, refused
 
     def uptime_s(self) -> int:
         return 10**9
@@ -267,6 +267,23 @@ class _Looks:
     def set(self, key: str, value: bytes, *, ex: int) -> bool:
         self._connection.queue("SET", key, value, "EX", ex)
         return True
+
+    # Nobody asks for the answers of these.
+
+    def zadd(
+        self, key: str, scores: Mapping[Any, float], *, nx: bool = False, xx: bool = False, lt: bool = False
+    ) -> None:
+        flags = [flag for flag, wanted in (("NX", nx), ("XX", xx), ("LT", lt)) if wanted]
+        self._connection.queue("ZADD", key, *flags, *(part for member, at in scores.items() for part in (at, member)))
+
+    def zrem(self, key: str, *members: Any) -> None:
+        self._connection.queue("ZREM", key, *members)
+
+    def pexpire(self, key: str, ms: int) -> None:
+        self._connection.queue("PEXPIRE", key, ms)
+
+    def unlink(self, *names: str) -> None:
+        self._connection.queue("UNLINK", *names)
 
     def pipeline(self, transaction: bool = True) -> Any:
         return _Pipeline(self)

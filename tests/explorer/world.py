@@ -117,7 +117,7 @@ class World:
 
     def lapse(self, chunk: int) -> None:
         """Move the time at which something had to happen to a chunk into the past."""
-        self.connection.run("ZADD", keys.due(self.job_id), "XX", 1, chunk)
+        self.connection.queue("ZADD", keys.due(self.job_id), "XX", 1, chunk)
 
     @property
     def has_agenda(self) -> bool:
@@ -131,27 +131,27 @@ class World:
 
     def grow_old(self) -> None:
         """Let the job's last progress be long ago."""
-        self.connection.run("HSET", keys.job(self.job_id), "progressed_ms", 1)
+        self.connection.queue("HSET", keys.job(self.job_id), "progressed_ms", 1)
 
     def lose_result(self, chunk: int) -> None:
-        self.connection.run("DEL", keys.chunk_result(self.job_id, chunk))
+        self.connection.queue("DEL", keys.chunk_result(self.job_id, chunk))
 
     def end_producer_lease(self) -> None:
-        self.connection.run("DEL", keys.producer(self.job_id))
+        self.connection.queue("DEL", keys.producer(self.job_id))
 
     def beat(self, instance: str) -> None:
         self.broker.workers.beat(row(instance))
         if self.has_agenda:
             self.broker.upkeep.agenda.wake([QUEUE])
         for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
-            self.connection.run("ZADD", members, self.now_ms + LONG_S * 3000, instance)
+            self.connection.queue("ZADD", members, self.now_ms + LONG_S * 3000, instance)
 
     def die(self, instance: str, *, witnessed: bool) -> None:
         """A worker is gone; what is known of it is that it is silent, or that it died."""
         for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
-            self.connection.run("ZADD", members, 1, instance)
+            self.connection.queue("ZADD", members, 1, instance)
         if witnessed:
-            self.connection.run("SET", keys.died(instance), "dead", "PX", 10**8)
+            self.connection.queue("SET", keys.died(instance), "dead", "PX", 10**8)
 
 
 @contextmanager
