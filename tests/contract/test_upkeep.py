@@ -134,6 +134,17 @@ def test_nothing_is_reaped_or_audited_of_a_job_that_wants_nothing(live: Broker, 
     assert live.upkeep.audit(job_id) == 0
 
 
+def test_an_audit_that_comes_after_the_budget_has_ended_a_job_leaves_it_as_it_is(live: Broker, raw) -> None:
+    job_id = new_job(live, 3, max_errors=0)
+    live.jobs.issue(job_id, QUEUE)
+    work(live, job_id, 0, failed=1)
+    assert live.upkeep.audit(job_id) == 0
+    assert not raw.exists(keys.due(job_id))
+    assert live.upkeep.free_slice(job_id, 3, results=False)
+    assert live.upkeep.audit(job_id) == 0
+    assert live.jobs.status(job_id).lost_chunks is None
+
+
 def test_an_audit_of_a_healthy_job_finds_nothing(broker: Broker, raw) -> None:
     job_id = new_job(broker, 5)
     broker.jobs.issue(job_id, QUEUE)
