@@ -153,6 +153,15 @@ def _ended_with_failures(world: World) -> None:
         assert jobs.complete(world.job_id, chunk, f"t{chunk}", payload, report, fingerprint=MINE) == "ok"
 
 
+def _submitted(world: World) -> None:
+    """A sealed job of two chunks, no ticket of which was sent."""
+    from tests.contract.helpers import add
+
+    for chunk in range(2):
+        add(world.broker, world.job_id, chunk)
+    world.broker.jobs.seal(world.job_id, 2)
+
+
 def _retried(world: World) -> None:
     """A sealed job of two chunks whose failed records were retried: that of the second one failed again."""
     _ended_with_failures(world)
@@ -198,6 +207,13 @@ SCENARIOS: dict[str, Scenario] = {
         lambda cast: (_producer(cast, "a", LONG, "c"), Worker("w1", fails=(0, 1)), _reaper(cast)),
         settings={"high_water_bytes": 1024},
         job={"max_errors": 0},
+    ),
+    # A budget that is spent while the reaper is about to audit the job.
+    "budget and audit": Scenario(
+        lambda cast: (Worker("w1", fails=(0, 1)), _reaper(cast), _canceller(cast)),
+        left={"lapse": 1},
+        job={"max_errors": 0},
+        prepare=_submitted,
     ),
     # Somebody retries, and may die over it; somebody else retries too, or submits the corpus again.
     "retry": Scenario(

@@ -219,8 +219,14 @@ class _SteppedScripts(Connection):
 def _stepped_agenda(real: Agenda, recorder: Recorder, broker: Broker) -> Agenda:
     """An agenda whose every round trip is one step, also those of its sweep."""
     agenda = Agenda(broker.connection, broker.settings)
+
+    def step(name: str, *args: Any, **named: Any) -> Any:
+        if name in ("leave_out", "forget") and not args[0]:
+            return None  # nothing is asked
+        return recorder.call(name.strip("_"), getattr(real, name), *args, **named)
+
     for name in ("due", "look_at", "leave_out", "forget", "_slice", "_facts_of", "_live", "_put"):
-        setattr(agenda, name, partial(recorder.call, name.strip("_"), getattr(real, name)))
+        setattr(agenda, name, partial(step, name))
     return agenda
 
 

@@ -18,7 +18,7 @@ LARGE = [name for name in SCENARIOS if name.startswith("everybody")]
 #: Notes how far an exploration went, for the summary at the end.
 Note = Callable[[str, object], None]
 #: Seconds for each small world, and for each large one.
-SMALL_S, LARGE_S = 9.0, 12.0
+SMALL_S, LARGE_S = 8.0, 10.0
 
 
 def report(name: str, coverage: Coverage, note: Note | None = None) -> None:
