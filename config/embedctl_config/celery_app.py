@@ -85,7 +85,7 @@ class _OfSettings(Celery):
         self._embedctl_settings = settings
 
     def connection_for_read(self, url: str | None = None, **kwargs: Any) -> Connection:
-        """A connection to our broker, with the password as it is now; whoever gives a URL has it of the environment."""
+        """A connection to our broker, with the password as it is now; a URL that is given came from the environment."""
         return super().connection_for_read(_address(self._embedctl_settings)[0], **kwargs)
 
     def connection_for_write(self, url: str | None = None, **kwargs: Any) -> Connection:

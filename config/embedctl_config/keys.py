@@ -88,8 +88,8 @@ CHUNK_TTL_FACTOR = 1.25
 #: The stream of an ended job lives this long: all who wait are told within a second (seconds).
 ENDED_EVENTS_S = 60
 
-#: A job that made progress is looked after this much later at the latest: whoever was to send its next tickets may have
-#: died before (seconds).
+#: The reaper looks at a job at most this long after its last progress: the process that was to send its next tickets
+#: may have died (seconds).
 LOOK_AFTER_S = 5
 
 #: How many events a job's stream keeps.

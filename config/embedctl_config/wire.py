@@ -252,7 +252,7 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
     vectors = cursor.take(head.rows * head.dim * 4)
     cursor.finish()
     if checksum and checksum != f"{zlib.crc32(vectors):08x}":
-        raise WireForeign("the vectors of a result are damaged: their checksum is another one. Submit its corpus anew")
+        raise WireForeign("the vectors of a result are damaged: their checksum does not match. Submit the corpus again")
     return replace(head, vectors=vectors)
 
 

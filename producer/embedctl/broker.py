@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from embedctl.store.observed import Observer
     from embedctl.tickets import TicketSender
 
-#: Brokers of so many different settings stay ready, those used last; others for as long as a job holds them.
+#: The brokers of this many different settings stay ready, the last ones used; others stay while a job holds them.
 _KEPT = 4
 
 

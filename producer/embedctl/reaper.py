@@ -28,9 +28,9 @@ BUDGET_S = 1.0
 _TOGETHER = 100
 #: A job that can't be looked at is tried again after this, then ever later (seconds).
 _RETRY_S, _LONGEST_RETRY_S = 60.0, 30 * 60.0
-#: So many of these jobs are remembered.
+#: The number of such jobs that are remembered.
 _MOST_TROUBLES = 10_000
-#: Most jobs in which the leases of a dead worker are looked for; those in others lapse.
+#: Leases of a dead worker are ended at once in this many jobs at most; in others they lapse.
 _MOST_RUNNING = 2000
 
 

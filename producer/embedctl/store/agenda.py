@@ -15,8 +15,7 @@ from embedctl_config.settings import Settings
 
 #: Active jobs that one round's sweep looks at.
 _SWEPT = 500
-#: Ids of all jobs of which one round sees whether the jobs are gone: so many of the oldest, and so many on its way
-#: through them all.
+#: One round checks whether this many of the oldest jobs are gone, and as many more on its way through the list of all.
 _NAMES = 100
 #: Jobs that one worker wakes in one round.
 _WOKEN = 1000

@@ -39,7 +39,7 @@ class ActiveJob:
     """What the reaper has to know of a job, read at once.
 
     Attributes:
-        chunks: as many as were added, of which so many were `issued`.
+        chunks: how many were added, and `issued` how many of them were issued.
         left_ms: until it expires, if nothing more happens to it.
         ttl_ms: how long it is kept after its end.
         stopped: whether its error budget ended it.
