@@ -7,6 +7,7 @@ one line that quotes nothing of it: what may publish must not take a worker's me
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,11 @@ log = logging.getLogger(__name__)
 
 #: A ticket's body is some 150 bytes; later versions may put more facts into it.
 MAX_BODY_BYTES = 16 * 1024
-#: Longest string and list among a message's headers. A ticket's longest one tells its route, in words.
-_MAX_HEADER = 1024
+#: Text of all headers of a message together, names included.
+MAX_HEADERS_LENGTH = 16 * 1024
+#: Longest string and list among a message's headers. Of a ticket's own the longest tells its route, in words;
+#: instrumented programs add theirs, of which OpenTelemetry's `baggage` may have 8,192 characters.
+_MAX_HEADER = 8 * 1024
 _MAX_HEADERS = 64
 
 
@@ -78,9 +82,18 @@ def _refuse(body: object) -> bytes:
 
 
 def _small(value: Any) -> bool:
-    """Whether a value of JSON takes a line at most."""
+    """Whether a value of JSON is no longer than the headers of a ticket."""
+    return _length(value) <= MAX_HEADERS_LENGTH
+
+
+def _length(value: Any) -> float:
+    """Characters of a value's strings, names included; infinite where one of them, or a list, is too long."""
     if isinstance(value, dict):
-        return len(value) <= _MAX_HEADERS and all(_small(name) and _small(each) for name, each in value.items())
-    if isinstance(value, list):
-        return len(value) <= _MAX_HEADERS and all(map(_small, value))
-    return not isinstance(value, str) or len(value) <= _MAX_HEADER
+        value = [*value, *value.values()] if len(value) <= _MAX_HEADERS else None
+    elif isinstance(value, list):
+        value = value if len(value) <= _MAX_HEADERS else None
+    elif isinstance(value, str):
+        return len(value) if len(value) <= _MAX_HEADER else math.inf
+    else:
+        return 0
+    return math.inf if value is None else sum(map(_length, value))
