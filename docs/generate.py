@@ -76,8 +76,9 @@ An `embedctl.toml` that merely lies in the working directory may have come with 
 choose models, classes and sizes; {guarded} it may not, and a command stops where it does. If the file is yours, say so:
 `export EMBEDCTL_CONFIG=/path/to/embedctl.toml`.
 
-A password is sent only to the Redis that is named in the same place: `redis_password_file` in your own file goes with
-the `redis_url` there, and is left out where a variable or another file names another Redis.
+A password is never sent to a Redis that a stronger source names: `redis_password_file` in your own file goes with the
+`redis_url` there, and is left out where a variable names another Redis. The other way round they may come apart: a
+`redis_url` in a file that everybody may read, and `EMBEDCTL_REDIS_PASSWORD_FILE` in the environment.
 
 {scalars}
 All producers and workers on one Redis should have the same `lease_s` and `reissue_s`.

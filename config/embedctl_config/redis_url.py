@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 from embedctl_config.errors import SettingsError
-from embedctl_config.settings import NO_REDIS, Settings
+from embedctl_config.settings import NO_REDIS, Settings, expanded
 
 #: What may stand in a URL besides: none of it may turn a check off.
 _CHECKS: Mapping[str, frozenset[str]] = {
@@ -32,7 +32,7 @@ def secret_url(settings: Settings) -> str:
         query.pop(name, None)
     if settings.redis_password_file:
         user, host = _user_and_host(parts, query)
-        password = read_password(Path(settings.redis_password_file).expanduser(), "redis_password_file")
+        password = read_password(expanded(settings.redis_password_file, "redis_password_file"), "redis_password_file")
         parts = parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}")
     # By hand: urlunsplit would leave the slashes out of unix:///path.
     return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{urlencode(query)}" if query else "")
@@ -123,7 +123,7 @@ def read_password(file: Path, setting: str) -> str:
 
 
 def _certificates(path: str) -> str:
-    file = Path(path).expanduser()
+    file = expanded(path, "tls_ca_file")
     try:
         ssl.create_default_context(cafile=str(file))
     except ssl.SSLError as error:

@@ -5,7 +5,7 @@ Sources, the strongest first: explicit arguments, `EMBEDCTL_*` variables, the pr
 
 An `embedctl.toml` that nobody named may have come with a repository that was cloned. So it decides nothing that leads
 to passwords, to other machines, to files written or to code that is run: such settings are *guarded*. And a password is
-sent only to the Redis that the same source names.
+never sent to a Redis that a stronger source names, for it is another's.
 """
 
 from __future__ import annotations
@@ -207,6 +207,18 @@ def explain_settings(
     Raises:
         SettingsError: something is wrong; the message lists every problem with its source.
     """
+    settings, words, problems = survey_settings(environ, directory=directory, **explicit)
+    _raise_all(problems)
+    return settings, words
+
+
+def survey_settings(
+    environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
+) -> tuple[Settings, Mapping[str, str], list[str]]:
+    """What :func:`explain_settings` returns, and every problem, to be shown and not to be worked with.
+
+    A setting whose value can't be used has that of the next weaker source; one that is out of bounds stays.
+    """
     environ = os.environ if environ is None else environ
     problems: list[str] = []
     layers = _Layers()
@@ -215,10 +227,9 @@ def explain_settings(
     layers.lay(_ENVIRONMENT, _from_environment(environ, problems))
     layers.lay(_ARGUMENTS, {name: value for name, value in explicit.items() if value is not None})
     problems += layers.problems()
-    _raise_all(problems)
     settings = Settings(**layers.values)
-    _raise_all(_problems(settings))
-    return settings, layers.in_words()
+    # The first ones may be why values look wrong.
+    return settings, layers.in_words(), problems or _problems(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,17 +256,25 @@ class _Layers:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self._sources: dict[str, _Source] = {}
+        self._ranks: dict[str, int] = {}  # of sources, by setting: the higher, the stronger
+        self._laid = 0
+        self._refused: dict[str, _Source] = {}
         self._left_out = ""
 
     def lay(self, source: _Source, layer: Mapping[str, Any]) -> None:
-        """What a source says wins over what was laid before."""
-        beside = self._sources.get(_PASSWORD)
-        if _URL in layer and beside is not None and beside is self._sources.get(_URL):
-            # Another Redis: the password belongs to the one that it stood beside.
-            self._left_out = f"default; that of {beside.words(_PASSWORD)} is for the redis_url there"
-            del self.values[_PASSWORD], self._sources[_PASSWORD]
+        """What a source says wins over what was laid before, but for what is not its to say."""
+        self._laid += 1
+        if source.found:
+            self._refused = {name: source for name in layer if _GUARDED[name]}
+            layer = {name: value for name, value in layer.items() if name not in self._refused}
+        elif _URL in layer and _URL in self._refused:
+            self._refused.pop(_PASSWORD, None)  # it went with the URL there
+        if _URL in layer and {_URL, _PASSWORD} <= self._sources.keys() and self._password_goes_with_url():
+            self._leave_password_out()
+        self._refused = {name: refused for name, refused in self._refused.items() if name not in layer or source.found}
         self.values.update(layer)
         self._sources.update(dict.fromkeys(layer, source))
+        self._ranks.update(dict.fromkeys(layer, self._laid))
 
     def problems(self) -> list[str]:
         """What a source says that is not its to say."""
@@ -264,14 +283,18 @@ class _Layers:
             "may be somebody else's. If it is yours, say so with "
             f"{CONFIG_VARIABLE}={shlex.quote(str(source.file))}, or move the setting to your own file "
             f"(~/.config/embedctl/config.toml) or to {ENV_PREFIX}{name.upper()}"
-            for name, source in self._sources.items()
-            if source.found and _GUARDED[name]
+            for name, source in self._refused.items()
         ]
-        url, password = self._sources.get(_URL), self._sources.get(_PASSWORD)
-        if self.values.get(_PASSWORD) and self.values.get(_URL) and url is not password and not problems:
+        given = self.values.get(_PASSWORD) and self.values.get(_URL)
+        if given and not self._password_goes_with_url() and not problems:
+            url, password = self._sources[_URL], self._sources[_PASSWORD]
             problems.append(
-                f"redis_password_file is of {_words(password, _PASSWORD)}, and redis_url of {_words(url, _URL)}: a "
-                "password goes only to the Redis that is named beside it, so give both in the same place"
+                f"redis_password_file is of {password.words(_PASSWORD)}, and redis_url of {url.words(_URL)}, which is "
+                "stronger: a password is not sent to a Redis that another source names over its head, so give it "
+                f"where the URL is, or as {ENV_PREFIX}{_PASSWORD.upper()}"
+                if url is not _ARGUMENTS
+                else f"redis_password_file is of {password.words(_PASSWORD)}, and redis_url an argument: a password is "
+                "not sent to a Redis that another source names over its head, so give both as arguments"
             )
         return problems
 
@@ -280,7 +303,20 @@ class _Layers:
         words = {each.name: _words(self._sources.get(each.name), each.name) for each in dataclasses.fields(Settings)}
         if self._left_out and _PASSWORD not in self._sources:
             words[_PASSWORD] = self._left_out
-        return words
+        return words | {
+            name: f"{words[name]}; that of {source.file} is not taken" for name, source in self._refused.items()
+        }
+
+    def _password_goes_with_url(self) -> bool:
+        """Whether who gave the password knew the URL: it is of the same source or of a stronger one."""
+        return self._ranks[_PASSWORD] >= self._ranks[_URL]
+
+    def _leave_password_out(self) -> None:
+        """There is another Redis now: the password belongs to the one that it was given for."""
+        url, password = (self._sources[name].words(name) for name in (_URL, _PASSWORD))
+        where = "there" if url == password else f"of {url}"
+        self._left_out = f"default; that of {password} is for the redis_url {where}"
+        del self.values[_PASSWORD], self._sources[_PASSWORD], self._ranks[_PASSWORD]
 
 
 def _words(source: _Source | None, name: str) -> str:
@@ -304,14 +340,40 @@ def _raise_all(problems: list[str]) -> None:
 
 
 def _config_files(environ: Mapping[str, str], directory: Path) -> Iterable[_Source]:
-    home = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
-    user = Path(home) / "embedctl" / "config.toml"
-    if user.is_file():
+    user = _users_file(environ)
+    if user is not None and user.is_file():
         yield _Source(user)
     named = environ.get(CONFIG_VARIABLE)
     project = Path(named) if named else directory / "embedctl.toml"
     if named or project.is_file():
         yield _Source(project, found=not named)
+
+
+def _users_file(environ: Mapping[str, str]) -> Path | None:
+    """Where the user's file would be; None for a user without a home, as in containers of a number alone."""
+    try:
+        home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
+    except RuntimeError:
+        return None
+    return Path(home) / "embedctl" / "config.toml"
+
+
+def expanded(path: str, setting: str) -> Path:
+    """A path that may begin with `~`.
+
+    Args:
+        setting: what it is the value of, or what would replace it, for the message.
+
+    Raises:
+        SettingsError: this user has no home.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise SettingsError(
+            f"{path}: user {os.getuid()} has no home folder, for HOME is not set and there is no account of that "
+            f"number: set HOME, or {setting} to a path that does not begin with ~"
+        ) from None
 
 
 def _from_file(path: Path, below: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:

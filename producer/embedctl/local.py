@@ -20,7 +20,7 @@ from typing import IO
 from embedctl.broker import Broker
 from embedctl.child import guarded
 from embedctl_config.errors import BrokerUnavailable, MissingExtra, WorkerError
-from embedctl_config.settings import Settings
+from embedctl_config.settings import Settings, expanded
 
 #: How long a Redis may take to answer and a worker to load its models (seconds).
 _REDIS_START_S = 60.0
@@ -119,9 +119,9 @@ def local_worker(
 def state_folder(settings: Settings) -> Path:
     """Where the private Redis and local workers keep what they need: the setting, else the XDG state folder."""
     if settings.state_dir:
-        return Path(settings.state_dir).expanduser()
+        return expanded(settings.state_dir, "state_dir")
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "embedctl"
+    return expanded(base, "state_dir") / "embedctl"
 
 
 def _redis_server() -> str:

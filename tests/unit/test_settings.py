@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import pwd
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from embedctl.cli import main
+from embedctl.local import state_folder
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.settings import (
@@ -20,7 +24,9 @@ from embedctl_config.settings import (
     check_model_name,
     explain_settings,
     load_settings,
+    survey_settings,
 )
+from embedctl_workers.cache import cache_folder
 
 
 @dataclasses.dataclass
@@ -275,10 +281,117 @@ def test_a_password_goes_with_the_url_that_it_stood_beside(sources: Sources, tmp
 def test_a_password_is_not_joined_with_the_url_of_another_source(sources: Sources) -> None:
     user = sources.user('redis_password_file = "secret"\n')
     (problem,) = sources.problems({"EMBEDCTL_REDIS_URL": "redis://other"})
-    assert f"redis_password_file is of {user}, and redis_url of EMBEDCTL_REDIS_URL" in problem
+    assert f"redis_password_file is of {user}, and redis_url of EMBEDCTL_REDIS_URL, which is stronger" in problem
     assert sources.load({"EMBEDCTL_REDIS_URL": "redis://other", "EMBEDCTL_REDIS_PASSWORD_FILE": ""}).redis_url
     both = {"EMBEDCTL_REDIS_URL": "redis://other", "EMBEDCTL_REDIS_PASSWORD_FILE": "own"}
     assert sources.load(both).redis_password_file == "own"
+
+
+def test_the_url_may_be_in_a_file_and_the_password_in_the_environment(sources: Sources, tmp_path: Path) -> None:
+    """As with a ConfigMap and a Secret."""
+    named = tmp_path / "config.toml"
+    named.write_text('redis_url = "rediss://worker@production"\n')
+    secret = {"EMBEDCTL_REDIS_PASSWORD_FILE": "/run/secrets/redis"}
+    found = sources.load({"EMBEDCTL_CONFIG": str(named), **secret})
+    assert (found.redis_url, found.redis_password_file) == ("rediss://worker@production", "/run/secrets/redis")
+    sources.user('redis_url = "rediss://worker@mine"\n')
+    found = sources.load(secret)
+    assert (found.redis_url, found.redis_password_file) == ("rediss://worker@mine", "/run/secrets/redis")
+    named.write_text('redis_password_file = "named"\n')
+    found = sources.load({"EMBEDCTL_CONFIG": str(named)})
+    assert (found.redis_url, found.redis_password_file) == ("rediss://worker@mine", "named")
+    found = sources.load({"EMBEDCTL_CONFIG": str(named), "EMBEDCTL_REDIS_URL": "redis://localhost"})
+    assert (found.redis_url, found.redis_password_file) == ("redis://localhost", "")
+
+
+def test_a_password_that_was_given_for_a_weaker_url_stays_with_it(sources: Sources) -> None:
+    user = sources.user('redis_url = "rediss://worker@production"\n')
+    environ = {"HOME": str(sources.home), "EMBEDCTL_REDIS_PASSWORD_FILE": "secret"}
+    found, words = explain_settings(environ, directory=sources.project, redis_url="redis://localhost")
+    assert (found.redis_url, found.redis_password_file) == ("redis://localhost", "")
+    assert words["redis_password_file"].endswith(f"EMBEDCTL_REDIS_PASSWORD_FILE is for the redis_url of {user}")
+
+
+def test_a_found_files_url_takes_no_password_and_no_password_away(sources: Sources) -> None:
+    sources.here('redis_url = "redis://attacker.example"\n')
+    environ = {"HOME": str(sources.home), "EMBEDCTL_REDIS_PASSWORD_FILE": "secret"}
+    settings, _, problems = survey_settings(environ, directory=sources.project)
+    assert (settings.redis_url, len(problems)) == ("", 1)
+    sources.user('redis_url = "rediss://production"\nredis_password_file = "mine"\n')
+    settings, words, problems = survey_settings({"HOME": str(sources.home)}, directory=sources.project)
+    assert (settings.redis_url, settings.redis_password_file, len(problems)) == ("rediss://production", "mine", 1)
+    assert words["redis_url"].endswith(f"config.toml; that of {sources.project / 'embedctl.toml'} is not taken")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('redis_url = "redis://attacker.example"\n', "redis_url: not taken from a file that was merely found"),
+        ("window = 0\n", "window: 0 is below its minimum"),
+        ("windo = 3\n", "windo: no such setting"),
+        ("= 3", "can't be read"),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_is_wrong_is_shown_beside_the_settings(
+    sources: Sources,
+    text: str,
+    problem: str,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sources.here(text)
+    monkeypatch.setenv("HOME", str(sources.home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.chdir(sources.project)
+    with pytest.raises(SystemExit, match="2"):
+        main(["config", "show", *options], standalone_mode=False)
+    shown, told = capsys.readouterr()
+    assert problem in told
+    assert "attacker" not in shown
+    names = json.loads(shown) if options else {line.split()[0] for line in shown.splitlines()}
+    assert {"redis_url", "window", "ttl_s"} <= set(names)
+
+
+def test_a_url_that_is_none_is_not_shown(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(sources.home))
+    monkeypatch.setenv("EMBEDCTL_REDIS_URL", "me:hunter2@host")
+    monkeypatch.chdir(sources.project)
+    with pytest.raises(SystemExit, match="2"):
+        main(["config", "show"], standalone_mode=False)
+    shown, told = capsys.readouterr()
+    assert "redis_url: can't be read" in told
+    assert "hunter2" not in shown + told
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a number without an account, in a container."""
+
+    def no_account(_: object) -> None:
+        raise KeyError
+
+    for variable in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", no_account)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_does_without_a_file_of_their_own(tmp_path: Path) -> None:
+    assert load_settings({}, directory=tmp_path) == Settings()
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize(("place", "setting"), [(cache_folder, "cache_dir"), (state_folder, "state_dir")])
+def test_a_user_without_a_home_is_told_what_to_set(
+    place: Callable[[Settings], Path], setting: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=f"no home folder.*set HOME, or {setting} to a path"):
+        place(Settings())
+    assert place(Settings(**{setting: str(tmp_path)})) == tmp_path
 
 
 def test_one_key_of_a_shipped_class_can_be_changed(sources: Sources) -> None:

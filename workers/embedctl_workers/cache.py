@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from embedctl_config.errors import ModelError
-from embedctl_config.settings import Settings
+from embedctl_config.settings import Settings, expanded
 
 _UID_MAP = Path("/proc/self/uid_map")
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
@@ -19,9 +19,9 @@ _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 def cache_folder(settings: Settings) -> Path:
     """The setting `cache_dir`, else `embedctl` in the XDG cache folder. It may not exist yet."""
     if settings.cache_dir:
-        return Path(settings.cache_dir).expanduser()
+        return expanded(settings.cache_dir, "cache_dir")
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "embedctl"
+    return expanded(base, "cache_dir") / "embedctl"
 
 
 def private_folder(folder: Path) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from embedctl_config.errors import ModelError, ModelNotFound
 from embedctl_config.hardware import ModelEntry
+from embedctl_config.settings import expanded
 
 #: Models that come as Python packages: name → (module, folder within it, the `pip install` that brings it).
 MODEL_PACKAGES = {
@@ -134,7 +135,7 @@ def _check_kinds(file: Path, kinds: Sequence[object]) -> None:
 
 
 def _local_folder(source: str) -> Path | None:
-    folder = Path(source).expanduser()
+    folder = expanded(source, "the model's source")
     return folder.resolve() if (folder / "config.json").is_file() or (folder / "modules.json").is_file() else None
 
 

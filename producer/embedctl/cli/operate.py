@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -12,9 +13,10 @@ from embedctl.acl import access_list, read_passwords
 from embedctl.cli.options import json_option, option
 from embedctl.doctor import Level, examine
 from embedctl.store.connection import without_password
+from embedctl_config.errors import SettingsError
 from embedctl_config.printable import printable
 from embedctl_config.redis_url import database_of
-from embedctl_config.settings import explain_settings, load_settings
+from embedctl_config.settings import Settings, load_settings, survey_settings
 
 
 @click.command()
@@ -42,8 +44,14 @@ def config() -> None:
 @config.command("show")
 @json_option
 def show(as_json: bool) -> None:
-    """Show every setting, its value and its source. Passwords are left out."""
-    settings, sources = explain_settings()
+    """Show every setting, its value and its source. Passwords are left out. What is wrong comes last."""
+    settings, sources, problems = survey_settings()
+    _show(settings, sources, as_json=as_json)
+    if problems:
+        raise SettingsError("\n".join(problems))
+
+
+def _show(settings: Settings, sources: Mapping[str, str], *, as_json: bool) -> None:
     values = dataclasses.asdict(settings)
     values["redis_url"] = without_password(settings.redis_url)
     if as_json:

@@ -6,7 +6,7 @@ import ipaddress
 from pathlib import Path
 
 from embedctl_config.errors import SettingsError
-from embedctl_config.settings import Settings
+from embedctl_config.settings import Settings, expanded
 
 
 def allowed_users(settings: Settings) -> list[str]:
@@ -16,7 +16,7 @@ def allowed_users(settings: Settings) -> list[str]:
         SettingsError: other machines reach the dashboard and nobody would be asked, or `flower_auth_file` is not right.
     """
     if settings.flower_auth_file:
-        return _read_users(Path(settings.flower_auth_file).expanduser())
+        return _read_users(expanded(settings.flower_auth_file, "flower_auth_file"))
     if not is_loopback(settings.flower_address):
         raise SettingsError(
             f"flower_address: {settings.flower_address!r} is reached from other machines, and nobody would be asked "

@@ -403,6 +403,8 @@ def script_source(name: str) -> str:
 def without_password(url: str) -> str:
     """A URL that may be shown and logged: no password and no query. One that can be read in two ways is not shown."""
     scheme, mark, rest = url.partition("://")
+    if url and not mark:
+        return "***"
     before, at, location = rest.rpartition("@")
     if at and not _SEPARATORS.isdisjoint(before):
         return f"{scheme}{mark}***"
