@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +45,10 @@ def somebody_elses(path: Path) -> None:
     os.chown(path, 65534, -1)
 
 
-SPOILED = [everybody_may_write_to, somebody_elses]
+SPOILED = {
+    everybody_may_write_to: "may be written to by everybody (mode ",
+    somebody_elses: "belongs to somebody else (user 65534, and this is user ",
+}
 SAVED: dict[str, Callable[[Path], Path]] = {
     "references": lambda cache: _save_references(cache),
     "tuned": lambda cache: save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache),
@@ -79,7 +85,7 @@ def test_what_somebody_else_may_have_written_is_not_read(
     with caplog.at_level(logging.WARNING):
         spoil(path)
         assert _found(kind, cache) is None
-    assert f"{path} belongs to somebody else, or others may write to it" in caplog.text
+    assert f"{path} {SPOILED[spoil]}" in caplog.text
 
 
 @pytest.mark.parametrize("kind", list(SAVED))
@@ -93,7 +99,7 @@ def test_nothing_is_read_from_below_a_folder_in_which_everybody_may_put_another(
 
 def test_nothing_is_made_there_either(cache: Path) -> None:
     cache.chmod(0o777)
-    with pytest.raises(ModelError, match=f"but {cache} is not so: chmod go-w {cache}"):
+    with pytest.raises(ModelError, match=f"{cache} may be written to by everybody.*chmod go-w {cache}"):
         save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache)
     with pytest.raises(ModelError, match="chmod go-w"):
         ArtifactStore(cache).build(MINE, Fill())
@@ -125,8 +131,78 @@ def test_who_may_swap_a_folder_above_may_swap_what_is_in_it(
     assert _found(kind, cache) is not None
     spoil(above)
     assert _found(kind, cache) is None
-    with pytest.raises(ModelError, match=f"but {above} is not so"):
+    with pytest.raises(ModelError, match=f"replace it: {above} (belongs|may be)"):
         private_folder(cache)
+
+
+MINE_IN_THERE, NOBODYS = 1000, 65534
+#: What is wrong with a mounted folder and the one above it, as owner, group and mode; and who the worker is.
+MOUNTS: dict[str, tuple[tuple[int, int, int], tuple[int, int, int], int]] = {
+    "a host's folder, to root in a container": ((0, 0, 0o755), (1000, 1000, 0o755), 0),
+    "and its user's group may write to it": ((0, 0, 0o755), (1000, 1000, 0o775), 0),
+    "a volume of a group": ((0, 0, 0o755), (0, 2000, 0o2775), MINE_IN_THERE),
+    "a volume for everybody": ((0, 0, 0o755), (0, 0, 0o777), MINE_IN_THERE),
+    "one's own, with a wide umask": ((0, 0, 0o755), (1000, 1000, 0o775), MINE_IN_THERE),
+    "somebody else's, and open": ((0, 0, 0o755), (NOBODYS, NOBODYS, 0o777), MINE_IN_THERE),
+    "and so is the one above": ((NOBODYS, 0, 0o775), (NOBODYS, NOBODYS, 0o777), MINE_IN_THERE),
+}
+
+
+@pytest.fixture
+def mount() -> Iterator[Path]:
+    """A folder with a space in its name in one that every user can reach."""
+    above = Path(tempfile.mkdtemp())  # pytest's own folders are root's alone
+    try:
+        (above / "a mount").mkdir()
+        yield above / "a mount"
+    finally:
+        shutil.rmtree(above)
+
+
+@pytest.mark.parametrize("setup", MOUNTS)
+def test_the_commands_that_are_told_mend_it_at_once(setup: str, mount: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give folders away")
+    above, itself, worker = MOUNTS[setup]
+    for path, (owner, group, mode) in ((mount.parent, above), (mount, itself)):
+        os.chown(path, owner, group)
+        path.chmod(mode)
+    told = _private_folder_as(worker, mount / "references")
+    reason = "belongs to somebody else (user" if itself[0] not in (0, worker) else "may be written to by"
+    assert f"{mount} {reason}" in told
+    assert "EMBEDCTL_CACHE_DIR" in told
+    by_root = worker and itself[0] != worker
+    commands = told.partition(" (as root): " if by_root else "To mend it: ")[2].partition(". Or choose")[0]
+    whoever = {} if by_root or not worker else {"user": worker}
+    subprocess.run(["/bin/sh", "-c", commands], check=True, **whoever)  # type: ignore[call-overload]
+    assert _private_folder_as(worker, mount / "references") == ""
+    assert _private_folder_as(worker, mount / "artifacts") == ""
+
+
+def _private_folder_as(user: int, folder: Path) -> str:
+    """What is said to a worker of that user, in group 2000 too; empty where all is well."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        told = b"?"
+        try:
+            if user:
+                os.setgroups([2000])
+                os.setgid(user)
+                os.setuid(user)
+            private_folder(folder)
+            (folder / "file").write_text("kept")
+            told = b""
+        except BaseException as error:  # noqa: BLE001  (of a child that must not run pytest's own end)
+            told = str(error).encode()
+        finally:
+            os.write(writing, told)
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        told = stream.read()
+    os.waitpid(child, 0)
+    return told.decode()
 
 
 def test_a_link_on_the_way_is_its_owners_to_lead_elsewhere(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.cache import is_trusted, locked, private_folder
+from embedctl_workers.cache import distrusted, locked, private_folder
 
 log = logging.getLogger(__name__)
 
@@ -174,8 +174,8 @@ def _problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
         return f"{folder} is of format {manifest['format']}, and this version reads {FORMAT}"
     files = dict(manifest["files"])
     for path in (folder, folder / MANIFEST, *(folder / name for name in files)):
-        if not is_trusted(path):
-            return f"{path} belongs to somebody else, or others may write to it"
+        if wrong := distrusted(path):
+            return f"{path} is not trusted: {wrong}"
     for name, facts in files.items():
         if Path(name).name != name or _describe(folder / name) != facts:
             return f"{folder / name} is not the file that was built"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -34,11 +36,10 @@ def private_folder(folder: Path) -> Path:
     for each in (*reversed(folder.parents), folder):
         if not each.exists():
             each.mkdir(mode=0o755, exist_ok=True)
-    wrong = _open_to_others(folder)
-    if wrong is not None:
+    if wrong := distrusted(folder):
         raise ModelError(
-            f"{folder} must belong to you and be writable by you alone, and those above it belong to you or root and "
-            f"be writable by nobody else, but {wrong} is not so: chmod go-w {wrong}, or choose another cache_dir"
+            f"what is in {folder} would be run, and somebody else could replace it: {wrong}. Or choose a folder of "
+            "your own, below folders of yours or root's alone, as cache_dir (EMBEDCTL_CACHE_DIR)"
         )
     return folder
 
@@ -50,7 +51,21 @@ def is_trusted(path: Path) -> bool:
     Raises:
         OSError: it is not there.
     """
-    return _open_to_others(path) is None
+    return not distrusted(path)
+
+
+def distrusted(path: Path) -> str:
+    """Why a file or folder is not :func:`trusted <is_trusted>`, and the commands that mend all of it; empty if it is.
+
+    Raises:
+        OSError: it is not there.
+    """
+    flaws = list(_flaws(path))
+    if not flaws:
+        return ""
+    mend = " && ".join(flaw.mend for flaw in flaws)
+    by = "" if os.getuid() == 0 or not any(flaw.needs_root for flaw in flaws) else " (as root)"
+    return f"{', and '.join(flaw.words for flaw in flaws)}. To mend it{by}: {mend}"
 
 
 @contextmanager
@@ -65,15 +80,49 @@ def locked(lock: Path) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def _open_to_others(path: Path) -> Path | None:
-    """What of a path others may change: itself, a link on the way or a folder above; None where they may nothing."""
-    facts = path.stat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        return path
+@dataclass(frozen=True, slots=True)
+class _Flaw:
+    words: str
+    mend: str
+    needs_root: bool
+
+
+def _flaws(path: Path) -> Iterator[_Flaw]:
+    """What of a path others may change: itself, a link on the way or a folder above."""
+    me = os.getuid()
+    own, facts = _own_uids(), path.stat()
+    if facts.st_uid != me:
+        yield _owner(path.resolve(), facts.st_uid)
+    if facts.st_mode & 0o022:
+        yield _mode(path, facts)
     whole = path.absolute()
     above = dict.fromkeys((*whole.parents, *path.resolve().parents))
-    theirs = (each for each in (whole, *above) if each.lstat().st_uid not in _own_uids())
-    return next(theirs, None) or next((folder for folder in above if _replaceable(folder)), None)
+    for each in (whole, *above):
+        entry = each.lstat()
+        if entry.st_uid not in own and (each != whole or each.is_symlink()):
+            yield _owner(each, entry.st_uid)
+    for folder in above:
+        facts = folder.stat()
+        if facts.st_uid not in own and folder.is_symlink():
+            yield _owner(folder.resolve(), facts.st_uid)
+        if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
+            yield _mode(folder, facts, above=True)
+
+
+def _owner(path: Path, uid: int) -> _Flaw:
+    me = os.getuid()
+    link = "-h " if path.is_symlink() else ""
+    words = f"{path} belongs to somebody else (user {uid}, and this is user {me})"
+    return _Flaw(words, f"chown {link}{me} {shlex.quote(str(path))}", needs_root=True)
+
+
+def _mode(path: Path, facts: os.stat_result, *, above: bool = False) -> _Flaw:
+    """A folder of root's, as a volume of a group, is left writable: with its sticky bit only entries' owners replace
+    them, and we may still write to it."""
+    mode = "+t" if above and facts.st_uid == 0 != os.getuid() else "go-w"
+    others = "everybody" if facts.st_mode & 0o002 else f"group {facts.st_gid}"
+    words = f"{path} may be written to by {others} (mode {stat.S_IMODE(facts.st_mode):o})"
+    return _Flaw(words, f"chmod {mode} {shlex.quote(str(path))}", needs_root=facts.st_uid != os.getuid())
 
 
 def _own_uids() -> frozenset[int]:
@@ -86,9 +135,3 @@ def _own_uids() -> frozenset[int]:
     except (OSError, ValueError):  # no Linux, or no /proc
         pass
     return frozenset(own)
-
-
-def _replaceable(folder: Path) -> bool:
-    """Whether others may rename what is in a folder; in those like /tmp they may not."""
-    facts = folder.stat()
-    return facts.st_uid not in _own_uids() or bool(facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX)

@@ -24,7 +24,7 @@ import numpy as np
 
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_workers.backends.base import Host, Vectors
-from embedctl_workers.cache import is_trusted, locked, private_folder
+from embedctl_workers.cache import distrusted, locked, private_folder
 from embedctl_workers.gate_texts import PROMPT, TEXTS
 from embedctl_workers.models import ModelFiles
 
@@ -69,8 +69,8 @@ def references_path(files: ModelFiles, host: Host) -> Path:
 def _load(path: Path) -> dict[str, Vectors] | None:
     """The file's vectors; None where there is none, or it is damaged or not to be trusted."""
     try:
-        if not is_trusted(path):
-            log.warning("%s belongs to somebody else, or others may write to it: it is made again", path)
+        if wrong := distrusted(path):
+            log.warning("%s is made again, for it is not trusted: %s", path, wrong)
             return None
         with np.load(path, allow_pickle=False) as file:
             vectors = {name: file[name] for name in ("plain", "prompted")}

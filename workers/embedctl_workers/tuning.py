@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from embedctl_config.hardware import HardwareClass
-from embedctl_workers.cache import is_trusted, private_folder
+from embedctl_workers.cache import distrusted, private_folder
 from embedctl_workers.cpu import cpu_identity
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ def load_tuned(hardware: HardwareClass, fingerprint: str, cache: Path) -> Tuned 
     """What was saved for this model, class and kind of CPU."""
     path = _path(hardware, fingerprint, cache)
     try:
-        if not is_trusted(path):
-            log.warning("%s belongs to somebody else, or others may write to it: defaults hold", path)
+        if wrong := distrusted(path):
+            log.warning("%s is not trusted, so defaults hold: %s", path, wrong)
             return None
         facts = json.loads(path.read_text(encoding="utf-8"))
         facts["budgets"] = {int(threads): int(budget) for threads, budget in facts["budgets"].items()}

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.cache import is_trusted, private_folder
+from embedctl_workers.cache import distrusted, private_folder
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class Limit:
     def load(self) -> int | None:
         """Tokens; None where it was never brought down, or that can't be read."""
         try:
-            if not is_trusted(self._path):
-                log.warning("%s belongs to somebody else, or others may write to it: it is not read", self._path)
+            if wrong := distrusted(self._path):
+                log.warning("%s is not read, for it is not trusted: %s", self._path, wrong)
                 return None
             tokens = json.loads(self._path.read_text(encoding="utf-8"))["tokens"]
             if type(tokens) is not int or tokens < 1:

@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from embedctl_workers.cache import is_trusted, private_folder
+from embedctl_workers.cache import distrusted, private_folder
 from embedctl_workers.tensorrt.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ class TimingCache:
     def read(self) -> bytes:
         """What was kept; empty where there is nothing that can be trusted."""
         try:
-            if not is_trusted(self.path):
-                log.warning("%s belongs to somebody else, or others may write to it: it is not read", self.path)
+            if wrong := distrusted(self.path):
+                log.warning("%s is not read, for it is not trusted: %s", self.path, wrong)
                 return b""
             content = self.path.read_bytes()
         except FileNotFoundError:
