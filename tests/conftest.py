@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import redis as redis_py
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from embedctl.acl import ADMIN, access_list, read_passwords
 from embedctl.broker import Broker
@@ -32,6 +34,12 @@ CONFIG = Path(__file__).parent.parent / "config" / "embedctl_config" / "redis.co
 
 # Where tests run in the background of a shell, Ctrl-C is ignored, and would be by every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A busy machine takes its time with any example.
+hypothesis_settings.register_profile(
+    "patient", hypothesis_settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("patient")
 
 #: Short times, so that what waits for a lease in life waits for a second here.
 QUICK = {"lease_s": 1.0, "reissue_s": 1.0}

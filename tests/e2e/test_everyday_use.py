@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 
 from embedctl import JobState, JobUnfinished, enqueue_embeddings
 from embedctl.store import JobSpec
+from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.conftest import RedisServer
 from tests.e2e.conftest import eventually
@@ -159,21 +159,21 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
     assert submitting.stdin
     submitting.stdin.write("one\ntwo\n")
     submitting.stdin.flush()
-    eventually(lambda: raw.zcard("embed:active") == 1)
-    time.sleep(0.2)
+    eventually(lambda: raw.zcard("embed:active") == 1, timeout_s=60)
+    [job_id] = raw.zrange("embed:active", 0, -1)
+    eventually(lambda: raw.exists(keys.chunk_input(job_id.decode(), 0)), timeout_s=60)  # it reads records
     submitting.send_signal(signal.SIGINT)
-    _, told = submitting.communicate(timeout=20)
+    _, told = submitting.communicate(timeout=60)
     assert submitting.returncode == 130
     assert "cancelled" in told
-    [job_id] = raw.zrange("embed:active", 0, -1)
     assert raw.hget(b"embed:job:" + job_id, "state") == b"cancelled"
 
     job = enqueue_embeddings(["text"], settings=settings)
     for verb in (["wait", job.id], ["fetch", job.id, "-o", "out.npy"]):
         waiting = start(*verb)
-        time.sleep(1.5)
+        eventually(lambda: any(client["cmd"] == "xread" for client in raw.client_list()), timeout_s=60)
         waiting.send_signal(signal.SIGINT)
-        _, told = waiting.communicate(timeout=20)
+        _, told = waiting.communicate(timeout=60)
         assert waiting.returncode == 130
         assert f"job {job.id} goes on" in told
     assert job.status().state is JobState.QUEUED

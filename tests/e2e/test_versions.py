@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -115,6 +116,11 @@ def tickets(raw: redis_py.Redis, queue: str) -> list[tuple[list[object], dict[st
     return [(body[0], body[1]) for body in bodies]
 
 
+def process_state(pid: int) -> str:
+    """As proc(5) has it: T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def times_received(worker: WorkerProcess, job_id: str, chunk: int) -> int:
     """How many tickets of a chunk a worker has taken from its queue, each sent on under a name of its own."""
     return len(set(re.findall(rf"encode\[{job_id}\.{chunk}\.(\w+)\] received", worker.log())))
@@ -203,10 +209,19 @@ def test_a_newer_worker_that_dies_beside_an_older_one_is_taken_over_from(
     """Whoever reaps: an older reaper does nothing for a newer job."""
     doomed = start_newer("slow")
     job = submit_newer("--class", "slow")
-    eventually(lambda: raw.hlen(keys.owners(job.id)) == 2)
+
+    def stopped_with_two_chunks() -> bool:
+        doomed.process.send_signal(signal.SIGSTOP)
+        eventually(lambda: process_state(doomed.process.pid) == "T", timeout_s=60)
+        if raw.hlen(keys.owners(job.id)) == 2:
+            return True
+        doomed.process.send_signal(signal.SIGCONT)
+        return False
+
+    eventually(stopped_with_two_chunks, timeout_s=60)
+    doomed.kill()
     start_worker("slow")
     start_newer("slow")
-    doomed.kill()
     status = ended(job)
     assert (status.done, status.failed, status.deaths) == (40, 0, 2)
     assert_fetched(embedctl, job, short_folder, newer)
