@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, Truncation
 from embedctl_workers.encoder import ChunkEncoder, EncodedChunk
 
-_MESSAGE = "the worker died each time it came to this record"
+_DEADLY = RecordError(0, ErrorCode.CRASHED_WORKER, "the worker died each time it came to this record")
+_POISONOUS = RecordError(0, ErrorCode.ENCODE_ERROR, "two workers could encode nothing more after this record")
 
 
 def encode_carefully(
@@ -21,6 +23,9 @@ def encode_carefully(
     *,
     given_up: Collection[int],
     announce: Callable[[int], None],
+    poisonous: Collection[int] = (),
+    backwards: bool = False,
+    check: Callable[[], None] = lambda: None,
     on_batch: Callable[[int], None] | None = None,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     about: Mapping[str, object] | None = None,
@@ -30,6 +35,9 @@ def encode_carefully(
     Args:
         given_up: the rows at which earlier owners died; they and their equals fail as `crashed_worker`, untouched.
         announce: called with each row before anything is done with it, and with -1 after the last.
+        poisonous: the rows after which earlier owners fell sick; they and their equals fail as `encode_error`, likewise.
+        backwards: whether to begin with the last row.
+        check: called before the first row that is tried is announced, and after each.
         on_batch: called after each batch of windows of a row with its tokens.
         turn: as in :meth:`ChunkEncoder.encode`.
         about: as in :meth:`ChunkEncoder.prepare`.
@@ -43,11 +51,13 @@ def encode_carefully(
     truncations: list[Truncation] = []
     tokens = positions = 0
     doubtful: set[int] = set()
+    elsewhere: set[int] = set()
     records = list(zip(chunk.kinds, chunk.texts, strict=True))
-    deadly = {records[row] for row in given_up}
-    for row, record in enumerate(records):
-        if record in deadly:
-            errors.append(RecordError(row, ErrorCode.CRASHED_WORKER, _MESSAGE))
+    hopeless = {records[row]: _POISONOUS for row in poisonous} | {records[row]: _DEADLY for row in given_up}
+    check()
+    for row in reversed(range(len(records))) if backwards else range(len(records)):
+        if (failure := hopeless.get(records[row])) is not None:
+            errors.append(replace(failure, row=row))
             continue
         announce(row)
         alone = encoder.encode_alone(chunk, row, options, on_batch=on_batch, turn=turn, about=about)
@@ -58,5 +68,16 @@ def encode_carefully(
         positions += alone.positions
         if alone.doubtful:
             doubtful.add(row)
+        if alone.elsewhere:
+            elsewhere.add(row)
+        check()
     announce(-1)
-    return EncodedChunk(vectors, errors, truncations, tokens, positions, frozenset(doubtful))
+    return EncodedChunk(
+        vectors,
+        sorted(errors, key=lambda error: error.row),
+        sorted(truncations, key=lambda cut: cut.row),
+        tokens,
+        positions,
+        frozenset(doubtful),
+        frozenset(elsewhere),
+    )

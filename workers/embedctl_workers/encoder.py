@@ -16,7 +16,7 @@ from embedctl_config.errors import BrokerUnavailable, JobError
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
 from embedctl_workers.backends.base import Backend, RemembersBudget, Rows, Tokens, Vectors, Windows
 from embedctl_workers.batching import batches_of
-from embedctl_workers.inflight import OF_THE_WORKER, Batches
+from embedctl_workers.inflight import OF_THE_WORKER, Batches, is_of_surroundings
 from embedctl_workers.prepared import Prepared
 from embedctl_workers.quoting import first_line
 from embedctl_workers.vectors import mean_of_windows, unit
@@ -43,6 +43,7 @@ class EncodedChunk:
         tokens: that the device was given, without padding.
         positions: the same with padding; of a batch that was halved, as if it had not been.
         doubtful: the rows that failed here and might not elsewhere: the backend failed on them, twice.
+        elsewhere: those of them that failed for want of something that another process may have.
     """
 
     vectors: Vectors
@@ -51,6 +52,7 @@ class EncodedChunk:
     tokens: int
     positions: int
     doubtful: frozenset[int] = frozenset()
+    elsewhere: frozenset[int] = frozenset()
 
 
 class ChunkEncoder:
@@ -153,10 +155,15 @@ class ChunkEncoder:
                 batches.split_failed()
                 self._try_again(batches, bad, wanted)
         self._remember_limits(batches.too_large)
+        lacking = batches.elsewhere
         if prepared.windows is not None:
             text_of = prepared.windows.text
             bad = {int(text_of[row]): bad[row] for row in sorted(bad, reverse=True)}
+            lacking = {int(text_of[row]) for row in lacking}
         before = set(prepared.errors)
+        elsewhere = (
+            frozenset(np.flatnonzero(np.isin(prepared.source, list(lacking))).tolist()) if lacking else frozenset()
+        )
         _fail(prepared.source, bad, prepared.errors)
         distinct = _refined(prepared, encoded)
         vectors = np.full((prepared.rows, prepared.dim), np.nan, np.float32)
@@ -173,6 +180,7 @@ class ChunkEncoder:
             tokens=int(sum(tokens.lengths[batch].sum() for batch in prepared.batches)),
             positions=sum(self.backend.positions(tokens.lengths[batch]) for batch in prepared.batches),
             doubtful=frozenset(prepared.errors.keys() - before),
+            elsewhere=elsewhere,
         )
 
     def encode_alone(
@@ -199,7 +207,9 @@ class ChunkEncoder:
                 self.check_worker()
             nothing = np.full((1, self.dim_of(options)), np.nan, np.float32)
             failure = RecordError(0, ErrorCode.ENCODE_ERROR, f"it could not be encoded: {first_line(error)}")
-            return EncodedChunk(nothing, [failure], [], 0, 0, frozenset({0}))
+            row_0 = frozenset({0})
+            elsewhere = row_0 if is_of_surroundings(error) else frozenset()
+            return EncodedChunk(nothing, [failure], [], 0, 0, row_0, elsewhere)
 
     def check_worker(self) -> None:
         """Tell whether the worker can do what it could at its start. Nobody else may run the device meanwhile.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embedctl_config.errors import DeviceLost, WorkerSick
+from embedctl_config.errors import DeviceLost, EmbedctlError, WorkerSick
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.backends.base import Backend, Rows, Vectors, is_out_of_memory
 from embedctl_workers.prepared import Prepared
@@ -31,6 +31,7 @@ class Batches:
 
     Attributes:
         failed: batches whose rows are to be told apart, and what they failed with.
+        elsewhere: rows of `bad` that another process may have what it takes for.
         too_large: rows × longest row of batches that the device had no memory for, though for each of their rows.
     """
 
@@ -52,6 +53,7 @@ class Batches:
         self._checked = False
         self._begun: deque[tuple[Rows, Any]] = deque()
         self.failed: list[tuple[Rows, Exception]] = []
+        self.elsewhere: set[int] = set()
         self.too_large: list[int] = []
 
     def begin(self, rows: Rows) -> None:
@@ -92,18 +94,18 @@ class Batches:
         """Encode a row that has no vector once more, alone. Nothing else may be under way."""
         rows = np.array([row], np.int64)
         del self._bad[row]
+        self.elsewhere.discard(row)
         try:
             self._store(rows, self._backend.forward(self._prepared.tokens_of(rows), rows))
         except OF_THE_WORKER:
             raise
         except Exception as error:  # noqa: BLE001  (as above)
-            self._bad[row] = _verdict(error)
+            self._blame(row, error)
         self._told(rows)
 
     def _split(self, rows: Rows, error: Exception) -> None:
-        code, _ = verdict = _verdict(error)
         if len(rows) == 1:
-            self._bad[int(rows[0])] = verdict
+            self._blame(int(rows[0]), error)
             if not self._checked:  # at once: a worker that can encode nothing need not find that out row by row
                 self._checked = True
                 self._check()
@@ -119,7 +121,8 @@ class Batches:
                 raise
             except Exception as again:  # noqa: BLE001  (as above)
                 self._split(half, again)
-        if code is ErrorCode.OUT_OF_MEMORY and not any(self._bad.get(row, ("",))[0] is code for row in rows.tolist()):
+        code = ErrorCode.OUT_OF_MEMORY
+        if is_out_of_memory(error) and not any(self._bad.get(row, ("",))[0] is code for row in rows.tolist()):
             self.too_large.append(int(self._prepared.tokens.lengths[rows].max()) * len(rows))
 
     def _store(self, rows: Rows, output: Any) -> None:
@@ -129,11 +132,17 @@ class Batches:
             self._bad[row] = (ErrorCode.NON_FINITE, "the model's output holds infinity or NaN")
             self._into[row] = np.nan
 
+    def _blame(self, row: int, error: Exception) -> None:
+        code = ErrorCode.OUT_OF_MEMORY if is_out_of_memory(error) else ErrorCode.ENCODE_ERROR
+        self._bad[row] = (code, f"the backend failed: {first_line(error)}")
+        if is_of_surroundings(error):
+            self.elsewhere.add(row)
+
     def _told(self, rows: Rows) -> None:
         if self._on_batch is not None:
             self._on_batch(int(self._prepared.tokens.lengths[rows].sum()))
 
 
-def _verdict(error: Exception) -> tuple[ErrorCode, str]:
-    code = ErrorCode.OUT_OF_MEMORY if is_out_of_memory(error) else ErrorCode.ENCODE_ERROR
-    return code, f"the backend failed: {first_line(error)}"
+def is_of_surroundings(error: Exception) -> bool:
+    """Whether something failed for want of what another process may have: memory, files, libraries, settings."""
+    return is_out_of_memory(error) or isinstance(error, OSError | ImportError | EmbedctlError)

@@ -6,6 +6,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from embedctl.store import Doubts
+
 
 @dataclass(slots=True)
 class Held:
@@ -17,6 +19,8 @@ class Held:
         attempt: how often the chunk was claimed, this time included; 0 before that is known.
         unwanted: set when its job has ended or was cancelled.
         rest_s: how long its thread rests when it has done with it.
+        doubts: what earlier owners could not do with it.
+        row: that its careful encode has come to; None while it has come to none.
         moving_since: when its encode last made progress, by the monotonic clock; None while it is not encoding.
     """
 
@@ -26,6 +30,8 @@ class Held:
     model: str
     attempt: int = 0
     rest_s: float = 0.0
+    doubts: Doubts | None = None
+    row: int | None = None
     unwanted: threading.Event = field(default_factory=threading.Event)
     moving_since: float | None = None
 

@@ -45,12 +45,12 @@ log = logging.getLogger(__name__)
 _RETRY_DELAY_S = 10.0
 _LONGEST_RETRY_DELAY_S = 30 * 60.0
 _LONGEST_PAUSE_S = 5.0
-#: A chunk that is left to another worker is offered again after this part of `reissue_s`, then ever later.
-_FIRST_DELAY_PART = 12
+#: Should the ticket of a chunk that is left to another worker lie where nobody takes it, another is sent after this.
+_LEFT_DELAY_S = 5.0
 #: A worker that gave back so many chunks in a row, for more than half of their rows, rests after each: it finds out
 #: faster that it can't encode a chunk than others encode one, and would draw the whole job to itself.
 _UNSURE_AFTER = 2
-_LONGEST_REST_S = 30.0
+_LONGEST_REST_S = 5.0
 #: What Redis did not take so often, while it took what is small, it never will.
 _MOST_FAILURES = 8
 
@@ -89,6 +89,7 @@ class ChunkRunner:
         #: Ends this process in good order, with a status; called once it is sick.
         self.leave: Callable[[int], None] = lambda status: None
         self._unsure = 0
+        self._passed = second_word.Passed()
         self.speed: dict[str, Speed] = dict.fromkeys(encoders, Speed())
         # A job's options never change, and its chunks come one after the other.
         self._job = lru_cache(maxsize=256)(broker.jobs.status)
@@ -161,6 +162,12 @@ class ChunkRunner:
         if job.precision != self._hardware.precision:
             # A host whose class of this name is configured otherwise.
             raise _NotForMe(f"the job wants {job.precision}, and this worker offers {self._hardware.precision}")
+        others = partial(self._others, job.queue)
+        rest_s = self._passed.rest_s(held.job_id, held.chunk, others)
+        if rest_s is not None:
+            held.rest_s = rest_s
+            self._broker.tickets.forward([ticket])
+            return
         fingerprint = encoder.backend.fingerprint
         waited_s = self._age_s(ticket)
         claim = self._broker.jobs.claim(
@@ -175,30 +182,26 @@ class ChunkRunner:
                 extra=held.fields,
             )
             return
-        held.attempt = claim.attempt
+        held.attempt, held.doubts = claim.attempt, claim.doubts
         self.in_hand.take(held)
-        others = partial(self._others, job.queue)
-        if claim.doubts is not None and second_word.is_for_another(claim.doubts, self._instance, others):
-            self._leave_to_another(held, claim.doubts.passed_on())
-            return
         try:
             chunk = wire.decode_input(claim.input)
         except WireError as error:  # a newer format too: in a job of my version it can only be damage
-            self._tell_unreadable(held, claim.doubts, error, others)
+            self._tell_unreadable(job, held, error)
             return
-        if claim.given_up is None:
+        if claim.given_up is None and not (claim.doubts and claim.doubts.is_suspect):
             encoded = self._encode_beside_others(encoder, chunk, job, held)
         else:
-            encoded = self._encode_alone(encoder, chunk, job, held, claim.given_up)
+            encoded = self._encode_alone(encoder, chunk, job, held, claim.given_up or ())
         if encoded is None or self.sick is not None:  # the other thread may have found out what these vectors are worth
             self._give_back(held, delay_s=0)
             self._broker.tickets.send(job.queue, held.job_id, [held.chunk], version=job.version)
-        elif second_word.counts(encoded.doubtful, claim.doubts, self._instance, others):
+        elif second_word.counts(encoded, claim.doubts, self._instance, others):
             self._unsure = 0
             self._telemetry.encoded(held.model, encoded.tokens, encoded.positions)
             self._complete(job, held, claim.input, chunk, encoded, fingerprint)
         else:
-            self._ask_another(job, held, claim.doubts or Doubts(), encoded)
+            self._ask_another(job, held, encoded)
 
     def _offer_again(self, error: Exception, held: Held, ticket: Ticket) -> None:
         """Give back a chunk with which something went wrong that is no record's fault; perhaps it is the worker's."""
@@ -295,7 +298,8 @@ class ChunkRunner:
         """Encode a suspect chunk with nothing else in this process; None if that is not to be had, or it stops."""
         if not self._room.clear():
             return None
-        log.warning("a worker died over the chunk: encoding it alone, record by record", extra=held.fields)
+        log.warning("workers died or fell sick over the chunk: encoding it alone, record by record", extra=held.fields)
+        doubts = held.doubts or Doubts()
 
         def announce(row: int) -> None:
             if held.unwanted.is_set():
@@ -306,6 +310,7 @@ class ChunkRunner:
             renew = partial(self._broker.jobs.renew, held.job_id, held.chunk, held.token, row=row)
             if self._patiently(held, renew) != "ok":
                 raise Stopped
+            held.row = row if row >= 0 else None
             held.moving_since = time.monotonic()
 
         def on_batch(tokens: int) -> None:
@@ -319,6 +324,10 @@ class ChunkRunner:
                 chunk,
                 job.options,
                 given_up=given_up,
+                poisonous=doubts.poisonous,
+                # A worker that can encode only so much, whatever it is, names another row than the one before.
+                backwards=len(doubts.sick) % 2 == 1,
+                check=encoder.check_worker if doubts.is_suspect else lambda: None,
                 announce=announce,
                 on_batch=on_batch,
                 about=held.fields,
@@ -443,36 +452,36 @@ class ChunkRunner:
         """Whether other workers take this queue's tickets."""
         return self._broker.workers.count(queue) > 1
 
-    def _ask_another(self, job: JobStatus, held: Held, doubts: Doubts, encoded: EncodedChunk) -> None:
+    def _ask_another(self, job: JobStatus, held: Held, encoded: EncodedChunk) -> None:
         """Give a chunk back whose failed rows nobody else has tried."""
         log.warning(
             "%d records failed here, twice: another worker is to try them before they count as failed",
             len(encoded.doubtful),
             extra=held.fields,
         )
-        self._give_back(
-            held, delay_s=self._broker.settings.reissue_s, doubts=doubts.with_rows(self._instance, encoded.doubtful)
-        )
         if 2 * len(encoded.doubtful) > len(encoded.vectors):
             self._unsure += 1
             if self._unsure > _UNSURE_AFTER:
                 held.rest_s = min(_LONGEST_REST_S, 2.0 ** (self._unsure - _UNSURE_AFTER - 1))
-        # At once: who waits for a ticket at this moment, is another.
+        self._leave_to_another(job, held, (held.doubts or Doubts()).with_rows(self._instance, encoded.doubtful))
+
+    def _leave_to_another(self, job: JobStatus, held: Held, doubts: Doubts, trouble: str = "") -> None:
+        self._passed.leave(held.job_id, held.chunk)
+        delay_s = min(_LEFT_DELAY_S, self._broker.settings.reissue_s)
+        self._give_back(held, delay_s=delay_s, trouble=trouble, doubts=doubts)
+        # At once: a worker that waits for a ticket at this moment is another.
         self._broker.tickets.send(job.queue, held.job_id, [held.chunk], version=job.version)
 
-    def _leave_to_another(self, held: Held, doubts: Doubts, trouble: str = "") -> None:
-        delay_s = second_word.delay_s(doubts, self._broker.settings.reissue_s / _FIRST_DELAY_PART)
-        self._give_back(held, delay_s=delay_s, trouble=trouble, doubts=doubts)
-
-    def _tell_unreadable(self, held: Held, doubts: Doubts | None, error: WireError, others: Callable[[], bool]) -> None:
+    def _tell_unreadable(self, job: JobStatus, held: Held, error: WireError) -> None:
         """The input of a chunk can't be read, here: it is dropped if that is not this worker's fault."""
         log.error("the chunk's input is damaged: %s", error, extra=held.fields)
-        if second_word.counts_as_unreadable(doubts, self._instance, others):
+        if second_word.counts_as_unreadable(held.doubts):
             self._broker.jobs.drop_input(held.job_id, held.chunk)
             self._give_back(held, delay_s=0, trouble=f"its input was damaged in Redis: {first_line(error)}")
         else:
             trouble = f"worker {self._name} can't read its input: {first_line(error)}"
-            self._leave_to_another(held, (doubts or Doubts()).with_unreadable(self._instance), trouble)
+            doubts = (held.doubts or Doubts()).with_unreadable(self._instance)
+            self._leave_to_another(job, held, doubts, trouble)
 
     def _fall_sick(self, error: WorkerSick, held: Held, ticket: Ticket) -> None:
         """Take nothing any more, give back what is held without blaming it, and have this process end."""
@@ -480,7 +489,9 @@ class ChunkRunner:
         self.sick = error
         self.draining.set()
         self._telemetry.failed(held.model)
-        self._give_back(held, delay_s=0, trouble=f"worker {self._name}: {first_line(error)}")
+        # Perhaps it is the chunk: a record may leave a backend of no use.
+        doubts = (held.doubts or Doubts()).with_sick(self._instance, held.row)
+        self._give_back(held, delay_s=0, trouble=f"worker {self._name}: {first_line(error)}", doubts=doubts)
         self._returned.append(ticket)
         self.leave(error.exit_code)
 
