@@ -13,9 +13,9 @@ from tests.e2e.conftest import StartWorker, WorkerProcess, eventually
 from tests.e2e.test_main_job import reference
 from tests.e2e.test_versions import before_all_else
 
-#: The dummy, on a host whose memory another process takes after some batches.
+#: The dummy, on a host whose memory another process takes after some batches; and one that a word leaves of no use.
 FADING = """
-from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.backends.dummy import DummyBackend, _token
 
 class FadingBackend(DummyBackend):
     OPTIONS = (*DummyBackend.OPTIONS, "batches")
@@ -29,10 +29,23 @@ class FadingBackend(DummyBackend):
         if self._left < 0:
             raise MemoryError("the host has no memory left")
         return super().forward(tokens, rows)
+
+BAD = _token("sticky")
+
+class StickyBackend(DummyBackend):
+    broken = False
+
+    def forward(self, tokens, rows):
+        ids = tokens.columns["input_ids"]
+        self.broken = self.broken or any(BAD in ids[row] for row in rows)
+        if self.broken:
+            raise RuntimeError("could not create a primitive")
+        return super().forward(tokens, rows)
 """
 REGISTERED = """
 from embedctl_workers import backends
 backends.BACKENDS["fading"] = ("fading:FadingBackend", "")
+backends.BACKENDS["sticky"] = ("fading:StickyBackend", "")
 """
 TEXTS = [f"text {i} of many" for i in range(4000)]
 
@@ -130,3 +143,37 @@ def test_a_worker_that_is_too_small_for_the_records_alone_fails_none_of_them(
     assert small.logged("10 records failed here, twice: another worker is to try them before they count as failed")
     assert large.process.poll() is None
     np.testing.assert_array_equal(job.vectors(), reference(texts))
+
+
+def test_a_record_that_leaves_every_worker_of_no_use_fails_in_the_end(mixed: Settings, start: StartWorker) -> None:
+    texts = [*TEXTS[:95], "a sticky one", *TEXTS[96:100]]
+    job = enqueue_embeddings(texts, hardware="mixed", chunk_size=10, settings=mixed)
+    for _ in range(12):  # as whatever keeps workers starts one again each time
+        one = start("sticky", "", wait=False)
+        eventually(lambda one=one: one.process.poll() is not None or job.status().state.ended, timeout_s=60)
+        if job.status().state.ended:
+            break
+        assert one.process.poll() == 71
+    status = job.status()
+    assert (status.state, status.done, status.failed) == (JobState.COMPLETED_WITH_ERRORS, 99, 1)
+    assert [(error.position, error.code) for error in job.errors()] == [(95, "encode_error")]
+    assert status.deaths == 0
+
+
+@pytest.mark.parametrize("texts", [["a", "b fail-encoder", "c"], ["fail-encoder"], ["out-of-memory", "a"]])
+def test_a_bad_record_does_not_wait_for_a_worker_that_is_busy(
+    environment: dict[str, str], short_folder: Path, start_worker: StartWorker, texts: list[str]
+) -> None:
+    """With the times that users have, whose `reissue_s` is longer than the wait here."""
+    config = short_folder / "embedctl.toml"
+    config.write_text(config.read_text().replace("lease_s = 1.0\nreissue_s = 1.0\n", "hang_s = 1000\n"))
+    settings = load_settings(environment)
+    assert settings.reissue_s == 60
+    busy = start_worker("poison")
+    long = [enqueue_embeddings([f"{at} hang-encoder"], hardware="poison", settings=settings) for at in range(2)]
+    eventually(lambda: all(job.status().claims for job in long), timeout_s=60)
+    start_worker("poison")
+    job = enqueue_embeddings(texts, hardware="poison", settings=settings)
+    status = job.wait(timeout=50)
+    assert (status.done, status.failed) == (len(texts) - 1, 1)
+    busy.process.kill()

@@ -71,6 +71,31 @@ def test_rows_given_up_are_neither_announced_nor_touched_and_fail_alone() -> Non
     np.testing.assert_array_equal(encoded.vectors[[0, 2, 4]], plainly(chunk_of("a", "c", "e")).vectors)
 
 
+def test_poisonous_rows_fail_untouched_and_named_ones_come_first_with_the_worker_checked_around_each() -> None:
+    notes: list[object] = []
+    chunk = chunk_of("a", "sticky", "c", "sticky", "e")
+    encoder = ChunkEncoder(Noting(notes), 32)
+    encoded = encode_carefully(
+        encoder,
+        chunk,
+        {},
+        given_up=(),
+        announce=notes.append,
+        poisonous={1},
+        first={4},
+        check=lambda: notes.append("check"),
+    )
+    assert [note for note in notes if note == "check" or isinstance(note, int)] == [
+        "check",
+        *(4, "check"),
+        *(0, "check"),
+        *(2, "check"),
+        -1,
+    ]
+    assert failures(encoded) == [(1, ErrorCode.ENCODE_ERROR), (3, ErrorCode.ENCODE_ERROR)]
+    np.testing.assert_array_equal(encoded.vectors[[0, 2, 4]], plainly(chunk_of("a", "c", "e")).vectors)
+
+
 def test_a_chunk_of_rows_given_up_ends_too() -> None:
     notes: list[object] = []
     encoded = carefully(chunk_of("a", "b"), notes, given_up={0, 1})

@@ -24,7 +24,7 @@ def encode_carefully(
     given_up: Collection[int],
     announce: Callable[[int], None],
     poisonous: Collection[int] = (),
-    backwards: bool = False,
+    first: Collection[int] = (),
     check: Callable[[], None] = lambda: None,
     on_batch: Callable[[int], None] | None = None,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -35,8 +35,8 @@ def encode_carefully(
     Args:
         given_up: the rows at which earlier owners died; they and their equals fail as `crashed_worker`, untouched.
         announce: called with each row before anything is done with it, and with -1 after the last.
-        poisonous: the rows after which earlier owners fell sick; they and their equals fail as `encode_error`, likewise.
-        backwards: whether to begin with the last row.
+        poisonous: the rows after which earlier owners fell sick; they and their equals fail as `encode_error`.
+        first: the rows to begin with.
         check: called before the first row that is tried is announced, and after each.
         on_batch: called after each batch of windows of a row with its tokens.
         turn: as in :meth:`ChunkEncoder.encode`.
@@ -55,8 +55,9 @@ def encode_carefully(
     records = list(zip(chunk.kinds, chunk.texts, strict=True))
     hopeless = {records[row]: _POISONOUS for row in poisonous} | {records[row]: _DEADLY for row in given_up}
     check()
-    for row in reversed(range(len(records))) if backwards else range(len(records)):
-        if (failure := hopeless.get(records[row])) is not None:
+    for row in sorted(range(len(records)), key=lambda row: row not in first):
+        record = records[row]
+        if (failure := hopeless.get(record)) is not None:
             errors.append(replace(failure, row=row))
             continue
         announce(row)

@@ -20,7 +20,7 @@ class Held:
         unwanted: set when its job has ended or was cancelled.
         rest_s: how long its thread rests when it has done with it.
         doubts: what earlier owners could not do with it.
-        row: that its careful encode has come to; None while it has come to none.
+        row: that its careful encode has come to, the worker being well before it; None where there is none.
         moving_since: when its encode last made progress, by the monotonic clock; None while it is not encoding.
     """
 

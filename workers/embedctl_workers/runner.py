@@ -310,7 +310,7 @@ class ChunkRunner:
             renew = partial(self._broker.jobs.renew, held.job_id, held.chunk, held.token, row=row)
             if self._patiently(held, renew) != "ok":
                 raise Stopped
-            held.row = row if row >= 0 else None
+            held.row = row if doubts.is_suspect and row >= 0 else None  # else nothing was checked before it
             held.moving_since = time.monotonic()
 
         def on_batch(tokens: int) -> None:
@@ -325,8 +325,8 @@ class ChunkRunner:
                 job.options,
                 given_up=given_up,
                 poisonous=doubts.poisonous,
-                # A worker that can encode only so much, whatever it is, names another row than the one before.
-                backwards=len(doubts.sick) % 2 == 1,
+                # First: a worker that falls sick after so many rows, whichever they are, names another then.
+                first=doubts.named,
                 check=encoder.check_worker if doubts.is_suspect else lambda: None,
                 announce=announce,
                 on_batch=on_batch,

@@ -36,10 +36,15 @@ class Doubts:
         return len(self.sick) > 1
 
     @property
+    def named(self) -> frozenset[int]:
+        """The rows after which a worker fell sick that was well before them."""
+        return frozenset(self.sick.values()) - {_UNKNOWN}
+
+    @property
     def poisonous(self) -> frozenset[int]:
         """The rows after which two workers fell sick that were well before them."""
-        times = Counter(row for row in self.sick.values() if row != _UNKNOWN)
-        return frozenset(row for row, count in times.items() if count > 1)
+        times = Counter(self.sick.values())
+        return frozenset(row for row in self.named if times[row] > 1)
 
     def with_rows(self, instance: str, rows: Collection[int]) -> Self:
         """The same when an instance could not encode these rows, and gives the chunk back."""
