@@ -185,7 +185,7 @@ class Job:
             self._tell(status, progress)
             if status.state.ended:
                 return status
-            self._check_prospects(status)
+            self._check_prospects(status, deadline)
             left = self._left(status, timeout, deadline)
             seen = self._next_event(seen, min(1.0, left), deadline)
             self._patiently(partial(self._reaper.round, deadline), deadline)
@@ -216,7 +216,7 @@ class Job:
             status = self._told(progress, deadline)
             if status.original_chunks is not None or status.state.ended:
                 return status
-            self._check_prospects(status)
+            self._check_prospects(status, deadline)
             left = self._left(status, timeout, deadline)
             seen = self._next_event(seen, min(1.0, left), deadline)
 
@@ -394,7 +394,7 @@ class Job:
         else:
             self._remind(missing_worker(status))
 
-    def _check_prospects(self, status: JobStatus) -> None:
+    def _check_prospects(self, status: JobStatus, deadline: float | None) -> None:
         """See that a job which has not ended can still do so, and say again that it is sealed where Redis lost that.
 
         Raises:
@@ -406,7 +406,7 @@ class Job:
         if status.original_chunks is not None or status.state is not JobState.SUBMITTING:
             self._stalled_since = None
         elif self._sealed_with == status.chunks:
-            self._patiently(partial(self._broker.jobs.seal, self._id, status.chunks))
+            self._patiently(partial(self._broker.jobs.seal, self._id, status.chunks), deadline)
             log.warning("job %s: Redis had lost that all its records are there, and was told again", self._id)
         elif not status.stalled or status.done + status.failed < status.records:
             self._stalled_since = None
@@ -414,6 +414,9 @@ class Job:
             now = time.monotonic()
             self._stalled_since = self._stalled_since or now
             if now - self._stalled_since > keys.PRODUCER_LEASE_S:  # another producer may be on its way
+                if self._patiently(self._broker.connection.is_full, deadline):
+                    self._stalled_since = None  # one that waits for room may not even be able to say that it lives
+                    return
                 raise JobStalled(
                     f"job {self._id} has not all its records: its producer died, or Redis lost its last words. The "
                     f"{status.records} that are there are done. Submit the same corpus with --resume {self._id} or "
@@ -476,10 +479,10 @@ class Job:
                 )
             if status.state.ended:
                 raise self._lost_chunks(*(status.lost_chunks or (index, index)))
-            self._check_prospects(status)
+            self._check_prospects(status, deadline)
             left = self._left(status, timeout, deadline)
             seen = self._next_event(seen, min(1.0, left), deadline)
-            self._patiently(self._reaper.round, deadline)
+            self._patiently(partial(self._reaper.round, deadline), deadline)
 
     def _chunk(self, index: int, status: JobStatus, read: _Read | None = None) -> ChunkVectors | None:
         """A chunk's results, with those of its records that were retried in their places; None if not there yet.

@@ -282,6 +282,12 @@ class Connection:
         with self.client() as client:
             return int(client.info("server")["uptime_in_seconds"])
 
+    def is_full(self) -> bool:
+        """Whether Redis has reached its maxmemory, so that it takes nothing more."""
+        with self.client() as client:
+            memory = client.info("memory")
+        return bool(memory.get("maxmemory")) and memory["used_memory"] >= memory["maxmemory"]
+
     def check_server(self) -> None:
         """Refuse a Redis that can't keep jobs.
 
