@@ -20,6 +20,7 @@ import redis as redis_py
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from embedctl import routing
 from embedctl.acl import ADMIN, access_list, read_passwords
 from embedctl.broker import Broker
 from embedctl.local import _redis_server
@@ -112,6 +113,12 @@ def as_user(environment: Mapping[str, str], user: str) -> dict[str, str]:
     """A producer's environment for a process that is another user of its Redis; for all the same without a list."""
     server = RedisServer.restricted.get(environment["EMBEDCTL_REDIS_URL"])
     return {**environment, "EMBEDCTL_REDIS_URL": server.url_of(user)} if server else dict(environment)
+
+
+@pytest.fixture(autouse=True)
+def nothing_said() -> None:
+    """What a process says once and then every minute, each test may hear at once."""
+    routing.reminder.cache_clear()
 
 
 @pytest.fixture

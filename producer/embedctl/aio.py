@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from enum import Enum, auto
@@ -20,11 +20,13 @@ from functools import cache, partial
 from typing import NoReturn, Self, TypeVar, cast
 
 from embedctl.broker import Broker
+from embedctl.daemons import DaemonThreads
 from embedctl.enqueue import JobOptions, Truncation, parse_budget, submit
 from embedctl.job import ChunkVectors, FailedRecord, Job, Vectors
-from embedctl.patience import OUTAGE_S
+from embedctl.patience import OUTAGE_S, check_timeout, out_of_time
 from embedctl.records import Record, RecordLike, records_of
 from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
+from embedctl.store.connection import answers_by
 from embedctl.submission import SubmitProgress
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, EmbedctlError
 from embedctl_config.settings import Settings, load_settings
@@ -68,6 +70,7 @@ async def aenqueue_embeddings(
     `ids`. Cancelling the task that awaits this also cancels the half-submitted job, unless it has an idempotency key,
     with which the same call goes on.
     """
+    check_timeout(timeout)
     most, share = parse_budget(max_errors)
     options = JobOptions(
         model=model,
@@ -177,6 +180,7 @@ class AsyncJob:
         `progress` is called in the event loop. The end is noticed an eighth of the time waited too late at most, and
         never more than a second.
         """
+        check_timeout(timeout)
         began = time.monotonic()
         told = self._teller(progress)
         deadline = None if timeout is None else began + timeout
@@ -186,6 +190,7 @@ class AsyncJob:
         self, progress: Callable[[JobStatus], None] | None = None, timeout: float | None = None
     ) -> JobStatus:
         """Wait until the job has all its records; see :meth:`Job.wait_until_sealed`."""
+        check_timeout(timeout)
         began = time.monotonic()
         told = self._teller(progress)
         deadline = None if timeout is None else began + timeout
@@ -199,6 +204,7 @@ class AsyncJob:
         progress: Callable[[JobStatus], None] | None = None,
     ) -> AsyncIterator[ChunkVectors]:
         """The results in input order, chunk by chunk, each as soon as it is there; see :meth:`Job.iter_results`."""
+        check_timeout(timeout)
         told = self._teller(progress)
         return self._each(
             lambda at, since: self._job._iter_results(start + at, timeout, since, told), told, timeout=timeout
@@ -281,7 +287,7 @@ class AsyncJob:
         away_since: float | None = None
         while True:
             try:
-                seen = await _ask(look)
+                seen = await _ask(partial(_answered_by, deadline, look))
             except _NotYet:
                 away_since = None
             except BrokerRefused:
@@ -291,8 +297,10 @@ class AsyncJob:
                 now = time.monotonic()
                 if away_since is None or isinstance(error, BrokerFull):
                     away_since = now
-                if now - away_since > OUTAGE_S or (deadline is not None and now > deadline):
+                if now - away_since > OUTAGE_S:
                     raise
+                if deadline is not None and now >= deadline:
+                    raise out_of_time(error) from error
             except EmbedctlError:
                 told.pass_on()
                 raise
@@ -303,6 +311,11 @@ class AsyncJob:
             now = time.monotonic()
             pause = min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, (now - began) * _PAUSE_PART))
             await asyncio.sleep(pause if deadline is None else min(pause, max(0.0, deadline - now)))
+
+
+def _answered_by(deadline: float | None, look: Callable[[], T]) -> T:
+    with answers_by(deadline):
+        return look()
 
 
 class _NotYet(Exception):
@@ -319,14 +332,14 @@ class _Looking(Job):
     """A job that looks and never waits: it raises _NotYet instead, and BrokerUnavailable at once."""
 
     def _next_event(self, seen: str, timeout_s: float, deadline: float | None = None) -> str:
-        self._patiently(partial(self._reaper.round, deadline))
+        self._patiently(partial(self._reaper.round, deadline), deadline)
         raise _NotYet
 
     def _patiently(self, ask: Callable[[], T], deadline: float | None = None) -> T:
         try:
             return ask()
         except BrokerUnavailable:
-            self._reaper.rest()
+            self._pausing()
             raise
 
 
@@ -393,9 +406,12 @@ class _Feed:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    """Not the loop's own, so that nobody's `to_thread` waits for ours, nor ours for it."""
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="embedctl")
+def _threads() -> DaemonThreads:
+    """Not the loop's own, so that nobody's `to_thread` waits for ours, nor ours for it.
+
+    Daemons: a Redis that says nothing must not keep a process from ending.
+    """
+    return DaemonThreads(_THREADS, "embedctl")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -11,11 +12,19 @@ from typing import Any, Literal, get_args
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
 from embedctl.job import Job
+from embedctl.notices import Reminder
+from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, kind_of, records_of
 from embedctl.routing import resolve
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
-from embedctl_config.errors import BrokerUnavailable, CorpusChanged, EmbedctlError, JobError, SettingsError
+from embedctl_config.errors import (
+    BrokerUnavailable,
+    CorpusChanged,
+    EmbedctlError,
+    JobError,
+    SettingsError,
+)
 from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, check_model_name, load_settings
 
 log = logging.getLogger(__name__)
@@ -100,7 +109,8 @@ def enqueue_embeddings(
             is taken up where it stopped. Kept as long as the job.
         max_errors: more failed records than this end the job early: a number of them, or a share such as "1%".
         timeout: most seconds that this call may take; None for no end. It is looked at between chunks and while
-            something is waited for, not while `texts` is slow to give its next item.
+            something is waited for, not while `texts` is slow to give its next item. Where Redis hangs and says
+            nothing, the call ends at most a socket's time-out (10 s) later.
         progress: called in this thread, after each chunk and while something is waited for, with the number of records
             queued so far and what is waited for in words, or an empty string. What it raises ends the call.
         settings: from the environment and configuration files where None.
@@ -112,7 +122,8 @@ def enqueue_embeddings(
         BrokerUnavailable: Redis can't be reached.
         JobFailed: `max_errors` ended the job before it had all its records.
         JobCancelled: somebody cancelled it meanwhile.
-        WaitTimeout: the time is over. With an idempotency key the same call goes on; without, the job is cancelled.
+        WaitTimeout: the time is over. With an idempotency key the same call goes on; without, the job is cancelled,
+            if Redis can be reached.
         JobLost: Redis came back without its last writes; the same call with an idempotency key goes on.
     """
     settings = load_settings() if settings is None else settings
@@ -148,19 +159,21 @@ def submit(
     Where it is interrupted, by Ctrl-C, by what `records` or `progress` raise, or by its time, a job that nobody has a
     name for, and so can't take up again, is cancelled.
     """
+    check_timeout(timeout)
+    began = time.monotonic()
     broker.connection.check_server()
-    job = _begun(broker, options)
+    job = _begun_when_there_is_room(broker, options, progress, None if timeout is None else began + timeout)
     chunks = chunks_of(records, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
     resumable = options.idempotency_key is not None or options.resume is not None
     try:
-        with Submission(broker, job, progress, timeout) as submission:
+        with Submission(broker, job, progress, timeout, began=began) as submission:
             for chunk in chunks:
                 submission.add(chunk)
             submission.seal()
     except (BrokerUnavailable, JobError):
         raise  # the message says how to go on, or the job has ended
-    except BaseException:  # Ctrl-C and SystemExit too
-        if not resumable:
+    except BaseException as error:  # Ctrl-C and SystemExit too
+        if not resumable and not came_of_an_absence(error):
             _cancel(broker, job.id)
         raise
     return Job(job.id, broker, sealed_with=submission.chunks)
@@ -185,6 +198,21 @@ def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None
     except ValueError:
         pass
     raise SettingsError(f"max_errors {max_errors!r} is neither a number of records such as 100 nor a share such as 1%")
+
+
+def _begun_when_there_is_room(
+    broker: Broker, options: JobOptions, progress: SubmitProgress | None, deadline: float | None
+) -> JobStatus:
+    """See :func:`_begun`, which is asked again while Redis is full: it has written nothing then."""
+    remind = Reminder(log.warning)
+
+    def pausing() -> None:
+        remind("the submission waits for Redis, which is full")
+        if progress is not None:
+            progress(0, "Redis")
+
+    # Where Redis goes away, a job may have been made of which nobody heard: not asked again.
+    return patiently(lambda: _begun(broker, options), pausing=pausing, deadline=deadline, outage_s=0.0)
 
 
 def _begun(broker: Broker, options: JobOptions) -> JobStatus:

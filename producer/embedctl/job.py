@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.broker import Broker
-from embedctl.notices import Reminder, missing_worker
-from embedctl.patience import patiently
+from embedctl.notices import Reminder
+from embedctl.patience import check_timeout, patiently
 from embedctl.reaper import Reaper
+from embedctl.routing import missing_worker
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
@@ -89,7 +90,11 @@ class Job:
     Redis can't be reached; those that wait let it be away for two minutes.
 
     Those that wait raise JobLost or JobStalled where what they wait for can't come any more. While no live worker
-    serves the job, the log says so at once and then every minute; `progress`, where it is given, is told instead.
+    serves the job, the log says so at once and then every minute; `progress`, where it is given, is told instead. That
+    Redis is away or full is logged likewise, and always.
+
+    A `timeout` is looked at whenever Redis has answered: where it hangs and says nothing, a call ends at most a
+    socket's time-out (10 s) later. One that is no number of seconds from 0 on is a SettingsError at once.
 
     The jobs of a process share a few connections, also among its threads; a child opens its own. A job can't be
     pickled: send its `id`, and get it there.
@@ -107,6 +112,7 @@ class Job:
         self._sealed_with = sealed_with
         self._stalled_since: float | None = None
         self._remind = Reminder(log.warning)
+        self._remind_of_redis = Reminder(log.warning)
 
     @classmethod
     def get(cls, job_id: str, settings: Settings | None = None) -> Job:
@@ -174,6 +180,7 @@ class Job:
             JobLost: Redis lost chunks of it, so that it can't end.
             JobStalled: its producer died before it had submitted all of it, and all that is there is done.
         """
+        check_timeout(timeout)
         return self._wait(timeout, time.monotonic(), progress)
 
     def _wait(self, timeout: float | None, began: float, progress: Callable[[JobStatus], None] | None) -> JobStatus:
@@ -204,6 +211,7 @@ class Job:
             JobCancelled: it was cancelled.
             JobStalled, JobLost: as for :meth:`wait`.
         """
+        check_timeout(timeout)
         return self._wait_until_sealed(timeout, time.monotonic(), progress)
 
     def _wait_until_sealed(
@@ -243,6 +251,7 @@ class Job:
             JobLost: Redis lost a result.
             JobStalled: as for :meth:`wait`.
         """
+        check_timeout(timeout)
         return self._iter_results(start, timeout, None, progress)
 
     def _iter_results(
@@ -253,9 +262,11 @@ class Job:
         status = self._told(progress, None if timeout is None else began + timeout)
         index = start
         while status.original_chunks is None or index < status.original_chunks:
-            chunk = self._patiently(partial(self._chunk, index, status))
+            wait = partial(self._wait_for_chunk, progress=progress, timeout=timeout, began=began)
+            deadline = None if timeout is None else began + timeout
+            chunk = self._patiently(partial(self._chunk, index, status, wait), deadline)
             if chunk is None:
-                status = self._wait_for_chunk(index, progress, timeout, began)
+                status = wait(index)
             else:
                 yield chunk
                 index += 1
@@ -300,7 +311,9 @@ class Job:
             JobUnfinished: the job has not ended.
             JobCancelled: it was cancelled.
             JobError: its error budget ended it, or another process retries it.
+            WaitTimeout: Redis was away or full until the time was over.
         """
+        check_timeout(timeout)
         jobs = self._broker.jobs
         ask = partial(self._patiently, deadline=None if timeout is None else time.monotonic() + timeout)
         status = ask(self.status)
@@ -373,8 +386,9 @@ class Job:
     def _errors_of(self, index: int, status: JobStatus) -> list[FailedRecord]:
         """The failed records of one chunk of an ended job; none where its error budget kept it from being encoded."""
         head = self._broker.jobs.result_head
-        while (chunk := self._chunk(index, status, head)) is None and status.stopped_by is None:
-            self._wait_for_chunk(index, None)
+        wait = partial(self._wait_for_chunk, progress=None)
+        while (chunk := self._chunk(index, status, wait, head)) is None and status.stopped_by is None:
+            wait(index)
         return [] if chunk is None else chunk.errors
 
     def _ended_status(self) -> JobStatus:
@@ -451,7 +465,11 @@ class Job:
 
     def _patiently(self, ask: Callable[[], T], deadline: float | None = None) -> T:
         """Ask Redis until it answers; while it is away, nobody's silence means anything."""
-        return patiently(ask, pausing=self._reaper.rest, deadline=deadline)
+        return patiently(ask, pausing=self._pausing, deadline=deadline)
+
+    def _pausing(self) -> None:
+        self._reaper.rest()
+        self._remind_of_redis(f"job {self._id}: waits for Redis, which is away or full")
 
     def _next_event(self, seen: str, timeout_s: float, deadline: float | None = None) -> str:
         return self._patiently(partial(self._broker.jobs.wait_event, self._id, seen, timeout_s), deadline)
@@ -484,10 +502,13 @@ class Job:
             seen = self._next_event(seen, min(1.0, left), deadline)
             self._patiently(partial(self._reaper.round, deadline), deadline)
 
-    def _chunk(self, index: int, status: JobStatus, read: _Read | None = None) -> ChunkVectors | None:
+    def _chunk(
+        self, index: int, status: JobStatus, wait: Callable[[int], JobStatus], read: _Read | None = None
+    ) -> ChunkVectors | None:
         """A chunk's results, with those of its records that were retried in their places; None if not there yet.
 
         Args:
+            wait: waits for a chunk of records that were retried.
             read: reads one chunk of a job; all of it where None.
         """
         read = read or self._whole
@@ -504,10 +525,10 @@ class Job:
         retried = self._broker.jobs.retried_as(self._id, index) if chunk.errors else None
         if retried is None:
             return chunk
-        later = self._chunk(retried, status, read)
+        later = self._chunk(retried, status, wait, read)
         if later is None:
-            self._wait_for_chunk(retried, None)
-            later = self._chunk(retried, status, read)
+            wait(retried)
+            later = self._chunk(retried, status, wait, read)
         return chunk if later is None else _overlaid(chunk, later)
 
     def _whole(self, job_id: str, index: int) -> ChunkResult | None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from embedctl.routing import no_worker
-from embedctl.store import JobStatus
-
 #: What stays true is said again after this (seconds).
 AGAIN_AFTER_S = 60.0
 
@@ -31,9 +28,3 @@ class Reminder:
             self._again_at = now + AGAIN_AFTER_S
             self._say(sentence)
         self._last = sentence
-
-
-def missing_worker(job: JobStatus) -> str:
-    """What to say of a job whose records wait for a worker that does not live; empty where one does."""
-    waits = not job.state.ended and job.done + job.failed < job.records
-    return no_worker(job.hardware, job.model) if waits and not job.live_workers else ""

@@ -11,8 +11,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from embedctl.notices import Reminder, missing_worker
+from embedctl.notices import Reminder
 from embedctl.rates import Rate
+from embedctl.routing import missing_worker
 from embedctl.store import JobStatus
 from embedctl_config.printable import printable
 

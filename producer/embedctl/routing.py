@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import shlex
+from functools import lru_cache
 
-from embedctl.store import WorkerRegistry
+from embedctl.notices import Reminder
+from embedctl.store import JobStatus, WorkerRegistry
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import PRECISIONS
@@ -52,15 +54,19 @@ def _without_workers(settings: Settings, workers: WorkerRegistry, model: str, pr
     offering = {keys.queue(name, model): name for name, each in settings.classes.items() if each.precision == precision}
     lately = [offering[queue] for queue in workers.served_lately(offering)]
     chosen = FALLBACK_CLASS if FALLBACK_CLASS in lately else min(lately, default=FALLBACK_CLASS)
-    log.warning(
-        "no live worker serves %s in %s: the job goes to class %s, %s, and stays there. Start one: %s",
-        model,
-        precision,
-        chosen,
-        "whose workers left a moment ago" if lately else "as no other is known to have any",
-        start_command(chosen, model),
+    why = "whose workers left a moment ago" if lately else "as no other is known to have any"
+    sentence = (
+        f"no live worker serves {model} in {precision}: the job goes to class {chosen}, {why}, and stays there. "
+        f"Start one: {start_command(chosen, model)}"
     )
+    reminder(sentence)(sentence)
     return chosen
+
+
+@lru_cache(64)
+def reminder(sentence: str) -> Reminder:
+    """What says a sentence to the log, for all of this process: a loop that submits job after job is to say it once."""
+    return Reminder(log.warning)
 
 
 def local_class(settings: Settings, hardware: str | None) -> str:
@@ -78,6 +84,12 @@ def local_class(settings: Settings, hardware: str | None) -> str:
 def no_worker(hardware: str, model: str) -> str:
     """What to say of a job that no live worker serves."""
     return f"No live worker serves {model} on {hardware}. Start one: {start_command(hardware, model)}"
+
+
+def missing_worker(job: JobStatus) -> str:
+    """What to say of a job whose records wait for a worker that does not live; empty where one does."""
+    waits = not job.state.ended and job.done + job.failed < job.records
+    return no_worker(job.hardware, job.model) if waits and not job.live_workers else ""
 
 
 def start_command(hardware: str, model: str) -> str:

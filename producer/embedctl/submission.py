@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from embedctl.broker import Broker
 from embedctl.notices import Reminder
-from embedctl.patience import patiently
+from embedctl.patience import came_of_an_absence, patiently
 from embedctl.reaper import Reaper
 from embedctl.routing import no_worker
 from embedctl.store import Added, JobState, JobStatus
@@ -45,15 +45,22 @@ class Submission:
     """Adds chunks to one job as its only live producer. A context: while it lasts, nobody else may add.
 
     Args:
-        timeout: most seconds from now on; None for no end.
+        timeout: most seconds; None for no end.
+        began: since when they count, by the monotonic clock; from now on where None.
     """
 
     def __init__(
-        self, broker: Broker, job: JobStatus, progress: SubmitProgress | None, timeout: float | None = None
+        self,
+        broker: Broker,
+        job: JobStatus,
+        progress: SubmitProgress | None,
+        timeout: float | None = None,
+        *,
+        began: float | None = None,
     ) -> None:
         self._broker = broker
         self._timeout = timeout
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._deadline = None if timeout is None else (time.monotonic() if began is None else began) + timeout
         self._remind = Reminder(log.warning)
         self._job = job
         self._job_id = job.id
@@ -73,7 +80,7 @@ class Submission:
     ) -> None:
         self._over.set()
         self._holder.join(1.0)  # it may wait for a Redis that is away
-        if error is not None and not isinstance(error, BrokerUnavailable):
+        if error is not None and not isinstance(error, BrokerUnavailable) and not came_of_an_absence(error):
             with suppress(EmbedctlError):  # then the right ends by itself, only later
                 self._broker.jobs.hold(self._job_id, self._token, lease_s=0)
 
@@ -131,6 +138,7 @@ class Submission:
         Raises:
             BrokerUnavailable: it stayed away; says how to go on.
             JobLost: it does not know the job any more.
+            WaitTimeout: the time is over.
         """
         try:
             return patiently(ask, pausing=self._wait_for_redis, deadline=self._deadline)
@@ -141,6 +149,8 @@ class Submission:
                 f"job {self._job_id} is gone from Redis, while it was submitted: discarded by somebody, or lost. "
                 "Submit its corpus again."
             ) from error
+        except WaitTimeout as error:
+            raise self._out_of_time(f": its submission waits for Redis. {error.__cause__}") from error.__cause__
         except BrokerUnavailable as error:
             raise type(error)(
                 f"{error} Job {self._job_id} holds the first {self._records} records: go on with embedctl submit "
@@ -164,9 +174,12 @@ class Submission:
 
     def _check_time(self, why: str = "") -> None:
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise WaitTimeout(
-                f"job {self._job_id} has only the first {self._records} of its records after {self._timeout:g} s{why}"
-            )
+            raise self._out_of_time(why)
+
+    def _out_of_time(self, why: str) -> WaitTimeout:
+        return WaitTimeout(
+            f"job {self._job_id} has only the first {self._records} of its records after {self._timeout:g} s{why}"
+        )
 
     def _stopped(self) -> JobFailed:
         return JobFailed(f"job {self._job_id} was ended by its error budget (max_errors) while it was submitted")

@@ -24,6 +24,7 @@ from embedctl import (
     aenqueue_embeddings,
     enqueue_embeddings,
     notices,
+    routing,
 )
 from embedctl.broker import Broker
 from embedctl_config import keys
@@ -302,4 +303,4 @@ def test_a_job_in_its_last_record_is_no_reason_to_miss_a_worker(broker: Broker) 
     job_id = new_job(broker, 1)
     claim(broker, job_id, 0)
     complete(broker, job_id, 0)
-    assert notices.missing_worker(Job(job_id, broker).status()) == ""
+    assert routing.missing_worker(Job(job_id, broker).status()) == ""

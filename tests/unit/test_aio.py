@@ -15,7 +15,7 @@ import pytest
 from embedctl import AsyncJob, BrokerUnavailable, Job, Settings, aenqueue_embeddings, aio, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.patience import OUTAGE_S
-from embedctl_config.errors import BrokerFull
+from embedctl_config.errors import BrokerFull, WaitTimeout
 
 #: Parameters and results whose types differ, as the twin's are asynchronous.
 ASYNC_TYPES = {
@@ -229,6 +229,13 @@ def test_a_redis_that_stays_away_is_given_up(clock: Clock, job: AsyncJob) -> Non
     with pytest.raises(BrokerUnavailable, match="away"):
         looking(job, raising_until(clock, 9999, BrokerUnavailable("away")))
     assert OUTAGE_S < clock.now - 1000 < OUTAGE_S + 3
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("away"), BrokerFull("full")])
+def test_a_deadline_ends_the_wait_for_redis_as_a_timeout(clock: Clock, job: AsyncJob, error: Exception) -> None:
+    with pytest.raises(WaitTimeout, match=str(error)):
+        looking(job, raising_until(clock, 9999, error), deadline=1010)
+    assert clock.now == pytest.approx(1010)
 
 
 def test_a_redis_that_is_away_now_and_then_is_not_given_up(clock: Clock, job: AsyncJob) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from embedctl import patience
 from embedctl.patience import OUTAGE_S, patiently
-from embedctl_config.errors import BrokerFull, BrokerUnavailable, JobCancelled
+from embedctl_config.errors import BrokerFull, BrokerUnavailable, JobCancelled, WaitTimeout
 
 
 class Clock:
@@ -83,10 +83,11 @@ def test_pauses_grow_up_to_two_seconds_and_each_is_told_before(clock: Clock) -> 
 
 
 @pytest.mark.parametrize("error", [BrokerFull, BrokerUnavailable])
-def test_no_pause_begins_after_the_deadline(clock: Clock, error: type[Exception]) -> None:
-    with pytest.raises(error):
+def test_a_deadline_ends_the_wait_as_a_timeout(clock: Clock, error: type[Exception]) -> None:
+    with pytest.raises(WaitTimeout, match="at 1010") as raised:
         patiently(failing_until(clock, 2000, error), deadline=1010)
-    assert clock.now - clock.pauses[-1] <= 1010
+    assert type(raised.value.__cause__) is error
+    assert clock.now == 1010
 
 
 def test_a_question_is_asked_once_even_after_the_deadline(clock: Clock) -> None:

@@ -7,13 +7,14 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -28,10 +29,13 @@ from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: The oldest Redis whose commands the scripts use.
 OLDEST_REDIS = (6, 2)
 #: Longest blocking read in ms: well under the socket's time-out.
 MAX_BLOCK_MS = 5000
+#: How long a Redis that says nothing is waited for, each time that it is asked (seconds).
 _SOCKET_TIMEOUT_S = 10
 #: Most that is given to a socket at once (bytes).
 _PIECE_BYTES = 256 * 1024
@@ -63,6 +67,46 @@ _CLUSTER_CLASSES = (
 _IN_PIPELINE = "of pipeline caused error: "
 #: What ends the part of a URL in which a password may stand.
 _SEPARATORS = frozenset("/?#")
+
+
+#: By when what is asked here is to be answered, by the monotonic clock; None where that may take what it takes.
+_answers_by: ContextVar[float | None] = ContextVar("answers_by", default=None)
+#: Whether this is a part of something that is tried again as a whole.
+_is_retried: ContextVar[bool] = ContextVar("is_retried", default=False)
+
+
+@contextmanager
+def answers_by(deadline: float | None) -> Iterator[None]:
+    """Within this, nothing is tried again after the deadline (monotonic clock).
+
+    A Redis that says nothing so holds up nobody for longer than a socket's time-out after it.
+    """
+    token = _answers_by.set(deadline)
+    try:
+        yield
+    finally:
+        _answers_by.reset(token)
+
+
+class _BoundedRetry(Retry):
+    """Retries until the deadline of :func:`answers_by`, and no part of what is retried as a whole.
+
+    redis-py retries a command, for each try the making of its connection, and within that the connection's check.
+    """
+
+    def call_with_retry(self, do: Callable[[], T], fail: Callable[..., Any], *args: Any, **options: Any) -> T:
+        within, deadline = _is_retried.get(), _answers_by.get()
+
+        def failed(error: Exception, *count: int) -> None:
+            fail(error, *count)
+            if within or (deadline is not None and time.monotonic() >= deadline):
+                raise error
+
+        token = _is_retried.set(True)
+        try:
+            return super().call_with_retry(do, failed, *args, **options)
+        finally:
+            _is_retried.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +156,7 @@ class Connection:
                 socket_connect_timeout=3,
                 **({} if url.startswith("unix:") else {"socket_keepalive": True}),
                 health_check_interval=10,
-                retry=Retry(ExponentialBackoff(cap=1, base=0.05), 3),
+                retry=_BoundedRetry(ExponentialBackoff(cap=1, base=0.05), 3),
                 retry_on_error=[redis.exceptions.ReadOnlyError],
                 **tls,
             )
