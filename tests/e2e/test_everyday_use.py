@@ -164,7 +164,7 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
     eventually(lambda: raw.exists(keys.chunk_input(job_id.decode(), 0)), timeout_s=60)  # it reads records
     submitting.send_signal(signal.SIGINT)
     _, told = submitting.communicate(timeout=60)
-    assert submitting.returncode == 130
+    assert submitting.returncode == 130, told
     assert "cancelled" in told
     assert raw.hget(b"embed:job:" + job_id, "state") == b"cancelled"
 
