@@ -155,6 +155,9 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
             text=True,
         )
 
+    # Shells show 130 for both: Python ends itself by the signal where that came while it ran code from a string, as
+    # `dataclass` does, whatever became of the exception.
+    interrupted = (130, -signal.SIGINT)
     submitting = start("submit", "-", "--format", "txt", "--chunk-size", "1")
     assert submitting.stdin
     submitting.stdin.write("one\ntwo\n")
@@ -164,7 +167,7 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
     eventually(lambda: raw.exists(keys.chunk_input(job_id.decode(), 0)), timeout_s=60)  # it reads records
     submitting.send_signal(signal.SIGINT)
     _, told = submitting.communicate(timeout=60)
-    assert submitting.returncode == 130, told
+    assert submitting.returncode in interrupted, told
     assert "cancelled" in told
     assert raw.hget(b"embed:job:" + job_id, "state") == b"cancelled"
 
@@ -174,7 +177,7 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
         eventually(lambda: any(client["cmd"] == "xread" for client in raw.client_list()), timeout_s=60)
         waiting.send_signal(signal.SIGINT)
         _, told = waiting.communicate(timeout=60)
-        assert waiting.returncode == 130
+        assert waiting.returncode in interrupted, told
         assert f"job {job.id} goes on" in told
     assert job.status().state is JobState.QUEUED
 
