@@ -199,10 +199,23 @@ def keys_without_ttl(raw: Any) -> list[str]:
     return endless
 
 
+#: What all jobs share lives as long as the longest of them might have.
+_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES)
+
+
 def left_over(raw: Any) -> dict[str, float]:
-    """Keys of ours that are still there, and the seconds that each has left."""
-    names = list(raw.scan_iter(match=f"{keys.PREFIX}*", count=1000))
+    """Keys of ours that are still there, and the seconds that each has left. Of those that all jobs share only the ones
+    are meant that speak of a job which is there."""
+    shared = {name.encode() for name in _SHARED}
+    for pattern in (keys.upkeep("*"), keys.idle("*", "*")):
+        shared.update(raw.scan_iter(match=pattern, count=1000))
+    names = [name for name in raw.scan_iter(match=f"{keys.PREFIX}*", count=1000) if name not in shared]
+    names += [name for name in shared if raw.type(name) == b"zset" and _speaks_of_a_job(raw, name)]
     return {name.decode(): raw.pttl(name) / 1000 for name in names}
+
+
+def _speaks_of_a_job(raw: Any, name: bytes) -> bool:
+    return any(raw.exists(keys.job(member.decode())) for member in raw.zrange(name, 0, -1))
 
 
 def unknown_jobs(raw: Any, known: set[str]) -> list[str]:

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import redis as redis_py
 
 from embedctl import Job, JobFailed, JobNotFound, JobState, WaitTimeout, enqueue_embeddings
+from embedctl.broker import Broker
 from embedctl_config import keys, wire
 from embedctl_config.wire import ChunkResult
 from tests.chaos.beside import Beside
 from tests.chaos.budget import check_stopped
-from tests.chaos.check import Verdict, check_job, freed, keys_without_ttl, unknown_jobs
+from tests.chaos.check import Verdict, check_job, freed, keys_without_ttl, left_over, unknown_jobs
 from tests.chaos.jobs import DummyWorkload, Item, Plan
 from tests.chaos.monitor import PRODUCER_ENDS_S, Monitor
 from tests.chaos.options import Options
@@ -24,6 +26,7 @@ from tests.chaos.producers import Order, Producers
 from tests.chaos.pulse import Pulse
 from tests.chaos.rewinding import Waiter
 from tests.chaos.stack import Stack
+from tests.contract.helpers import keys_of, new_job
 
 POISONED = 5
 PLAN = Plan(
@@ -321,3 +324,12 @@ def test_small_jobs_beside_are_all_followed(stack: Stack) -> None:
     beside.remove()
     assert unknown_jobs(stack.raw, set()) == []
     assert list(stack.raw.scan_iter(f"*{beside.queued[7]}*")) == []
+
+
+def test_what_jobs_share_is_left_over_only_where_it_speaks_of_a_job(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker, 1)
+    found = left_over(raw)
+    assert {keys.ACTIVE, keys.JOBS, keys.job(job_id)} <= set(found)
+    raw.delete(*keys_of(raw, job_id))
+    assert left_over(raw) == {}
+    assert raw.exists(keys.JOBS, keys.BIRTH) == 2
