@@ -1,6 +1,5 @@
 -- Store the next chunk's input, or check that this chunk is what was stored before.
--- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input, token, lease, digest's first and last
--- byte, and what `repair.lua` needs.
+-- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input, token, lease.
 -- → ok <bytes waiting> | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 if redis.call('HGET', job, 'stopped_by') then return {'stopped'} end
@@ -10,8 +9,8 @@ if chunk > added then return {'gap', added} end
 if chunk >= (original or (sealed and added) or math.huge) then return {'sealed', original or added} end
 if chunk < added then
   local was_counted = redis.call('GETBIT', counted, chunk) == 1
-  local digest = redis.call('GETRANGE', KEYS[11], ARGV[8], ARGV[9])
-  if digest == '' and not was_counted then digest = redis.call('GETRANGE', KEYS[10], ARGV[8], ARGV[9]) end
+  local digest = redis.call('GETRANGE', KEYS[11], DIGEST_FROM, DIGEST_TO)
+  if digest == '' and not was_counted then digest = redis.call('GETRANGE', KEYS[10], DIGEST_FROM, DIGEST_TO) end
   if digest == ARGV[3] and not lost_a_retry(chunk) then return {'skipped', redis.call('HGET', job, 'waiting_bytes')} end
   if digest ~= '' and digest ~= ARGV[3] then return {'differs'} end
   -- Redis lost this chunk, and the corpus repairs it.

@@ -1,14 +1,13 @@
 -- A chunk ends once: the first result of the right fingerprint wins, whoever holds the lease by now.
 -- KEYS[9..11]: input, result, uncommitted result. ARGV: job, chunk, model fingerprint, records with a vector, records
--- failed, records truncated, tokens, dim, input of the failed records or '', digest's first and last byte, [length of a
--- result that came in parts].
+-- failed, records truncated, tokens, dim, input of the failed records or '', [length of a result that came in parts].
 -- → ok | refused | mismatch <pinned> | missing
 local chunk = ARGV[2]
 local facts = redis.call('HMGET', job, 'model_fingerprint', 'added')
 local pinned, added = facts[1], tonumber(facts[2])
 -- Redis forgot in a crash that the chunk was added: its producer adds it again, or has done so, perhaps with other text.
-local text = redis.call('GETRANGE', KEYS[9], ARGV[10], ARGV[11])
-local made_of = redis.call('GETRANGE', KEYS[11], ARGV[10], ARGV[11])
+local text = redis.call('GETRANGE', KEYS[9], DIGEST_FROM, DIGEST_TO)
+local made_of = redis.call('GETRANGE', KEYS[11], DIGEST_FROM, DIGEST_TO)
 -- Where it lost the result alone, the chunk stays counted until the corpus repairs it.
 local useless = ended or tonumber(chunk) >= added or redis.call('EXISTS', KEYS[10]) == 1
   or redis.call('GETBIT', counted, chunk) == 1 or (text ~= made_of and text ~= '' and made_of ~= '')
@@ -18,7 +17,7 @@ if useless or (pinned and pinned ~= ARGV[3]) then
   if not useless then return {'mismatch', pinned} end
   return {'refused'}
 end
-if made_of == '' or (ARGV[12] and redis.call('STRLEN', KEYS[11]) < tonumber(ARGV[12])) then return {'missing'} end
+if made_of == '' or (ARGV[10] and redis.call('STRLEN', KEYS[11]) < tonumber(ARGV[10])) then return {'missing'} end
 redis.call('RENAMENX', KEYS[11], KEYS[10])
 redis.call('PEXPIRE', KEYS[10], keep_ms)
 redis.call('HINCRBY', job, 'waiting_bytes', 0 - redis.call('STRLEN', KEYS[9]))

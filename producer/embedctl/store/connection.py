@@ -440,8 +440,8 @@ def script_source(name: str) -> str:
     constants = (
         f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, SETTLED_AT_ONCE = "
         f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {_SETTLED_AT_ONCE}\n"
-        f"local EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT = "
-        f"{keys.EVENTS_KEPT}, {keys.ENDED_EVENTS_S * 1000}, {wire.ROWS_AT}\n"
+        f"local EVENTS_KEPT, ENDED_EVENTS_MS, ROWS_AT, DIGEST_FROM, DIGEST_TO = "
+        f"{keys.EVENTS_KEPT}, {keys.ENDED_EVENTS_S * 1000}, {wire.ROWS_AT}, {', '.join(map(str, wire.DIGEST_RANGE))}\n"
         f"local BIRTH, JOBS, WORKERS, DIED, LEFT = "
         f"'{keys.BIRTH}', '{keys.JOBS}', '{keys.WORKERS}', '{keys.died('')}', '{keys.LEFT}'\n"
         f"local UPKEEP, LOOK_AFTER_MS = '{keys.upkeep('')}', {keys.LOOK_AFTER_S * 1000}\n"

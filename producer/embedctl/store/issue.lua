@@ -1,5 +1,5 @@
 -- Choose the chunks whose tickets the caller sends now, as far as the job's window has room.
--- KEYS[9]: live workers of the queue. ARGV: job, tickets a worker, reissue after, result key without its chunk.
+-- KEYS[9]: live workers of the queue. ARGV: job, tickets a worker, reissue after.
 -- → ok <chunk>…
 if ended then return {'ok'} end
 local facts = redis.call('HMGET', job, 'next', 'added', 'window')
@@ -9,7 +9,7 @@ local room = math.max(tonumber(facts[3]), live * tonumber(ARGV[2])) - redis.call
 local issued, looked = {'ok'}, 0
 while room > 0 and chunk < added and looked < 1000 do
   -- A ticket that outlived what Redis forgot in a crash may already have had this chunk claimed or completed.
-  if not redis.call('ZSCORE', due, chunk) and redis.call('EXISTS', ARGV[4] .. chunk) == 0 then
+  if not redis.call('ZSCORE', due, chunk) and redis.call('EXISTS', job .. ':out:' .. chunk) == 0 then
     schedule(chunk, ARGV[3], true)
     issued[#issued + 1] = chunk
     room = room - 1

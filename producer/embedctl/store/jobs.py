@@ -123,7 +123,7 @@ def issue_call(settings: Settings, job_id: str, queue: str) -> ScriptCall:
     return ScriptCall(
         "issue",
         [*keys.of_job(job_id), keys.queue_workers(queue)],
-        [job_id, settings.window_per_worker, int(settings.reissue_s * 1000), keys.chunk_result(job_id, "")],
+        [job_id, settings.window_per_worker, int(settings.reissue_s * 1000)],
     )
 
 
@@ -216,10 +216,6 @@ class JobStore:
                 payload,
                 token,
                 keys.PRODUCER_LEASE_S * 1000,
-                *wire.DIGEST_RANGE,
-                keys.chunk_input(job_id, ""),
-                keys.chunk_result(job_id, ""),
-                keys.retry_pointer(job_id, ""),
             ],
         )
         if answer == "gap":
@@ -374,7 +370,6 @@ class JobStore:
             report.tokens,
             report.dim,
             report.failed_input,
-            *wire.DIGEST_RANGE,
         ]
         if len(payload) > PART_BYTES:
             args.append(len(payload))

@@ -1,5 +1,5 @@
--- What `add` does where Redis lost a result. ARGV[10..12]: input, result and retry pointer without their chunk.
-local input_of, result_of, pointer_of = ARGV[10], ARGV[11], ARGV[12]
+-- What `add` does where Redis lost a result.
+local input_of, result_of, pointer_of = job .. ':in:', job .. ':out:', job .. ':retry:'
 
 -- Whether Redis lost a result of the chunks into which a chunk's failed records were put.
 local function lost_a_retry(chunk)
