@@ -477,7 +477,7 @@ def test_a_budget_that_was_too_large_is_smaller_at_the_next_start(
     path.chmod(path.stat().st_mode | stat.S_IWOTH)
     assert start().token_budget == memory.MOST_TOKENS
     assert caplog.text.count("budget of the last run can't be read") == 1
-    assert "others may write to it" in caplog.text
+    assert "is not read, for it is not trusted" in caplog.text
 
 
 def test_what_a_failed_batch_held_is_let_go_before_memory_is_given_back(load: Load) -> None:
