@@ -91,7 +91,9 @@ class Settings:
         "", "a file that holds the password of `redis_url`'s user, which then has none", guarded=True
     )
     tls_ca_file: str = _setting(
-        "", "for rediss://: the certificates, in PEM, of whoever signed Redis' own. Empty: the system's", guarded=True
+        "",
+        "for rediss://: the PEM file of the authorities that signed Redis' certificate. Empty: the system's",
+        guarded=True,
     )
     insecure: bool = _setting(
         False, "for rediss://: whether to check no certificate, so that anybody may listen", guarded=True
@@ -152,7 +154,7 @@ class Settings:
     )
     flower_auth_file: str = _setting(
         "",
-        "a file of lines `user:password`: who may look at the dashboard. Empty: whoever is on its machine",
+        "a file of lines `user:password`: who may look at the dashboard. Empty: everybody on its machine",
         guarded=True,
     )
     flower_url_prefix: str = _setting("", "the path under which a reverse proxy shows the dashboard")

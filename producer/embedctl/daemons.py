@@ -42,7 +42,7 @@ class DaemonThreads(Executor):
             if done.set_running_or_notify_cancel():
                 try:
                     done.set_result(work())
-                except BaseException as error:  # noqa: BLE001  (whoever awaits it gets it)
+                except BaseException as error:  # noqa: BLE001  (the caller gets it)
                     done.set_exception(error)
             del done, work  # what they hold is not to live until the next work comes
             self._idle.release()
