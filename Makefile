@@ -70,11 +70,11 @@ chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, 
 
 .PHONY: bench-peers
 bench-peers: $(VENV)/.dev ## our engine beside others on this CPU: ARGS="--help" lists the options
-	@$(PY) -m benchmarks.bench_peers $(ARGS)
+	@$(PY) -m benchmarks.ours.bench_peers $(ARGS)
 
 .PHONY: bench-gpu
 bench-gpu: $(VENV)/.dev ## the whole pipeline on a GPU beside sentence-transformers: ARGS="--help"
-	@$(PY) -m benchmarks.gpu $(ARGS)
+	@$(PY) -m benchmarks.ours.gpu $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev ## style, types and the rules about imports

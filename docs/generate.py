@@ -12,11 +12,11 @@ import click
 from click.testing import CliRunner
 
 from embedctl.cli import main as embedctl
+from embedctl_bench.__main__ import main as bench
 from embedctl_config import errors
 from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_workers.backends import BACKENDS
-from embedctl_workers.bench.commands import main as bench
 from embedctl_workers.cli import main as worker
 from embedctl_workers.model_cli import main as model
 from embedctl_workers.up_cli import main as up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import nan
 
-from embedctl_workers.bench.report import Claim, Column, Plot, Report, Series, Table
+from embedctl_bench.report.report import Claim, Column, Plot, Report, Series, Table
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 384, 512)
 

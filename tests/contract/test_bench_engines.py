@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from embedctl_config.errors import ModelError
-from embedctl_workers.bench import grid, matrix, study
-from embedctl_workers.bench.engines import (
+from embedctl_bench.grid import command as grid
+from embedctl_bench.matrix import command as matrix
+from embedctl_bench.measuring.engines import (
     CLASS,
     FLOOR,
     SENTENCE_TRANSFORMERS,
@@ -27,11 +27,13 @@ from embedctl_workers.bench.engines import (
     System,
     sample_together,
 )
+from embedctl_bench.study import command as study
+from embedctl_config.errors import ModelError
 from embedctl_workers.models import ModelFiles, fingerprint_of
 from tests.tiny_models import Tiny
 
 if TYPE_CHECKING:
-    from embedctl_workers.bench.grid import Scope
+    from embedctl_bench.grid.command import Scope
 
 #: A batch of at most 8 tokens takes 50 ms.
 CONFIG = """

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from embedctl_bench.asking import Asked
+from embedctl_bench.measuring import cells
+from embedctl_bench.measuring.cells import Bench, Case, Found, Noise, listed, model_files, seats_on, slug
+from embedctl_bench.measuring.engines import CLASS, ONNX_FP32, TRANSFORMERS, Effort, Samples, Seat, System
+from embedctl_bench.measuring.runners import _pooling
+from embedctl_bench.measuring.sampling import Rounds
+from embedctl_bench.measuring.texts import ExactTexts, digest, sentences
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
-from embedctl_workers.bench import cells
-from embedctl_workers.bench.cells import Bench, Case, Found, Noise, listed, model_files, seats_on, slug
-from embedctl_workers.bench.cli import Asked
-from embedctl_workers.bench.engines import CLASS, ONNX_FP32, TRANSFORMERS, Effort, Samples, Seat, System
-from embedctl_workers.bench.runners import _pooling
-from embedctl_workers.bench.sampling import Rounds
-from embedctl_workers.bench.texts import ExactTexts, digest, sentences
 from embedctl_workers.devices import Accelerator
 from embedctl_workers.discovery import Machine
 from embedctl_workers.models import ModelFiles

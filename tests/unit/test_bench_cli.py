@@ -12,9 +12,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from embedctl_bench import asking as cli
+from embedctl_bench.asking import Asked, common
 from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
-from embedctl_workers.bench import cli
-from embedctl_workers.bench.cli import Asked, common
 from embedctl_workers.devices import format_cpus, usable_cpus
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
@@ -133,8 +133,8 @@ def test_a_session_is_of_the_classes_as_they_are_configured(tmp_path: Path) -> N
 PROGRAM = """\
 import sys, time
 import click
-from embedctl_workers.bench.cli import Asked, common, conclude
-from embedctl_workers.bench.report import Column, Report, Table
+from embedctl_bench.asking import Asked, common, conclude
+from embedctl_bench.report.report import Column, Report, Table
 
 def measure(number: int) -> int:
     print("begun", number, file=sys.stderr, flush=True)

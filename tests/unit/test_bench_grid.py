@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_workers.bench import grid
-from embedctl_workers.bench.cells import Bench, Case, Found
-from embedctl_workers.bench.engines import CLASS, PEER, Facts, Samples, System
-from embedctl_workers.bench.grid import FULL, MATRIX_PRODUCTS, PUBLISHED, VANILLA, Place, Result, measure
-from embedctl_workers.bench.grid_report import report
-from embedctl_workers.bench.report import Report
+from embedctl_bench.grid import command as grid
+from embedctl_bench.grid.command import FULL, MATRIX_PRODUCTS, PUBLISHED, VANILLA, Place, Result, measure
+from embedctl_bench.grid.report import report
+from embedctl_bench.measuring.cells import Bench, Case, Found
+from embedctl_bench.measuring.engines import CLASS, PEER, Facts, Samples, System
+from embedctl_bench.report.report import Report
 from embedctl_workers.models import ModelFiles
 from tests.unit.test_bench_cells import asked, steady
 from tests.unit.test_bench_matrix import Exact

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_workers.bench import matrix
-from embedctl_workers.bench.cells import Bench, Found
-from embedctl_workers.bench.engines import CLASS, Facts, Samples, System
-from embedctl_workers.bench.matrix import FULL, PRICE, PUBLISHED, Cell, Result, measure, report
-from embedctl_workers.bench.report import Table
-from embedctl_workers.bench.sampling import cost_per_million
+from embedctl_bench.matrix import command as matrix
+from embedctl_bench.matrix.command import FULL, PRICE, PUBLISHED, Cell, Result, measure, report
+from embedctl_bench.measuring.cells import Bench, Found
+from embedctl_bench.measuring.engines import CLASS, Facts, Samples, System
+from embedctl_bench.measuring.sampling import cost_per_million
+from embedctl_bench.report.report import Table
 from embedctl_workers.models import ModelFiles
 from tests.unit.test_bench_cells import asked, steady
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import config_text
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answered, Pool, Requested, Setting
+from embedctl_bench.peers.child import sample_of
+from embedctl_bench.peers.environments import ADAPTERS, HERE, PACKAGE, Unavailable, environment_for, is_installed
+from embedctl_bench.peers.models import FORMATS, Model, uncut
+from embedctl_bench.peers.registry import PEERS, SYSTEMS
+from embedctl_bench.peers.workload import Workload
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import load_settings
-from embedctl_workers.bench.peers.child import sample_of
-from embedctl_workers.bench.peers.embedctl_pipeline import config_text
-from embedctl_workers.bench.peers.environments import HERE, Unavailable, environment_for, is_installed
-from embedctl_workers.bench.peers.models import FORMATS, Model, uncut
-from embedctl_workers.bench.peers.registry import PEERS, SYSTEMS
-from embedctl_workers.bench.peers.serving import Answered, Pool, Requested, Setting
-from embedctl_workers.bench.peers.workload import Workload
 
 #: What runs where embedctl is not installed.
 GUESTS = {"__main__", "serving", *(SYSTEMS[name].module for name in PEERS), *(f"convert_{form}" for form in FORMATS)}
@@ -126,27 +126,26 @@ def imports_of(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("module", sorted(GUESTS))
 def test_what_runs_in_a_peers_environment_imports_nothing_of_ours(module: str) -> None:
-    found = set(imports_of(HERE / f"{module}.py"))
+    found = set(imports_of(ADAPTERS / PACKAGE / f"{module}.py"))
     assert not {name for name in found if name.startswith("embedctl")}
     assert {name for name in found if name.startswith(".")} <= {".serving"}
 
 
 def test_a_peer_finds_the_adapters_and_nothing_else_of_ours(tmp_path: Path) -> None:
     package, variables = environment_for("infinity")
-    assert package == "peers"
-    code = "import sys, peers.serving; print(*{name.partition('.')[0] for name in sys.modules})"
+    assert package == "embedctl_adapters"
+    code = "import sys, embedctl_adapters.serving; print(*{name.partition('.')[0] for name in sys.modules})"
     environment = {**os.environ, **variables}
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
     )
     loaded = set(done.stdout.split())
-    assert {"peers", "numpy"} <= loaded
-    assert not {"embedctl", "embedctl_config", "embedctl_workers", "torch"} & loaded
+    assert {"embedctl_adapters", "numpy"} <= loaded
+    assert not {"embedctl", "embedctl_bench", "embedctl_config", "embedctl_workers", "torch"} & loaded
 
 
-def test_the_folder_on_a_peers_path_hides_no_module_of_the_standard_library() -> None:
-    names = {path.stem for path in HERE.parent.glob("*.py")} | {path.name for path in HERE.parent.iterdir()}
-    assert not names & sys.stdlib_module_names
+def test_the_folder_on_a_peers_path_holds_the_package_of_adapters_and_nothing_else() -> None:
+    assert {path.name for path in ADAPTERS.iterdir()} - {"__init__.py", "__pycache__"} == {PACKAGE}
 
 
 def test_an_environment_counts_only_with_todays_requirements(tmp_path: Path) -> None:

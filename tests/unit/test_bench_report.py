@@ -12,9 +12,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from embedctl_workers.bench.render.plots import draw
-from embedctl_workers.bench.render.text import is_number
-from embedctl_workers.bench.report import Column, Plot, Report, Series, Table, write_report
+from embedctl_bench.report.plots import draw
+from embedctl_bench.report.report import Column, Plot, Report, Series, Table, write_report
+from embedctl_bench.report.text import is_number
 from tests.bench_reports import LENGTHS, sample_report
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embedctl_bench.asking import Asked
+from embedctl_bench.measuring.sampling import Rounds
+from embedctl_bench.peers.environments import Unavailable, requirements_of
+from embedctl_bench.peers.registry import PEERS, SYSTEMS
+from embedctl_bench.report import markdown
+from embedctl_bench.report.report import Claim, Report
+from embedctl_bench.request.command import QUICK, TENTH, WHOLE, Plan
+from embedctl_bench.request.published import OVER_SENTENCE_TRANSFORMERS, ROWS
+from embedctl_bench.request.report import claims_of, report_of
+from embedctl_bench.request.results import Result, Results, Run, Shape
+from embedctl_bench.request.systems import Ground, choose_peers, product
+from embedctl_bench.request.texts import LONGEST, REQUESTS, SHORTEST, request_texts
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
-from embedctl_workers.bench.cli import Asked
-from embedctl_workers.bench.peers.environments import Unavailable, requirements_of
-from embedctl_workers.bench.peers.registry import PEERS, SYSTEMS
-from embedctl_workers.bench.render import markdown
-from embedctl_workers.bench.report import Claim, Report
-from embedctl_workers.bench.request import QUICK, TENTH, WHOLE, Plan
-from embedctl_workers.bench.request_published import OVER_SENTENCE_TRANSFORMERS, ROWS
-from embedctl_workers.bench.request_report import claims_of, report_of
-from embedctl_workers.bench.request_results import Result, Results, Run, Shape
-from embedctl_workers.bench.request_systems import Ground, choose_peers, product
-from embedctl_workers.bench.request_texts import LONGEST, REQUESTS, SHORTEST, request_texts
-from embedctl_workers.bench.sampling import Rounds
 
 
 def test_texts_have_the_lengths_of_the_benchmark_and_are_the_same_everywhere() -> None:
@@ -290,7 +290,7 @@ def test_nothing_measured_still_makes_a_report() -> None:
 
 
 def test_every_peer_has_a_label_and_pinned_requirements() -> None:
-    from embedctl_workers.bench.request_systems import result_of
+    from embedctl_bench.request.systems import result_of
 
     for name in PEERS:
         assert result_of(SYSTEMS[name]).label

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from embedctl_bench.measuring.sampling import Rounds, cost_per_million, in_rounds, is_noisy, percentiles, spread, times
+from embedctl_bench.measuring.session import Session
 from embedctl_config.errors import ModelError
-from embedctl_workers.bench.sampling import Rounds, cost_per_million, in_rounds, is_noisy, percentiles, spread, times
-from embedctl_workers.bench.session import Session
 
 
 def session_in(folder: Path, *, fresh: bool = False) -> Session:

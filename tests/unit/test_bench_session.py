@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from embedctl_bench.measuring import machine
+from embedctl_bench.measuring import session as module
+from embedctl_bench.measuring.progress import Progress
+from embedctl_bench.measuring.session import FILE, Session
 from embedctl_config.errors import OutputError
-from embedctl_workers.bench import machine
-from embedctl_workers.bench import session as module
-from embedctl_workers.bench.progress import Progress
-from embedctl_workers.bench.session import FILE, Session
 
 
 def open_in(folder: Path, name: str = "study", *, fresh: bool = False, **conditions: object) -> Session:

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from embedctl_config.errors import ModelError
-from embedctl_workers.bench import study
-from embedctl_workers.bench.cells import Bench, Case, Found
-from embedctl_workers.bench.engines import CLASS, Samples, System
-from embedctl_workers.bench.report import Report
-from embedctl_workers.bench.study import (
+from embedctl_bench.measuring.cells import Bench, Case, Found
+from embedctl_bench.measuring.engines import CLASS, Samples, System
+from embedctl_bench.report.report import Report
+from embedctl_bench.study import command as study
+from embedctl_bench.study.command import (
     FULL,
     INT8,
     MATRIX_PRODUCTS,
@@ -25,7 +24,8 @@ from embedctl_workers.bench.study import (
     requests_of,
     setups_for,
 )
-from embedctl_workers.bench.study_report import report
+from embedctl_bench.study.report import report
+from embedctl_config.errors import ModelError
 from embedctl_workers.models import ModelFiles
 from tests.unit.test_bench_cells import asked, steady
 

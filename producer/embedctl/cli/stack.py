@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from embedctl.cli.results import exit_code, report, save
 from embedctl.output import check_output
 from embedctl.progress import JobProgress
 from embedctl.routing import local_class
-from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
+from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled, MissingExtra
 from embedctl_config.settings import Settings, load_settings
 
 _class_option = option("--class", "hardware", help="The hardware class. Default: the setting; for auto, cpu.")
@@ -105,7 +106,9 @@ def model(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> None:
     """Measure this machine as published benchmarks do; see `embedctl bench --help`."""
-    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.bench.commands", *arguments])  # noqa: S606
+    if not find_spec("embedctl_bench"):
+        raise MissingExtra("bench", "`embedctl bench`, which the images of workers leave out,")
+    os.execv(sys.executable, [sys.executable, "-m", "embedctl_bench", *arguments])  # noqa: S606
 
 
 @contextmanager

@@ -1,0 +1,28 @@
+"""`embedctl bench`: the command line."""
+
+from __future__ import annotations
+
+import click
+
+from embedctl_bench.grid import command as grid
+from embedctl_bench.matrix import command as matrix
+from embedctl_bench.request import command as request
+from embedctl_bench.study import command as study
+from embedctl_config.command_group import CommandGroup
+
+
+@click.group("embedctl bench", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Measure this machine as published benchmarks measure theirs, and write reports beside their figures.
+
+    Each takes from minutes to hours; --quick shows in minutes whether it runs. Ctrl-C writes a report of what was
+    measured until then, and the same command goes on from there.
+    """
+
+
+for _module in (request, matrix, study, grid):
+    main.add_command(_module.command)
+
+
+if __name__ == "__main__":
+    main(prog_name="embedctl bench")

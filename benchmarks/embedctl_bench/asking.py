@@ -1,0 +1,248 @@
+"""What the commands of `embedctl bench` share: their options, a session, the report's files and the exit status."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from embedctl_bench.measuring import machine
+from embedctl_bench.measuring.session import Session
+from embedctl_bench.report.report import Report, write_report
+from embedctl_config.errors import MissingExtra, SettingsError
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings, load_settings
+from embedctl_workers.backends import BACKENDS
+from embedctl_workers.devices import format_cpus, usable_cpus
+from embedctl_workers.options import cpus_option
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+#: The module that tells whether an extra is installed.
+_PROOF = {"torch": "torch", "onnx": "onnxruntime"}
+_INTERRUPTED = 130
+
+_Command = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+        command: the command line, which makes the report again.
+        models: names as the settings have them, folders, or a shape's (`embedctl_bench.measuring.shapes`).
+        classes: hardware classes, all of them configured.
+        cpus: all measurements run on these.
+        output: the folder of reports.
+        peers: names of peers to measure, whose environments are made if need be; `("all",)` for every one, None for
+            those that are installed, and empty for none.
+        price: of an hour of this machine; None where costs are of no interest.
+        fresh: whether to measure again what an earlier run has kept.
+    """
+
+    settings: Settings
+    command: str
+    models: tuple[str, ...]
+    classes: tuple[str, ...]
+    cpus: frozenset[int]
+    output: Path
+    quick: bool
+    peers: tuple[str, ...] | None
+    price: float | None
+    fresh: bool
+
+    @property
+    def cpu_list(self) -> str:
+        """The CPUs as `--cpus` takes them, such as `0-3,8`."""
+        return format_cpus(self.cpus)
+
+    def session(self, name: str, plan: int, **conditions: object) -> Session:
+        """A session in the folder of reports, for these CPUs and classes as they are configured.
+
+        Measurements of `--quick` count for `--quick` only.
+        """
+        classes, models = dict(self.settings.classes), dict(self.settings.models)
+        conditions |= {"cpus": self.cpu_list, "quick": self.quick, "classes": classes, "models": models}
+        return Session(self.output, name, fresh=self.fresh, plan=plan, conditions=conditions)
+
+    def machine(self) -> dict[str, object]:
+        """Facts of this machine and its CPUs, for a report."""
+        return machine.facts(self.cpus)
+
+
+def common(*, peers: bool = False, price: float | None = None) -> Callable[[_Command], _Command]:
+    """The options of all benchmarks, passed to the command as one :class:`Asked`.
+
+    Args:
+        peers: whether it can measure other systems.
+        price: of an hour, unless the user says another.
+    """
+
+    def decorate(command: _Command) -> _Command:
+        @functools.wraps(command)
+        def asking(**options: Any) -> Any:
+            own = {name: options.pop(name) for name in list(options) if name not in _OPTIONS}
+            _check_installed()
+            return command(_asked(**options), **own)
+
+        decorated: _Command = asking
+        for option in reversed(_options(peers=peers, price=price)):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def conclude(report: Report, asked: Asked, session: Session) -> None:
+    """Write the report with what the session has to say; print the page's path. Exits with 130 after Ctrl-C."""
+    whole = dataclasses.replace(
+        report,
+        machine={**(report.machine or asked.machine()), **session.meanwhile()},
+        notes=[*_reservations(asked, session), *report.notes, *session.notes],
+    )
+    page, *others = write_report(whole, asked.output)
+    click.echo(f"also written: {', '.join(path.name for path in others)}", err=True)
+    click.echo(str(page))
+    if session.stopped:
+        sys.exit(_INTERRUPTED)
+
+
+_OPTIONS = frozenset({"models", "classes", "cpus", "output", "quick", "peers", "price", "fresh"})
+
+
+def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
+    """The click options, in the order in which help lists them."""
+
+    def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
+        variable = names[0].partition("/")[0].removeprefix("--").upper()
+        return click.option(*names, envvar=f"EMBEDCTL_{variable}", show_envvar=True, **attributes)
+
+    found = [
+        click.option(
+            "--model",
+            "models",
+            multiple=True,
+            default=(DEFAULT_MODEL,),
+            show_default=True,
+            help="A model, or the shape of one with random weights, such as bge-small-shape. Can be repeated.",
+        ),
+        click.option(
+            "--class",
+            "classes",
+            multiple=True,
+            help="A hardware class. Can be repeated. Default: every class of CPUs that can run here.",
+        ),
+        cpus_option,
+        option(
+            "--output",
+            "-o",
+            type=click.Path(path_type=Path, file_okay=False),
+            default=Path("report"),
+            show_default=True,
+            help="The folder that the report is written to, and in which measurements are kept.",
+        ),
+        option("--quick", is_flag=True, help="Measure a small part, briefly: to see whether it runs."),
+        option(
+            "--price",
+            type=click.FloatRange(min=0),
+            default=price,
+            show_default=price is not None,
+            help="What an hour of this machine costs, for the cost of a million texts.",
+        ),
+        option(
+            "--fresh/--resume",
+            default=False,
+            show_default=True,
+            help="Measure all again, or go on where an earlier run in the same folder stopped.",
+        ),
+    ]
+    if peers:
+        found.insert(
+            5,
+            option(
+                "--peers",
+                metavar="LIST|all|none",
+                help="Other systems to measure, separated by commas; those named are installed first, each in an "
+                "environment of its own. Default: those that are installed.",
+            ),
+        )
+    return found
+
+
+def _asked(
+    *,
+    models: tuple[str, ...],
+    classes: tuple[str, ...],
+    cpus: str | None,
+    output: Path,
+    price: float | None,
+    quick: bool,
+    fresh: bool,
+    peers: str | None = None,
+) -> Asked:
+    settings = load_settings()
+    return Asked(
+        settings=settings,
+        command=shlex.join(["embedctl", "bench", *sys.argv[1:]]),
+        models=tuple(dict.fromkeys(models)),
+        classes=_classes(settings, classes),
+        cpus=usable_cpus(cpus),
+        output=output,
+        quick=quick,
+        peers=_peers(peers),
+        price=price,
+        fresh=fresh,
+    )
+
+
+def _classes(settings: Settings, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """The classes asked for, or those of CPUs that can run here.
+
+    Raises:
+        SettingsError: there is no such class, or none that can run.
+    """
+    if asked:
+        for name in asked:
+            settings.hardware_class(name)
+        return tuple(dict.fromkeys(asked))
+    found = tuple(name for name, entry in settings.classes.items() if _can_run(entry))
+    if not found:
+        raise SettingsError("no class of CPUs can run here: pip install 'embedctl[bench]', or name a --class")
+    return found
+
+
+def _can_run(entry: HardwareClass) -> bool:
+    """Whether a class is of CPUs and runs models with what is installed."""
+    proof = _PROOF.get(BACKENDS[entry.backend][1] if entry.backend in BACKENDS else "")
+    return entry.device == "cpu" and proof is not None and find_spec(proof) is not None
+
+
+def _peers(text: str | None) -> tuple[str, ...] | None:
+    names = tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+    if text is None:
+        return None
+    return () if names == ("none",) else names
+
+
+def _check_installed() -> None:
+    """Tell before anything is measured that a report can't be drawn."""
+    if not (find_spec("matplotlib") and find_spec("jinja2")):
+        raise MissingExtra("bench", "`embedctl bench`")
+
+
+def _reservations(asked: Asked, session: Session) -> list[str]:
+    """What a reader has to know before all else."""
+    found = []
+    if session.stopped:
+        found.append("**Stopped with Ctrl-C before all was measured**: what is missing was not measured.")
+    if asked.quick:
+        found.append("**A quick run** (`--quick`): it shows that all of it works, and its figures are not for quoting.")
+    return found

