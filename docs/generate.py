@@ -17,9 +17,9 @@ from embedctl_config import errors
 from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_workers.backends import BACKENDS
-from embedctl_workers.cli import main as worker
-from embedctl_workers.model_cli import main as model
-from embedctl_workers.up_cli import main as up
+from embedctl_workers.commands.model import main as model
+from embedctl_workers.commands.up import main as up
+from embedctl_workers.commands.worker import main as worker
 
 DOCS = Path(__file__).parent
 #: Commands that are a process of their own, and so a command line of their own.

@@ -217,9 +217,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Tiny], Pat
 def plain_graph(tiny_model: Callable[[Tiny], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ONNX graph of the small model of TensorRT's tests, in fp32."""
     from embedctl_config.hardware import ModelEntry
-    from embedctl_workers.models import resolve_model
-    from embedctl_workers.onnx.export import export_own
-    from embedctl_workers.onnx.inputs import GRAPH
+    from embedctl_workers.backends.onnx.export import export_own
+    from embedctl_workers.backends.onnx.inputs import GRAPH
+    from embedctl_workers.models.files import resolve_model
     from tests.tensorrt_models import TINY
 
     folder = tmp_path_factory.mktemp("plain")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_workers.backends import neuron
-from embedctl_workers.neuron import build, recipe, runtime
+from embedctl_workers.backends.neuron import backend as neuron
+from embedctl_workers.backends.neuron import recipe, runtime
+from embedctl_workers.building import neuron as build
 
 FAKE = Path(__file__).parent / "fakes" / "torch_neuronx.py"
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from embedctl_workers.artifacts import Artifact
 from embedctl_workers.backends.base import Host
-from embedctl_workers.models import ModelFiles
-from embedctl_workers.onnx.inputs import GRAPH, MODEL, TOKENIZER
+from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
+from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.files import ModelFiles
 
 
 def quick_artifact(files: ModelFiles, kind: str, host: Host, *, fused: bool = True, **_: Any) -> Artifact:
-    """Stands in for `embedctl_workers.onnx.recipe.artifact_for`, for `onnx` and `onnx-int8`.
+    """Stands in for `embedctl_workers.backends.onnx.recipe.artifact_for`, for `onnx` and `onnx-int8`.
 
     Args:
         fused: prefer the fused graph, where the model has one.
     """
-    from embedctl_workers.onnx import graphs
-    from embedctl_workers.onnx.export import export_own
+    from embedctl_workers.backends.onnx import graphs
+    from embedctl_workers.backends.onnx.export import export_own
 
     folder = host.cache / "quick" / f"{files.fingerprint}-{kind}-{'fused' if fused else 'plain'}"
     if not folder.exists():

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_workers import references
 from embedctl_workers.backends.base import Host, Vectors
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.models import references
+from embedctl_workers.models.files import ModelFiles
 
 
 def compute_here(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors] | None:
-    """Stands in for `embedctl_workers.references._compute`."""
+    """Stands in for `embedctl_workers.models.references._compute`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["references", str(files.folder), str(path)])
         references.main()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from embedctl_workers.gpu.device import Peak
+from embedctl_workers.backends.gpu.device import Peak
 
 
 class StandInStream:
@@ -47,7 +47,7 @@ class StandInEvent:
 
 
 class StandIn:
-    """A :class:`~embedctl_workers.gpu.device.Device` that is the CPU.
+    """A :class:`~embedctl_workers.backends.gpu.device.Device` that is the CPU.
 
     Attributes:
         waits: how often the host waited for an event.

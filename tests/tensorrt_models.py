@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl_workers import references
-from embedctl_workers.artifacts import Artifact
 from embedctl_workers.backends.base import Host, Vectors
-from embedctl_workers.models import ModelFiles
-from embedctl_workers.onnx import build as onnx_build
-from embedctl_workers.onnx import recipe as onnx_recipe
-from embedctl_workers.onnx.inputs import GRAPH, MODEL, TOKENIZER
-from embedctl_workers.tensorrt import build, graphs, recipe, runtime
-from embedctl_workers.tensorrt.plan import build_plan
-from embedctl_workers.tensorrt.recipe import PlanOptions
-from embedctl_workers.tensorrt.runtime import Runtime
-from embedctl_workers.tensorrt.timing import TimingCache
+from embedctl_workers.backends.onnx import recipe as onnx_recipe
+from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
+from embedctl_workers.backends.tensorrt import graphs, recipe, runtime
+from embedctl_workers.backends.tensorrt.plan import build_plan
+from embedctl_workers.backends.tensorrt.recipe import PlanOptions
+from embedctl_workers.backends.tensorrt.runtime import Runtime
+from embedctl_workers.backends.tensorrt.timing import TimingCache
+from embedctl_workers.building import onnx as onnx_build
+from embedctl_workers.building import tensorrt as build
+from embedctl_workers.models import references
+from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.files import ModelFiles
 from tests.fakes import tensorrt
 from tests.fakes.cuda import FakeDevice
 from tests.onnx_models import quick_artifact
@@ -47,7 +48,7 @@ def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Run
 
 
 def quick_plan(files: ModelFiles, made: Runtime, host: Host, options: PlanOptions, **_: Any) -> Artifact:
-    """Stands in for `embedctl_workers.tensorrt.recipe.artifact_for`: neither measured nor checked."""
+    """Stands in for `embedctl_workers.backends.tensorrt.recipe.artifact_for`: neither measured nor checked."""
     plain = quick_artifact(files, "onnx", host, fused=False).folder
     folder = host.cache / "quick" / f"{files.fingerprint}-{options.dtype}-{options.batch_tokens}-{made.version}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,8 @@ from embedctl_config.errors import MissingExtra, SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.backends import BACKENDS
-from embedctl_workers.devices import format_cpus, usable_cpus
-from embedctl_workers.options import cpus_option
+from embedctl_workers.commands.options import cpus_option
+from embedctl_workers.machine.devices import format_cpus, usable_cpus
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 #: The module that tells whether an extra is installed.

@@ -23,7 +23,7 @@ from benchmarks.ours.workloads import describe, make_workload
 from embedctl_bench.peers.child import Child, reference_of
 from embedctl_bench.peers.environments import Unavailable
 from embedctl_bench.peers.registry import FLOOR, SYSTEMS
-from embedctl_workers.devices import parse_cpus
+from embedctl_workers.machine.devices import parse_cpus
 
 #: Texts of each workload for MiniLM; with --quick. A larger model gets as many fewer as makes the work the same.
 COUNTS = {"W1": (2048, 256), "W2": (192, 24)}

@@ -36,7 +36,7 @@ from embedctl_bench.peers.child import Child, Encoded
 from embedctl_bench.peers.environments import Unavailable
 from embedctl_bench.peers.registry import System
 from embedctl_config.errors import EmbedctlError
-from embedctl_workers.discovery import choose_accelerator
+from embedctl_workers.machine.discovery import choose_accelerator
 
 NAMES = ("minilm", "bge-base", "bge-large")
 #: Texts of each workload, which are encoded as often as fills the time: on a GPU, and on a CPU or with --quick.

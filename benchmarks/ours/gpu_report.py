@@ -16,7 +16,7 @@ from benchmarks.ours.workloads import describe
 
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.workload import Workload
-from embedctl_workers.cpu import cpu_name
+from embedctl_workers.machine.cpu import cpu_name
 
 OURS, BF16, FP32, MATRIX = "embedctl", "st-bf16", "st-fp32", "matrix"
 #: What is aimed at: ratio to sentence-transformers in bf16, share of the matrix rate for bge-large, idle time.

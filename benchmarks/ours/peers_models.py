@@ -6,7 +6,7 @@ from pathlib import Path
 
 from embedctl_bench.measuring.shapes import SHAPES, Shape, write_shape
 from embedctl_bench.peers.models import Model, uncut, written
-from embedctl_workers.models import resolve_model
+from embedctl_workers.models.files import resolve_model
 
 #: Environments, models and texts; git does not see them.
 PLACE = Path(__file__).parents[1] / "build" / "peers"

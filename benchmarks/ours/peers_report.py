@@ -18,7 +18,7 @@ from embedctl_bench.measuring.shapes import describe as describe_model
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.registry import BASELINE, ENGINE, FLOOR, PIPELINE, System
 from embedctl_bench.peers.workload import Workload
-from embedctl_workers.cpu import cpu_flags, cpu_name
+from embedctl_workers.machine.cpu import cpu_flags, cpu_name
 
 #: What fp32 promises; and how many fewer tokens than ours a system may encode before it counts as cutting texts.
 MOST_ERROR, LEAST_COSINE = 1e-4, 0.999

@@ -47,7 +47,7 @@ def _arguments() -> argparse.Namespace:
 
 def _serve_directly(arguments: argparse.Namespace) -> None:
     """The direct side: encode every chunk each time a line comes in, and answer with the seconds that it took."""
-    from embedctl_workers import devices
+    from embedctl_workers.machine import devices
 
     pinned = devices.pin(arguments.cpus)
 
@@ -55,8 +55,8 @@ def _serve_directly(arguments: argparse.Namespace) -> None:
 
     from embedctl_config.settings import Settings
     from embedctl_workers.backends.base import Host
-    from embedctl_workers.cache import cache_folder
-    from embedctl_workers.loading import load_encoder
+    from embedctl_workers.encoding.loading import load_encoder
+    from embedctl_workers.models.cache import cache_folder
 
     entry = Settings().hardware_class("cpu")
     host = Host(pinned.threads, cache_folder(Settings()))

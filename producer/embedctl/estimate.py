@@ -147,7 +147,7 @@ class _TokenCounter:
 
     def __enter__(self) -> _TokenCounter:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "embedctl_workers.count", *self._arguments],
+            [sys.executable, "-m", "embedctl_workers.commands.count", *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -101,7 +101,7 @@ def _reference(model: str, texts: list[str], cache: Path | None) -> npt.NDArray[
                 return kept
     from sentence_transformers import SentenceTransformer
 
-    from embedctl_workers.models import resolve_model
+    from embedctl_workers.models.files import resolve_model
 
     encoder = SentenceTransformer(str(resolve_model(model).folder), device="cpu")
     vectors = np.asarray(encoder.encode(texts, batch_size=32, normalize_embeddings=True), np.float32)

@@ -19,8 +19,8 @@ from embedctl.store.upkeep import Upkeep
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerFull, WaitTimeout
 from embedctl_config.settings import Settings
-from embedctl_workers.heartbeat import Heartbeat
-from embedctl_workers.inhand import Held, InHand
+from embedctl_workers.serving.heartbeat import Heartbeat
+from embedctl_workers.serving.in_hand import Held, InHand
 from tests.conftest import RedisServer
 from tests.contract.helpers import QUEUE, TTL_S, add, claim, complete, eventually, new_job, overdue, row, work
 

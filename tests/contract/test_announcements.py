@@ -14,7 +14,7 @@ from embedctl.machine import machine_id, process_id
 from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from embedctl_workers.announcements import Announcements
+from embedctl_workers.supervising.registry_link import Announcements
 from tests.conftest import CLASSES, QUICK, RedisServer
 from tests.contract.helpers import claim, new_job, row
 

@@ -17,8 +17,8 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.backends import BACKENDS, load_backend
 from embedctl_workers.backends.base import Backend, Host, Vectors
-from embedctl_workers.encoder import ChunkEncoder, EncodedChunk
-from embedctl_workers.models import fingerprint_of
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
+from embedctl_workers.models.files import fingerprint_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
@@ -178,7 +178,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> E
     if engine.backend == "onnx":
         pytest.importorskip("onnxruntime")
     if engine.backend == "torch-gpu":
-        monkeypatch.setattr("embedctl_workers.backends.torch_gpu.open_gpu", StandIn)
+        monkeypatch.setattr("embedctl_workers.backends.gpu.backend.open_gpu", StandIn)
     if not set(engine.options) <= set(options_of(engine.backend)):
         pytest.skip(f"backend {engine.backend} has no option {', '.join(engine.options)} yet")
     return engine
@@ -193,8 +193,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 @pytest.fixture(scope="module")
 def build_here() -> Iterator[None]:
     """Makes graphs and their references in this process, which has torch, and not in one of its own for each."""
-    from embedctl_workers import references
-    from embedctl_workers.onnx import build, recipe
+    from embedctl_workers.backends.onnx import recipe
+    from embedctl_workers.building import onnx as build
+    from embedctl_workers.models import references
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))

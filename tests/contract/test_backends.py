@@ -14,7 +14,7 @@ from embedctl_config.errors import MissingExtra, ModelNotFound, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends import BACKENDS, load_backend
 from embedctl_workers.backends.base import Backend, Host, Vectors
-from embedctl_workers.models import resolve_model
+from embedctl_workers.models.files import resolve_model
 from tests.onnx_models import quick_artifact
 
 MODEL = "all-MiniLM-L6-v2"
@@ -44,19 +44,19 @@ def load(alias: str) -> Backend:
         return load_backend("dummy", "dummy", entry=None, host=HOST, options={"dim": 16, "max_tokens": 64})
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         if alias.startswith("onnx"):
-            patch.setattr("embedctl_workers.backends.onnx.artifact_for", quick_artifact)
+            patch.setattr("embedctl_workers.backends.onnx.backend.artifact_for", quick_artifact)
         options = {}
         if alias == "torch-gpu":
             from tests.stand_in_gpu import StandIn
 
-            patch.setattr("embedctl_workers.backends.torch_gpu.open_gpu", StandIn)
+            patch.setattr("embedctl_workers.backends.gpu.backend.open_gpu", StandIn)
             options = {"dtype": "fp32"}
         if alias == "tensorrt":
             from tests.fakes.cuda import FakeDevice
             from tests.tensorrt_models import quick_plan, stand_in
 
             stand_in("11.4", FakeDevice(), patch)
-            patch.setattr("embedctl_workers.backends.tensorrt.artifact_for", quick_plan)
+            patch.setattr("embedctl_workers.backends.tensorrt.backend.artifact_for", quick_plan)
             options = {"dtype": "fp32", "batch_tokens": 1024}
         if alias == "neuron":
             from tests.neuron_site import fake_neuron
@@ -321,7 +321,7 @@ def test_an_option_that_a_backend_does_not_know_is_refused_by_name() -> None:
 
 
 def test_a_backend_whose_extra_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "embedctl_workers.backends.torch", raising=False)
+    monkeypatch.delitem(sys.modules, "embedctl_workers.backends.torch.backend", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"backend 'torch' needs .* pip install 'embedctl\[torch\]'"):
         load_backend("torch", MODEL, entry=None, host=HOST, options={})

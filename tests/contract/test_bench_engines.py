@@ -29,7 +29,7 @@ from embedctl_bench.measuring.engines import (
 )
 from embedctl_bench.study import command as study
 from embedctl_config.errors import ModelError
-from embedctl_workers.models import ModelFiles, fingerprint_of
+from embedctl_workers.models.files import ModelFiles, fingerprint_of
 from tests.tiny_models import Tiny
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ import pytest
 
 from embedctl_config.errors import DeviceLost, MissingExtra, ModelError, SettingsError, WorkerError
 from embedctl_config.hardware import SHIPPED_CLASSES, ModelEntry
-from embedctl_workers.artifacts import Artifact
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Host, Vectors
-from embedctl_workers.models import ModelFiles, resolve_model
+from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.files import ModelFiles, resolve_model
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
@@ -30,14 +30,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
 ]
 
-from embedctl_workers.backends.neuron import NeuronBackend, Pending  # noqa: E402  (it needs torch)
-from embedctl_workers.encoder import ChunkEncoder  # noqa: E402
-from embedctl_workers.gate import run_gate  # noqa: E402
-from embedctl_workers.neuron import build, recipe, tracing  # noqa: E402
-from embedctl_workers.neuron.options import TraceOptions  # noqa: E402
-from embedctl_workers.neuron.recipe import artifact_for, wanted  # noqa: E402
-from embedctl_workers.onnx.export import WholeModel  # noqa: E402
-from embedctl_workers.recipes import BuildOptions  # noqa: E402
+from embedctl_workers.accuracy.gate import run_gate  # noqa: E402
+from embedctl_workers.backends.neuron import recipe, tracing  # noqa: E402
+from embedctl_workers.backends.neuron.backend import NeuronBackend, Pending  # noqa: E402  (it needs torch)
+from embedctl_workers.backends.neuron.options import TraceOptions  # noqa: E402
+from embedctl_workers.backends.neuron.recipe import artifact_for, wanted  # noqa: E402
+from embedctl_workers.backends.onnx.export import WholeModel  # noqa: E402
+from embedctl_workers.building import neuron as build  # noqa: E402
+from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
+from embedctl_workers.models.builders import BuildOptions  # noqa: E402
 from tests.contract.test_architectures import TEXTS, encode, text_of  # noqa: E402
 from tests.neuron_site import fake_machine, fake_site, installed  # noqa: E402
 from tests.tiny_models import Tiny  # noqa: E402
@@ -475,7 +476,7 @@ def test_what_is_built_where_a_device_is_says_how_good_it_is(
 
 
 def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "embedctl_workers.model_cli", *arguments]
+    command = [sys.executable, "-m", "embedctl_workers.commands.model", *arguments]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd()
     )

@@ -14,16 +14,17 @@ import pytest
 
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers import building
 from embedctl_workers.backends.base import Host, Vectors
-from embedctl_workers.models import ModelFiles, resolve_model
+from embedctl_workers.models import build_process as building
+from embedctl_workers.models.files import ModelFiles, resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
 
-from embedctl_workers.backends.onnx import OnnxBackend, OnnxInt8Backend  # noqa: E402
-from embedctl_workers.onnx import build, export, graphs, recipe  # noqa: E402
-from embedctl_workers.onnx.inputs import GRAPH  # noqa: E402
+from embedctl_workers.backends.onnx import export, graphs, recipe  # noqa: E402
+from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend  # noqa: E402
+from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
+from embedctl_workers.building import onnx as build  # noqa: E402
 from tests.onnx_models import quick_artifact  # noqa: E402
 from tests.tiny_models import Tiny  # noqa: E402
 

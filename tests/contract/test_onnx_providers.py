@@ -15,19 +15,20 @@ import pytest
 from embedctl_config.errors import DeviceLost, SettingsError, WorkerError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends.base import Host
-from embedctl_workers.models import ModelFiles, resolve_model
+from embedctl_workers.models.files import ModelFiles, resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
 
 import onnxruntime  # noqa: E402
 
-from embedctl_workers.backends import onnx as backends  # noqa: E402
-from embedctl_workers.backends.onnx import OnnxBackend, OnnxInt8Backend  # noqa: E402
-from embedctl_workers.onnx import build, providers, recipe  # noqa: E402
-from embedctl_workers.onnx.inputs import GRAPH  # noqa: E402
-from embedctl_workers.onnx.providers import MOST_ROWS, ProviderOptions  # noqa: E402
-from embedctl_workers.recipes import BuildOptions  # noqa: E402
+from embedctl_workers.backends.onnx import backend as backends  # noqa: E402
+from embedctl_workers.backends.onnx import providers, recipe  # noqa: E402
+from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend  # noqa: E402
+from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
+from embedctl_workers.backends.onnx.providers import MOST_ROWS, ProviderOptions  # noqa: E402
+from embedctl_workers.building import onnx as build  # noqa: E402
+from embedctl_workers.models.builders import BuildOptions  # noqa: E402
 from tests.onnx_models import quick_artifact  # noqa: E402
 from tests.tiny_models import Tiny  # noqa: E402
 

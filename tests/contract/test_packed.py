@@ -17,10 +17,10 @@ from embedctl_workers.backends.base import Host
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 
-from embedctl_workers.packed import kernels as kernels_module  # noqa: E402  (they import torch)
-from embedctl_workers.packed.inputs import positions_of  # noqa: E402
-from embedctl_workers.packed.kernels import CompiledKernels, Norm, TorchKernels, load_kernels  # noqa: E402
-from embedctl_workers.packed.linear import BlasLinear, OneDnnLinear, fastest_linear  # noqa: E402
+from embedctl_workers.backends.torch.packed import kernels as kernels_module  # noqa: E402  (they import torch)
+from embedctl_workers.backends.torch.packed.inputs import positions_of  # noqa: E402
+from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Norm, TorchKernels, load_kernels  # noqa: E402
+from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnLinear, fastest_linear  # noqa: E402
 
 #: Multiples of a vector's lanes, fewer than one vector, and everything that leaves a rest.
 WIDTHS = (1, 3, 7, 8, 15, 16, 17, 24, 33, 40, 384, 768, 1000)
@@ -242,7 +242,7 @@ def test_a_damaged_library_is_made_again(compiled: CompiledKernels, tmp_path: Pa
     (library,) = (tmp_path / "kernels").iterdir()
     program = (
         "from pathlib import Path\nfrom embedctl_workers.backends.base import Host\n"
-        "from embedctl_workers.packed.kernels import load_kernels\n"
+        "from embedctl_workers.backends.torch.packed.kernels import load_kernels\n"
         f"print(load_kernels(Host(1, Path({str(tmp_path)!r}))).name)"
     )
     library.unlink()  # it is mapped into this process: another file of its name leaves that one alone

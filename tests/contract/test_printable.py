@@ -22,7 +22,7 @@ from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.printable import PrintableFormatter, printable
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
-from embedctl_workers import logs
+from embedctl_workers.serving import logs
 from tests.contract.helpers import DIM, MINE, OPTIONS, claim, row, spec
 
 #: Sets a terminal's title, moves to the line's begin, forges a line, and turns the direction of reading.

@@ -18,10 +18,10 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.base import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.encoder import ChunkEncoder
-from embedctl_workers.known_good import KnownGood
-from embedctl_workers.metrics import Metrics
-from embedctl_workers.runner import ChunkRunner
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.known_good import KnownGood
+from embedctl_workers.serving.metrics import Metrics
+from embedctl_workers.serving.runner import ChunkRunner
 from tests.contract.helpers import OTHER, QUEUE, eventually
 
 ENTRY = HardwareClass(backend="dummy")

@@ -18,11 +18,11 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.base import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend, _token
-from embedctl_workers.encoder import ChunkEncoder
-from embedctl_workers.known_good import KnownGood
-from embedctl_workers.runner import ChunkRunner
-from embedctl_workers.second_word import MOST_PASSES, PASS_REST_S
-from embedctl_workers.telemetry import Telemetry
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.known_good import KnownGood
+from embedctl_workers.serving.runner import ChunkRunner
+from embedctl_workers.serving.second_word import MOST_PASSES, PASS_REST_S
+from embedctl_workers.serving.telemetry import Telemetry
 from tests.contract.helpers import QUEUE, assert_consistent, claim, new_job, overdue, row
 
 ENTRY = HardwareClass(backend="dummy")

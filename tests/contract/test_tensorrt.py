@@ -21,10 +21,10 @@ import pytest
 from embedctl_config.errors import DeviceLost, ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.wire import ChunkInput, ErrorCode
-from embedctl_workers.artifacts import Artifact
 from embedctl_workers.backends.base import Host, Vectors
-from embedctl_workers.models import ModelFiles, resolve_model
-from embedctl_workers.recipes import BuildOptions, builder_of
+from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.builders import BuildOptions, builder_of
+from embedctl_workers.models.files import ModelFiles, resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
@@ -32,16 +32,17 @@ for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
 import onnx  # noqa: E402
 import torch  # noqa: E402
 
-from embedctl_workers.backends.tensorrt import TensorRTBackend  # noqa: E402
-from embedctl_workers.encoder import ChunkEncoder  # noqa: E402
-from embedctl_workers.onnx import recipe as onnx_recipe  # noqa: E402
-from embedctl_workers.onnx.inputs import GRAPH  # noqa: E402
-from embedctl_workers.tensorrt import build, graphs, plan, recipe  # noqa: E402
-from embedctl_workers.tensorrt.engine import PlanRefused  # noqa: E402
-from embedctl_workers.tensorrt.profiles import Profile, pieces_of, profiles_for  # noqa: E402
-from embedctl_workers.tensorrt.recipe import PLAN, PlanOptions  # noqa: E402
-from embedctl_workers.tensorrt.runtime import Runtime  # noqa: E402
-from embedctl_workers.tensorrt.timing import TimingCache  # noqa: E402
+from embedctl_workers.backends.onnx import recipe as onnx_recipe  # noqa: E402
+from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
+from embedctl_workers.backends.tensorrt import graphs, plan, recipe  # noqa: E402
+from embedctl_workers.backends.tensorrt.backend import TensorRTBackend  # noqa: E402
+from embedctl_workers.backends.tensorrt.engine import PlanRefused  # noqa: E402
+from embedctl_workers.backends.tensorrt.profiles import Profile, pieces_of, profiles_for  # noqa: E402
+from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions  # noqa: E402
+from embedctl_workers.backends.tensorrt.runtime import Runtime  # noqa: E402
+from embedctl_workers.backends.tensorrt.timing import TimingCache  # noqa: E402
+from embedctl_workers.building import tensorrt as build  # noqa: E402
+from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
 from tests.fakes import tensorrt as fake  # noqa: E402
 from tests.fakes.cuda import FakeDevice  # noqa: E402
 from tests.tensorrt_models import TEXTS, TINY, assert_close, by_torch, stand_in  # noqa: E402
@@ -375,7 +376,7 @@ def test_a_plan_that_tensorrt_refuses_is_built_again_once(here: Runtime, files: 
 
 
 def test_a_plan_of_other_profiles_is_refused(here: Runtime, files: ModelFiles, own: Host) -> None:
-    from embedctl_workers.tensorrt.engine import Engine
+    from embedctl_workers.backends.tensorrt.engine import Engine
 
     load(files, own, **SMALL)
     with pytest.raises(PlanRefused, match="has 3 profiles, not 1"):

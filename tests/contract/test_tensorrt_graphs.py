@@ -11,7 +11,7 @@ import pytest
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.models import resolve_model
+from embedctl_workers.models.files import resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
@@ -20,8 +20,8 @@ import onnx  # noqa: E402
 import torch  # noqa: E402
 from onnx import TensorProto, numpy_helper  # noqa: E402
 
-from embedctl_workers.onnx.inputs import GRAPH, OUTPUT, GraphInputs  # noqa: E402
-from embedctl_workers.tensorrt import graphs  # noqa: E402
+from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs  # noqa: E402
+from embedctl_workers.backends.tensorrt import graphs  # noqa: E402
 from tests.tensorrt_models import TEXTS, assert_close, by_torch  # noqa: E402
 from tests.tiny_models import Tiny  # noqa: E402
 
@@ -75,7 +75,7 @@ def test_a_graph_computed_in_its_own_types_gives_the_vectors(
     """By onnx's own evaluator, which computes in fp16 and bf16 where the graph says so."""
     from onnx.reference import ReferenceEvaluator
 
-    from embedctl_workers.onnx.export import export_own
+    from embedctl_workers.backends.onnx.export import export_own
 
     files = resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(family, normalize=True)))))
     (tmp_path / "plain").mkdir()
@@ -95,7 +95,7 @@ def test_positions_are_counted_in_fp32(
     family: Any, operator: str, dtype: str, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
 ) -> None:
     """bf16 holds whole numbers up to 256 alone."""
-    from embedctl_workers.onnx.export import export_own
+    from embedctl_workers.backends.onnx.export import export_own
 
     (tmp_path / "plain").mkdir()
     export_own(resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(family, max_seq_length=100))))), tmp_path / "plain")
@@ -117,7 +117,7 @@ def test_positions_are_counted_in_fp32(
 
 def test_the_first_token_is_taken_without_a_question(tmp_path: Path, tiny_model: Callable[[Tiny], Path]) -> None:
     """The exporter's `If` has answers of several ranks, which TensorRT does not take."""
-    from embedctl_workers.onnx.export import export_own
+    from embedctl_workers.backends.onnx.export import export_own
 
     (tmp_path / "plain").mkdir()
     export_own(resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(pooling="cls"))))), tmp_path / "plain")

@@ -18,8 +18,8 @@ for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
 
 import torch  # noqa: E402
 
-from embedctl_workers.tensorrt import runtime  # noqa: E402
-from embedctl_workers.tensorrt.device import CudaDevice  # noqa: E402
+from embedctl_workers.backends.tensorrt import runtime  # noqa: E402
+from embedctl_workers.backends.tensorrt.device import CudaDevice  # noqa: E402
 
 
 class Missing:
@@ -97,14 +97,14 @@ def test_without_a_gpu_tensorrt_is_not_even_imported(monkeypatch: pytest.MonkeyP
 
 ORDER = """
 import os, sys
-import embedctl_workers.cli, embedctl_workers.model_cli
-from embedctl_workers import devices
+import embedctl_workers.commands.worker, embedctl_workers.commands.model
+from embedctl_workers.machine import devices
 HEAVY = ("tensorrt", "torch", "numpy", "onnx", "onnxruntime", "tokenizers")
 assert not [name for name in HEAVY if name in sys.modules]
 devices.pin(None, accelerator=devices.Accelerator("gpu", 1, "GPU-of-the-test"))
 from embedctl_config.errors import WorkerError
-import embedctl_workers.backends.tensorrt
-from embedctl_workers.tensorrt import runtime
+import embedctl_workers.backends.tensorrt.backend
+from embedctl_workers.backends.tensorrt import runtime
 assert "tensorrt" not in sys.modules
 try:
     runtime.load_vendor()

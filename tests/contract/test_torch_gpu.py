@@ -19,18 +19,18 @@ import pytest
 from embedctl_config.errors import DeviceLost, ModelError, SettingsError, WorkerError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ErrorCode
-from embedctl_workers import references
+from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.backends.base import Host, Tokens, Vectors
-from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Stopped
-from embedctl_workers.gate import measure_backend
-from embedctl_workers.models import ModelFiles, fingerprint_of, resolve_model
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk, Stopped
+from embedctl_workers.models import references
+from embedctl_workers.models.files import ModelFiles, fingerprint_of, resolve_model
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 
-from embedctl_workers.backends import torch_gpu  # noqa: E402  (they import torch)
-from embedctl_workers.backends.torch_gpu import TorchGpuBackend  # noqa: E402
-from embedctl_workers.gpu import attention, compiled, device, memory, packed, precision  # noqa: E402
+from embedctl_workers.backends.gpu import attention, compiled, device, memory, packed, precision  # noqa: E402
+from embedctl_workers.backends.gpu import backend as torch_gpu  # noqa: E402  (they import torch)
+from embedctl_workers.backends.gpu.backend import TorchGpuBackend  # noqa: E402
 from tests.references_here import compute_here  # noqa: E402
 from tests.stand_in_gpu import StandIn, varlen_attn  # noqa: E402
 from tests.tiny_models import FAMILIES, Tiny  # noqa: E402
@@ -505,7 +505,7 @@ def test_a_model_that_does_not_fit_is_refused(load: Load, monkeypatch: pytest.Mo
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    monkeypatch.setattr("embedctl_workers.backends.torch_gpu.PackedEngine", full)
+    monkeypatch.setattr("embedctl_workers.backends.gpu.backend.PackedEngine", full)
     with pytest.raises(
         ModelError, match=r"'tiny' does not fit into the free memory of the CPU as a stand-in: .*20.00 MiB"
     ):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.tune import _measured
+from embedctl_workers.commands.tune import _measured
 
 
 @pytest.fixture(autouse=True)

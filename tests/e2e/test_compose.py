@@ -23,7 +23,7 @@ import pytest
 import redis
 
 from embedctl_config.hardware import SHIPPED_CLASSES
-from embedctl_workers.discovery import DEVICE_NAMES, discover
+from embedctl_workers.machine.discovery import DEVICE_NAMES, discover
 from tests.containers import DOCKERFILES, ROOT, Build, Dockerfile, Stack, redis_server
 from tests.e2e.conftest import eventually
 from tests.e2e.test_main_job import reference

@@ -17,7 +17,7 @@ import redis as redis_py
 from embedctl import Job, JobState, enqueue_embeddings
 from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
-from embedctl_workers.models import resolve_model
+from embedctl_workers.models.files import resolve_model
 from tests.e2e.conftest import StartWorker
 
 pytest.importorskip("sentence_transformers")
@@ -178,7 +178,7 @@ def test_references_that_are_not_the_models_stop_a_worker(
 ) -> None:
     """What a worker sees whose own vectors are wrong: these and those of torch differ."""
     from embedctl_workers.backends.base import Host
-    from embedctl_workers.references import references_for, references_path
+    from embedctl_workers.models.references import references_for, references_path
     from tests.tiny_models import Tiny, make_model
 
     environment["EMBEDCTL_CACHE_DIR"] = str(tmp_path)

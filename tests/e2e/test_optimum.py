@@ -34,10 +34,10 @@ ENCODE = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from embedctl_workers.artifacts import read_artifact
+from embedctl_workers.models.artifacts import read_artifact
 from embedctl_workers.backends.base import Host
-from embedctl_workers.backends.onnx import OnnxBackend
-from embedctl_workers.models import resolve_model
+from embedctl_workers.backends.onnx.backend import OnnxBackend
+from embedctl_workers.models.files import resolve_model
 
 files = resolve_model(sys.argv[1])
 texts, folders = json.loads(sys.argv[2])

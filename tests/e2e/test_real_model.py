@@ -77,7 +77,7 @@ def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
 
     from sentence_transformers import SentenceTransformer
 
-    from embedctl_workers.models import resolve_model
+    from embedctl_workers.models.files import resolve_model
 
     reference_model = SentenceTransformer(str(resolve_model(MODEL).folder), device="cpu")
     reference = reference_model.encode(texts, batch_size=32, normalize_embeddings=True)

@@ -22,8 +22,8 @@ from embedctl.broker import Broker
 from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
-from embedctl_workers.devices import format_cpus
-from embedctl_workers.discovery import find_cpu_sets
+from embedctl_workers.machine.devices import format_cpus
+from embedctl_workers.machine.discovery import find_cpu_sets
 from tests.conftest import as_user
 from tests.e2e.conftest import eventually
 from tests.e2e.test_deaths import owners
@@ -379,6 +379,6 @@ def test_on_a_terminal_the_logs_are_text(environment, short_folder: Path) -> Non
         timeout=60,
     )
     assert re.search(
-        r"^\d{4}-\S+ \S+ INFO embedctl_workers\.supervisor: starting: .* worker=broken:", done.stdout, re.M
+        r"^\d{4}-\S+ \S+ INFO embedctl_workers\.supervising\.supervisor: starting: .* worker=broken:", done.stdout, re.M
     )
     assert "{" not in done.stdout

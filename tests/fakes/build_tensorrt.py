@@ -1,8 +1,9 @@
-"""`embedctl_workers.tensorrt.build` as a process, on stand-ins for TensorRT 10.16 and a GPU."""
+"""`embedctl_workers.building.tensorrt` as a process, on stand-ins for TensorRT 10.16 and a GPU."""
 
 from __future__ import annotations
 
-from embedctl_workers.tensorrt import build, runtime
+from embedctl_workers.backends.tensorrt import runtime
+from embedctl_workers.building import tensorrt as build
 from tests.fakes import tensorrt
 from tests.fakes.cuda import FakeDevice
 

@@ -1,4 +1,4 @@
-"""Stands in for a GPU as `embedctl_workers.tensorrt.device` has it: its work is queued, and done on the CPU.
+"""Stands in for a GPU as `embedctl_workers.backends.tensorrt.device` has it: its work is queued, and done on the CPU.
 
 Nothing is done before somebody waits for it, so that memory which is let go too early, results that are read too early
 and work outside of the stream are seen.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedctl_workers.gpu.device import watched
+from embedctl_workers.backends.gpu.device import watched
 
 _HANDLES = iter(range(0x7000, 0x8000))
 
@@ -32,7 +32,7 @@ class FakeEvent:
 
 
 class FakeDevice:
-    """See :class:`embedctl_workers.tensorrt.device.Device`.
+    """See :class:`embedctl_workers.backends.tensorrt.device.Device`.
 
     Attributes:
         broken: set, nothing more can be done with it in this process.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.artifacts import FORMAT, MANIFEST, Artifact, ArtifactStore, Wanted, read_artifact
+from embedctl_workers.models.artifacts import FORMAT, MANIFEST, Artifact, ArtifactStore, Wanted, read_artifact
 
 MINE = Wanted("ab" * 32, {"kind": "onnx", "exporter": "own"})
 FACTS: dict[str, Any] = {
@@ -207,7 +207,7 @@ BUILDER = """
 import sys, time
 from pathlib import Path
 from tests.unit.test_artifacts import FACTS, MINE
-from embedctl_workers.artifacts import ArtifactStore
+from embedctl_workers.models.artifacts import ArtifactStore
 import logging
 logging.basicConfig(level="INFO")
 

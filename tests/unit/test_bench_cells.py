@@ -21,9 +21,9 @@ from embedctl_bench.measuring.texts import ExactTexts, digest, sentences
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
-from embedctl_workers.devices import Accelerator
-from embedctl_workers.discovery import Machine
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.machine.devices import Accelerator
+from embedctl_workers.machine.discovery import Machine
+from embedctl_workers.models.files import ModelFiles
 
 CPU, VANILLA = System(CLASS, "cpu"), System(TRANSFORMERS)
 MODEL = ModelFiles("m", Path(), "f" * 64)

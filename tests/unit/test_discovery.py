@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from embedctl_config.errors import SettingsError, WorkerError
-from embedctl_workers import devices, discovery
-from embedctl_workers.devices import Accelerator
-from embedctl_workers.discovery import CpuSet
+from embedctl_workers.machine import devices, discovery
+from embedctl_workers.machine.devices import Accelerator
+from embedctl_workers.machine.discovery import CpuSet
 from tests.unit.test_devices import fake_topology
 
 SMI = """\

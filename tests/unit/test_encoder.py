@@ -12,7 +12,7 @@ import pytest
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
 from embedctl_workers.backends.base import Rows, Tokens, Vectors, is_out_of_memory
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Stopped
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk, Stopped
 
 BUDGET = 32
 

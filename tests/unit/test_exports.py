@@ -52,7 +52,7 @@ def test_nothing_public_is_left_out_of_all() -> None:
     assert public - set(embedctl.__all__) == set()
 
 
-@pytest.mark.parametrize("module", ["embedctl", "embedctl.cli", "embedctl_workers.cli"])
+@pytest.mark.parametrize("module", ["embedctl", "embedctl.cli", "embedctl_workers.commands.worker"])
 def test_importing_loads_no_model_runtime(module: str) -> None:
     assert loaded_by(module, *HEAVY) == []
 

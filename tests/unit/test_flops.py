@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl_workers.verify.flops import Shape, shape_of
+from embedctl_workers.measuring.flops import Shape, shape_of
 
 BERT = {"model_type": "bert", "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6}
 DISTIL = {"model_type": "distilbert", "dim": 384, "hidden_dim": 1536, "n_layers": 6}
@@ -74,6 +74,6 @@ _HEADS = {"bert": "num_attention_heads", "distilbert": "n_heads"}
 
 
 def _names(family: str) -> tuple[str, str, str]:
-    from embedctl_workers.verify.flops import _KNOWN
+    from embedctl_workers.measuring.flops import _KNOWN
 
     return _KNOWN[family]

@@ -15,14 +15,14 @@ import pytest
 from embedctl_config.errors import GateFailed, MissingExtra, ModelError, SettingsError
 from embedctl_config.hardware import THRESHOLDS, HardwareClass, Thresholds
 from embedctl_config.settings import load_settings
-from embedctl_workers import references
+from embedctl_workers.accuracy.gate import gate_texts, measure, measure_backend, run_gate
 from embedctl_workers.backends.base import Host, Reference, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.encoder import ChunkEncoder
-from embedctl_workers.gate import gate_texts, measure, measure_backend, run_gate
-from embedctl_workers.gate_texts import PROMPT, TEXTS
-from embedctl_workers.models import ModelFiles
-from embedctl_workers.references import references_for, references_path
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.models import references
+from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.gate_texts import PROMPT, TEXTS
+from embedctl_workers.models.references import references_for, references_path
 
 DIM = 16
 FILES = ModelFiles("mine", Path("/nowhere"), "ab" * 32)
@@ -259,7 +259,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_importing_the_gate_loads_no_model_runtime() -> None:
-    code = "import sys, embedctl_workers.gate, embedctl_workers.verify.command; print('torch' in sys.modules)"
+    code = "import sys, embedctl_workers.accuracy.gate, embedctl_workers.commands.verify; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -15,7 +15,7 @@ from embedctl_config.errors import DeviceLost
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
 from embedctl_workers.backends.base import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.encoder import ChunkEncoder, EncodedChunk, Stopped
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk, Stopped
 
 TEXTS = [f"w{row}" for row in range(32)]
 

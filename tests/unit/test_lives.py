@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from embedctl_workers.lives import Lives, Pace, guilt, how_it_ended
+from embedctl_workers.supervising.restarts import Lives, Pace, guilt, how_it_ended
 
 CRASHED, SETTINGS, NO_MODEL, NOT_ACCURATE, NO_REDIS, HUNG, NOT_PERMITTED = 1, 2, 4, 65, 69, 70, 77
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from embedctl_workers import logs
+from embedctl_workers.serving import logs
 
 log = logging.getLogger("embedctl_workers.somewhere")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embedctl_config.celery_app import TASK
-from embedctl_workers.messages import MAX_BODY_BYTES, MAX_HEADERS_LENGTH, flaw_of
+from embedctl_workers.serving.messages import MAX_BODY_BYTES, MAX_HEADERS_LENGTH, flaw_of
 
 HEADERS = {"task": TASK, "id": "1", "lang": "py"}
 

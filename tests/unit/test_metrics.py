@@ -18,12 +18,12 @@ from embedctl_config.errors import MissingExtra
 from embedctl_config.hardware import HardwareClass, Thresholds
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ErrorCode
-from embedctl_workers import lifecycle
-from embedctl_workers.gate import Check, Measured, Report
-from embedctl_workers.health import Health
-from embedctl_workers.inhand import Held, InHand
-from embedctl_workers.metrics import RESULT_ANSWERS, STAGES, Metrics
-from embedctl_workers.telemetry import Telemetry
+from embedctl_workers.accuracy.gate import Check, Measured, Report
+from embedctl_workers.serving import lifecycle
+from embedctl_workers.serving.health import Health
+from embedctl_workers.serving.in_hand import Held, InHand
+from embedctl_workers.serving.metrics import RESULT_ANSWERS, STAGES, Metrics
+from embedctl_workers.serving.telemetry import Telemetry
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 MODEL = "org/model"
@@ -240,7 +240,7 @@ def test_there_are_none_unless_a_port_is_set(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_port_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    monkeypatch.delitem(sys.modules, "embedctl_workers.metrics")
+    monkeypatch.delitem(sys.modules, "embedctl_workers.serving.metrics")
     with pytest.raises(MissingExtra, match=r"metrics_port needs .* pip install 'embedctl\[metrics\]'"):
         served(Settings(metrics_port=free_port))
 

@@ -10,8 +10,8 @@ import pytest
 from embedctl_config.errors import ModelError, ModelNotFound
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers import models
-from embedctl_workers.models import fingerprint_of, resolve_model
+from embedctl_workers.models import files as models
+from embedctl_workers.models.files import fingerprint_of, resolve_model
 
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
-from embedctl_workers.model_cli import TARGETS as CLI_TARGETS
-from embedctl_workers.neuron import runtime
-from embedctl_workers.neuron.options import TraceOptions
-from embedctl_workers.neuron.runs import positions_of, runs_of
+from embedctl_workers.backends.neuron import runtime
+from embedctl_workers.backends.neuron.options import TraceOptions
+from embedctl_workers.backends.neuron.runs import positions_of, runs_of
+from embedctl_workers.commands.model import TARGETS as CLI_TARGETS
 from tests.neuron_site import fake_machine, installed, use_site
 
 #: What `torch_neuronx/__init__.py` of the wheel 1.0 on PyPI does; it also names the repository, which is AWS's own.
@@ -233,13 +233,13 @@ def test_every_row_is_in_one_run() -> None:
 
 PINNED = """
 import json, os, sys
-import embedctl_workers.cli, embedctl_workers.model_cli
-from embedctl_workers import devices
+import embedctl_workers.commands.worker, embedctl_workers.commands.model
+from embedctl_workers.machine import devices
 heavy = ("torch", "torch_neuronx", "numpy", "onnxruntime", "tokenizers")
 before = [name for name in heavy if name in sys.modules]
 devices.pin(None, accelerator=devices.Accelerator("neuron", 3, "3"))
 after = [name for name in heavy if name in sys.modules]
-from embedctl_workers.neuron import runtime
+from embedctl_workers.backends.neuron import runtime
 print(json.dumps([before, after, runtime.load_runtime().SEEN]))
 """
 

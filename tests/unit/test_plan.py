@@ -10,12 +10,12 @@ import pytest
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
-from embedctl_workers.devices import Accelerator
-from embedctl_workers.discovery import CpuSet, Machine
-from embedctl_workers.models import resolve_model
-from embedctl_workers.plan import Plan, make_plan
-from embedctl_workers.tuning import Tuned, save_tuned
-from embedctl_workers.up_cli import workers_as_tuned
+from embedctl_workers.commands.up import workers_as_tuned
+from embedctl_workers.machine.devices import Accelerator
+from embedctl_workers.machine.discovery import CpuSet, Machine
+from embedctl_workers.models.files import resolve_model
+from embedctl_workers.models.tuning import Tuned, save_tuned
+from embedctl_workers.supervising.plan import Plan, make_plan
 
 CPU_CLASSES = {name: entry for name, entry in SHIPPED_CLASSES.items() if entry.device == "cpu"}
 CLASSES = {

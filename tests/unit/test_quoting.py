@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.quoting import first_line, kind_and_place, without_message
+from embedctl_workers.redaction import first_line, kind_and_place, without_message
 
 SECRET = "the text of a record"
 

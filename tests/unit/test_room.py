@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from embedctl_workers.room import Room
+from embedctl_workers.serving.isolation import Room
 from tests.contract.helpers import eventually
 
 #: Long enough for a thread that is not held back to be seen to go on.

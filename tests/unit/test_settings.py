@@ -26,7 +26,7 @@ from embedctl_config.settings import (
     load_settings,
     survey_settings,
 )
-from embedctl_workers.cache import cache_folder
+from embedctl_workers.models.cache import cache_folder
 
 
 @dataclasses.dataclass
@@ -511,7 +511,8 @@ def noting(self, key):
         read.append(key)
     return get(self, key)
 type(os.environ).__getitem__ = noting
-import embedctl, embedctl.cli, embedctl_config.celery_app, embedctl_workers.cli, embedctl_workers.lifecycle
+import embedctl, embedctl.cli, embedctl_config.celery_app
+import embedctl_workers.commands.worker, embedctl_workers.serving.lifecycle
 assert embedctl.Settings().redis_url == "", embedctl.Settings()
 assert read == [], read
 try:

@@ -15,13 +15,13 @@ from embedctl_config.errors import ModelError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
 from embedctl_workers.backends.base import Reference, Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.encoder import ChunkEncoder
-from embedctl_workers.models import ModelFiles
-from embedctl_workers.verify import short_benchmark
-from embedctl_workers.verify.matrix import MatrixProducts, matrix_products
-from embedctl_workers.verify.rates import LONGEST, encoding_rate, loads_for, tokenising_rate
-from embedctl_workers.verify.short_benchmark import benchmark
-from embedctl_workers.verify.spread import Spread
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.measuring import short_benchmark
+from embedctl_workers.measuring.matrix_products import MatrixProducts, matrix_products
+from embedctl_workers.measuring.rates import LONGEST, encoding_rate, loads_for, tokenising_rate
+from embedctl_workers.measuring.short_benchmark import benchmark
+from embedctl_workers.measuring.spread import Spread
+from embedctl_workers.models.files import ModelFiles
 
 BATCH_S = 0.02
 BERT = '{"model_type": "bert", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}'
@@ -182,7 +182,7 @@ def test_where_nothing_can_be_multiplied_for_comparison_it_says_why(hardware: Ha
 
 
 def test_without_torch_nothing_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    from embedctl_workers.verify import matrix
+    from embedctl_workers.measuring import matrix_products as matrix
 
     monkeypatch.setattr(matrix, "find_spec", lambda name: None)
     assert "torch, which multiplies matrices for comparison, is not installed" in str(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedctl_workers.speed import Speed
+from embedctl_workers.serving.speed import Speed
 
 
 def test_the_first_chunk_counts_whole() -> None:

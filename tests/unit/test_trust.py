@@ -15,13 +15,13 @@ import pytest
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
-from embedctl_workers.artifacts import ArtifactStore
 from embedctl_workers.backends.base import Host
-from embedctl_workers.cache import is_trusted, private_folder
-from embedctl_workers.gate_texts import TEXTS
-from embedctl_workers.models import ModelFiles
-from embedctl_workers.references import _load, references_path
-from embedctl_workers.tuning import Tuned, load_tuned, save_tuned
+from embedctl_workers.models.artifacts import ArtifactStore
+from embedctl_workers.models.cache import is_trusted, private_folder
+from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.gate_texts import TEXTS
+from embedctl_workers.models.references import _load, references_path
+from embedctl_workers.models.tuning import Tuned, load_tuned, save_tuned
 from tests.unit.test_artifacts import MINE, Fill
 
 FILES = ModelFiles("a/model", Path("/models/a"), "ab" * 32)
@@ -226,7 +226,7 @@ def test_root_may_be_shown_as_nobody_where_it_is_not_mapped(
     """As in Apptainer, where `/` belongs to nobody."""
     somebody_elses(tmp_path)
     (tmp_path / "uid_map").write_text(uid_map)
-    monkeypatch.setattr("embedctl_workers.cache._UID_MAP", tmp_path / "uid_map")
+    monkeypatch.setattr("embedctl_workers.models.cache._UID_MAP", tmp_path / "uid_map")
     assert is_trusted(cache) is trusted
 
 

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from embedctl_config.hardware import HardwareClass
-from embedctl_workers import tune as tune_module
-from embedctl_workers import tuning
-from embedctl_workers.tune import Split, _search, _shares, tune
-from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET, Tuned, load_tuned, save_tuned, token_budget
+from embedctl_workers.commands import tune as tune_module
+from embedctl_workers.commands.tune import Split, _search, _shares, tune
+from embedctl_workers.models import tuning
+from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, Tuned, load_tuned, save_tuned, token_budget
 
 CPU = HardwareClass()
 FOUND = Tuned(budgets={1: 512, 2: 2048}, workers=2, threads=1, cpus=2, tokens_per_s=9000.0)

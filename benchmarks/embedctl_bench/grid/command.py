@@ -17,9 +17,9 @@ from embedctl_bench.measuring.shapes import describe
 from embedctl_bench.measuring.texts import ExactTexts
 from embedctl_bench.request.systems import choose_peers, requirements
 from embedctl_config.errors import SettingsError
-from embedctl_workers.cache import private_folder
-from embedctl_workers.devices import cores_of, format_cpus
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.machine.devices import cores_of, format_cpus
+from embedctl_workers.models.cache import private_folder
+from embedctl_workers.models.files import ModelFiles
 
 MATRIX_PRODUCTS = System(FLOOR)
 #: Published for DistilBERT at 2 cores and batch 1: length → requests/s of HF Infinity, and of transformers.

@@ -29,7 +29,7 @@ from embedctl_bench.measuring.shapes import describe
 from embedctl_bench.measuring.texts import ExactTexts
 from embedctl_bench.report.report import Claim, Column, Plot, Report, Series, Table
 from embedctl_config.errors import SettingsError
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.models.files import ModelFiles
 
 #: An hour of an inf2.xlarge, as the publication reckons ($).
 PRICE = 0.758

@@ -8,7 +8,7 @@ from embedctl_bench.measuring.cells import Bench, slug
 from embedctl_bench.measuring.engines import TRANSFORMERS, System
 from embedctl_bench.measuring.texts import digest, sentences
 from embedctl_bench.report.report import Column, Table
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.models.files import ModelFiles
 
 #: What vectors are compared to.
 VANILLA = System(TRANSFORMERS)

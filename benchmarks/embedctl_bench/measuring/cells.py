@@ -31,11 +31,11 @@ from embedctl_bench.report.report import Column, Table
 from embedctl_config.errors import EmbedctlError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
-from embedctl_workers.cache import cache_folder
-from embedctl_workers.devices import cores_of
-from embedctl_workers.discovery import discover, nothing_found
-from embedctl_workers.gate import measure
-from embedctl_workers.models import ModelFiles, resolve_model
+from embedctl_workers.accuracy.gate import measure
+from embedctl_workers.machine.devices import cores_of
+from embedctl_workers.machine.discovery import discover, nothing_found
+from embedctl_workers.models.cache import cache_folder
+from embedctl_workers.models.files import ModelFiles, resolve_model
 
 #: Columns of what :meth:`Found.row` says.
 RATE = (Column("texts_per_s", "texts/s", digits=1),)
@@ -231,7 +231,7 @@ def model_files(name: str, settings: Settings) -> ModelFiles:
     """A model as it is configured, or of a shape.
 
     Raises:
-        ModelNotFound, ModelError: as :func:`~embedctl_workers.models.resolve_model`.
+        ModelNotFound, ModelError: as :func:`~embedctl_workers.models.files.resolve_model`.
     """
     entry = settings.models.get(name, ModelEntry())
     source = entry.source or source_of(name, settings)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from embedctl_bench.peers.adapters.embedctl_adapters.samples import serve
 from embedctl_config.settings import load_settings
-from embedctl_workers import devices
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.machine import devices
+from embedctl_workers.models.files import ModelFiles
 
 if TYPE_CHECKING:
     from embedctl_bench.peers.adapters.embedctl_adapters.samples import Runner
@@ -32,7 +32,7 @@ def load(request: Mapping[str, Any]) -> tuple[Runner, int]:
     from embedctl_bench.measuring.engines import System
     from embedctl_bench.measuring.runners import load_runner
     from embedctl_workers.backends.base import Host
-    from embedctl_workers.cache import cache_folder
+    from embedctl_workers.models.cache import cache_folder
 
     settings = load_settings()
     model = request["model"]

@@ -30,8 +30,8 @@ from embedctl_bench.peers.registry import SYSTEMS
 from embedctl_config.errors import EmbedctlError, ModelError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
-from embedctl_workers.devices import THREAD_VARIABLES, Accelerator, format_cpus
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.machine.devices import THREAD_VARIABLES, Accelerator, format_cpus
+from embedctl_workers.models.files import ModelFiles
 
 #: Kinds of system.
 CLASS, TRANSFORMERS, SENTENCE_TRANSFORMERS, FLOOR = "class", "transformers", "sentence-transformers", "floor"

@@ -8,10 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedctl_workers import surroundings
-from embedctl_workers.cgroup import cpu_quota
-from embedctl_workers.cpu import cpu_flags, cpu_name
-from embedctl_workers.devices import cores_of, format_cpus
+from embedctl_workers.machine import provenance
+from embedctl_workers.machine.cgroup import cpu_quota
+from embedctl_workers.machine.cpu import cpu_flags, cpu_name
+from embedctl_workers.machine.devices import cores_of, format_cpus
 
 #: What engines look for in a CPU.
 _INSTRUCTIONS = (
@@ -92,7 +92,7 @@ def facts(cpus: Collection[int]) -> dict[str, object]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that are installed here and decide how fast something is."""
-    return surroundings.versions(*_QUEUE)
+    return provenance.versions(*_QUEUE)
 
 
 def _ticks_of(pid: int) -> int:

@@ -22,11 +22,11 @@ from embedctl_bench.peers.adapters.embedctl_adapters.samples import UNSHOWN, Run
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
-from embedctl_workers.artifacts import MANIFEST, ArtifactStore
+from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.backends.base import Backend, Host, Rows, Tokens, Vectors, padded
-from embedctl_workers.batching import batches_of
-from embedctl_workers.models import ModelFiles
-from embedctl_workers.tuning import token_budget
+from embedctl_workers.models.artifacts import MANIFEST, ArtifactStore
+from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.tuning import token_budget
 
 #: What an artefact's folder holds beside the graph.
 _NO_GRAPH = {MANIFEST, "model.json", "tokenizer.json"}
@@ -184,7 +184,7 @@ class SentenceTransformers:
     def __init__(self, files: ModelFiles, host: Host) -> None:
         import torch
 
-        from embedctl_workers.backends.torch import load_sentence_transformer
+        from embedctl_workers.backends.torch.backend import load_sentence_transformer
 
         torch.set_num_threads(host.threads)
         self._model = load_sentence_transformer(files)
@@ -246,7 +246,7 @@ class _Clock:
 
 def _graph_bytes(hardware: HardwareClass, files: ModelFiles, host: Host) -> int:
     """Size of the graph that a backend runs; 0 where it runs the model's own weights."""
-    from embedctl_workers.onnx.recipe import KINDS, wanted
+    from embedctl_workers.backends.onnx.recipe import KINDS, wanted
 
     if hardware.backend not in KINDS:
         return 0

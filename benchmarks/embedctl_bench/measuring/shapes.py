@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embedctl_config.settings import Settings
-from embedctl_workers.cache import cache_folder
-from embedctl_workers.models import resolve_model
+from embedctl_workers.models.cache import cache_folder
+from embedctl_workers.models.files import resolve_model
 
 #: The longest text of all of them (tokens).
 MAX_TOKENS = 512

@@ -11,8 +11,8 @@ from pydoc_data.topics import topics
 from tokenizers import Tokenizer
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.gate_texts import TEXTS
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.gate_texts import TEXTS
 
 _WORD = re.compile(r"[a-z]+")
 #: What every text of an exact length begins with: a first word may be cut into other tokens than one amid a text.

@@ -17,7 +17,7 @@ from embedctl_bench.measuring.sampling import REPEATS, Rounds, in_rounds
 from embedctl_bench.request.results import Results, Run, Shape
 from embedctl_bench.request.texts import REQUESTS, TEXTS, request_texts
 from embedctl_config.errors import EmbedctlError
-from embedctl_workers.cache import cache_folder, private_folder
+from embedctl_workers.models.cache import cache_folder, private_folder
 
 if TYPE_CHECKING:
     from embedctl_bench.measuring.session import Session
@@ -94,7 +94,7 @@ def _ground(name: str, asked: Asked, plan: Plan, place: Path, session: Session, 
     from embedctl_bench.peers.models import uncut
     from embedctl_bench.peers.workload import Workload
     from embedctl_bench.request.systems import Ground, kept
-    from embedctl_workers.models import resolve_model
+    from embedctl_workers.models.files import resolve_model
 
     files = resolve_model(source_of(name, asked.settings), asked.settings.models.get(name))
     slug = f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-')}-{files.fingerprint[:8]}"

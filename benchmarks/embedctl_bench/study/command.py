@@ -15,7 +15,7 @@ from embedctl_bench.measuring.sampling import REPEATS
 from embedctl_bench.measuring.shapes import describe
 from embedctl_bench.measuring.texts import sentences
 from embedctl_config.errors import EmbedctlError
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.models.files import ModelFiles
 
 TORCH, ONNX, INT8 = System(SENTENCE_TRANSFORMERS), System(CLASS, "onnx"), System(CLASS, "cpu-int8")
 MATRIX_PRODUCTS = System(FLOOR)

@@ -84,7 +84,7 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def up(arguments: tuple[str, ...]) -> None:
     """Keep a worker running on each device of this machine; see `embedctl up --help`."""
-    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.up_cli", *arguments])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.commands.up", *arguments])  # noqa: S606
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
@@ -99,7 +99,7 @@ def worker(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def model(arguments: tuple[str, ...]) -> None:
     """What is built of models on this machine; see `embedctl model --help`."""
-    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.model_cli", *arguments])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.commands.model", *arguments])  # noqa: S606
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)

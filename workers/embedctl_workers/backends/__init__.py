@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 #: Alias → (module:class, the extra that brings what it needs).
 BACKENDS = {
     "dummy": ("embedctl_workers.backends.dummy:DummyBackend", ""),
-    "neuron": ("embedctl_workers.backends.neuron:NeuronBackend", "neuron"),
-    "onnx": ("embedctl_workers.backends.onnx:OnnxBackend", "onnx"),
-    "onnx-int8": ("embedctl_workers.backends.onnx:OnnxInt8Backend", "onnx"),
-    "tensorrt": ("embedctl_workers.backends.tensorrt:TensorRTBackend", "tensorrt"),
-    "torch": ("embedctl_workers.backends.torch:TorchBackend", "torch"),
-    "torch-gpu": ("embedctl_workers.backends.torch_gpu:TorchGpuBackend", "gpu"),
+    "neuron": ("embedctl_workers.backends.neuron.backend:NeuronBackend", "neuron"),
+    "onnx": ("embedctl_workers.backends.onnx.backend:OnnxBackend", "onnx"),
+    "onnx-int8": ("embedctl_workers.backends.onnx.backend:OnnxInt8Backend", "onnx"),
+    "tensorrt": ("embedctl_workers.backends.tensorrt.backend:TensorRTBackend", "tensorrt"),
+    "torch": ("embedctl_workers.backends.torch.backend:TorchBackend", "torch"),
+    "torch-gpu": ("embedctl_workers.backends.gpu.backend:TorchGpuBackend", "gpu"),
 }
 
 

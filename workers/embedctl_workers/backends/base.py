@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl_config.hardware import ModelEntry, Thresholds
-from embedctl_workers.models import ModelFiles
+from embedctl_workers.models.files import ModelFiles
 
 Rows = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]

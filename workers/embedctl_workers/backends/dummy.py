@@ -16,7 +16,7 @@ import numpy as np
 from embedctl_config.errors import DeviceLost
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors, Windows, in_order_of_windows, padded
-from embedctl_workers.tuning import DEFAULT_TOKEN_BUDGET
+from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
 
 
 class Poison(StrEnum):

@@ -13,7 +13,7 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.backends.base import Host
-from embedctl_workers.loading import load_encoder
+from embedctl_workers.encoding.loading import load_encoder
 
 from .serving import Vectors
 

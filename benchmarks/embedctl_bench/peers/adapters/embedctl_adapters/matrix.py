@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from embedctl_config.hardware import SHIPPED_CLASSES
 from embedctl_workers.backends.base import Rows
-from embedctl_workers.verify.flops import shape_of
-from embedctl_workers.verify.matrix import matrix_products
+from embedctl_workers.measuring.flops import shape_of
+from embedctl_workers.measuring.matrix_products import matrix_products
 
 from .serving import Timed
 

@@ -1,0 +1,75 @@
+"""What a report says of the machine."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from embedctl_workers.machine import provenance
+from embedctl_workers.machine.cpu import cpu_name
+from embedctl_workers.machine.devices import Accelerator, Pinned
+
+GPU = Accelerator("gpu", 1, "GPU-1234", "NVIDIA H200")
+CORE = Accelerator("neuron", 3, "3", "inf2.xlarge")
+
+
+def pinned(accelerator: Accelerator | None = None) -> Pinned:
+    return Pinned(frozenset({0, 1, 5}), 2, accelerator)
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the kernel shows of drivers; and no vendor's tool."""
+    monkeypatch.setattr(provenance, "_MODULES", tmp_path / "module")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "module"
+
+
+def driver_in(modules: Path, name: str, version: str) -> None:
+    (modules / name).mkdir(parents=True)
+    (modules / name / "version").write_text(f"{version}\n")
+
+
+def test_of_a_cpu_there_is_the_model_and_no_driver() -> None:
+    found = provenance.describe(pinned())
+    assert set(found) == {"device", "cpus", "system", "load"}
+    assert found["device"] == f"CPU {cpu_name()}"
+    assert found["cpus"] == "0-1,5, 2 compute threads"
+    assert found["system"] == platform.platform()
+
+
+def test_a_gpus_driver_is_asked_of_the_vendors_tool(modules: Path) -> None:
+    tool = modules.parent / "bin" / "nvidia-smi"
+    tool.write_text('#!/bin/sh\n[ "$3" = --id=GPU-1234 ] && echo 580.159.04\n')
+    tool.chmod(0o755)
+    found = provenance.describe(pinned(GPU))
+    assert found["device"] == "gpu 1 NVIDIA H200 (GPU-1234)"
+    assert found["driver"] == "nvidia 580.159.04"
+    assert found["host"] == cpu_name()
+
+
+@pytest.mark.parametrize("tool", ["", "#!/bin/sh\nexit 9\n"], ids=["no tool", "a tool that fails"])
+def test_else_of_the_kernel(tool: str, modules: Path) -> None:
+    if tool:
+        path = modules.parent / "bin" / "nvidia-smi"
+        path.write_text(tool)
+        path.chmod(0o755)
+    assert provenance.describe(pinned(GPU))["driver"] == "unknown"
+    driver_in(modules, "nvidia", "580.159.04")
+    assert provenance.describe(pinned(GPU))["driver"] == "nvidia 580.159.04"
+    driver_in(modules, "amdgpu", "6.14")
+    assert provenance.describe(pinned(replace(GPU, rocm=True)))["driver"] == "amdgpu 6.14"
+    assert provenance.describe(pinned(CORE))["driver"] == "unknown"
+    driver_in(modules, "neuron", "2.21")
+    assert provenance.describe(pinned(CORE))["driver"] == "neuron 2.21"
+
+
+def test_versions_are_those_that_are_installed() -> None:
+    found = provenance.versions()
+    assert found["python"] == platform.python_version()
+    assert found["numpy"] == metadata.version("numpy")

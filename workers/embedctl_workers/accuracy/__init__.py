@@ -1,0 +1,1 @@
+"""The accuracy gate: are a backend's vectors those of the model?"""

@@ -1,0 +1,1 @@
+"""Tokens, batches and vectors: NumPy arrays in, NumPy arrays out."""

@@ -1,0 +1,206 @@
+"""sentence-transformers models on a GPU, by torch: CUDA and ROCm."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from embedctl_config.errors import ModelError, SettingsError
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.accuracy.gate import gate_texts
+from embedctl_workers.arrays.batching import batches_of
+from embedctl_workers.arrays.padding import Padding
+from embedctl_workers.arrays.vectors import unit
+from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors
+from embedctl_workers.backends.gpu.compiled import BUCKETS, Compiler, compiler
+from embedctl_workers.backends.gpu.device import Device, open_gpu, watched
+from embedctl_workers.backends.gpu.engine import Engine
+from embedctl_workers.backends.gpu.memory import MOST_TOKENS, SAMPLE_TOKENS, Limit, affordable
+from embedctl_workers.backends.gpu.packed import PackedEngine
+from embedctl_workers.backends.gpu.padded import PaddedEngine
+from embedctl_workers.backends.gpu.precision import DTYPES, Choice, choose, forced, full_precision
+from embedctl_workers.backends.gpu.transfer import Output, Transfer
+from embedctl_workers.backends.torch.backend import SentenceModel
+from embedctl_workers.backends.torch.packed.inputs import packable
+from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.models.references import references_for
+from embedctl_workers.redaction import first_line
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_LENGTHS = (8, 32, 128, 256)
+#: The longest text with which memory is measured: a batch of longer ones takes little more a token.
+_SAMPLE_LENGTH = 512
+
+
+class TorchGpuBackend(SentenceModel):
+    """A sentence-transformers model on the one GPU that this process sees.
+
+    Models of the BERT family run on packed tokens, all others by their own modules on batches padded to a width. Either
+    way pooling and what follows it are done in float32.
+
+    Options:
+        compile: whether torch compiles the layers of packed models, for a few sizes of batches.
+        dtype: `auto`: fp16 or bf16, whichever is nearer to fp32 on the gate's texts; or `fp16`, `bf16`, `fp32`.
+        engine: `auto`, or `padded` to run any model by its own modules.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("compile", "dtype", "engine")
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        host: Host,
+        device: Device,
+        *,
+        dtype: str = "auto",
+        engine: str = "auto",
+        compile: bool = False,  # noqa: A002  (the option's name)
+        compile_with: Compiler | None = None,
+    ) -> None:
+        _check_options(dtype, engine, compile)
+        torch.set_num_threads(host.threads)
+        full_precision()
+        super().__init__(files)
+        self.ahead, self.token_budget = 2, MOST_TOKENS
+        self.batch_cost: int | None = None
+        self._name = files.name
+        self._device = device
+        self._transfer = Transfer(device)
+        self._packs = engine == "auto"
+        with self._within_memory():
+            choice = self._nearest(files, host) if dtype == "auto" else forced(dtype)
+            self._engine = self._engine_in(choice.dtype)
+        for parameter in self._model[0].parameters():
+            parameter.data = torch.empty(0)  # the device has them
+        self._compiles = compile and self._compile(compile_with or compiler())
+        self._limit = Limit(host.cache, device.name, device.memory, files.fingerprint, choice.dtype)
+        self.engine = f"torch {torch.__version__.partition('+')[0]}, {choice.why}, {self._engine.name}"
+
+    @classmethod
+    def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
+        """As :meth:`~embedctl_workers.backends.base.Backend.load`.
+
+        Raises:
+            ModelError: it can't be found, is of a kind that this backend does not support, or does not fit.
+            SettingsError: an option is wrong.
+            WorkerError: there is no GPU that torch can use.
+        """
+        return cls(resolve_model(model, entry), host, open_gpu(), **options)
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Output:
+        with watched(self._device):
+            return self._begin(self._engine, tokens, rows)
+
+    def finish(self, output: Output, *, normalize: bool) -> Vectors:
+        with watched(self._device):
+            vectors = output.wait()
+        with np.errstate(invalid="ignore"):  # what overflowed is told apart by whoever reads the vectors
+            return unit(vectors) if normalize else vectors
+
+    def positions(self, lengths: Rows) -> int:
+        return self._engine.positions(lengths)
+
+    def warm_up(self) -> None:
+        """Run batches of several lengths, measure what a token takes, and have every size compiled that there is.
+
+        Raises:
+            ModelError: the device has no memory for a small batch.
+        """
+        with self._within_memory():
+            for length in _WARM_UP_LENGTHS:
+                self._run_dummies(length, tokens=2 * length)
+            with self._device.peak_of() as peak:
+                positions = self._run_dummies(_SAMPLE_LENGTH, tokens=SAMPLE_TOKENS)
+            self.token_budget = affordable(peak.bytes, positions, self._device.free_memory())
+            if known := self._limit.load():
+                log.info("the device ran out of memory before: the token budget is %d at most", known)
+                self.token_budget = min(self.token_budget, known)
+            if self._compiles:
+                for size in BUCKETS:
+                    if size <= self.token_budget:
+                        self._run_dummies(_SAMPLE_LENGTH, tokens=size)
+
+    def remember_budget(self, tokens: int) -> None:
+        """Begin with this token budget at the next start."""
+        self._limit.save(tokens)
+
+    def close(self) -> None:
+        del self._engine, self._model
+        self._device.empty_cache()
+
+    def _begin(self, engine: Engine, tokens: Tokens, rows: Rows) -> Output:
+        with torch.inference_mode():
+            batch = engine.batch(tokens, rows)
+            inputs = self._transfer.upload(batch.arrays)
+            with self._transfer.computing():
+                vectors = engine.run(inputs, batch.facts)
+            return self._transfer.download(vectors)
+
+    def _nearest(self, files: ModelFiles, host: Host) -> Choice:
+        """The type of 16 bits whose vectors of the gate's texts are nearest to those of float32."""
+        texts = self.tokenize(gate_texts(), None)
+
+        def encode(dtype: torch.dtype) -> Vectors:
+            engine = self._engine_in(dtype)
+            vectors = np.empty((len(texts.lengths), self.dim), np.float32)
+            for rows in batches_of(texts.lengths, SAMPLE_TOKENS):
+                vectors[rows] = self._begin(engine, texts, rows).wait()
+            return vectors
+
+        return choose(self._device.dtypes, references_for(files, host), encode)
+
+    def _engine_in(self, dtype: torch.dtype) -> Engine:
+        device = self._device.device
+        engine: Engine
+        if self._packs and (found := packable(self._model)):
+            weights, rest = found
+            engine = PackedEngine(weights, [module.to(device) for module in rest], self._device, dtype, self.max_tokens)
+        else:
+            engine = PaddedEngine(self._model, Padding.of(self._tokenizer), device, dtype, self.max_tokens)
+        # Weights were copied on another stream than the one that computes.
+        self._device.synchronize()
+        return engine
+
+    def _compile(self, compiler: Compiler) -> bool:
+        """Whether the layers are compiled; what can't be is run as it is, with a line in the log."""
+        if not isinstance(self._engine, PackedEngine):
+            log.warning("model %s is not compiled: only packed models are", self._name)
+            return False
+        if not self._engine.compiles:
+            log.warning("model %s is not compiled: %s can't be, for batches of one size", self._name, self._engine.name)
+            return False
+        self._engine.compile(compiler)
+        return True
+
+    def _run_dummies(self, length: int, *, tokens: int) -> int:
+        """Encode about so many tokens in texts of about a length; how many were computed."""
+        text = self.tokenize(["a " * min(length, self.max_tokens)], "")
+        rows = np.zeros(max(1, tokens // int(text.lengths[0])), np.int64)
+        self.finish(self.forward(text, rows), normalize=True)
+        return self.positions(text.lengths[rows])
+
+    @contextmanager
+    def _within_memory(self) -> Iterator[None]:
+        """Say what it means that the device has no memory before the first batch."""
+        try:
+            with watched(self._device):
+                yield
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"model {self._name!r} does not fit into the free memory of {self._device.name}: {first_line(error)}"
+            ) from error
+
+
+def _check_options(dtype: object, engine: object, compiles: object) -> None:
+    if dtype not in ("auto", *DTYPES):
+        raise SettingsError(f"dtype {dtype!r} of backend torch-gpu is none of auto, {', '.join(DTYPES)}")
+    if engine not in ("auto", "padded"):
+        raise SettingsError(f"engine {engine!r} of backend torch-gpu is neither auto nor padded")
+    if not isinstance(compiles, bool):
+        raise SettingsError(f"compile {compiles!r} of backend torch-gpu is neither true nor false")

@@ -1,0 +1,237 @@
+"""The one GPU that a process sees, as torch has it; and what is told of one that can't be used."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from embedctl_config.errors import DeviceLost, WorkerError
+from embedctl_workers.backends.base import is_out_of_memory
+from embedctl_workers.machine.devices import HIP_VARIABLES, ROCM_VARIABLE
+from embedctl_workers.redaction import first_line
+
+#: What errors of the device and its libraries hold, besides those of the type `torch.AcceleratorError`.
+_OF_THE_DEVICE = ("CUDA error", "HIP error", "CUBLAS_STATUS", "HIPBLAS_STATUS", "cuDNN error", "MIOpen")
+#: Memory that the driver or a library did not get is told of in words of their own.
+_NO_MEMORY = ("error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "HIPBLAS_STATUS_ALLOC_FAILED")
+
+
+class Stream(Protocol):
+    """A queue of work on the device."""
+
+    def wait_event(self, event: Any) -> None:
+        """Begin nothing that is queued after this before the event has come."""
+        ...
+
+
+class Event(Protocol):
+    """A point in the work of a stream."""
+
+    def record(self, stream: Any) -> None:
+        """Stand behind all that is queued on a stream."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until that is done."""
+        ...
+
+
+class Device(Protocol):
+    """What the engines use of a device besides tensors on it.
+
+    Attributes:
+        device: where tensors are put.
+        name: of its model, for people.
+        memory: bytes that it has in all.
+        dtypes: the types of 16 bits that it computes in, the more exact one first.
+        varlen: whether torch's attention over packed texts may be tried on it.
+    """
+
+    device: torch.device
+    name: str
+    memory: int
+    dtypes: tuple[torch.dtype, ...]
+    varlen: bool
+
+    def stream(self) -> Stream:
+        """A queue of its own."""
+        ...
+
+    def event(self) -> Event:
+        """Not recorded yet."""
+        ...
+
+    def on(self, stream: Any) -> AbstractContextManager[object]:
+        """What is begun within is queued on this stream."""
+        ...
+
+    def keep_for(self, stream: Any, tensor: torch.Tensor) -> None:
+        """Let a tensor's memory go to another one only when this stream is done with it."""
+        ...
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that the device copies by itself. It may be dropped while a copy is under way."""
+        ...
+
+    def free_memory(self) -> int:
+        """Bytes that this process may still take."""
+        ...
+
+    def peak_of(self) -> AbstractContextManager[Peak]:
+        """Measures how much memory is held at most by what is done within, in addition to what was held before."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for everything."""
+        ...
+
+    def empty_cache(self) -> None:
+        """Give back memory that is held and not used."""
+        ...
+
+
+class Peak:
+    """A figure that is there when its block has been left, in bytes."""
+
+    bytes: int = 0
+
+
+class Gpu:
+    """The first device of `torch.cuda`; see :class:`Device`."""
+
+    def __init__(self) -> None:
+        facts = torch.cuda.get_device_properties(0)
+        self.device = torch.device("cuda", 0)
+        self.name = str(facts.name)
+        self.memory = int(facts.total_memory)
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        self.dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16) if bf16 else (torch.float16,)
+        # FlashAttention needs compute capability 8.0. What it needs of an AMD GPU is found out by trying.
+        self.varlen = torch.version.hip is not None or facts.major >= 8
+
+    def stream(self) -> Stream:
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch has no types for it
+
+    def event(self) -> Event:
+        # Blocking: who waits leaves the CPU to the tokenisers.
+        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # as above
+
+    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
+        return torch.cuda.stream(stream)
+
+    def keep_for(self, stream: torch.cuda.Stream, tensor: torch.Tensor) -> None:
+        tensor.record_stream(stream)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # From torch's own cache of pinned blocks, which takes a block back when the copies from and to it are done.
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def free_memory(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self.device)
+        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(free) + held
+
+    @contextmanager
+    def peak_of(self) -> Iterator[Peak]:
+        peak = Peak()
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        yield peak
+        self.synchronize()
+        peak.bytes = torch.cuda.max_memory_allocated(self.device) - before
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()
+
+
+def open_gpu() -> Gpu:
+    """The GPU that this process sees, tried out.
+
+    Raises:
+        WorkerError: torch has no support for GPUs, there is none that it sees, or that one does not compute.
+    """
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise WorkerError(
+            f"torch {torch.__version__} was built without CUDA: pip install --force-reinstall with the line that "
+            "PyTorch's own site gives for your CUDA or ROCm (docs/gpu.md)"
+        )
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # as above
+        gpu = Gpu()
+        _try_out(gpu.device)
+    except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
+        raise WorkerError(_unusable(first_line(error))) from error
+    return gpu
+
+
+def _unusable(reason: str) -> str:
+    version = f"torch {torch.__version__} (" + (
+        f"ROCm {torch.version.hip})" if torch.version.hip else f"CUDA {torch.version.cuda})"
+    )
+    if "too old" in reason or "driver version is insufficient" in reason:
+        return (
+            f"the GPU's driver is too old for {version}: update the driver, or install a torch that was built for an "
+            f"older one (docs/gpu.md). It says: {reason}"
+        )
+    if "no kernel image" in reason or "invalid device function" in reason:
+        return (
+            f"{version} holds no code for this GPU: install a torch that was built for it (docs/gpu.md). It says: "
+            f"{reason}"
+        )
+    tool = "amd-smi list" if torch.version.hip else "nvidia-smi"
+    hidden = [f"{name}={os.environ[name]}" for name in (ROCM_VARIABLE, *HIP_VARIABLES) if name in os.environ]
+    seen = f", and {' and '.join(hidden)} is set" if hidden else ""
+    return f"{version} can use no GPU: `{tool}` shows those that the driver has{seen}. It says: {reason}"
+
+
+def _try_out(device: torch.device) -> None:
+    """Compute a little, and wait for it."""
+    found = torch.ones(8, device=device).add_(1).sum().item()
+    if found != 16:
+        raise RuntimeError(f"the device computes 8 × (1 + 1) = {found}")
+
+
+@contextmanager
+def watched(device: Device) -> Iterator[None]:
+    """Give errors of the device their meaning.
+
+    Its caller should hold no tensors of its own: what frames below it hold is let go before memory is given back.
+
+    Raises:
+        torch.OutOfMemoryError: the device has no memory for this; what was taken is given back.
+        DeviceLost: it does not compute any more.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        lacks = any(words in str(error) for words in _NO_MEMORY)
+        if lacks or is_out_of_memory(error):
+            traceback.clear_frames(error.__traceback__)
+            device.empty_cache()
+            if lacks:
+                raise torch.OutOfMemoryError(first_line(error)) from error
+            raise
+        if isinstance(error, torch.AcceleratorError) or any(words in str(error) for words in _OF_THE_DEVICE):
+            _lost_or_not(device, error)
+        raise
+
+
+def _lost_or_not(device: Device, error: RuntimeError) -> None:
+    """After most errors of CUDA nothing else succeeds in the process; a few concern the call alone."""
+    try:
+        device.synchronize()
+        _try_out(device.device)
+    except RuntimeError as again:
+        raise DeviceLost(
+            f"{device.name} is lost to this process: {first_line(error)}; a trivial operation fails as well: "
+            f"{first_line(again)}"
+        ) from error

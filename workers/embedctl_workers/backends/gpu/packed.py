@@ -1,0 +1,178 @@
+"""Encoders of the BERT family on packed tokens, in 16 bits or 32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from embedctl_workers.backends.base import Rows, Tokens
+from embedctl_workers.backends.gpu.attention import Attention, Plan, attention_for
+from embedctl_workers.backends.gpu.compiled import Bucket, Compiler, bucket_of
+from embedctl_workers.backends.gpu.device import Device
+from embedctl_workers.backends.gpu.engine import Batch
+from embedctl_workers.backends.torch.packed.inputs import packed_texts
+from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Of a batch.
+
+    Attributes:
+        plan: of the attention.
+        tokens: how many are real.
+        prompt_tokens: as in :class:`~embedctl_workers.backends.base.Tokens`.
+        bucket: what it was filled up to; None where it runs as it is.
+    """
+
+    plan: Plan
+    tokens: int
+    prompt_tokens: int | None
+    bucket: Bucket | None
+
+
+class PackedEngine:
+    """Runs an encoder of the BERT family on packed tokens. Pooling and what follows are done in float32.
+
+    Args:
+        weights: of the model, float32; copied.
+        rest: the model's own modules that make a text's vector of its tokens', on the device in float32.
+        longest: most tokens of a text.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        rest: list[torch.nn.Module],
+        device: Device,
+        dtype: torch.dtype,
+        longest: int,
+    ) -> None:
+        self._rest = rest
+        self._longest = longest
+        hidden = weights.words.shape[1]
+        self._attention = attention_for(device, dtype, weights.heads, hidden // weights.heads)
+        self._norm = _Norm(weights.norm, device.device, torch.float32)
+        self._dtype = dtype
+        self._stack = _Stack(weights, self._attention, device.device, dtype)
+        # Without the layers, and with the tables on the device alone: those of the host are large.
+        words, places = weights.words.to(device.device, dtype), weights.places.to(device.device, dtype)
+        self._weights = replace(weights, words=words, places=places, layers=[])
+        self._compiled: Callable[..., torch.Tensor] | None = None
+        self.name = f"packed, {self._attention.NAME}"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether its layers can be compiled: its attention is a single operation on the batch."""
+        return not self._attention.plan(np.array([0, 1])).groups
+
+    def compile(self, compiler: Compiler) -> None:
+        """Compile the layers, for batches filled up to one of a few sizes."""
+        self._compiled = compiler(self._stack.run)
+        self.name = f"{self.name}, compiled"
+
+    def batch(self, tokens: Tokens, rows: Rows) -> Batch:
+        packed = packed_texts(tokens, rows, self._weights)
+        count = len(packed.ids)
+        plan = self._attention.plan(packed.offsets)
+        bucket = bucket_of(count, len(rows)) if self._compiled else None
+        ids, positions, offsets = packed.ids, packed.positions, packed.offsets
+        if bucket is not None:
+            ids, positions = bucket.filled(ids), bucket.filled(positions)
+            plan = Plan(plan.arrays, plan.groups, self._longest)  # any other number would be compiled for again
+        arrays = {
+            **plan.arrays,
+            "ids": ids,
+            "places": positions,
+            "cu_seq_lens": offsets,
+            "offsets": offsets if bucket is None else bucket.ends(offsets),
+            "text": np.repeat(np.arange(len(rows)), np.diff(offsets)),
+        }
+        return Batch(arrays, _Facts(plan, count, tokens.prompt_tokens, bucket))
+
+    def run(self, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> torch.Tensor:
+        words = functional.embedding(inputs["ids"], self._weights.words)
+        places = functional.embedding(inputs["places"], self._weights.places)
+        x = self._norm(words.float() + places.float()).to(self._dtype)
+        layers = self._stack.run if facts.bucket is None or self._compiled is None else self._compiled
+        x = layers(x, {name: inputs[name] for name in ("offsets", *facts.plan.arrays)}, facts.plan)
+        features: dict[str, Any] = {
+            "token_embeddings": x[: facts.tokens].float()[None],
+            "cu_seq_lens_q": inputs["cu_seq_lens"],
+            # Which text a token is of: pooling would find out by asking the device, and wait for the answer.
+            "seq_idx": inputs["text"][None],
+        }
+        if facts.prompt_tokens is not None:
+            features["prompt_length"] = facts.prompt_tokens
+        for module in self._rest:
+            features = module(features)
+        vectors: torch.Tensor = features["sentence_embedding"]
+        return vectors
+
+    def positions(self, lengths: Rows) -> int:
+        count = int(lengths.sum())
+        bucket = bucket_of(count, len(lengths)) if self._compiled else None
+        return count if bucket is None else bucket.tokens
+
+
+class _Stack:
+    """All layers."""
+
+    def __init__(self, weights: Weights, attention: Attention, device: torch.device, dtype: torch.dtype) -> None:
+        self._layers = [_Layer(layer, weights, attention, device, dtype) for layer in weights.layers]
+
+    def run(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+        """tokens × hidden, after the embeddings → the last hidden state."""
+        for layer in self._layers:
+            x = layer(x, inputs, plan)
+        return x
+
+
+class _Layer:
+    def __init__(
+        self, layer: Layer, weights: Weights, attention: Attention, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._attention = attention
+        self._heads = weights.heads
+        self._qkv = _Linear([layer.query, layer.key, layer.value], device, dtype)
+        self._out = _Linear([layer.out], device, dtype)
+        self._attention_norm = _Norm(layer.attention_norm, device, dtype)
+        self._up = _Linear([layer.up], device, dtype)
+        self._activation = weights.activation or functional.gelu
+        self._down = _Linear([layer.down], device, dtype)
+        self._norm = _Norm(layer.norm, device, dtype)
+
+    def __call__(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+        tokens, hidden = x.shape
+        qkv = self._qkv(x).view(tokens, 3, self._heads, hidden // self._heads)
+        context = self._attention(qkv, inputs, plan).reshape(tokens, hidden)
+        x = self._attention_norm(x + self._out(context))
+        return self._norm(x + self._down(self._activation(self._up(x))))
+
+
+class _Linear:
+    """Linear layers side by side."""
+
+    def __init__(self, modules: list[torch.nn.Linear], device: torch.device, dtype: torch.dtype) -> None:
+        self._weight = torch.cat([module.weight.detach().float() for module in modules]).to(device, dtype)
+        self._bias = torch.cat([module.bias.detach().float() for module in modules]).to(device, dtype)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+class _Norm:
+    """A LayerNorm; its statistics are computed in float32 whatever the type."""
+
+    def __init__(self, module: torch.nn.LayerNorm, device: torch.device, dtype: torch.dtype) -> None:
+        self._weight = module.weight.detach().to(device, dtype)
+        self._bias = module.bias.detach().to(device, dtype)
+        self._eps = float(module.eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)

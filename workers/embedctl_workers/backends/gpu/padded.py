@@ -1,0 +1,81 @@
+"""Any model by its own modules, on batches padded to a width: the transformer in 16 bits, the rest in float32."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules.transformer import Transformer
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.arrays.padding import Padding
+from embedctl_workers.backends.base import Rows, Tokens
+from embedctl_workers.backends.gpu.engine import Batch
+from embedctl_workers.backends.torch.packed.inputs import check_within
+
+#: Widths are multiples of this: matrix products and attention are fastest so.
+_STEP = 16
+
+
+class PaddedEngine:
+    """Runs a model by its own modules.
+
+    Args:
+        model: float32, on the host; copied.
+        longest: most tokens of a text, which is as wide as a batch may be.
+
+    Raises:
+        ModelError: its first module is not a transformer of sentence-transformers.
+    """
+
+    name = "padded, SDPA"
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        padding: Padding,
+        device: torch.device,
+        dtype: torch.dtype,
+        longest: int,
+    ) -> None:
+        self._first, *self._rest = [copy.deepcopy(module).to(device) for module in model]
+        if not isinstance(self._first, Transformer):
+            kind = type(self._first).__name__
+            raise ModelError(f"this backend needs a model that begins with a Transformer, not with {kind}")
+        # Buffers stay as they are: the frequencies of rotary embeddings lose the positions of long texts in 16 bits.
+        for parameter in self._first.parameters():
+            parameter.data = parameter.data.to(dtype)
+        self._padding = padding
+        self._longest = longest
+        self._words = int(self._first.auto_model.get_input_embeddings().num_embeddings)
+
+    def batch(self, tokens: Tokens, rows: Rows) -> Batch:
+        arrays = self._padding(tokens, rows, self._width(tokens.lengths[rows]))
+        check_within(arrays["input_ids"], self._words)
+        return Batch(arrays, tokens.prompt_tokens)
+
+    def run(self, inputs: Mapping[str, torch.Tensor], facts: int | None) -> torch.Tensor:
+        features: dict[str, Any] = {name: values.long() for name, values in inputs.items()}
+        features["modality"] = "text"
+        if facts is not None:
+            features["prompt_length"] = facts
+        features = self._first(features)
+        features = {name: _in_float32(value) for name, value in features.items()}
+        for module in self._rest:
+            features = module(features)
+        vectors: torch.Tensor = features["sentence_embedding"]
+        return vectors
+
+    def positions(self, lengths: Rows) -> int:
+        return len(lengths) * self._width(lengths) if len(lengths) else 0
+
+    def _width(self, lengths: Rows) -> int:
+        longest = int(lengths.max())
+        return max(longest, min(self._longest, -(-longest // _STEP) * _STEP))
+
+
+def _in_float32(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value

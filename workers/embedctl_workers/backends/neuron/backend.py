@@ -1,0 +1,147 @@
+"""Traces of torch_neuronx on one AWS Neuron core. Needs no sentence-transformers: what it runs is in the artefact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from embedctl_config.errors import WorkerError
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.arrays.vectors import unit
+from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors
+from embedctl_workers.backends.neuron.options import TraceOptions
+from embedctl_workers.backends.neuron.padding import check_padding
+from embedctl_workers.backends.neuron.recipe import artifact_for
+from embedctl_workers.backends.neuron.runs import Run, positions_of, runs_of
+from embedctl_workers.backends.neuron.runtime import RUNTIME, device_lost, load_runtime, version_of
+from embedctl_workers.backends.neuron.traces import Traces, trace_file
+from embedctl_workers.backends.onnx.inputs import GraphInputs
+from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.redaction import first_line
+
+#: Threads that feed the core: while one waits for it, the next run is in its queue.
+FEEDERS = 2
+#: Rows of the longest length that a batch may have. A batch's last run alone has dummy rows, so batches are large.
+_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Runs that were handed to the feeding threads, and how many rows they have together."""
+
+    rows: int
+    runs: Sequence[Run]
+    vectors: Sequence[Future[Vectors]]
+
+
+class NeuronBackend:
+    """A sentence-transformers model as one trace for each length, pooling included.
+
+    Texts are tokenised once, unpadded. A batch is cut into runs of as many rows as the traces have; what a run lacks
+    is filled up with copies of one of its rows.
+
+    Options: those of :class:`~embedctl_workers.backends.neuron.options.TraceOptions`.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("buckets", "batch", "auto_cast", "target")
+
+    def __init__(self, files: ModelFiles, folder: Path) -> None:
+        load_runtime()
+        self._name = files.name
+        self._traces = Traces.read(folder)
+        self._inputs = GraphInputs(folder, self._traces.inputs)
+        self._modules = {bucket: _load(trace_file(folder, bucket), files.name) for bucket in self._traces.buckets}
+        self._feeders = ThreadPoolExecutor(FEEDERS, thread_name_prefix="neuron")
+        self.fingerprint = files.fingerprint
+        self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
+        self.engine = engine_of(self._traces)
+        self.reference: Reference | None = Reference(files)
+        self.ahead = 1
+        self.token_budget = _ROWS * self.max_tokens
+        self.batch_cost: int | None = None
+
+    @classmethod
+    def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
+        chosen = TraceOptions.parse(options)
+        files = resolve_model(model, entry)
+        return cls(files, artifact_for(files, host, chosen).folder)
+
+    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+        return self._inputs.tokenize(texts, prompt)
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Pending:
+        runs = runs_of(tokens.lengths[rows], self._traces.buckets, self._traces.batch)
+        vectors = [self._feeders.submit(self._run, tokens, rows[run.at], run.bucket) for run in runs]
+        return Pending(len(rows), runs, vectors)
+
+    def finish(self, output: Pending, *, normalize: bool) -> Vectors:
+        wait(output.vectors)  # also where one fails: nothing of a batch that failed runs beside what follows
+        vectors = np.empty((output.rows, self.dim), np.float32)
+        for run, part in zip(output.runs, output.vectors, strict=True):
+            vectors[run.at] = part.result()
+        return unit(vectors) if normalize else vectors
+
+    def positions(self, lengths: Rows) -> int:
+        return positions_of(lengths, self._traces.buckets, self._traces.batch)
+
+    def warm_up(self) -> None:
+        """Run every trace, and make sure that none of them lets padding or a neighbour into a vector.
+
+        Raises:
+            ModelError: one of them does.
+        """
+        check_padding(self._name, self._traces.buckets, self._traces.batch, self.tokenize, self._run)
+
+    def close(self) -> None:
+        self._feeders.shutdown()
+        self._modules = {}
+
+    def _run(self, tokens: Tokens, rows: Rows, bucket: int) -> Vectors:
+        """Vectors of some of the texts, rows × dim, no more rows than a run has.
+
+        Raises:
+            DeviceLost: the core is of no use any more.
+        """
+        # Not rows without any token: their softmax is over nothing, and Neuron fails a whole run for a NaN in it.
+        filled = np.concatenate([rows, np.repeat(rows[:1], self._traces.batch - len(rows))])
+        batch = self._inputs.batch(tokens, filled, bucket)
+        inputs = [torch.from_numpy(batch[name]) for name in self._traces.inputs]
+        try:
+            with torch.inference_mode():
+                output = self._modules[bucket](*inputs)
+        except Exception as error:  # torch.jit's own errors are no RuntimeError
+            if (lost := device_lost(error)) is not None:
+                raise lost from error
+            raise
+        vectors: Vectors = output[: len(rows)].float().numpy()
+        return vectors
+
+
+def engine_of(traces: Traces) -> str:
+    """What executes a model, in words for people."""
+    shortest, longest = traces.buckets[0], traces.buckets[-1]
+    return (
+        f"{RUNTIME} {version_of(RUNTIME)}, {len(traces.buckets)} traces of {traces.batch} × {shortest}–{longest} tokens"
+    )
+
+
+def _load(path: Path, model: str) -> Callable[..., torch.Tensor]:
+    """Put a trace on the core.
+
+    Raises:
+        WorkerError: it can't be.
+    """
+    try:
+        trace: Callable[..., torch.Tensor] = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # it has no types
+    except Exception as error:  # torch.jit's own errors are no RuntimeError
+        raise WorkerError(
+            f"{path.name} of model {model!r} can't be put on the Neuron core ({first_line(error)}): does another "
+            "process have the core, or has it too little memory for so many buckets?"
+        ) from error
+    return trace

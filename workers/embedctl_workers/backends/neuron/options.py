@@ -1,0 +1,97 @@
+"""What a hardware class may set of its traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embedctl_config.errors import SettingsError
+from embedctl_workers.backends.neuron.runtime import TARGETS
+
+#: The shortest of the buckets that hold where none are set (tokens); each of the others is twice as long as the last.
+_SHORTEST = 32
+#: A batch's example needs room for padding, which tracing would otherwise leave out.
+_LEAST = 2
+_CASTS = ("matmult", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """How a model is traced.
+
+    Attributes:
+        buckets: lengths in tokens, rising; empty: 32, 64, 128 and so on.
+        batch: rows of every run of the device.
+        auto_cast: what is computed in bf16: `matmult`, or `none`.
+        target: the instance family; empty: this machine's.
+    """
+
+    buckets: Sequence[int] = ()
+    batch: int = 16
+    auto_cast: str = "matmult"
+    target: str = ""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> TraceOptions:
+        """Check a class's options.
+
+        Raises:
+            SettingsError: one of them is not valid.
+        """
+        chosen = cls()
+        buckets = _buckets(options.get("buckets", ""))
+        batch = options.get("batch", chosen.batch)
+        auto_cast = options.get("auto_cast", chosen.auto_cast)
+        target = options.get("target", chosen.target)
+        if type(batch) is not int or batch < 1:
+            raise SettingsError(f"option batch of backend neuron: {batch!r} is no number of rows, such as 16")
+        if auto_cast not in _CASTS:
+            raise SettingsError(f"option auto_cast of backend neuron: {auto_cast!r} is neither {' nor '.join(_CASTS)}")
+        if target not in ("", *TARGETS):
+            raise SettingsError(f"option target of backend neuron: {target!r} is none of {', '.join(TARGETS)}")
+        return cls(buckets, batch, auto_cast, target)
+
+    @property
+    def flags(self) -> list[str]:
+        """The compiler's."""
+        flags = ["--model-type", "transformer", "--auto-cast", self.auto_cast]
+        # Without --auto-cast the type alone changes nothing.
+        return flags if self.auto_cast == "none" else [*flags, "--auto-cast-type", "bf16"]
+
+    @property
+    def recipe(self) -> dict[str, str]:
+        """All of them that decides what a trace is, but for the target."""
+        buckets = " ".join(map(str, self.buckets)) or "doubling"
+        return {"buckets": buckets, "batch": str(self.batch), "flags": " ".join(self.flags)}
+
+    def buckets_for(self, max_tokens: int) -> list[int]:
+        """The lengths for a model, rising; the last is the most that it takes.
+
+        Raises:
+            SettingsError: those that are set are too short for it.
+        """
+        buckets = list(self.buckets) or [_SHORTEST]
+        while not self.buckets and buckets[-1] < max_tokens:
+            buckets.append(2 * buckets[-1])
+        if buckets[-1] < max_tokens:
+            raise SettingsError(
+                f"option buckets of backend neuron ends at {buckets[-1]} tokens, and the model takes {max_tokens}: add "
+                f"{max_tokens}"
+            )
+        return [*(bucket for bucket in buckets if bucket < max_tokens), max_tokens]
+
+
+def _buckets(value: object) -> list[int]:
+    """`32, 64, 128` as numbers, rising."""
+    try:
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            raise ValueError  # noqa: TRY004, TRY301  (one message for whatever is wrong with it)
+        buckets = sorted({int(part) for part in str(value).split(",") if part.strip()})
+        if buckets and buckets[0] < _LEAST:
+            raise ValueError  # noqa: TRY301  (as above)
+    except ValueError:
+        raise SettingsError(
+            f"option buckets of backend neuron: {value!r} is no list of lengths in tokens, such as '32,64,128'"
+        ) from None
+    return buckets

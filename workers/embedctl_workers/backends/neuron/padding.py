@@ -1,0 +1,51 @@
+"""Does padding, or what else is in a run, show in a vector? Asked of every trace before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from embedctl_config.errors import ModelError
+from embedctl_config.hardware import THRESHOLDS
+from embedctl_workers.arrays.vectors import unit
+from embedctl_workers.backends.base import Rows, Tokens, Vectors
+
+_SHORT, _WORD = "a", "word "
+#: A word is some tokens; of texts of ever fewer words, one fills a row.
+_HALVINGS = 6
+
+
+def check_padding(
+    model: str,
+    buckets: Sequence[int],
+    batch: int,
+    tokenize: Callable[[Sequence[str], str | None], Tokens],
+    run: Callable[[Tokens, Rows, int], Vectors],
+) -> None:
+    """Encode a short text in every bucket, alone and beside texts that fill their rows.
+
+    Args:
+        run: vectors of some of the texts, no more than `batch`, in a bucket.
+
+    Raises:
+        ModelError: its vector is not the same everywhere, within the bound of `fp16`.
+    """
+    bound = THRESHOLDS["fp16"].min_cosine
+    expected: Vectors | None = None
+    for bucket in buckets:
+        tokens = tokenize([_SHORT, *(_WORD * (bucket >> halved) for halved in range(_HALVINGS))], "")
+        fitting = np.flatnonzero(tokens.lengths <= bucket)
+        if 0 not in fitting:
+            continue
+        crowded = np.full(batch, fitting[np.argmax(tokens.lengths[fitting])])
+        crowded[0] = 0
+        for rows in (np.zeros(1, np.int64), crowded):
+            found = unit(run(tokens, rows, bucket)[:1])
+            expected = found if expected is None else expected
+            cosine = float((found * expected).sum())
+            if not cosine >= bound:
+                raise ModelError(
+                    f"model {model!r}: padding shows in its vectors on Neuron (cosine {cosine:.4f} in a run of "
+                    f"{batch} × {bucket} tokens): its trace does not mask it"
+                )

@@ -1,0 +1,108 @@
+"""Which traces a machine runs, found or built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import MissingExtra, ModelError, SettingsError
+from embedctl_workers.backends.base import Host
+from embedctl_workers.backends.neuron.options import TraceOptions
+from embedctl_workers.backends.neuron.runtime import (
+    COMPILER,
+    RUNTIME,
+    TARGETS,
+    machine_target,
+    require_device,
+    version_of,
+)
+from embedctl_workers.backends.onnx.recipe import OWN
+from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
+from embedctl_workers.models.build_process import run_child
+from embedctl_workers.models.builders import BuildOptions
+from embedctl_workers.models.files import ModelFiles
+
+#: The kind of artefact, which is also the name of the backend that runs it.
+NEURON = "neuron"
+
+
+def wanted(files: ModelFiles, options: TraceOptions, target: str) -> Wanted:
+    """The artefact for a target.
+
+    Raises:
+        MissingExtra: there is no torch_neuronx.
+    """
+    runtime = version_of(RUNTIME)
+    if not runtime:
+        raise MissingExtra("neuron", "backend 'neuron'")
+    recipe = {"kind": NEURON, **options.recipe, "target": target, RUNTIME: runtime, COMPILER: version_of(COMPILER)}
+    return Wanted(files.fingerprint, recipe)
+
+
+def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
+    """See :class:`embedctl_workers.models.builders.Builder`; the target `neuron` is Inf2."""
+    if how.exporter != OWN:
+        raise SettingsError(f"backend {NEURON!r} traces the model itself: leave --exporter {how.exporter} out")
+    target = TARGETS[0] if how.target == NEURON else how.target
+    chosen = TraceOptions.parse(how.options)
+    return artifact_for(files, host, chosen, target=target, revision=how.revision, force=how.force)
+
+
+def artifact_for(
+    files: ModelFiles, host: Host, options: TraceOptions, *, target: str = "", revision: str = "", force: bool = False
+) -> Artifact:
+    """An artefact from the cache, or built now in a process of its own.
+
+    Args:
+        target: what to build for without a device, one of :data:`~.runtime.TARGETS`; empty for the device at hand.
+        revision: the hub's, for the manifest.
+        force: build it even if it is there.
+
+    Raises:
+        ModelError: it is not there and `host.build` forbids to build it, or it can't be built.
+        MissingExtra: what runs or builds it is not installed.
+        WorkerError: there is no device, and no target.
+    """
+    if not target:
+        require_device()
+    store, want = ArtifactStore(host.cache), wanted(files, options, target or options.target or machine_target())
+    found = None if force else store.find(want)
+    if found is not None:
+        return found
+    if not host.build:
+        raise ModelError(
+            f"model {files.name!r} has no artefact for backend {NEURON!r} in {host.cache}, and nothing is to be built: "
+            f"run `embedctl model build {files.name} --target {want.recipe['target']}`, or copy {want.name} from a "
+            "machine that has it"
+        )
+    if find_spec("sentence_transformers") is None:
+        raise MissingExtra("neuron", "building an artefact")
+    return store.build(want, partial(_build, files, options, host, want, bool(target), revision), force=force)
+
+
+def _build(
+    files: ModelFiles, options: TraceOptions, host: Host, want: Wanted, elsewhere: bool, revision: str, folder: Path
+) -> Mapping[str, Any]:
+    """Fill an artefact's folder; what its manifest says besides."""
+    request = {
+        "name": files.name,
+        "source": str(files.folder),
+        "fingerprint": files.fingerprint,
+        "kind": NEURON,
+        "options": {
+            "buckets": ",".join(map(str, options.buckets)),
+            "batch": options.batch,
+            "auto_cast": options.auto_cast,
+        },
+        "target": want.recipe["target"],
+        "elsewhere": elsewhere,
+        "threads": host.threads,
+        "cache": str(host.cache),
+        "folder": str(folder),
+    }
+    facts = run_child("embedctl_workers.building.neuron", request)
+    facts["model"] |= {"revision": revision}
+    return facts

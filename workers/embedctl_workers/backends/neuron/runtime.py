@@ -1,0 +1,127 @@
+"""AWS Neuron's runtime: is it there, for which device, and what do its errors mean."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import DeviceLost, MissingExtra, WorkerError
+from embedctl_workers.redaction import first_line
+
+#: The packages that run and that compile.
+RUNTIME, COMPILER = "torch-neuronx", "neuronx-cc"
+#: The instance families that can be built for, as the compiler calls them.
+TARGETS = ("inf2", "trn1", "trn2")
+_IMAGE = "use AWS' image pytorch-inference-neuronx with torch_neuronx.trace (docs/neuron.md)"
+#: What AWS keeps on PyPI, so that nobody else does: its import raises.
+_PLACEHOLDER = "1.0"
+_DEVICES = Path("/dev")
+_PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
+_FAMILY = re.compile(rf"({'|'.join(TARGETS)})[a-z]*\.")
+#: The statuses after which a core does nothing more for this process, by nrt_status.h of AWS' Neuron SDK: an "execution
+#: unit" that met a timeout or a hardware error refuses all that follows until the process begins anew
+#: (neuron-runtime/api/nrt-async-api-overview.rst there).
+_LOST = {
+    5: "NRT_TIMEOUT",
+    6: "NRT_HW_ERROR",
+    101: "NRT_EXEC_UNIT_UNRECOVERABLE",
+    1201: "NRT_EXEC_HW_ERR_HBM_UE",
+    1202: "NRT_EXEC_HW_ERR_NC_UE",
+    1203: "NRT_EXEC_HW_ERR_DMA_ABORT",
+}
+#: As torch_neuronx words it: `nrt_execute status=101 message="…"`.
+_STATUS = re.compile(r"\bnrt_\w+ status=(\d+)")
+
+
+def version_of(package: str) -> str:
+    """The installed version of a package; empty where there is none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def load_runtime() -> Any:  # torch_neuronx has no types
+    """`torch_neuronx`, the one with `trace`. Importing it teaches `torch.jit.load` what a trace is.
+
+    Raises:
+        MissingExtra: it is not installed.
+        WorkerError: it can't be used; the message says what to install instead.
+    """
+    name = f"{RUNTIME} {version_of(RUNTIME)}".rstrip()
+    try:
+        # Importing is the only test: the placeholder is found like any other package.
+        runtime = import_module("torch_neuronx")
+    except Exception as error:  # whatever a package of that name may raise
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch_neuronx":
+            raise MissingExtra("neuron", "backend 'neuron'") from error
+        if version_of(RUNTIME) == _PLACEHOLDER:
+            why = f"{name} is PyPI's placeholder, and the real one comes from AWS' own index"
+        else:
+            why = _wrong_torch(name) or f"{name} can't be imported ({first_line(error)})"
+        raise WorkerError(f"{why}: {_IMAGE}") from error
+    if not hasattr(runtime, "trace"):
+        why = f"{name} is TorchNeuron, another product of that name, which has no torch_neuronx.trace"
+        raise WorkerError(f"{why}: {_IMAGE}")
+    if why := _wrong_torch(name):
+        raise WorkerError(f"{why}: {_IMAGE}")
+    return runtime
+
+
+def require_device() -> None:
+    """Make sure that there is a Neuron device.
+
+    Raises:
+        WorkerError: there is none.
+    """
+    if not any(_DEVICES.glob("neuron[0-9]*")):
+        raise WorkerError(
+            f"there is no Neuron device here ({_DEVICES}/neuron0): use an Inf2, Trn1 or Trn2 instance with AWS' driver "
+            "(aws-neuronx-dkms), or build for one with `embedctl model build MODEL --target inf2`"
+        )
+
+
+def machine_target() -> str:
+    """What this machine's own traces are compiled for, one of :data:`TARGETS`.
+
+    Raises:
+        WorkerError: it does not say that it is such an instance.
+    """
+    try:
+        product = _PRODUCT.read_text(encoding="utf-8").strip()
+    except OSError:
+        product = ""
+    family = _FAMILY.match(product)
+    if family is None:
+        raise WorkerError(
+            f"this machine is no Inf2, Trn1 or Trn2 instance by its name ({product or 'it has none'}): set the class's "
+            f"option target to one of {', '.join(TARGETS)}"
+        )
+    return family[1]
+
+
+def device_lost(error: Exception) -> DeviceLost | None:
+    """What to raise for an error of the runtime that leaves the core of no use to this process; None for others."""
+    text = str(error)
+    for status in (int(found) for found in _STATUS.findall(text)):
+        if status in _LOST:
+            return DeviceLost(f"the Neuron core is lost: {_LOST[status]} ({status})")
+    for status, name in _LOST.items():
+        if re.search(rf"\b{name}\b", text):
+            return DeviceLost(f"the Neuron core is lost: {name} ({status})")
+    return None
+
+
+def _wrong_torch(name: str) -> str:
+    """Why PyTorch is not the one that torch_neuronx was built for, as where something has upgraded it; else empty."""
+    runtime, torch = version_of(RUNTIME), version_of("torch")
+    if not runtime or not torch or _release(runtime) == _release(torch):
+        return ""
+    return f"{name} needs PyTorch {_release(runtime)} (at most 2.9, for torch_neuronx.trace), and {torch} is installed"
+
+
+def _release(version: str) -> str:
+    """`2.9` of `2.9.0.2.13.24727+8e870898`: the version of a torch_neuronx begins with that of its PyTorch."""
+    return ".".join(version.partition("+")[0].split(".")[:2])

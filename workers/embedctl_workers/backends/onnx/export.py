@@ -1,0 +1,172 @@
+"""A sentence-transformers model as one ONNX graph, from token ids to vectors. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts
+from embedctl_workers.backends.torch.backend import fast_tokenizer, load_sentence_transformer
+from embedctl_workers.models.files import ModelFiles
+
+#: LayerNormalization is one operator from 17 on.
+_OPSET = 17
+#: The example that is traced: two texts of these lengths, so that there is padding for the graph to mask.
+_EXAMPLE = (7, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What the fusing of a graph needs to know of its model."""
+
+    model_type: str
+    heads: int
+    hidden: int
+
+
+def export_own(files: ModelFiles, folder: Path) -> Exported:
+    """Write the graph by `torch.onnx`, the tokenizer, and what a worker has to know of the model.
+
+    Raises:
+        ModelError: it can't be loaded, or is of a kind that can't be exported.
+    """
+    model = load_sentence_transformer(files)
+    tokenizer = fast_tokenizer(model, files)
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            # Fused attention of torch's own is opaque to the optimiser, which knows the products and the softmax.
+            part.set_attn_implementation("eager")
+    excludes_prompt = pooling_excludes_prompt(model, files)
+    names = [name for name in tokenizer.model_input_names if name != "attention_mask"] + ["attention_mask"]
+    if excludes_prompt:
+        names.append(POOLING_MASK)
+    axes: dict[str, dict[int, str]] = {name: {0: "texts", 1: "tokens"} for name in names}
+    with torch.inference_mode():
+        torch.onnx.export(
+            WholeModel(model, names),
+            tuple(_example(name, tokenizer) for name in names),
+            str(folder / GRAPH),
+            input_names=names,
+            output_names=[OUTPUT],
+            dynamic_axes={**axes, OUTPUT: {0: "texts"}},
+            opset_version=_OPSET,
+            dynamo=False,
+        )
+    write_facts(folder, model, tokenizer, excludes_prompt=excludes_prompt)
+    config = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
+    return Exported(config.model_type, getattr(config, "num_attention_heads", 0), getattr(config, "hidden_size", 0))
+
+
+def export_optimum(files: ModelFiles, folder: Path) -> Exported:
+    """The same by optimum's exporter; its graph is taken as it is.
+
+    Raises:
+        ModelError: as :func:`export_own`; or pooling leaves out the prompt, which its graphs have no input for.
+    """
+    from optimum.exporters.onnx import main_export
+
+    model = load_sentence_transformer(files)
+    tokenizer = fast_tokenizer(model, files)
+    if pooling_excludes_prompt(model, files):
+        raise ModelError(f"model {files.name!r} leaves the prompt out of its pooling, and optimum's graphs can't")
+    scratch = folder / "optimum"
+    main_export(
+        str(files.folder),
+        output=scratch,
+        task="feature-extraction",
+        library_name="sentence_transformers",
+        do_validation=False,
+        local_files_only=True,
+    )
+    for path in scratch.glob("model.onnx*"):
+        path.rename(folder / path.name)
+    for path in scratch.iterdir():
+        path.unlink()
+    scratch.rmdir()
+    write_facts(folder, model, tokenizer, excludes_prompt=False)
+    return Exported("", 0, 0)
+
+
+EXPORTERS: Mapping[str, Callable[[ModelFiles, Path], Exported]] = {"own": export_own, "optimum": export_optimum}
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The installed versions of those that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class WholeModel(torch.nn.Module):
+    """All modules of a model, with tensors for arguments as tracing wants them."""
+
+    def __init__(self, model: SentenceTransformer, names: Sequence[str]) -> None:
+        super().__init__()
+        self._model = model
+        self._names = names
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        features: dict[str, Any] = {**dict(zip(self._names, inputs, strict=True)), "modality": "text"}
+        pooling_mask = features.pop(POOLING_MASK, None)
+        first, *others = self._model
+        features = first(features)
+        if pooling_mask is not None:
+            features["attention_mask"] = pooling_mask
+        for module in others:
+            features = module(features)
+        output: torch.Tensor = features[OUTPUT]
+        return output
+
+
+def pooling_excludes_prompt(model: SentenceTransformer, files: ModelFiles) -> bool:
+    """Whether pooling leaves out the tokens of the prompt."""
+    pooling = [part for part in model if getattr(part, "include_prompt", True) is False]
+    for part in pooling:
+        modes = getattr(part, "pooling_mode", "")
+        if "weightedmean" in (modes if isinstance(modes, tuple) else (modes,)):
+            raise ModelError(
+                f"model {files.name!r} weighs tokens by their place and leaves out the prompt, which has no graph "
+                'here: use a class with backend = "torch"'
+            )
+    return bool(pooling)
+
+
+def _example(name: str, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    rows, width = len(_EXAMPLE), max(_EXAMPLE)
+    if name == "token_type_ids":
+        return torch.zeros(rows, width, dtype=torch.int64)
+    mask = torch.tensor([[1] * length + [0] * (width - length) for length in _EXAMPLE])
+    if name != "input_ids":
+        return mask
+    # Any tokens do; those in the middle of the vocabulary are no special ones.
+    ids = torch.arange(rows * width).reshape(rows, width) + len(tokenizer) // 2
+    return torch.where(mask == 1, ids % len(tokenizer), tokenizer.pad_token_id or 0)
+
+
+def write_facts(
+    folder: Path, model: SentenceTransformer, tokenizer: PreTrainedTokenizerFast, *, excludes_prompt: bool
+) -> None:
+    default = model.default_prompt_name
+    facts = ModelFacts(
+        dim=int(model.encode(["a"], show_progress_bar=False).shape[1]),
+        max_tokens=int(model.max_seq_length or tokenizer.model_max_length),
+        keep="left" if tokenizer.truncation_side == "right" else "right",
+        fillers={"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id},
+        prompt=(model.prompts.get(default) or "") if default is not None else "",
+        excludes_prompt=excludes_prompt,
+        special_ids=sorted(set(tokenizer.all_special_ids)),
+    )
+    (folder / MODEL).write_text(facts.to_json(), encoding="utf-8")
+    tokenizer.backend_tokenizer.save(str(folder / TOKENIZER))

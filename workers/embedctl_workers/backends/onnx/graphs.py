@@ -1,0 +1,79 @@
+"""What becomes of an exported graph: its operators fused, its weights quantised, and what is in it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.transformers import optimizer
+
+from embedctl_workers.backends.onnx.export import Exported
+from embedctl_workers.backends.onnx.providers import open_session
+
+#: Types of model whose layers onnxruntime's optimiser knows as BERT's.
+_LIKE_BERT = {"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet"}
+#: Protobuf ends at 2 GiB; weights beyond this go to a file beside the graph (bytes).
+_MOST_IN_ONE_FILE = 1_800_000_000
+_FUSED = {
+    "attention": {"Attention", "QAttention", "MultiHeadAttention"},
+    "layer_norm": {
+        "LayerNormalization",
+        "SkipLayerNormalization",
+        "EmbedLayerNormalization",
+        "QEmbedLayerNormalization",
+    },
+    "gelu": {"Gelu", "BiasGelu"},
+}
+
+
+def fuse(graph: Path, exported: Exported, target: Path) -> bool:
+    """Write the graph with attention, layer normalisation and GELU each in one operator; False where none is known."""
+    if exported.model_type not in _LIKE_BERT:
+        return False
+    # opt_level 0: onnxruntime's own optimisations are made where the graph is loaded, for the CPU there.
+    fused = optimizer.optimize_model(
+        str(graph), "bert", num_heads=exported.heads, hidden_size=exported.hidden, opt_level=0, use_gpu=False
+    )
+    if not any(fused.get_fused_operator_statistics().values()):
+        return False
+    fused.save_model_to_file(str(target), use_external_data_format=is_large(graph))
+    return True
+
+
+def quantize(graph: Path, target: Path, *, reduce_range: bool) -> None:
+    """Write the graph with int8 weights, by channel; activations are quantised as they come."""
+    quantize_dynamic(
+        graph,
+        target,
+        per_channel=True,
+        reduce_range=reduce_range,
+        weight_type=QuantType.QInt8,
+        use_external_data_format=is_large(graph),
+        # Fused operators are not onnx's own, so that the types of what they give are not known to it.
+        extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+    )
+
+
+def describe(graph: Path) -> dict[str, Any]:
+    """The operators of a graph as it is stored and as onnxruntime executes it here, by count, and which are fused."""
+    with tempfile.TemporaryDirectory(dir=graph.parent) as scratch:
+        executed = Path(scratch) / graph.name
+        open_session(graph, 1, optimized=executed)
+        run = operators_of(executed)
+    fused = {name: any(operator in run for operator in operators) for name, operators in _FUSED.items()}
+    return {"operators": operators_of(graph), "executed": run, "fused": fused}
+
+
+def operators_of(graph: Path) -> dict[str, int]:
+    """The operators of a graph, by count."""
+    model = onnx.load(graph, load_external_data=False)
+    return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
+
+
+def is_large(graph: Path) -> bool:
+    """Whether the files in its folder are too many bytes for a graph without others beside it."""
+    return sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file()) > _MOST_IN_ONE_FILE

@@ -1,0 +1,107 @@
+"""Texts as the inputs of a model's graph, by what its artefact says of the model. Needs no runtime."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from embedctl_workers.arrays.tokenizing import TextTokenizer
+from embedctl_workers.backends.base import Rows, Tokens
+
+#: The files of an artefact.
+GRAPH, MODEL, TOKENIZER = "model.onnx", "model.json", "tokenizer.json"
+#: The graph's output, and the input of models that leave their prompt out of pooling.
+OUTPUT, POOLING_MASK = "sentence_embedding", "pooling_mask"
+
+#: A graph's inputs by name, int64, rows × width.
+Batch = Mapping[str, npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the graph does not say of its model.
+
+    Attributes:
+        dim: length of a vector.
+        max_tokens: most tokens of a text, special ones included.
+        keep: which end of a text that is too long is kept.
+        fillers: input → what it is padded with.
+        prompt: put before each text where a job has no prompt of its own.
+        excludes_prompt: whether pooling leaves out the prompt's tokens; the graph then takes a mask for it.
+        special_ids: the tokenizer's, sorted.
+    """
+
+    dim: int
+    max_tokens: int
+    keep: Literal["left", "right"]
+    fillers: Mapping[str, int]
+    prompt: str
+    excludes_prompt: bool
+    special_ids: Sequence[int]
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelFacts:
+        """From an artefact's folder."""
+        return cls(**json.loads((folder / MODEL).read_text(encoding="utf-8")))
+
+    def to_json(self) -> str:
+        """For the artefact's folder."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False)
+
+
+class GraphInputs:
+    """Tokenises texts once, unpadded, and makes batches of them.
+
+    Args:
+        folder: an artefact's.
+        names: the graph's inputs.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.facts = ModelFacts.read(folder)
+        self._names = names
+        self._tokenize = TextTokenizer(
+            Tokenizer.from_file(str(folder / TOKENIZER)),
+            max_tokens=self.facts.max_tokens,
+            columns=[name for name in names if name in self.facts.fillers],
+            keep=self.facts.keep,
+        )
+
+    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+        """Tokenise texts with a prompt before each; None means the model's own."""
+        prompt = self.facts.prompt if prompt is None else prompt
+        if not prompt:
+            return self._tokenize(texts)
+        tokens = self._tokenize([prompt + text for text in texts])
+        return replace(tokens, prompt_tokens=self._count(prompt)) if self.facts.excludes_prompt else tokens
+
+    def batch(self, tokens: Tokens, rows: Rows, width: int = 0) -> Batch:
+        """The graph's inputs for some of the texts.
+
+        Args:
+            width: tokens of a row, padding included; as many as the longest row has where 0.
+        """
+        lengths = tokens.lengths[rows]
+        places = np.arange(width or lengths.max())
+        # Padded at the end whatever the tokenizer's side is, so that a token's place is what it is in the text alone.
+        used = places < lengths[:, np.newaxis]
+        batch = {"attention_mask": used.astype(np.int64)}
+        if self.facts.excludes_prompt:
+            batch[POOLING_MASK] = (used & (places >= (tokens.prompt_tokens or 0))).astype(np.int64)
+        for name, column in tokens.columns.items():
+            padded = batch[name] = np.full(used.shape, self.facts.fillers[name], np.int64)
+            padded[used] = list(chain.from_iterable(column[row] for row in rows.tolist()))
+        return {name: batch[name] for name in self._names}
+
+    def _count(self, prompt: str) -> int:
+        """How many tokens pooling leaves out: the prompt's own, without the special one that ends it."""
+        ids = self._tokenize([prompt]).columns["input_ids"][0]
+        return len(ids) - (ids[-1] in self.facts.special_ids)

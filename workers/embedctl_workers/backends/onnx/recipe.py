@@ -1,0 +1,128 @@
+"""Which artefact a machine runs, found or built."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import MissingExtra, ModelError, SettingsError
+from embedctl_workers.backends.base import Host
+from embedctl_workers.machine.cpu import cpu_flags
+from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
+from embedctl_workers.models.build_process import run_child
+from embedctl_workers.models.builders import BuildOptions
+from embedctl_workers.models.files import ModelFiles
+
+#: The kinds of artefact, which are also the names of the backends that run them.
+ONNX, ONNX_INT8 = "onnx", "onnx-int8"
+KINDS = (ONNX, ONNX_INT8)
+#: A graph of onnx's own operators alone, for runtimes that know no others.
+ONNX_PLAIN = "onnx-plain"
+#: What makes graphs of models.
+OWN, OPTIMUM = "own", "optimum"
+EXPORTERS = (OWN, OPTIMUM)
+#: Instructions that add products of bytes into 32 bits at once. Without them pairs are added into 16, which overflow.
+_BYTE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8"}
+
+
+def wanted(files: ModelFiles, kind: str, exporter: str = OWN) -> Wanted:
+    """The artefact that this machine runs.
+
+    Raises:
+        MissingExtra: onnxruntime is not installed.
+    """
+    recipe = {"kind": kind, "exporter": exporter, "onnxruntime": onnxruntime_version(f"backend {kind!r}")}
+    if kind == ONNX_INT8:
+        recipe["weights"] = "7 bits" if reduced_range() else "8 bits"
+    return Wanted(files.fingerprint, recipe)
+
+
+def onnxruntime_version(needed_for: str) -> str:
+    """The installed one's, with or without its providers for GPUs.
+
+    Raises:
+        MissingExtra: none is.
+    """
+    for package in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    raise MissingExtra("onnx", needed_for)
+
+
+def _build_kind(kind: str, files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
+    """See :class:`embedctl_workers.models.builders.Builder`."""
+    if how.target:
+        raise SettingsError(f"backend {kind!r} runs on the machine at hand: leave --target {how.target} out")
+    if how.options.get("provider", "cpu") != "cpu":
+        kind = ONNX_PLAIN
+    return artifact_for(files, kind, host, exporter=how.exporter, revision=how.revision, force=how.force)
+
+
+build_onnx = partial(_build_kind, ONNX)
+build_onnx_int8 = partial(_build_kind, ONNX_INT8)
+
+
+def artifact_for(
+    files: ModelFiles, kind: str, host: Host, *, exporter: str = OWN, revision: str = "", force: bool = False
+) -> Artifact:
+    """An artefact from the cache, or built now in a process of its own.
+
+    Args:
+        kind: one of :data:`KINDS`, or :data:`ONNX_PLAIN`.
+        revision: the hub's, for the manifest.
+        force: build it even if it is there.
+
+    Raises:
+        ModelError: it is not there and `host.build` forbids to build it, or it can't be built.
+        MissingExtra: what builds it is not installed.
+    """
+    store, want = ArtifactStore(host.cache), wanted(files, kind, exporter)
+    found = None if force else store.find(want)
+    if found is not None:
+        return found
+    if not host.build:
+        raise ModelError(
+            f"model {files.name!r} has no artefact for backend {kind!r} in {host.cache}, and nothing is to be built: "
+            f"run `embedctl model build {files.name}`, or copy {want.name} from a machine that has it"
+        )
+    _check_extras(exporter)
+    return store.build(want, partial(_build, files, kind, exporter, host, revision), force=force)
+
+
+def reduced_range() -> bool:
+    """Whether int8 weights have to leave a bit unused, so that sums of products stay exact on this CPU."""
+    return platform.machine() in ("x86_64", "AMD64") and not _BYTE_PRODUCTS & cpu_flags()
+
+
+def _check_extras(exporter: str) -> None:
+    if exporter == OPTIMUM and find_spec("optimum") is None:
+        raise MissingExtra(
+            OPTIMUM, "the exporter optimum, in an environment of its own (it needs transformers below 4.58),"
+        )
+    for package, extra in (("torch", "torch"), ("sentence_transformers", "torch"), ("onnx", "onnx")):
+        if find_spec(package) is None:
+            raise MissingExtra(extra, "building an artefact")
+
+
+def _build(files: ModelFiles, kind: str, exporter: str, host: Host, revision: str, folder: Path) -> Mapping[str, Any]:
+    """Fill an artefact's folder; what its manifest says besides."""
+    request = {
+        "name": files.name,
+        "source": str(files.folder),
+        "fingerprint": files.fingerprint,
+        "kind": kind,
+        "exporter": exporter,
+        "threads": host.threads,
+        "cache": str(host.cache),
+        "folder": str(folder),
+    }
+    facts = run_child("embedctl_workers.building.onnx", request)
+    facts["model"] |= {"revision": revision}
+    return facts

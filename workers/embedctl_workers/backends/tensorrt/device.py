@@ -1,0 +1,104 @@
+"""The GPU that this process sees, as much of it as a plan needs: memory, a stream, events. Through torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from embedctl_config.errors import WorkerError
+from embedctl_workers.backends.gpu.device import open_gpu, watched
+
+
+class Event(Protocol):
+    """A point in the stream's work."""
+
+    def synchronize(self) -> None:
+        """Wait until all work before it is done."""
+        ...
+
+
+class Device(Protocol):
+    """A GPU with a stream of its own, in which everything here is done and in the order in which it was asked for."""
+
+    #: Its model, such as `NVIDIA A10G`, and its compute capability, such as `8.6`.
+    name: str
+    capability: str
+    #: The stream's handle, as the vendor's functions take it.
+    stream: int
+
+    def current(self) -> AbstractContextManager[object]:
+        """While it is held, what this thread asks torch for is done in the stream."""
+        ...
+
+    def watched(self) -> AbstractContextManager[object]:
+        """Gives errors of the device their meaning, as :func:`embedctl_workers.backends.gpu.device.watched`."""
+        ...
+
+    def put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        """A copy on the device, contiguous, which may not be done yet."""
+        ...
+
+    def empty(self, shape: Sequence[int]) -> torch.Tensor:
+        """Memory of the device for float32."""
+        ...
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in host memory, which may not be done yet."""
+        ...
+
+    def mark(self) -> Event:
+        """An event behind all that was asked for so far."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until all that was asked for is done."""
+        ...
+
+
+class CudaDevice:
+    """The first GPU that torch sees; see :class:`Device`.
+
+    Raises:
+        WorkerError: there is none for this torch, or it is none of NVIDIA's.
+    """
+
+    def __init__(self) -> None:
+        if torch.version.hip is not None:
+            raise WorkerError(
+                f"TensorRT runs on NVIDIA's GPUs, and torch {torch.__version__} is built for ROCm: use a class with "
+                'backend = "torch-gpu"'
+            )
+        self._gpu = open_gpu()
+        facts: Any = torch.cuda.get_device_properties(self._gpu.device)
+        self.name = self._gpu.name
+        self.capability = f"{facts.major}.{facts.minor}"
+        self._stream = cast(torch.cuda.Stream, self._gpu.stream())
+        self.stream = int(self._stream.cuda_stream)
+
+    def current(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+    def watched(self) -> AbstractContextManager[object]:
+        return watched(self._gpu)
+
+    def put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).pin_memory().to(self._gpu.device, non_blocking=True)
+
+    def empty(self, shape: Sequence[int]) -> torch.Tensor:
+        return torch.empty(*shape, dtype=torch.float32, device=self._gpu.device)
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._gpu.pinned(tuple(tensor.shape), tensor.dtype).copy_(tensor, non_blocking=True)
+
+    def mark(self) -> Event:
+        event = self._gpu.event()
+        event.record(self._stream)
+        return event
+
+    def wait(self) -> None:
+        self._stream.synchronize()

@@ -1,0 +1,235 @@
+"""A plain fp32 graph in the types that it is to be computed in. TensorRT takes these as they are.
+
+In 16 bits is what comes after the first weight. In fp32 stay what is made of ids and masks alone (positions, what is
+added to scores), sums, norms and powers, and pooling with all that follows it.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+from onnxruntime.transformers.onnx_model import OnnxModel
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.backends.onnx.graphs import is_large
+
+#: Sums and powers overflow in fp16 (NVIDIA/TensorRT#2564, #1196, #3101).
+_IN_FP32 = [*DEFAULT_OP_BLOCK_LIST, "LayerNormalization", "Softmax", "ReduceMean", "Pow"]
+#: Nodes of the modules behind the transformer, as our exporter names them.
+_BEHIND = re.compile(r"/_model\.[1-9]")
+#: What masks a score in place of a number that 16 bits don't hold: enough for its exponential to be nothing.
+_MASKED = 1e4
+_LARGEST = float(np.finfo(np.float16).max)
+_WEIGHTS = "weights"
+
+
+def convert(source: Path, target: Path, dtype: str) -> None:
+    """Write a graph in another type.
+
+    Args:
+        source: a graph of :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`.
+        target: in another folder.
+        dtype: `fp16`, `bf16`, or `fp32`, which leaves all numbers but those that mask.
+
+    Raises:
+        ModelError: its nodes are not named as those of our exporter.
+    """
+    large = is_large(source)
+    model = _loaded(source)
+    if dtype != "fp32":
+        model = _to_fp16(model, target.parent, large=large)
+    if dtype == "bf16":
+        _to_bf16(model.graph, _loaded(source).graph)
+    _save(model, target, large=large)
+
+
+def _loaded(source: Path) -> Any:
+    """The graph, of operators and types that TensorRT has."""
+    model = onnx.load(source)
+    graph = model.graph
+    _constants_to_initializers(graph)
+    _bound_masks(graph)
+    _settle_squeezes(graph)
+    _count_in_fp32(graph)
+    _drop_unused(graph)
+    return _sorted(model)
+
+
+def _constants_to_initializers(graph: Any) -> None:
+    """Numbers that nodes hold become initializers, of which the conversion knows in which type each use wants them."""
+    others = []
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            _add_initializer(graph, node.attribute[0].t, node.output[0])
+        else:
+            others.append(node)
+    _replace(graph.node, others)
+
+
+def _bound_masks(graph: Any) -> None:
+    for tensor in graph.initializer:
+        if tensor.data_type != TensorProto.FLOAT:
+            continue
+        values = numpy_helper.to_array(tensor)
+        if not (np.abs(values) <= _LARGEST).all():
+            bounded = np.where(np.abs(values) <= _LARGEST, values, np.sign(values) * np.float32(_MASKED))
+            tensor.CopyFrom(numpy_helper.from_array(bounded.astype(np.float32), tensor.name))
+
+
+def _settle_squeezes(graph: Any) -> None:
+    """The exporter asks first whether a dimension is 1, which it is. TensorRT wants both answers of the same rank."""
+    for node in graph.node:
+        if node.op_type != "If":
+            continue
+        (then,) = (each.g for each in node.attribute if each.name == "then_branch")
+        found = {each.op_type: each for each in then.node}
+        if set(found) == {"Constant", "Squeeze"}:
+            squeeze = onnx.NodeProto()
+            squeeze.CopyFrom(found["Squeeze"])
+            squeeze.output[0] = node.output[0]
+            _add_initializer(graph, found["Constant"].attribute[0].t, squeeze.input[1])
+            node.CopyFrom(squeeze)
+
+
+def _count_in_fp32(graph: Any) -> None:
+    """TensorRT sums up floating point numbers alone, which are exact for as many tokens as there are in a text."""
+    kinds = {node.output[0]: _cast_to(node) for node in graph.node}
+    for node in list(graph.node):
+        kind = kinds.get(node.input[0]) if node.op_type == "CumSum" else None
+        if kind in (TensorProto.INT32, TensorProto.INT64):
+            whole, name = node.input[0], node.name
+            counted = node.output[0]
+            node.input[0], node.output[0] = f"{name}_of", f"{name}_is"
+            before = helper.make_node("Cast", [whole], [f"{name}_of"], f"{name}_before", to=TensorProto.FLOAT)
+            after = helper.make_node("Cast", [f"{name}_is"], [counted], f"{name}_after", to=kind)
+            graph.node.extend([before, after])
+
+
+def _to_fp16(model: Any, folder: Path, *, large: bool) -> Any:
+    behind = [node.name for node in model.graph.node if _BEHIND.match(node.name)]
+    if not behind:
+        raise ModelError("no nodes of its graph are named as those of pooling: was it made by another exporter?")
+    weighted = _behind_weights(model.graph)
+    before = [node.name for node in model.graph.node if node.name not in weighted]
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        # Through a file: types are inferred of graphs beyond 2 GiB too.
+        whole = Path(scratch) / "whole.onnx"
+        _save(model, whole, large=large)
+        converted = convert_float_to_float16(
+            str(whole), keep_io_types=True, op_block_list=_IN_FP32, node_block_list=[*before, *behind]
+        )
+    _drop_repeated(converted.graph)
+    _drop_round_trips(converted.graph)
+    _drop_unused(converted.graph)
+    return _sorted(converted)
+
+
+def _behind_weights(graph: Any) -> set[str]:
+    """The names of the nodes whose numbers depend on a weight, in a graph that is in order."""
+    dependent = {each.name for each in graph.initializer if each.data_type == TensorProto.FLOAT and len(each.dims) > 1}
+    names = set()
+    for node in graph.node:
+        if node.op_type not in ("Shape", "Size") and dependent.intersection(node.input):
+            names.add(node.name)
+            dependent.update(node.output)
+    return names
+
+
+def _drop_repeated(graph: Any) -> None:
+    """The conversion adds the same cast once for each of the nodes in fp32 that use a number."""
+    _replace(graph.node, list({node.output[0]: node for node in graph.node}.values()))
+    _replace(graph.value_info, list({value.name: value for value in graph.value_info}.values()))
+
+
+def _drop_round_trips(graph: Any) -> None:
+    """From one node in fp32 to the next the conversion goes through fp16, and loses what fp32 is for."""
+    makers = {output: node for node in graph.node for output in node.output}
+    kinds = {each.name: each.type.tensor_type.elem_type for each in graph.value_info}
+    same: dict[str, str] = {}
+    outputs = {each.name for each in graph.output}
+    for node in graph.node:
+        maker = makers.get(node.input[0]) if _cast_to(node) == TensorProto.FLOAT else None
+        if maker is not None and _cast_to(maker) == TensorProto.FLOAT16:
+            node.input[0] = maker.input[0]
+            if kinds.get(maker.input[0]) == TensorProto.FLOAT and node.output[0] not in outputs:
+                same[node.output[0]] = maker.input[0]
+    for node in graph.node:
+        for at, name in enumerate(node.input):
+            node.input[at] = same.get(name, name)
+
+
+def _drop_unused(graph: Any) -> None:
+    while True:
+        used = {name for node in graph.node for name in node.input} | {each.name for each in graph.output}
+        kept = [node for node in graph.node if used.intersection(node.output)]
+        if len(kept) == len(graph.node):
+            break
+        _replace(graph.node, kept)
+    made = {name for node in graph.node for name in node.output}
+    _replace(graph.initializer, [each for each in graph.initializer if each.name in used])
+    _replace(graph.value_info, [each for each in graph.value_info if each.name in made])
+
+
+def _to_bf16(graph: Any, fp32: Any) -> None:
+    """Put bf16 wherever a graph has fp16, its numbers rounded from those of the fp32 one."""
+    originals = {each.name: each for each in fp32.initializer}
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT16:
+            values = numpy_helper.to_array(originals[tensor.name])
+            tensor.CopyFrom(_bf16(values, tensor.name))
+    for node in graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
+                attribute.i = TensorProto.BFLOAT16
+            elif attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT16:
+                attribute.t.CopyFrom(_bf16(numpy_helper.to_array(attribute.t).astype(np.float32), attribute.t.name))
+    for value in _values(graph):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.BFLOAT16
+
+
+def _values(graph: Any) -> Iterator[Any]:
+    yield from graph.value_info
+    yield from graph.input
+    yield from graph.output
+
+
+def _bf16(values: Any, name: str) -> Any:
+    """The nearest bf16 of each, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return helper.make_tensor(name, TensorProto.BFLOAT16, values.shape, rounded.tobytes(), raw=True)
+
+
+def _cast_to(node: Any) -> int | None:
+    """The type that a node casts to."""
+    return int(node.attribute[0].i) if node.op_type == "Cast" else None
+
+
+def _add_initializer(graph: Any, tensor: Any, name: str) -> None:
+    added = graph.initializer.add()
+    added.CopyFrom(tensor)
+    added.name = name
+
+
+def _replace(field: Any, kept: list[Any]) -> None:
+    del field[:]
+    field.extend(kept)
+
+
+def _sorted(model: Any) -> Any:
+    ordered = OnnxModel(model)
+    ordered.topological_sort()
+    return ordered.model
+
+
+def _save(model: Any, target: Path, *, large: bool) -> None:
+    onnx.save_model(model, target, save_as_external_data=large, location=_WEIGHTS if large else None)

@@ -1,0 +1,63 @@
+"""A graph to a plan: what TensorRT runs, made for one kind of GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.backends.tensorrt.profiles import Profile
+from embedctl_workers.backends.tensorrt.runtime import Runtime
+from embedctl_workers.backends.tensorrt.timing import TimingCache
+
+#: Memory that a layer may use for intermediate results (bytes).
+_WORKSPACE_BYTES = 4 << 30
+#: How plans are built, for their keys.
+BUILDER = f"strongly typed, no TF32, workspace {_WORKSPACE_BYTES}"
+
+
+def build_plan(runtime: Runtime, graph: Path, profiles: Sequence[Profile], timing: TimingCache) -> bytes:
+    """Build a plan of a graph whose types are those that it is to be computed in.
+
+    Raises:
+        ModelError: the graph is not one that TensorRT can run.
+        OSError: what was measured can't be kept.
+    """
+    trt = runtime.trt
+    builder = trt.Builder(runtime.log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, runtime.log)
+    if not parser.parse_from_file(str(graph)):
+        errors = "; ".join(str(parser.get_error(at)) for at in range(parser.num_errors))
+        raise ModelError(f"TensorRT {runtime.version} can't read its graph: {errors or runtime.last_errors}")
+    config = builder.create_builder_config()
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, _WORKSPACE_BYTES)
+    config.clear_flag(trt.BuilderFlag.TF32)
+    for profile in profiles:
+        _add_profile(runtime, builder, network, config, profile)
+    cache = _timing_cache(config, timing.read())
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise ModelError(f"TensorRT {runtime.version} can't build a plan of its graph: {runtime.last_errors}")
+    timing.write(bytes(cache.serialize()))
+    return bytes(plan)
+
+
+def _add_profile(runtime: Runtime, builder: Any, network: Any, config: Any, profile: Profile) -> None:
+    shapes = builder.create_optimization_profile()
+    for at in range(network.num_inputs):
+        shapes.set_shape(network.get_input(at).name, *profile.shapes)
+    if config.add_optimization_profile(shapes) < 0:
+        raise ModelError(
+            f"TensorRT {runtime.version} does not take the shapes {profile} of its graph: {runtime.last_errors}"
+        )
+
+
+def _timing_cache(config: Any, kept: bytes) -> Any:
+    """The cache that the build reads and adds to: what was kept, or an empty one where TensorRT refuses that."""
+    cache = config.create_timing_cache(kept)
+    if not config.set_timing_cache(cache, False):
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+    return cache

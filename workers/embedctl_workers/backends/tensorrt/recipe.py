@@ -1,0 +1,183 @@
+"""Which plan a machine runs, found or built."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import MissingExtra, ModelError, SettingsError
+from embedctl_workers.backends.base import Host
+from embedctl_workers.backends.onnx import recipe as onnx_recipe
+from embedctl_workers.backends.onnx.inputs import ModelFacts
+from embedctl_workers.backends.onnx.recipe import ONNX_PLAIN, OWN
+from embedctl_workers.backends.tensorrt import runtime as runtimes
+from embedctl_workers.backends.tensorrt.plan import BUILDER
+from embedctl_workers.backends.tensorrt.profiles import Profile, profiles_for
+from embedctl_workers.backends.tensorrt.runtime import Runtime
+from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
+from embedctl_workers.models.build_process import run_child
+from embedctl_workers.models.builders import BuildOptions
+from embedctl_workers.models.files import ModelFiles
+
+#: The kind of artefact, which is also the name of the backend that runs it.
+TENSORRT = "tensorrt"
+#: The artefact's file beside the model's facts and its tokenizer.
+PLAN = "model.plan"
+#: What a plan may compute in. `auto`: the first of these 16-bit types whose vectors pass the gate.
+DTYPES = ("auto", "fp16", "bf16", "fp32")
+SIXTEEN_BITS = ("fp16", "bf16")
+#: Changes when the same graph would be converted to another one.
+CONVERSION = "1"
+_FEWEST_BATCH_TOKENS, _MOST_BATCH_TOKENS = 64, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of a hardware class whose backend is `tensorrt`.
+
+    Attributes:
+        dtype: one of :data:`DTYPES`.
+        batch_tokens: tokens of a usual batch, padding included.
+    """
+
+    dtype: str = "auto"
+    batch_tokens: int = 16_384
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise SettingsError(f"dtype {self.dtype!r} of backend tensorrt is none of {', '.join(DTYPES)}")
+        whole = isinstance(self.batch_tokens, int) and not isinstance(self.batch_tokens, bool)
+        if not whole or not _FEWEST_BATCH_TOKENS <= self.batch_tokens <= _MOST_BATCH_TOKENS:
+            raise SettingsError(
+                f"batch_tokens {self.batch_tokens!r} of backend tensorrt is no whole number from "
+                f"{_FEWEST_BATCH_TOKENS} to {_MOST_BATCH_TOKENS}"
+            )
+
+
+def profiles_of(folder: Path, options: PlanOptions) -> list[Profile]:
+    """The profiles of a model, of which a folder holds the facts."""
+    return profiles_for(ModelFacts.read(folder).max_tokens, options.batch_tokens)
+
+
+def wanted(files: ModelFiles, graph: Artifact, runtime: Runtime, options: PlanOptions) -> Wanted:
+    """The plan that this GPU runs.
+
+    Args:
+        graph: of :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`.
+
+    Raises:
+        MissingExtra: onnxruntime, which converts the graph, is not installed.
+    """
+    profiles: Sequence[Profile] = profiles_of(graph.folder, options)
+    return Wanted(
+        files.fingerprint,
+        {
+            "kind": TENSORRT,
+            "graph": _digest(graph),
+            "conversion": CONVERSION,
+            "onnxruntime": onnx_recipe.onnxruntime_version("backend 'tensorrt'"),
+            "tensorrt": runtime.version,
+            "gpu": runtime.device.name,
+            "compute_capability": runtime.device.capability,
+            "profiles": "; ".join(map(str, profiles)),
+            "dtype": options.dtype,
+            "builder": BUILDER,
+        },
+    )
+
+
+def artifact_for(
+    files: ModelFiles,
+    runtime: Runtime,
+    host: Host,
+    options: PlanOptions,
+    *,
+    revision: str = "",
+    force: bool = False,
+) -> Artifact:
+    """A plan from the cache, or built now in a process of its own.
+
+    Args:
+        revision: the hub's, for the manifest.
+        force: build it even if it is there.
+
+    Raises:
+        ModelError: it is not there and `host.build` forbids to build it, or it can't be built.
+        MissingExtra: what builds it is not installed.
+    """
+    store = ArtifactStore(host.cache)
+    if not host.build and store.find(onnx_recipe.wanted(files, ONNX_PLAIN)) is None:
+        raise ModelError(_not_built(files, host, store, runtime, "the ONNX graph"))
+    graph = onnx_recipe.artifact_for(files, ONNX_PLAIN, host, revision=revision)
+    want = wanted(files, graph, runtime, options)
+    found = None if force else store.find(want)
+    if found is not None:
+        return found
+    if not host.build:
+        raise ModelError(_not_built(files, host, store, runtime, f"the plan {want.name}"))
+    for package in ("onnx", "onnxruntime", "sentence_transformers"):
+        if find_spec(package) is None:
+            raise MissingExtra("tensorrt", "building a plan")
+    return store.build(want, partial(_build, files, graph, host, options, revision), force=force)
+
+
+def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
+    """See :class:`embedctl_workers.models.builders.Builder`."""
+    if how.target:
+        raise SettingsError(f"a plan is built for the GPU at hand: leave --target {how.target} out")
+    if how.exporter != OWN:
+        raise SettingsError(f"plans are built of the graph that {OWN} makes: leave --exporter {how.exporter} out")
+    chosen = PlanOptions(**how.options)
+    return artifact_for(files, runtimes.open_runtime(), host, chosen, revision=how.revision, force=how.force)
+
+
+def _digest(graph: Artifact) -> str:
+    """sha256 over the files of a graph, those of its weights and its tokenizer included."""
+    files = {name: facts["sha256"] for name, facts in graph.manifest["files"].items()}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _not_built(files: ModelFiles, host: Host, store: ArtifactStore, runtime: Runtime, missing: str) -> str:
+    """Why there is no plan for this GPU, and which there are for others."""
+    others = {
+        f"{found.manifest['recipe']['gpu']} with TensorRT {found.manifest['recipe']['tensorrt']}"
+        for _, found in store.all()
+        if isinstance(found, Artifact)
+        and (found.manifest["fingerprint"], found.manifest["recipe"]["kind"]) == (files.fingerprint, TENSORRT)
+    }
+    device = runtime.device
+    known = f", only for {', '.join(sorted(others))}" if others else ""
+    return (
+        f"model {files.name!r} has no plan in {host.cache} for {device.name} (compute capability {device.capability}) "
+        f"with TensorRT {runtime.version} and these options{known}: {missing} is missing and nothing is to be built: "
+        f"run `embedctl model build {files.name} --class gpu-tensorrt`, or copy the artefacts of a machine with "
+        "the same GPU and versions"
+    )
+
+
+def _build(
+    files: ModelFiles, graph: Artifact, host: Host, options: PlanOptions, revision: str, folder: Path
+) -> Mapping[str, Any]:
+    """Fill an artefact's folder; what its manifest says besides."""
+    facts = run_child(
+        "embedctl_workers.building.tensorrt",
+        {
+            "name": files.name,
+            "source": str(files.folder),
+            "fingerprint": files.fingerprint,
+            "kind": TENSORRT,
+            "graph": str(graph.folder),
+            "options": asdict(options),
+            "threads": host.threads,
+            "cache": str(host.cache),
+            "folder": str(folder),
+        },
+    )
+    facts["model"] |= {"revision": revision}
+    return facts

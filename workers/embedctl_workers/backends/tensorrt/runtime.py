@@ -1,0 +1,98 @@
+"""The vendor's package and the GPU that it runs on; or what is missing, in one line."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from embedctl_config.errors import MissingExtra, WorkerError
+from embedctl_workers.backends.tensorrt.device import CudaDevice, Device
+
+log = logging.getLogger(__name__)
+
+#: The oldest version that plans are built and run by, as the vendor's names were recorded of (tests/vendor).
+OLDEST = (10, 16)
+_LEVELS = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}
+_INSTALL = "install tensorrt with its libraries from the vendor's index (docs/tensorrt.md has the lines)"
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What plans are built and run with.
+
+    Attributes:
+        trt: the vendor's package.
+        log: its logger, which keeps the last errors.
+    """
+
+    trt: Any  # it has no types
+    device: Device
+    log: Any  # of a class that is made of one of the vendor's
+
+    @property
+    def version(self) -> str:
+        """The vendor's package's, in full."""
+        return str(self.trt.__version__)
+
+    @property
+    def last_errors(self) -> str:
+        """What it logged last, for messages."""
+        return "; ".join(self.log.errors) or "TensorRT does not say why"
+
+
+def open_runtime() -> Runtime:
+    """What this process has.
+
+    Raises:
+        MissingExtra: the vendor's package is not installed.
+        WorkerError: it can't be used, or there is no GPU.
+    """
+    # The GPU first: without a driver the vendor's functions return null pointers, and worse.
+    device = CudaDevice()
+    trt = load_vendor()
+    return Runtime(trt, device, make_log(trt))
+
+
+def load_vendor() -> Any:
+    """The vendor's package.
+
+    Raises:
+        MissingExtra: it is not installed.
+        WorkerError: it is a placeholder, its libraries are missing or broken, or it is too old.
+    """
+    try:
+        trt = import_module("tensorrt")
+    except ModuleNotFoundError as error:
+        if error.name == "tensorrt":
+            raise MissingExtra("tensorrt", "backend 'tensorrt'") from error
+        raise WorkerError(f"the package tensorrt is here without {error.name}: {_INSTALL}") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        line = str(error).partition("\n")[0][:200]
+        raise WorkerError(f"the package tensorrt can't be loaded ({line}): {_INSTALL}") from error
+    if not hasattr(trt, "Builder") or not hasattr(trt, "OnnxParser"):
+        raise WorkerError(f"the package tensorrt that is installed is a placeholder: {_INSTALL}")
+    found = tuple(int(part) for part in trt.__version__.split(".")[:2])
+    if found < OLDEST:
+        needed = ".".join(map(str, OLDEST))
+        raise WorkerError(f"TensorRT {trt.__version__} is too old, {needed} or later is needed: {_INSTALL}")
+    return trt
+
+
+def make_log(trt: Any) -> Any:
+    """A logger of the vendor's that writes to ours."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]  # the vendor's package has no types
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: deque[str] = deque(maxlen=3)
+
+        def log(self, severity: Any, message: str) -> None:
+            level = _LEVELS.get(severity.name, logging.DEBUG)
+            if level >= logging.ERROR:
+                self.errors.append(message.strip())
+            log.log(level, "TensorRT: %s", message)
+
+    return Log()

@@ -1,0 +1,1 @@
+"""sentence-transformers on torch, on CPUs."""

@@ -1,0 +1,172 @@
+"""sentence-transformers on torch: the reference that every other backend is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from embedctl_config.errors import ModelError, SettingsError
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.arrays.padding import Padding
+from embedctl_workers.arrays.tokenizing import TextTokenizer
+from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors, padded
+from embedctl_workers.backends.torch.packed.engine import packed_engine
+from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
+
+_WARM_UP_LENGTHS = (8, 32, 128, 256)
+#: Of how many prompts the length in tokens is remembered.
+_PROMPTS_KEPT = 16
+
+#: Runs a model on some of the texts: rows × dim, not normalised unless the model itself does so.
+Engine = Callable[[Tokens, Rows], torch.Tensor]
+
+
+class SentenceModel:
+    """A sentence-transformers model in fp32 on the CPU, and its tokenizer: what backends that run it on torch share.
+
+    Texts are tokenised once, unpadded.
+
+    Raises:
+        ModelError: it can't be loaded, or is no text model with a fast tokenizer.
+    """
+
+    def __init__(self, files: ModelFiles) -> None:
+        self.fingerprint = files.fingerprint
+        self.reference: Reference | None = Reference(files)
+        self._model = load_sentence_transformer(files)
+        self._tokenizer = tokenizer = fast_tokenizer(self._model, files)
+        dim = self._model.get_embedding_dimension()
+        if dim is None:
+            raise ModelError(f"model {files.name!r} does not say how long its vectors are")
+        self.dim = dim
+        self.max_tokens = int(self._model.max_seq_length or tokenizer.model_max_length)
+        self._tokenize = TextTokenizer(
+            tokenizer.backend_tokenizer,
+            max_tokens=self.max_tokens,
+            columns=[name for name in tokenizer.model_input_names if name != "attention_mask"],
+            keep="left" if tokenizer.truncation_side == "right" else "right",
+        )
+        # A job's chunks come one after the other and bear one prompt, which may be long: a few are kept.
+        self._prompt_tokens = lru_cache(maxsize=_PROMPTS_KEPT)(self._count_prompt_tokens)
+
+    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+        if prompt is None and self._model.default_prompt_name is not None:
+            prompt = self._model.prompts.get(self._model.default_prompt_name)
+        if not prompt:
+            return self._tokenize(texts)
+        tokens = self._tokenize([prompt + text for text in texts])
+        return replace(tokens, prompt_tokens=self._prompt_tokens(prompt))
+
+    def _count_prompt_tokens(self, prompt: str) -> int | None:
+        """How many tokens pooling leaves out, by the model's own account; None where it leaves out none."""
+        length: Any = self._model.preprocess(["a"], prompt=prompt).get("prompt_length")
+        for module in self._model:  # sentence-transformers keeps every prompt as well, and has no bound for that
+            getattr(module, "_prompt_length_mapping", {}).clear()
+        return None if length is None else int(length)
+
+
+class TorchBackend(SentenceModel):
+    """A sentence-transformers model in fp32 on the CPU.
+
+    Models of the BERT family run on packed tokens. For all others each batch is padded to its own longest row, and
+    everything after tokenising is the model's own modules. Either way vectors are those of
+    `SentenceTransformer.encode`.
+
+    Options: `engine`: `auto`, or `padded` to run any model by its own modules.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("engine",)
+
+    def __init__(self, files: ModelFiles, host: Host, engine: str = "auto") -> None:
+        if engine not in ("auto", "padded"):
+            raise SettingsError(f"engine {engine!r} of backend torch is neither auto nor padded")
+        torch.set_num_threads(host.threads)
+        super().__init__(files)
+        self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
+        packed = packed_engine(self._model, host) if engine == "auto" else None
+        self._engine: Engine = packed or _Padded(self._model, Padding.of(self._tokenizer))
+        self.engine = packed.name if packed else "padded, torch"
+        self._pads = packed is None
+        self.batch_cost = PADDED_BATCH_COST if self._pads else None
+
+    @classmethod
+    def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
+        return cls(resolve_model(model, entry), host, **options)
+
+    def forward(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
+        with torch.inference_mode():
+            return self._engine(tokens, rows)
+
+    def finish(self, output: torch.Tensor, *, normalize: bool) -> Vectors:
+        with torch.inference_mode():
+            vectors = output.float()
+            if normalize:
+                vectors = torch.nn.functional.normalize(vectors, p=2, dim=1)
+            return vectors.numpy(force=True)
+
+    def positions(self, lengths: Rows) -> int:
+        return padded(lengths) if self._pads else int(lengths.sum())
+
+    def warm_up(self) -> None:
+        for length in _WARM_UP_LENGTHS:
+            tokens = self.tokenize(["a " * min(length, self.max_tokens)], "")
+            self.finish(self.forward(tokens, np.zeros(2, np.int64)), normalize=True)
+
+    def close(self) -> None:
+        del self._engine, self._model
+
+
+class _Padded:
+    """Any model, by its own modules, on batches padded to their longest row."""
+
+    def __init__(self, model: SentenceTransformer, padding: Padding) -> None:
+        self._model = model
+        self._padding = padding
+
+    def __call__(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
+        columns = self._padding(tokens, rows, int(tokens.lengths[rows].max()))
+        features: dict[str, Any] = {name: torch.from_numpy(column) for name, column in columns.items()}
+        features["modality"] = "text"
+        if tokens.prompt_tokens is not None:
+            features["prompt_length"] = tokens.prompt_tokens
+        output: torch.Tensor = self._model(features)["sentence_embedding"]
+        return output
+
+
+def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
+    """Load a model in fp32 on the CPU, from its files alone and without running code of theirs.
+
+    Raises:
+        ModelError: it can't be loaded.
+    """
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types; its bars would fill the log
+    try:
+        model = SentenceTransformer(
+            str(files.folder),
+            device="cpu",
+            local_files_only=True,
+            trust_remote_code=False,
+            model_kwargs={"dtype": torch.float32},
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ModelError(f"model {files.name!r} in {files.folder} can't be loaded: {error}") from error
+    return model.eval()
+
+
+def fast_tokenizer(model: SentenceTransformer, files: ModelFiles) -> PreTrainedTokenizerFast:
+    tokenizer = getattr(model, "tokenizer", None)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or not model.supports("text"):
+        raise ModelError(
+            f"model {files.name!r}: this backend needs a text model with a fast tokenizer (tokenizer.json), not "
+            f"{type(tokenizer).__name__}"
+        )
+    return tokenizer

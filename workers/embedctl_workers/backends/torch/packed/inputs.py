@@ -1,0 +1,82 @@
+"""What the packed engines have in common: which models they run, and a batch's texts side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules.transformer import Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+
+from embedctl_workers.backends.base import Rows, Tokens
+from embedctl_workers.backends.torch.packed.weights import Weights, weights_of
+
+
+def packable(model: SentenceTransformer) -> tuple[Weights, list[torch.nn.Module]] | None:
+    """The weights of a model of the BERT family, and the modules that make a text's vector of its tokens'.
+
+    None for any other model. The modules are the model's own, which know packed tokens by `cu_seq_lens_q`.
+    """
+    transformer, *rest = model
+    if type(transformer) is not Transformer or not all(type(each) in (Pooling, Normalize, Dense) for each in rest):
+        return None
+    if transformer.query_expansion is not None or not hasattr(Pooling, "_forward_flattened"):
+        return None
+    if any(transformer.tokenizer.backend_tokenizer.encode("a").type_ids):
+        return None
+    weights = weights_of(transformer.auto_model)
+    return None if weights is None else (weights, rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Texts side by side.
+
+    Attributes:
+        ids: int64, one a token.
+        positions: int64, one a token: of its place in the table of positions.
+        offsets: int64, one more than texts: where each begins, and at the end where the last one ends.
+    """
+
+    ids: Rows
+    positions: Rows
+    offsets: Rows
+
+
+def packed_texts(tokens: Tokens, rows: Rows, weights: Weights) -> Packed:
+    """Some of the texts.
+
+    Raises:
+        IndexError: a token or a position that the model has no embedding for.
+    """
+    offsets = np.concatenate([[0], np.cumsum(tokens.lengths[rows])])
+    column = tokens.columns["input_ids"]
+    ids = np.fromiter(chain.from_iterable(column[row] for row in rows), np.int64, count=int(offsets[-1]))
+    positions = positions_of(ids, offsets, weights.padding_id)
+    check_within(ids, len(weights.words))
+    check_within(positions, len(weights.places))
+    return Packed(ids, positions, offsets)
+
+
+def check_within(indices: Rows, size: int) -> None:
+    """Refuse what a table of embeddings does not have, before a device looks there.
+
+    Raises:
+        IndexError: an index is beyond the table.
+    """
+    if not 0 <= indices.min() <= indices.max() < size:
+        raise IndexError(f"an index of {indices.max()} into a table of {size} embeddings")
+
+
+def positions_of(ids: Rows, offsets: Rows, padding_id: int | None) -> Rows:
+    """Where each token stands, as the model counts: see :class:`.weights.Weights`."""
+    lengths = np.diff(offsets)
+    if padding_id is None:
+        return np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
+    real = ids != padding_id
+    before = np.concatenate([[0], np.cumsum(real)])
+    positions: Rows = (before[1:] - np.repeat(before[offsets[:-1]], lengths)) * real + padding_id
+    return positions

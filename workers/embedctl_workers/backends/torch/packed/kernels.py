@@ -1,0 +1,200 @@
+"""What lies between the matrix products: compiled for the CPU at hand where a compiler is found, else torch."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.resources import as_file, files
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.backends.base import Host
+from embedctl_workers.machine.cpu import cpu_identity
+from embedctl_workers.models.cache import is_trusted, private_folder
+
+log = logging.getLogger(__name__)
+
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC")
+_COMPILE_S = 120
+_OPENMP = re.compile(r"\S*/lib[gi]?omp[^/\s]*\.so\S*")
+
+
+class Kernels(Protocol):
+    """Operations on contiguous float32 matrices with a row a token.
+
+    `offsets` is int64: where each text begins, and at the end where the last one ends.
+
+    Attributes:
+        name: for people.
+    """
+
+    name: str
+
+    def embed(
+        self, ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor, norm: Norm
+    ) -> torch.Tensor:
+        """LayerNorm(words[ids] + places[positions]); int64 ids and positions, which must be within their tables."""
+        ...
+
+    def attention(self, qkv: torch.Tensor, offsets: torch.Tensor, heads: int, context: torch.Tensor) -> None:
+        """softmax(q kᵀ) v for each text and head, into `context`; `qkv` is tokens × (3 · hidden), queries scaled."""
+        ...
+
+    def add_layer_norm(self, x: torch.Tensor, y: torch.Tensor, norm: Norm) -> None:
+        """LayerNorm(x + y) into `x`."""
+        ...
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """x · Φ(x); perhaps in place."""
+        ...
+
+
+class Norm:
+    """A LayerNorm's weight, bias and epsilon."""
+
+    def __init__(self, module: torch.nn.LayerNorm) -> None:
+        self.weight = module.weight.detach().float().contiguous()
+        self.bias = module.bias.detach().float().contiguous()
+        self.eps = float(module.eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class TorchKernels:
+    """The same in torch alone: the reference of the compiled ones, and what runs without a compiler."""
+
+    name = "torch kernels"
+
+    def embed(
+        self, ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor, norm: Norm
+    ) -> torch.Tensor:
+        return norm(words[ids] + places[positions])
+
+    def attention(self, qkv: torch.Tensor, offsets: torch.Tensor, heads: int, context: torch.Tensor) -> None:
+        hidden = context.shape[1]
+        at = offsets.tolist()
+        for begin, end in pairwise(at):
+            q, k, v = qkv[begin:end].view(end - begin, 3, heads, hidden // heads).permute(1, 2, 0, 3)
+            one = functional.scaled_dot_product_attention(q, k, v, scale=1.0)
+            context[begin:end] = one.transpose(0, 1).reshape(end - begin, hidden)
+
+    def add_layer_norm(self, x: torch.Tensor, y: torch.Tensor, norm: Norm) -> None:
+        x.copy_(norm(x.add_(y)))
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(x)
+
+
+class CompiledKernels:
+    """Calls into the shared object made from `kernels.c`.
+
+    Args:
+        library: its path.
+
+    Raises:
+        OSError: it can't be loaded.
+    """
+
+    name = "compiled kernels"
+
+    def __init__(self, library: Path) -> None:
+        # Linked without an OpenMP of its own: two runtimes in one process fight for the CPUs. This is torch's.
+        for path in sorted(set(_OPENMP.findall(Path("/proc/self/maps").read_text()))):
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        self._library = ctypes.CDLL(str(library), mode=os.RTLD_NOW)
+
+    def embed(
+        self, ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor, norm: Norm
+    ) -> torch.Tensor:
+        tokens, width = len(ids), words.shape[1]
+        x = torch.empty(tokens, width)
+        self._library.embed(
+            *map(_at, (x, ids, positions, words, places, norm.weight, norm.bias)),
+            ctypes.c_long(tokens),
+            ctypes.c_long(width),
+            ctypes.c_float(norm.eps),
+        )
+        return x
+
+    def attention(self, qkv: torch.Tensor, offsets: torch.Tensor, heads: int, context: torch.Tensor) -> None:
+        longest = int((offsets[1:] - offsets[:-1]).max())
+        failed = self._library.attention(
+            *map(_at, (qkv, context, offsets)),
+            *map(ctypes.c_long, (len(offsets) - 1, heads, context.shape[1] // heads, longest)),
+        )
+        if failed:
+            raise MemoryError(f"attention over a text of {longest} tokens")
+
+    def add_layer_norm(self, x: torch.Tensor, y: torch.Tensor, norm: Norm) -> None:
+        self._library.add_layer_norm(
+            *map(_at, (x, y, norm.weight, norm.bias)), *map(ctypes.c_long, x.shape), ctypes.c_float(norm.eps)
+        )
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        self._library.gelu(_at(x), ctypes.c_long(x.numel()))
+        return x
+
+
+def load_kernels(host: Host) -> Kernels:
+    """The kernels for this CPU: from the cache, compiled into it, or torch's with one line in the log."""
+    try:
+        return _compiled(host)
+    except (OSError, ModelError, subprocess.SubprocessError) as error:
+        log.warning("kernels are torch's own, at about half the speed: %s", error)
+        return TorchKernels()
+
+
+def _compiled(host: Host) -> CompiledKernels:
+    """The kernels made of this source by this compiler for this CPU; a library that can't be loaded is made again.
+
+    Raises:
+        ModelError: there is no compiler, or it failed.
+        OSError: what it made can't be loaded.
+    """
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise ModelError("there is no C compiler (install gcc)")
+    source = files("embedctl_workers.backends.torch.packed") / "kernels.c"
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=_COMPILE_S)
+    parts = [source.read_text(), *_FLAGS, version.stdout, cpu_identity()]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    folder = private_folder(host.cache / "kernels")
+    library = folder / f"{key}.so"
+    if library.exists() and is_trusted(library):
+        with suppress(OSError):
+            return CompiledKernels(library)
+    if not host.build:
+        raise ModelError("they are not compiled yet, and --no-build was given")
+    with as_file(source) as path, tempfile.TemporaryDirectory(dir=folder) as scratch:
+        object_file, made = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
+        _run([compiler, *_FLAGS, "-c", str(path), "-o", str(object_file)])
+        _run([compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
+        made.chmod(0o755)  # whatever the umask: what others may write to is not loaded
+        made.replace(library)
+    return CompiledKernels(library)
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMPILE_S)
+    if done.returncode:
+        raise ModelError(f"{command[0]} failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+
+
+def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
+    if not tensor.is_contiguous():
+        raise ValueError("a kernel takes contiguous tensors alone")
+    return ctypes.c_void_p(tensor.data_ptr())

@@ -1,0 +1,1 @@
+"""The processes that fill an artefact: one module for each runtime."""

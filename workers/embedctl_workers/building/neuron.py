@@ -1,0 +1,105 @@
+"""`python -m embedctl_workers.building.neuron REQUEST`: fill the folder of an artefact; what `recipe` runs.
+
+A process of its own, so that a worker never holds the model beside its traces, nor the core while it is compiled for.
+Progress goes to standard output; the last line there is a JSON object: what the manifest is to say, or `error`.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedctl_config.hardware import SHIPPED_CLASSES
+from embedctl_workers.accuracy.gate import gate_texts, measure_backend
+from embedctl_workers.backends.base import Host
+from embedctl_workers.backends.neuron.backend import NeuronBackend, engine_of
+from embedctl_workers.backends.neuron.options import TraceOptions
+from embedctl_workers.backends.neuron.recipe import NEURON
+from embedctl_workers.backends.neuron.runtime import COMPILER, RUNTIME, load_runtime
+from embedctl_workers.backends.neuron.tracing import write_traces
+from embedctl_workers.backends.onnx.export import versions
+from embedctl_workers.building.manifests import accuracy_of, model_of
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.models.build_process import answer
+from embedctl_workers.models.files import ModelFiles
+
+_PACKAGES = ("embedctl", "torch", "transformers", "sentence-transformers", "tokenizers", RUNTIME, COMPILER)
+_ROUNDS = 5
+#: How often each text stands in what is timed, so that few rows of a run are dummies.
+_REPEATED = 16
+
+
+def main() -> None:
+    """Run the command line."""
+    answer(build, 'use a class with backend = "torch"')
+
+
+def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """Fill `request["folder"]`; measured where a device is at hand.
+
+    Raises:
+        EmbedctlError: it can't be traced here.
+    """
+    files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"])
+    folder, options = Path(request["folder"]), TraceOptions.parse(request["options"])
+    elsewhere = request["elsewhere"]
+    traces = write_traces(files, folder, load_runtime(), options, request["target"] if elsewhere else "", say)
+    return {
+        "model": model_of(files),
+        "engine": engine_of(traces),
+        "built": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **versions(*_PACKAGES)},
+        "graph": {"name": "traces", "buckets": traces.buckets, "batch": traces.batch, "target": request["target"]},
+        **({"accuracy": None, "rate": None} if elsewhere else _measured(files, folder, request, say)),
+    }
+
+
+def _measured(
+    files: ModelFiles, folder: Path, request: Mapping[str, Any], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Accuracy and rate on the device at hand."""
+    say("comparing with torch")
+    backend = NeuronBackend(files, folder)
+    try:
+        backend.warm_up()
+        encoder = ChunkEncoder(backend, backend.token_budget)
+        report = measure_backend(encoder, SHIPPED_CLASSES[NEURON], Host(request["threads"], Path(request["cache"])))
+        assert report is not None
+        say(report.figures)
+        if not report.passed:
+            say('warning: not accurate enough, a worker\'s gate will refuse it; try auto_cast = "none"')
+        say("measuring")
+        rate, lengths = _rate(backend)
+    finally:
+        backend.close()
+    return {
+        "accuracy": accuracy_of(report),
+        "rate": {
+            "sentences_per_s": round(rate, 1),
+            "tokens_per_s": round(rate * lengths, 1),
+            "device": f"a Neuron core of {request['target']}",
+            "texts": f"the same, {_REPEATED} times",
+        },
+    }
+
+
+def _rate(backend: NeuronBackend) -> tuple[float, float]:
+    """Texts a second, and tokens a text."""
+    tokens = backend.tokenize(gate_texts(), None)
+    rows = np.tile(np.arange(len(tokens.lengths)), _REPEATED)
+    seconds = []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        backend.finish(backend.forward(tokens, rows), normalize=True)
+        seconds.append(time.perf_counter() - started)
+    return len(rows) / min(seconds), float(tokens.lengths.mean())
+
+
+if __name__ == "__main__":
+    main()

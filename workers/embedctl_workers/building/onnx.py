@@ -1,0 +1,186 @@
+"""`python -m embedctl_workers.building.onnx REQUEST`: fill the folder of an artefact; what `recipe` runs.
+
+A process of its own, so that a worker never holds torch. Every way to the graph is held to the accuracy gate, and the
+fastest of those that pass is kept. Progress goes to standard output; the last line there is a JSON object: what the
+manifest is to say, or `error`.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import ModelError
+from embedctl_config.hardware import HardwareClass
+from embedctl_workers.accuracy.gate import Report, gate_texts, measure_backend
+from embedctl_workers.arrays.batching import batches_of
+from embedctl_workers.backends.base import Host
+from embedctl_workers.backends.onnx import graphs
+from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend
+from embedctl_workers.backends.onnx.export import EXPORTERS, versions
+from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
+from embedctl_workers.backends.onnx.recipe import ONNX_INT8, ONNX_PLAIN, reduced_range
+from embedctl_workers.building.manifests import accuracy_of, model_of, rate_of
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.machine.cpu import cpu_flags
+from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.build_process import answer
+from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
+
+_FP32 = HardwareClass(backend="onnx")
+_INT8 = HardwareClass(backend=ONNX_INT8, precision="int8")
+_ROUNDS = 5
+#: The plain graph has to be this much faster to be preferred: less is noise.
+_CLEARLY = 1.05
+#: Of the instruction sets, those that decide how fast it is.
+_TELLING = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
+#: Those that have a part in a graph.
+PACKAGES = (
+    "embedctl",
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "onnx",
+    "onnxruntime",
+    "optimum",
+    "optimum-onnx",
+)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A graph that was loaded and measured."""
+
+    name: str
+    folder: Path
+    backend: OnnxBackend
+    report: Report
+    texts_per_s: float = 0.0
+
+
+def main() -> None:
+    """Run the command line."""
+    answer(build, 'use a class with backend = "torch"')
+
+
+def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """Fill `request["folder"]`.
+
+    Raises:
+        ModelError: no graph gives the model's vectors.
+    """
+    files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"])
+    host = Host(request["threads"], Path(request["cache"]))
+    folder = Path(request["folder"])
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        builder = _Builder(files, host, Path(scratch), say)
+        best = builder.best(request["kind"], request["exporter"])
+        best.backend.close()
+        for path in best.folder.iterdir():
+            shutil.move(path, folder / path.name)
+    return builder.facts(best, folder)
+
+
+class _Builder:
+    def __init__(self, files: ModelFiles, host: Host, scratch: Path, say: Any) -> None:
+        self._files = files
+        self._host = host
+        self._scratch = scratch
+        self._say = say
+
+    def best(self, kind: str, exporter: str) -> Candidate:
+        """The fastest of the graphs that give the model's vectors."""
+        plain = self._new("plain")
+        self._say(f"exporting with {exporter} exporter")
+        exported = EXPORTERS[exporter](self._files, plain)
+        folders = [plain]
+        fused = self._new("fused")
+        if kind != ONNX_PLAIN and graphs.fuse(plain / GRAPH, exported, fused / GRAPH):
+            self._copy_facts(plain, fused)
+            folders.insert(0, fused)
+        self._say("comparing with torch")
+        candidates = [self._candidate(folder, OnnxBackend, _FP32) for folder in folders]
+        right = [each for each in candidates if each.report.passed]
+        if not right:
+            raise ModelError(
+                f"its ONNX graph does not give its vectors ({candidates[-1].report.figures}): "
+                'use a class with backend = "torch"'
+            )
+        if kind != ONNX_INT8:
+            return self._fastest(right)
+        self._say("quantising")
+        for each in candidates:
+            each.backend.close()  # quantising alone takes several times the model's size
+        small = []
+        for each in right:
+            folder = self._new(f"{each.name} int8")
+            graphs.quantize(each.folder / GRAPH, folder / GRAPH, reduce_range=reduced_range())
+            self._copy_facts(plain, folder)
+            small.append(self._candidate(folder, OnnxInt8Backend, _INT8))
+        passed = [each for each in small if each.report.passed]
+        if not passed:
+            self._say("warning: int8 is not accurate enough for this model, a worker's gate will refuse it")
+        return self._fastest(passed or small)
+
+    def facts(self, best: Candidate, folder: Path) -> dict[str, Any]:
+        """What the manifest says."""
+        return {
+            "model": model_of(self._files),
+            "engine": best.backend.engine,
+            "built": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {"python": platform.python_version(), **versions(*PACKAGES)},
+            "cpu": {"machine": platform.machine(), "flags": [flag for flag in _TELLING if flag in cpu_flags()]},
+            "graph": {"name": best.name.partition(" ")[0], **graphs.describe(folder / GRAPH)},
+            "accuracy": accuracy_of(best.report),
+            "rate": rate_of(best.backend, best.texts_per_s, self._host.threads),
+        }
+
+    def _candidate(self, folder: Path, kind: type[OnnxBackend], hardware: HardwareClass) -> Candidate:
+        name = folder.name
+        artifact = Artifact(folder, {"graph": {"name": name.partition(" ")[0]}})
+        backend = kind(self._files, artifact, self._host)
+        report = measure_backend(ChunkEncoder(backend, DEFAULT_TOKEN_BUDGET), hardware, self._host)
+        assert report is not None
+        self._say(f"{name}: {report.figures}")
+        return Candidate(name, folder, backend, report)
+
+    def _fastest(self, candidates: list[Candidate]) -> Candidate:
+        """The first one, unless another is clearly faster. By turns, as other work on this machine comes and goes."""
+        self._say("measuring")
+        for candidate in candidates * _ROUNDS:
+            backend = candidate.backend
+            tokens = backend.tokenize(gate_texts(), None)
+            started = time.perf_counter()
+            for batch in batches_of(tokens.lengths, DEFAULT_TOKEN_BUDGET, backend.batch_cost):
+                backend.forward(tokens, batch)
+            rate = len(tokens.lengths) / (time.perf_counter() - started)
+            candidate.texts_per_s = max(candidate.texts_per_s, rate)
+        best = candidates[0]
+        for candidate in candidates[1:]:
+            if candidate.texts_per_s > best.texts_per_s * _CLEARLY:
+                best = candidate
+        shown = ", ".join(f"{each.name} {each.texts_per_s:.0f} texts/s" for each in candidates)
+        self._say(f"kept {best.name}: {shown}")
+        return best
+
+    def _new(self, name: str) -> Path:
+        folder = self._scratch / name
+        folder.mkdir()
+        return folder
+
+    def _copy_facts(self, source: Path, target: Path) -> None:
+        for name in (MODEL, TOKENIZER):
+            shutil.copy(source / name, target)
+
+
+if __name__ == "__main__":
+    main()

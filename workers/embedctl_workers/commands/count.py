@@ -1,0 +1,69 @@
+"""`python -m embedctl_workers.commands.count MODEL [--windows]` counts the tokens of texts, for a dry run.
+
+On standard input each text comes as a u32 length and its UTF-8. At the end of the input it prints one JSON object:
+`tokens` that would be encoded, `truncated` texts, and `dim`, the length of a vector. With `--windows` texts that are
+too long are not truncated, but encoded window by window. Exits with 1 where the model or its tokenizer is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+from collections.abc import Iterator
+from typing import IO
+
+from embedctl_config.errors import EmbedctlError
+from embedctl_config.settings import load_settings
+
+_BATCH = 512
+
+
+def main() -> None:
+    """Run the command line."""
+    name, windows = sys.argv[1], "--windows" in sys.argv[2:]
+    try:
+        from tokenizers import Tokenizer
+
+        from embedctl_workers.models.files import resolve_model
+
+        folder = resolve_model(name, load_settings().models.get(name)).folder
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        limits = folder / "sentence_bert_config.json"
+        longest = config["max_position_embeddings"]
+        if limits.is_file():
+            longest = json.loads(limits.read_text(encoding="utf-8")).get("max_seq_length") or longest
+    except (ImportError, OSError, KeyError, ValueError, EmbedctlError) as error:
+        sys.exit(f"can't count the tokens of {name}: {error}")
+    # The model's own file may cut and pad, which would hide what is asked here.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokens = truncated = 0
+    special = tokenizer.num_special_tokens_to_add(is_pair=False)
+    for batch in _batches(sys.stdin.buffer):
+        for encoding in tokenizer.encode_batch_fast(batch):
+            count = len(encoding.ids)
+            if windows:
+                more = max(0, math.ceil((count - longest) / (longest - special)))
+                tokens += count + more * special
+            else:
+                tokens += min(count, longest)
+                truncated += count > longest
+    print(json.dumps({"tokens": tokens, "truncated": truncated, "dim": config["hidden_size"]}))  # noqa: T201
+
+
+def _batches(stream: IO[bytes]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    while head := stream.read(4):
+        batch.append(stream.read(struct.unpack("<I", head)[0]).decode())
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+if __name__ == "__main__":
+    main()

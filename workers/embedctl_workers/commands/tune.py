@@ -1,0 +1,170 @@
+"""`embedctl model tune`: a short measured search for token budget, and for workers and threads on a set of CPUs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from embedctl_config.errors import ModelError
+from embedctl_config.settings import load_settings
+from embedctl_workers.commands.options import class_option, cpus_option, json_option
+from embedctl_workers.machine import devices
+from embedctl_workers.models.cache import cache_folder
+from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, Tuned, load_tuned, save_tuned
+
+_BUDGETS = (256, 512, 1024, 2048, 4096)
+_ROUNDS = 3
+#: A larger budget, or more workers, must be better by so much: both cost memory.
+_WORTH = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A set of CPUs shared out among workers.
+
+    Attributes:
+        cpus: of each worker.
+        threads: of each worker.
+        rates: tokens/s of all workers together, by token budget.
+    """
+
+    cpus: tuple[frozenset[int], ...]
+    threads: int
+    rates: dict[int, float]
+
+    @property
+    def best_budget(self) -> int:
+        """The smallest budget that no other one beats by much."""
+        most = max(self.rates.values())
+        return min(budget for budget, rate in self.rates.items() if rate * _WORTH >= most)
+
+    @property
+    def best_rate(self) -> float:
+        """What it gives, in tokens/s."""
+        return self.rates[self.best_budget]
+
+
+@click.command()
+@click.argument("model")
+@class_option("cpu")
+@cpus_option
+@json_option
+def tune(model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -> None:
+    """Measure which token budget is fastest for MODEL here, and how many workers with how many threads.
+
+    Takes about half a minute for each way to share the CPUs out. Workers of this class use the budget from their next
+    start on, unless the class sets a `token_budget`. Nothing else should run on these CPUs meanwhile.
+    """
+    settings = load_settings(hardware=hardware)
+    name = "cpu" if settings.hardware == "auto" else settings.hardware
+    entry = settings.hardware_class(name)
+    found: list[Split] = []
+    fingerprint = ""
+    for shares in _shares(devices.usable_cpus(cpus)):
+        with _measured(name, model, shares) as (facts, ask):
+            fingerprint = facts["fingerprint"]
+            split = Split(shares, facts["threads"], _search(ask))
+        found.append(split)
+        if not as_json:
+            click.echo(_line(split, facts["engine"]))
+        if split.best_rate * _WORTH < max(each.best_rate for each in found):
+            break  # still more workers would be slower still
+    best = max(found, key=lambda split: split.best_rate / (_WORTH if len(split.cpus) > 1 else 1))
+    cache = cache_folder(settings)
+    before = load_tuned(entry, fingerprint, cache)
+    tuned = Tuned(
+        budgets={**(before.budgets if before else {}), **{split.threads: split.best_budget for split in found}},
+        workers=len(best.cpus),
+        threads=best.threads,
+        cpus=sum(map(len, best.cpus)),
+        tokens_per_s=round(best.best_rate, 1),
+    )
+    save_tuned(tuned, entry, fingerprint, cache)
+    if as_json:
+        click.echo(json.dumps(asdict(tuned)))
+        return
+    click.echo(f"best: {_plural(len(best.cpus), 'worker')}, {_plural(best.threads, 'thread')} each. Start:")
+    for share in best.cpus:
+        click.echo(f"  embedctl worker --class {name} --model {model} --cpus {devices.format_cpus(share)}")
+    if entry.token_budget:
+        click.echo(
+            f"[classes.{name}] sets token_budget = {entry.token_budget}, which is used instead of what was found"
+        )
+
+
+def _shares(cpus: frozenset[int]) -> Iterator[tuple[frozenset[int], ...]]:
+    """Ways to share CPUs out: to one worker, to two, to four, … as long as every share is as large."""
+    ordered = sorted(cpus)
+    workers = 1
+    while len(ordered) % workers == 0 and workers <= len(ordered):
+        size = len(ordered) // workers
+        yield tuple(frozenset(ordered[at : at + size]) for at in range(0, len(ordered), size))
+        workers *= 2
+
+
+def _search(ask: Callable[[int], float]) -> dict[int, float]:
+    """Tokens/s by token budget; every budget once a round, so that a drift of the machine touches all alike."""
+    ask(DEFAULT_TOKEN_BUDGET)  # warm
+    rounds = [{budget: ask(budget) for budget in _BUDGETS} for _ in range(_ROUNDS)]
+    return {budget: statistics.median(each[budget] for each in rounds) for budget in _BUDGETS}
+
+
+@contextmanager
+def _measured(
+    hardware: str, model: str, shares: Sequence[frozenset[int]]
+) -> Iterator[tuple[dict[str, Any], Callable[[int], float]]]:
+    """Processes on each share of the CPUs; the facts of the first, and a question to all of them at once.
+
+    Raises:
+        ModelError: the model can't be loaded; the message is the process's own.
+    """
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "embedctl_workers.measuring.budgets"),
+                        *(hardware, model, devices.format_cpus(share)),
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for share in shares
+        ]
+        for child in children:
+            stack.callback(child.terminate)
+
+        def answers() -> list[Any]:
+            lines = [child.stdout.readline() for child in children if child.stdout]
+            if not all(lines):
+                raise ModelError(f"model {model!r} can't be measured: its process ended; what it said stands above")
+            return [json.loads(line) for line in lines]
+
+        def ask(budget: int) -> float:
+            for child in children:
+                if child.stdin:
+                    child.stdin.write(f"{budget}\n")
+                    child.stdin.flush()
+            return float(sum(answers()))
+
+        yield answers()[0], ask
+
+
+def _line(split: Split, engine: str) -> str:
+    rates = "  ".join(f"{budget}: {rate:,.0f}" for budget, rate in split.rates.items())
+    shared = f"{_plural(len(split.cpus), 'worker')} × {_plural(split.threads, 'thread')}"
+    return f"{shared} ({engine}), tokens/s by token budget: {rates}; best {split.best_budget}"
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" + ("s" if count != 1 else "")

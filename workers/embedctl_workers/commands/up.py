@@ -1,0 +1,157 @@
+"""`embedctl up`: a worker on each device of this machine, kept alive."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import click
+
+from embedctl.broker import Broker
+from embedctl.local import state_of, watched_redis
+from embedctl_config.errors import EmbedctlError, ModelError
+from embedctl_config.printable import printable
+from embedctl_config.settings import ENV_PREFIX, Settings, load_settings
+from embedctl_workers.commands.options import log_level_option
+from embedctl_workers.machine.discovery import discover
+from embedctl_workers.models.cache import cache_folder
+from embedctl_workers.models.files import resolve_model
+from embedctl_workers.models.tuning import advised_workers
+from embedctl_workers.serving import logs
+from embedctl_workers.supervising.plan import Plan, make_plan
+from embedctl_workers.supervising.registry_link import Announcements
+from embedctl_workers.supervising.supervisor import Supervisor
+
+log = logging.getLogger("embedctl_workers.up")
+
+#: Variables of `embedctl worker` that would say of all workers what the plan says of each.
+_OF_ONE_WORKER = frozenset(ENV_PREFIX + name for name in ("CPUS", "GPU", "NEURON_CORE", "READY", "THREADS"))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--class",
+    "classes",
+    multiple=True,
+    help="A hardware class to serve; repeat for more. Default: the setting; for auto, the class for the GPUs or Neuron "
+    "cores that are found here, else cpu.",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="A model to serve; repeat for more. Default: each class's, else the setting.",
+)
+@click.option(
+    "--cpus",
+    envvar="EMBEDCTL_CPUS",
+    show_envvar=True,
+    help="CPUs that the workers share, such as 0-3. Default: all.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    envvar="EMBEDCTL_DRY_RUN",
+    show_envvar=True,
+    help="Only print the plan: a line for each worker.",
+)
+@log_level_option
+def main(classes: tuple[str, ...], models: tuple[str, ...], cpus: str | None, log_level: str, *, dry_run: bool) -> None:
+    """Keep a worker running on each device of this machine until stopped with SIGTERM or Ctrl-C.
+
+    A worker that dies is started again. Without EMBEDCTL_REDIS_URL, a private Redis runs as well; when the workers are
+    ready, a line is printed that points other commands and programs at it.
+    """
+    try:
+        settings = load_settings()
+        logs.configure(settings.log_format, log_level)
+        plan = make_plan(
+            settings,
+            discover(cpus),
+            classes=classes,
+            models=models,
+            advice=partial(workers_as_tuned, settings),
+        )
+        for note in plan.notes:
+            log.warning("%s", note)
+        if dry_run:
+            click.echo(str(plan))
+        else:
+            _up(settings, plan, log_level)
+    except EmbedctlError as error:
+        click.echo(printable(f"embedctl up: {error}", lines=True), err=True)
+        sys.exit(error.exit_code)
+
+
+def _up(settings: Settings, plan: Plan, log_level: str) -> None:
+    """Run the workers of a plan until told to stop.
+
+    Raises:
+        BrokerUnavailable, WorkerError: see :meth:`Supervisor.run`.
+        MissingExtra: there is no Redis to start.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in _OF_ONE_WORKER}
+    with _redis(settings) as (ours, check):
+        if private := ours is not settings:
+            own |= {"EMBEDCTL_REDIS_URL": ours.redis_url, "EMBEDCTL_REDIS_PASSWORD_FILE": ""}
+        broker = Broker.connect(ours)
+        broker.connection.now_ms()  # a wrong URL or password is no reason to start anything
+        announcements = Announcements(broker)
+
+        def say_ready() -> None:
+            if private:
+                click.echo(f"export EMBEDCTL_REDIS_URL={ours.redis_url}")
+                log.info("running; stop with Ctrl-C. In another terminal: the line above, then embedctl submit …")
+            else:
+                log.info("running")
+
+        try:
+            Supervisor(
+                plan.workers,
+                announcements,
+                environment=own,
+                options=("--log-level", log_level),
+                on_ready=say_ready,
+                check=check,
+            ).run()
+        finally:
+            announcements.close()
+            broker.close()
+
+
+@contextmanager
+def _redis(settings: Settings) -> Iterator[tuple[Settings, Callable[[], None]]]:
+    """The Redis of these settings, or a private one for as long as the block lasts; and a check that that one lives.
+
+    Its data goes when the block ends as it should; after anything else the next call finds it.
+    """
+    if settings.redis_url:
+        yield settings, lambda: None
+        return
+    with state_of(settings, "up") as folder:
+        with watched_redis(settings, folder) as (ours, check):
+            yield ours, check
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def workers_as_tuned(settings: Settings, hardware: str, models: Sequence[str], cpus: frozenset[int]) -> int:
+    """Workers that `embedctl model tune` found best on these CPUs; the fewest of all models, for each costs memory."""
+    cache, entry = cache_folder(settings), settings.hardware_class(hardware)
+
+    def of(model: str) -> int:
+        try:
+            fingerprint = resolve_model(model, settings.models.get(model)).fingerprint
+        except (ModelError, ImportError, OSError):  # its worker will say what is wrong with it
+            return 1
+        return advised_workers(entry, fingerprint, cpus=len(cpus), cache=cache)
+
+    return min(map(of, models)) if any((cache / "tuned").glob("*.json")) else 1
+
+
+if __name__ == "__main__":
+    main(prog_name="embedctl up")

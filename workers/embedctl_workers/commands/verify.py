@@ -1,0 +1,78 @@
+"""`embedctl model verify`: the gate of a worker's start and a short benchmark, on this machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import click
+
+from embedctl_config.errors import GateFailed, OutputError
+from embedctl_config.settings import Settings, load_settings
+from embedctl_workers.commands.options import class_option, cpus_option, gpu_option, json_option, neuron_core_option
+from embedctl_workers.machine import devices
+from embedctl_workers.machine.discovery import choose_accelerator
+from embedctl_workers.models.cache import cache_folder
+
+
+@click.command()
+@click.argument("model")
+@class_option("cpu")
+@cpus_option
+@gpu_option
+@neuron_core_option
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    envvar="EMBEDCTL_REPORT",
+    show_envvar=True,
+    help="Save the report here, as JSON. Default: a file in the cache folder, which is named at the end.",
+)
+@json_option
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    /,
+    model: str,
+    hardware: str | None,
+    cpus: str | None,
+    gpu: str | None,
+    neuron_core: int | None,
+    report: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Load MODEL as a worker would, compare its vectors with those of torch in fp32, and measure how fast it is here.
+
+    Takes about half a minute, and longer where something has to be built first. Nothing else should run on the device
+    meanwhile. Exits with 65 where a worker would refuse to start.
+    """
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("embedctl_workers").setLevel(logging.INFO)
+    settings = load_settings(hardware=hardware)
+    name = "cpu" if settings.hardware == "auto" else settings.hardware
+    accelerator = choose_accelerator(name, settings.hardware_class(name).device, gpu=gpu, neuron_core=neuron_core)
+    pinned = devices.pin(cpus, accelerator=accelerator)
+    # Only now: this imports what sizes its thread pools as it loads.
+    from embedctl_workers.measuring.verification import verify_model
+
+    found = verify_model(settings, name, model, pinned)
+    facts = found.as_json()
+    click.echo(json.dumps(facts) if as_json else str(found))
+    path = report or _kept(settings, name, model)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"the report can't be saved in {path}: {error}") from error
+    click.echo(f"saved: {path}", err=True)
+    ctx.exit(0 if found.passed else GateFailed.exit_code)
+
+
+def _kept(settings: Settings, hardware: str, model: str) -> Path:
+    """Where the last report on a model and a class is kept: a place that can be written wherever workers run."""
+    label = re.sub(r"[^\w.-]+", "-", model).strip("-")
+    return cache_folder(settings) / "reports" / f"verify-{hardware}-{label}.json"

@@ -1,0 +1,110 @@
+"""The command line of a worker. Imports nothing that starts threads: pinning comes first."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from embedctl_config.errors import EmbedctlError
+from embedctl_config.printable import printable
+from embedctl_config.settings import load_settings
+from embedctl_workers.commands.options import gpu_option, log_level_option, neuron_core_option
+from embedctl_workers.machine import devices
+from embedctl_workers.machine.discovery import choose_accelerator
+
+_SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--class",
+    "hardware",
+    envvar="EMBEDCTL_HARDWARE",
+    **_SHOWN,
+    help="The hardware class to serve. Default: the setting; for auto, cpu.",
+)
+@click.option("--cpus", envvar="EMBEDCTL_CPUS", **_SHOWN, help="CPUs to run on, such as 0-3 or 0,2. Default: all.")
+@gpu_option
+@neuron_core_option
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    metavar="N",
+    envvar="EMBEDCTL_THREADS",
+    **_SHOWN,
+    help="Compute threads. Default: one for each physical core of its CPUs, within the cgroup's quota.",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="A model to serve; repeat for more. Default: the class's, else the setting.",
+)
+@click.option(
+    "--no-build",
+    is_flag=True,
+    envvar="EMBEDCTL_NO_BUILD",
+    show_envvar=True,
+    help="Refuse to start where something has to be built for a model first; see `embedctl model build`.",
+)
+@log_level_option
+@click.option(
+    "--ready",
+    is_flag=True,
+    envvar="EMBEDCTL_READY",
+    show_envvar=True,
+    help="Start nothing; exit with 0 if the workers that run on this machine are alive and make progress.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    envvar="EMBEDCTL_INSECURE",
+    show_envvar=True,
+    help="For rediss://: check no certificate, so that anybody on the way may listen.",
+)
+def main(
+    hardware: str | None,
+    cpus: str | None,
+    gpu: str | None,
+    neuron_core: int | None,
+    threads: int | None,
+    models: tuple[str, ...],
+    log_level: str,
+    *,
+    no_build: bool,
+    ready: bool,
+    insecure: bool,
+) -> None:
+    """Encode chunks of one hardware class, pinned to one set of CPUs, and to the GPU or Neuron core that it needs.
+
+    Needs EMBEDCTL_REDIS_URL. Stop it with SIGTERM: it finishes the chunk it encodes and hands back the one it prepared.
+    """
+    try:
+        settings = load_settings(insecure=insecure or None)
+        hardware = "cpu" if hardware == "auto" else hardware
+        if ready:
+            from embedctl_workers.supervising.readiness import check_ready
+
+            click.echo(f"ready: {', '.join(check_ready(settings, hardware))}")
+            return
+        hardware = hardware or (settings.hardware if settings.hardware != "auto" else "cpu")
+        entry = settings.hardware_class(hardware)
+        accelerator = choose_accelerator(hardware, entry.device, gpu=gpu, neuron_core=neuron_core)
+        pinned = devices.pin(cpus, accelerator=accelerator, threads=threads)
+        # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.
+        from embedctl_workers.serving.lifecycle import run_worker
+
+        code = run_worker(
+            settings,
+            hardware=hardware,
+            models=models or entry.models or (settings.model,),
+            pinned=pinned,
+            log_level=log_level,
+            build=not no_build,
+        )
+    except EmbedctlError as error:
+        click.echo(printable(f"embedctl worker: {error}", lines=True), err=True)
+        sys.exit(error.exit_code)
+    sys.exit(code)

@@ -1,0 +1,1 @@
+"""A chunk through the tokeniser, the batches and the backend."""

@@ -1,0 +1,84 @@
+"""Encoding a chunk record by record, each announced before it is touched: it is suspect, or failed as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, Truncation
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
+
+_DEADLY = RecordError(0, ErrorCode.CRASHED_WORKER, "the worker died each time it came to this record")
+_POISONOUS = RecordError(0, ErrorCode.ENCODE_ERROR, "two workers could encode nothing more after this record")
+
+
+def encode_carefully(
+    encoder: ChunkEncoder,
+    chunk: ChunkInput,
+    options: Mapping[str, Any],
+    *,
+    given_up: Collection[int],
+    announce: Callable[[int], None],
+    poisonous: Collection[int] = (),
+    first: Collection[int] = (),
+    check: Callable[[], None] = lambda: None,
+    on_batch: Callable[[int], None] | None = None,
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    about: Mapping[str, object] | None = None,
+) -> EncodedChunk:
+    """Encode a chunk so that, should the process die, it is known at which record.
+
+    Args:
+        given_up: the rows at which earlier owners died; they and their equals fail as `crashed_worker`, untouched.
+        announce: called with each row before anything is done with it, and with -1 after the last.
+        poisonous: the rows after which earlier owners fell sick; they and their equals fail as `encode_error`.
+        first: the rows to begin with.
+        check: called before the first row that is tried is announced, and after each.
+        on_batch: called after each batch of windows of a row with its tokens.
+        turn: as in :meth:`ChunkEncoder.encode`.
+        about: as in :meth:`ChunkEncoder.prepare`.
+
+    Raises:
+        DeviceLost, WorkerSick: as by :meth:`ChunkEncoder.encode`.
+        Whatever `announce` raises.
+    """
+    vectors = np.full((len(chunk), encoder.dim_of(options)), np.nan, np.float32)
+    errors: list[RecordError] = []
+    truncations: list[Truncation] = []
+    tokens = positions = 0
+    doubtful: set[int] = set()
+    elsewhere: set[int] = set()
+    records = list(zip(chunk.kinds, chunk.texts, strict=True))
+    hopeless = {records[row]: _POISONOUS for row in poisonous} | {records[row]: _DEADLY for row in given_up}
+    check()
+    for row in sorted(range(len(records)), key=lambda row: row not in first):
+        record = records[row]
+        if (failure := hopeless.get(record)) is not None:
+            errors.append(replace(failure, row=row))
+            continue
+        announce(row)
+        alone = encoder.encode_alone(chunk, row, options, on_batch=on_batch, turn=turn, about=about)
+        vectors[row] = alone.vectors[0]
+        errors += [RecordError(row, error.code, error.message) for error in alone.errors]
+        truncations += [Truncation(row, cut.used, cut.lost) for cut in alone.truncations]
+        tokens += alone.tokens
+        positions += alone.positions
+        if alone.doubtful:
+            doubtful.add(row)
+        if alone.elsewhere:
+            elsewhere.add(row)
+        check()
+    announce(-1)
+    return EncodedChunk(
+        vectors,
+        sorted(errors, key=lambda error: error.row),
+        sorted(truncations, key=lambda cut: cut.row),
+        tokens,
+        positions,
+        frozenset(doubtful),
+        frozenset(elsewhere),
+    )

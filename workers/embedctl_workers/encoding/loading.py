@@ -1,0 +1,26 @@
+"""A model, loaded as its hardware class says and ready to encode, but not yet measured."""
+
+from __future__ import annotations
+
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+from embedctl_workers.backends import load_backend
+from embedctl_workers.backends.base import Host
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.models.tuning import token_budget
+
+
+def load_encoder(settings: Settings, hardware: HardwareClass, model: str, host: Host) -> ChunkEncoder:
+    """Load and warm up a model.
+
+    Raises:
+        SettingsError, MissingExtra, ModelError: as for :func:`~embedctl_workers.backends.load_backend`.
+    """
+    backend = load_backend(
+        hardware.backend, model, entry=settings.models.get(model), host=host, options=hardware.options
+    )
+    backend.warm_up()
+    budget = token_budget(
+        hardware, backend.fingerprint, threads=host.threads, cache=host.cache, default=backend.token_budget
+    )
+    return ChunkEncoder(backend, budget)

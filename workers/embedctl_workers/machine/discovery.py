@@ -1,0 +1,385 @@
+"""Find what this machine has to encode on: sets of CPUs, GPUs, Neuron cores. Imports nothing that opens them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import SettingsError, WorkerError
+from embedctl_config.hardware import Device
+from embedctl_workers.machine.cgroup import cpu_quota
+from embedctl_workers.machine.devices import (
+    HIP_VARIABLES,
+    ROCM_VARIABLE,
+    VISIBLE_VARIABLES,
+    Accelerator,
+    cores_of,
+    parse_cpus,
+    usable_cpus,
+)
+
+log = logging.getLogger(__name__)
+
+#: What the kinds of devices are called in messages.
+DEVICE_NAMES: Mapping[Device, str] = {"cpu": "CPU", "gpu": "GPU", "neuron": "Neuron core"}
+#: The options of `embedctl worker` that choose one.
+DEVICE_OPTIONS: Mapping[Device, str] = {"gpu": "--gpu", "neuron": "--neuron-core"}
+_NODES = Path("/sys/devices/system/node")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NVIDIA_SMI = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
+_NEURON_LS = ["neuron-ls", "--json-output"]
+_AMD_SMI = ["amd-smi", "list", "-e", "--json"]
+#: The tool before that one.
+_ROCM_SMI = ["rocm-smi", "--showuniqueid", "--showbus", "--json"]
+#: Where the vendors' packages put their tools, which is not always on PATH.
+_NEURON_TOOLS, _ROCM_TOOLS = "/opt/aws/neuron/bin", "/opt/rocm/bin"
+#: The longest that a vendor's tool may take (seconds): on a GPU's first use it waits for the driver.
+_TOOL_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSet:
+    """CPUs that are near each other.
+
+    Attributes:
+        cores: the physical cores, each with its hyper-threads.
+        threads: compute threads that the cgroup's quota pays for, at most one a core.
+        node: their NUMA node; None where there is no telling, or where they are on several.
+    """
+
+    cores: tuple[frozenset[int], ...]
+    threads: int
+    node: int | None = None
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """All CPUs of all cores."""
+        return frozenset().union(*self.cores)
+
+    def shared_out(self, workers: int) -> list[CpuSet]:
+        """As many sets, of as equal a number of cores as can be; several have the same core if there are too few."""
+        cores, parts = len(self.cores), []
+        for at in range(workers):
+            first, end = at * cores // workers, (at + 1) * cores // workers
+            threads = (at + 1) * self.threads // workers - at * self.threads // workers
+            part = self.cores[first : max(end, first + 1)]
+            parts.append(CpuSet(part, max(1, min(threads, len(part))), self.node))
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was found here.
+
+    Attributes:
+        problems: by kind of device, why a vendor's tool that is installed did not tell of any.
+    """
+
+    cpu_sets: Sequence[CpuSet]
+    gpus: Sequence[Accelerator] = ()
+    neuron_cores: Sequence[Accelerator] = ()
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    def accelerators(self, kind: Device) -> Sequence[Accelerator]:
+        """Those of a kind; none for CPUs."""
+        return {"gpu": self.gpus, "neuron": self.neuron_cores}.get(kind, ())
+
+
+def discover(cpus: str | None = None) -> Machine:
+    """Look for everything that this process may use.
+
+    Args:
+        cpus: such as `0-3`, to leave the others alone.
+
+    Raises:
+        SettingsError: that is no list of CPUs that are to be had, or a variable that hides devices can't be read.
+    """
+    problems: dict[str, str] = {}
+
+    def found(kind: str, find: Callable[[], list[Accelerator]]) -> list[Accelerator]:
+        try:
+            return find()
+        except WorkerError as error:
+            problems[kind] = str(error)
+            return []
+
+    return Machine(
+        cpu_sets=find_cpu_sets(usable_cpus(cpus)),
+        gpus=found("gpu", find_gpus),
+        neuron_cores=found("neuron", find_neuron_cores),
+        problems=problems,
+    )
+
+
+def find_cpu_sets(cpus: frozenset[int]) -> list[CpuSet]:
+    """Split CPUs into one set for each NUMA node; into one for all where the cgroup's quota is no more than one node.
+
+    A quota limits the threads and not the CPUs: another container's process that counts to the same number would
+    otherwise sit on the same ones.
+    """
+    by_node = {node: cores_of(cpus & of_node) for node, of_node in _nodes().items() if cpus & of_node}
+    if elsewhere := cpus - frozenset().union(*(core for cores in by_node.values() for core in cores)):
+        by_node[None] = cores_of(elsewhere)
+    total = sum(map(len, by_node.values()))
+    granted = int(min(total, cpu_quota()))
+    if len(by_node) > 1 and granted < total and granted <= max(map(len, by_node.values())):
+        by_node = {None: cores_of(cpus)}
+    sets, before = [], 0
+    for node, cores in by_node.items():
+        after = before + len(cores)
+        threads = max(1, after * granted // total - before * granted // total)
+        sets.append(CpuSet(tuple(cores), threads, node))
+        before = after
+    return sets
+
+
+def find_gpus() -> list[Accelerator]:
+    """The GPUs that the vendors' tools show and no variable hides; none where there is no such tool.
+
+    Raises:
+        WorkerError: a tool fails, or its answer can't be read.
+    """
+    return [*find_nvidia_gpus(), *find_amd_gpus()]
+
+
+def find_nvidia_gpus() -> list[Accelerator]:
+    """The GPUs that `nvidia-smi` shows and CUDA_VISIBLE_DEVICES does not hide; none where there is no such tool.
+
+    Raises:
+        WorkerError: the tool fails, or its answer can't be read.
+    """
+    answer = _ask(_NVIDIA_SMI, shutil.which(_NVIDIA_SMI[0]))
+    if answer is None:
+        return []
+    lines = [line for line in answer.splitlines() if line.strip()]
+    gpus = [_gpu(row) for row in csv.reader(lines, skipinitialspace=True)]
+    visible = os.environ.get(VISIBLE_VARIABLES["gpu"])
+    return gpus if visible is None else _visible_gpus(gpus, visible)
+
+
+def find_amd_gpus() -> list[Accelerator]:
+    """The GPUs that `amd-smi`, or else `rocm-smi`, shows and no variable hides; none where there is no such tool.
+
+    Raises:
+        WorkerError: the tool fails, or its answer can't be read.
+    """
+    for command, read in ((_AMD_SMI, _amd_smi_gpus), (_ROCM_SMI, _rocm_smi_gpus)):
+        answer = _ask(command, shutil.which(command[0]) or shutil.which(command[0], path=_ROCM_TOOLS))
+        if answer is None:
+            continue
+        try:
+            gpus = read(json.loads(answer))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise WorkerError(f"{' '.join(command)} gives an answer that can't be read: {error!r}") from error
+        for variable in (ROCM_VARIABLE, next((name for name in HIP_VARIABLES if name in os.environ), "")):
+            if (visible := os.environ.get(variable)) is not None:
+                gpus = _visible_amd_gpus(gpus, variable, visible)
+        return gpus
+    return []
+
+
+def find_neuron_cores() -> list[Accelerator]:
+    """The Neuron cores that `neuron-ls` shows and NEURON_RT_VISIBLE_CORES does not hide; none without the tool.
+
+    Raises:
+        WorkerError: the tool fails, or its answer can't be read.
+        SettingsError: the variable can't be read.
+    """
+    answer = _ask(_NEURON_LS, shutil.which(_NEURON_LS[0]) or shutil.which(_NEURON_LS[0], path=_NEURON_TOOLS))
+    cores = [] if answer is None else _neuron_cores(answer)
+    variable = VISIBLE_VARIABLES["neuron"]
+    if visible := os.environ.get(variable):
+        chosen = parse_cpus(visible, variable)
+        cores = [core for core in cores if core.index in chosen]
+    return cores
+
+
+def choose_accelerator(
+    hardware: str, device: Device, *, gpu: str | None = None, neuron_core: int | None = None
+) -> Accelerator | None:
+    """The one accelerator that a worker of a class is pinned to; None for a class of CPUs.
+
+    Args:
+        gpu: a GPU's number or UUID; None for the only one.
+        neuron_core: a core's number; None for the only one.
+
+    Raises:
+        SettingsError: the class is for another kind of device, or there is none of its kind here, or not that one, or
+            there are several and none was chosen.
+        WorkerError: what tells of the devices can't be read.
+    """
+    asked: dict[Device, str | None] = {"gpu": gpu, "neuron": None if neuron_core is None else str(neuron_core)}
+    for kind, option in DEVICE_OPTIONS.items():
+        if asked[kind] is not None and kind != device:
+            raise SettingsError(
+                f"{option} {asked[kind]}: class {hardware} runs on a {DEVICE_NAMES[device]}: leave {option} out, or "
+                f'choose a class with device = "{kind}"'
+            )
+    if device == "cpu":
+        return None
+    found = find_gpus() if device == "gpu" else find_neuron_cores()
+    return _chosen(found, asked[device], hardware, device)
+
+
+def nothing_found(hardware: str, device: Device, problem: str = "") -> SettingsError:
+    """What to raise for a class whose kind of device this machine does not have, or does not show."""
+    tool = {"gpu": _NVIDIA_SMI[0], "neuron": _NEURON_LS[0]}.get(device, "")
+    hidden = VISIBLE_VARIABLES[device] in os.environ
+    why = problem or f"{tool} shows none" + (f" that {VISIBLE_VARIABLES[device]} leaves visible" if hidden else "")
+    return SettingsError(f"class {hardware} needs a {DEVICE_NAMES[device]}, and none is found here: {why}")
+
+
+def _chosen(found: Sequence[Accelerator], asked: str | None, hardware: str, device: Device) -> Accelerator:
+    name, option = DEVICE_NAMES[device], DEVICE_OPTIONS[device]
+    if not found:
+        raise nothing_found(hardware, device)
+    shown = ", ".join(each.uid if each.uid == str(each.index) else f"{each.index} ({each.uid})" for each in found)
+    if asked is None:
+        if len(found) > 1:
+            raise SettingsError(
+                f"class {hardware} runs on one {name}, and there are {len(found)}: choose one with {option}, or start "
+                f"`embedctl up`, which has a worker on each. Here: {shown}"
+            )
+        return found[0]
+    fitting = [each for each in found if asked in (each.uid, str(each.index))]
+    fitting = fitting or [each for each in found if not asked.isdecimal() and each.uid.startswith(asked)]
+    if len(fitting) != 1:
+        wrong = "several fit" if fitting else f"there is no such {name}"
+        raise SettingsError(f"{option} {asked}: {wrong}. Here: {shown}")
+    return fitting[0]
+
+
+def _nodes() -> dict[int | None, frozenset[int]]:
+    """The CPUs of each NUMA node; empty where the kernel shows none."""
+    nodes: dict[int | None, frozenset[int]] = {}
+    for folder in sorted(_NODES.glob("node[0-9]*"), key=lambda each: int(each.name[4:])):
+        listed = (folder / "cpulist").read_text(encoding="ascii").strip()
+        if listed:  # some nodes have memory only
+            nodes[int(folder.name[4:])] = frozenset(parse_cpus(listed, str(folder)))
+    return nodes
+
+
+def _ask(command: list[str], tool: str | None) -> str | None:
+    """What a vendor's tool prints; None where there is none.
+
+    Raises:
+        WorkerError: it fails, or takes too long.
+    """
+    if tool is None:
+        return None
+    try:
+        done = subprocess.run(
+            [tool, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TOOL_S, check=True
+        )
+    except subprocess.CalledProcessError as error:
+        said = (error.stdout + error.stderr).strip().splitlines() or ["nothing"]
+        raise WorkerError(f"{command[0]} fails with status {error.returncode} and says: {said[0]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise WorkerError(f"{command[0]} gives no answer in {_TOOL_S} s") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkerError(f"{command[0]} can't be run: {error}") from error
+    return done.stdout
+
+
+def _gpu(row: Sequence[str]) -> Accelerator:
+    try:
+        index, uuid, name, _memory, *bus = row
+        if not uuid.startswith("GPU-"):
+            raise ValueError  # noqa: TRY301  (one message for whatever is wrong with a line)
+        return Accelerator("gpu", int(index), uuid, name, _node_of(bus[0]) if bus else None)
+    except ValueError:
+        raise WorkerError(f"{_NVIDIA_SMI[0]} shows a line that can't be read: {', '.join(row)!r}") from None
+
+
+def _node_of(bus: str) -> int | None:
+    """The NUMA node of a PCI address as `nvidia-smi` writes it: `00000000:3B:00.0`."""
+    domain, _, rest = bus.partition(":")
+    try:
+        address = f"{int(domain, 16):04x}:{rest.lower()}"
+        return _known_node((_PCI_DEVICES / address / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _known_node(text: str) -> int | None:
+    node = int(text)
+    return node if node >= 0 else None  # -1: the machine has no nodes, or does not say
+
+
+def _visible_gpus(gpus: Sequence[Accelerator], visible: str) -> list[Accelerator]:
+    """Those that CUDA_VISIBLE_DEVICES names, as CUDA reads it: in its order, up to the first that does not exist."""
+    found: list[Accelerator] = []
+    for name in visible.split(",") if visible.strip() else []:
+        wanted = name.strip()
+        if wanted.startswith("MIG-"):  # a part of a GPU, which the query for GPUs does not show
+            found.append(Accelerator("gpu", len(found), wanted))
+            continue
+        fitting = [gpu for gpu in gpus if str(gpu.index) == wanted]
+        fitting = fitting or [gpu for gpu in gpus if wanted.startswith("GPU-") and gpu.uid.startswith(wanted)]
+        if len(fitting) != 1:
+            if wanted not in ("-1", "NoDevFiles"):
+                log.warning("CUDA_VISIBLE_DEVICES=%s: there is no GPU %s; CUDA ignores what follows", visible, wanted)
+            break
+        found += fitting
+    return found
+
+
+def _amd_smi_gpus(answer: list[dict[str, Any]]) -> list[Accelerator]:
+    """In the order in which HIP numbers them; that of the tool is another one."""
+    shown = [each for each in answer if "gpu" in each]
+    return [
+        _amd_gpu(int(each["gpu"]), str(each["hip_uuid"]), str(each["bdf"]))
+        for each in sorted(shown, key=lambda each: int(each["hip_id"]))
+    ]
+
+
+def _rocm_smi_gpus(answer: dict[str, dict[str, Any]]) -> list[Accelerator]:
+    """In the order of the tool."""
+    shown = sorted((int(name[4:]), facts) for name, facts in answer.items() if name.startswith("card"))
+    return [
+        _amd_gpu(index, f"GPU-{int(str(facts['Unique ID']), 16):016x}", str(facts["PCI Bus"])) for index, facts in shown
+    ]
+
+
+def _amd_gpu(index: int, uid: str, bus: str) -> Accelerator:
+    if not uid.startswith("GPU-"):
+        raise ValueError(f"a UUID {uid!r}")
+    return Accelerator("gpu", index, uid, "AMD GPU", _node_of(bus), rocm=True)
+
+
+def _visible_amd_gpus(gpus: Sequence[Accelerator], variable: str, visible: str) -> list[Accelerator]:
+    """Those that a variable names, by UUID or by their place among those that are left."""
+    found: list[Accelerator] = []
+    for name in visible.split(",") if visible.strip() else []:
+        wanted = name.strip()
+        fitting = [gpu for place, gpu in enumerate(gpus) if wanted in (str(place), gpu.uid)]
+        if not fitting:
+            log.warning("%s=%s: there is no GPU %s", variable, visible, wanted)
+            break
+        found += fitting
+    return found
+
+
+def _neuron_cores(answer: str) -> list[Accelerator]:
+    """The cores of every device in the answer of `neuron-ls`, numbered as its runtime numbers them."""
+    try:
+        devices: list[dict[str, Any]] = sorted(json.loads(answer), key=lambda device: int(device["neuron_device"]))
+        cores: list[Accelerator] = []
+        for device in devices:
+            count = int(device["nc_count"])
+            ids = device.get("neuroncore_ids") or range(len(cores), len(cores) + count)
+            node = device.get("numa_node")
+            name = str(device.get("instance_type", ""))
+            near = None if node is None else _known_node(str(node))
+            cores += [Accelerator("neuron", int(core), str(int(core)), name, near) for core in ids]
+    except (ValueError, TypeError, KeyError) as error:
+        raise WorkerError(f"{' '.join(_NEURON_LS)} gives an answer that can't be read: {error!r}") from error
+    return cores

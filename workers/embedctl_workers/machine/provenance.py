@@ -1,0 +1,74 @@
+"""What a measurement ran on: the device, its driver, and the versions of all that takes part."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from embedctl_workers.machine.cpu import cpu_name
+from embedctl_workers.machine.devices import Accelerator, Pinned
+
+#: Distributions that may take part in making a vector; those that are installed are named.
+_PACKAGES = (
+    "embedctl",
+    "numpy",
+    "tokenizers",
+    "transformers",
+    "sentence-transformers",
+    "torch",
+    "triton",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "tensorrt",
+    "torch-neuronx",
+    "neuronx-cc",
+)
+_MODULES = Path("/sys/module")
+_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+_TOOL_S = 60
+
+
+def describe(pinned: Pinned) -> dict[str, str]:
+    """The device, its CPUs, its driver, the system and what else it is busy with, in words."""
+    accelerator = pinned.accelerator
+    facts = {"device": f"CPU {cpu_name()}"}
+    if accelerator is not None:
+        name = f"{accelerator.kind} {accelerator.index} {accelerator.name}".rstrip()
+        facts = {"device": f"{name} ({accelerator.uid})", "driver": _driver(accelerator), "host": cpu_name()}
+    facts["cpus"] = f"{pinned.cpu_list}, {pinned.threads} compute threads"
+    facts["system"] = platform.platform()
+    facts["load"] = f"{os.getloadavg()[0]:.2f} in the minute before"
+    return facts
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Of Python and of the packages that are installed here, those that are named besides among them."""
+    found = {"python": platform.python_version()}
+    for package in (*_PACKAGES, *more):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _driver(accelerator: Accelerator) -> str:
+    """The driver's version, by its vendor's tool, else by the kernel."""
+    nvidia = accelerator.kind == "gpu" and not accelerator.rocm
+    tool = shutil.which(_NVIDIA_SMI[0]) if nvidia else None
+    if tool is not None:
+        command = [tool, *_NVIDIA_SMI[1:], f"--id={accelerator.uid}"]
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S, check=True)
+            return f"nvidia {done.stdout.strip()}"
+    name = "nvidia" if nvidia else "amdgpu" if accelerator.rocm else accelerator.kind
+    try:
+        return f"{name} {(_MODULES / name / 'version').read_text(encoding='ascii').strip()}"
+    except (OSError, UnicodeDecodeError):
+        return "unknown"

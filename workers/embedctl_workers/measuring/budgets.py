@@ -1,0 +1,80 @@
+"""`python -m embedctl_workers.measuring.budgets CLASS MODEL CPUS`: speed by token budget, for `embedctl model tune`.
+
+Prints a JSON object of facts when the model is loaded. Then each line on standard input is a token budget, answered by
+a line with tokens/s. A process of its own: thread counts are for life, and several may be measured at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from embedctl_config.errors import EmbedctlError
+from embedctl_config.settings import load_settings
+from embedctl_config.wire import ChunkInput
+from embedctl_workers.machine import devices
+
+if TYPE_CHECKING:
+    from embedctl_workers.backends.base import Backend
+
+#: How long one answer takes (seconds), and a batch more.
+SECONDS = 2.0
+_ROWS = 512
+
+
+def main() -> None:
+    """Run the command line."""
+    hardware, model, cpus = sys.argv[1:]
+    logging.basicConfig(format="%(message)s")
+    try:
+        settings = load_settings()
+        pinned = devices.pin(cpus)
+        # Only now: these import what sizes its thread pools as it loads.
+        from embedctl_workers.backends.base import Host
+        from embedctl_workers.encoding.loading import load_encoder
+        from embedctl_workers.models.cache import cache_folder
+
+        host = Host(pinned.threads, cache_folder(settings))
+        backend = load_encoder(settings, settings.hardware_class(hardware), model, host).backend
+    except EmbedctlError as error:
+        sys.exit(str(error))
+    _say({"fingerprint": backend.fingerprint, "engine": backend.engine, "threads": pinned.threads})
+    for line in sys.stdin:
+        _say(_tokens_per_s(backend, int(line)))
+
+
+def _tokens_per_s(backend: Backend, token_budget: int) -> float:
+    """Encode the batches of a chunk, in an order that is the same each time, until the time is over."""
+    import numpy as np
+
+    from embedctl_workers.encoding.encoder import ChunkEncoder, Stopped
+    from embedctl_workers.measuring.sample_texts import mixed_texts
+
+    texts = [text.encode() for text in mixed_texts(_ROWS)]
+    encoder = ChunkEncoder(backend, token_budget)
+    prepared = encoder.prepare(ChunkInput(0, bytes(_ROWS), texts), {})
+    order = np.random.default_rng(0).permutation(len(prepared.batches))
+    prepared.batches = [prepared.batches[at] for at in order]
+    tokens = 0
+
+    def count(more: int) -> None:
+        nonlocal tokens
+        tokens += more
+
+    started = time.perf_counter()
+    try:
+        while True:
+            encoder.encode(prepared, on_batch=count, wanted=lambda: time.perf_counter() - started < SECONDS)
+    except Stopped:
+        return tokens / (time.perf_counter() - started)
+
+
+def _say(answer: object) -> None:
+    print(json.dumps(answer), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""How many operations a second a device manages in large matrix products alone: a model's rate is a share of that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from embedctl_config.hardware import HardwareClass
+
+if TYPE_CHECKING:
+    import torch
+
+#: Rows, and rows and columns of the matrix: on a CPU a product takes a tenth of a second or so.
+_ON_CPU = (1024, 4096)
+_ON_GPU = (8192, 8192)
+#: So long (seconds) a device should be busy between two waits: while it is waited for it has nothing to do.
+_AT_LEAST_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProducts:
+    """A large product, to be done again and again.
+
+    Attributes:
+        what: precision, sizes and who multiplies, for people.
+        flop: operations of one product.
+        multiply: does one; on a GPU it only begins it.
+        wait: until the device has done all that was begun.
+    """
+
+    what: str
+    flop: float
+    multiply: Callable[[], object]
+    wait: Callable[[], None]
+
+    def rate(self, seconds: float) -> float:
+        """FLOP/s, measured for about so long."""
+        self.multiply()
+        self.wait()
+        done, at_once = 0, 1
+        started = before = time.perf_counter()
+        while before - started < seconds:
+            for _ in range(at_once):
+                self.multiply()
+            self.wait()
+            done += at_once
+            now = time.perf_counter()
+            if now - before < _AT_LEAST_S:
+                at_once *= 2
+            before = now
+        return done * self.flop / (before - started)
+
+
+def matrix_products(hardware: HardwareClass, threads: int) -> MatrixProducts | str:
+    """Products on the device of a class, in its precision; or why there are none, in words.
+
+    Args:
+        threads: compute threads of a class of CPUs.
+    """
+    if hardware.device == "neuron":
+        return "there is no plain matrix product to compare with on a Neuron core: whatever runs there is compiled"
+    if hardware.precision == "int8":
+        return "torch has no plain matrix product in int8 that could be compared with"
+    if find_spec("torch") is None:
+        return "torch, which multiplies matrices for comparison, is not installed"
+    if hardware.device == "gpu":
+        return _on_gpu(hardware.precision == "fp32")
+    if hardware.precision != "fp32":
+        return "on CPUs only products in fp32 are compared with"
+    return _on_cpu(threads)
+
+
+def _on_cpu(threads: int) -> MatrixProducts:
+    import torch
+
+    from embedctl_workers.backends.torch.packed.linear import fastest_linear
+
+    torch.set_num_threads(threads)
+    rows, width = _ON_CPU
+    weight, x = torch.randn(width, width), torch.randn(rows, width)
+    linear = fastest_linear(weight)
+    product = linear(weight, torch.zeros(width))
+
+    def multiply() -> torch.Tensor:
+        with torch.inference_mode():
+            return product(x)
+
+    what = f"fp32, {rows} × {width} × {width} by torch's {linear.NAME} on {threads} threads"
+    return MatrixProducts(what, 2.0 * rows * width**2, multiply, lambda: None)
+
+
+def _on_gpu(fp32: bool) -> MatrixProducts | str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    kind = torch.float32 if fp32 else torch.bfloat16 if _has_bf16() else torch.float16
+    rows, width = _ON_GPU
+    # Random figures: a GPU draws less power, and is faster, where all are 0.
+    weight, x = (torch.randn(size, width, device="cuda", dtype=kind) for size in (width, rows))
+    into = torch.empty(rows, width, device="cuda", dtype=kind)
+    what = f"{str(kind).removeprefix('torch.')}, {rows} × {width} × {width} by torch"
+    return MatrixProducts(what, 2.0 * rows * width**2, partial(torch.mm, x, weight, out=into), torch.cuda.synchronize)
+
+
+def _has_bf16() -> bool:
+    """Whether the GPU multiplies in bf16 itself, which those before Ampere do not."""
+    import torch
+
+    return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 0)

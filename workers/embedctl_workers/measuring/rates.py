@@ -1,0 +1,107 @@
+"""How fast a loaded model is on its device, in a worker's own batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+
+from embedctl_config.errors import ModelError
+from embedctl_config.wire import ChunkInput, RecordKind
+from embedctl_workers.backends.base import Rows
+from embedctl_workers.encoding.encoder import ChunkEncoder, Stopped
+from embedctl_workers.encoding.prepared import Prepared
+from embedctl_workers.measuring.sample_texts import long_texts, mixed_texts
+
+#: Texts of a chunk: the default of `chunk_size`; of long ones as many as have about as many tokens.
+_MIXED, _LONG = 512, 48
+#: The longest texts that are measured (tokens), which most models take.
+LONGEST = 450
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A chunk to measure with.
+
+    Attributes:
+        texts: UTF-8.
+        prepared: its batches stand in an order of chance, so that a part of them is like the whole.
+    """
+
+    name: str
+    texts: list[bytes]
+    prepared: Prepared
+
+    @property
+    def lengths(self) -> Rows:
+        """Tokens of each distinct text, int64."""
+        return self.prepared.tokens.lengths
+
+
+def loads_for(encoder: ChunkEncoder) -> list[Load]:
+    """A chunk of mixed lengths, and one of texts as long as the model takes."""
+    chosen = {"mixed lengths": mixed_texts(_MIXED), "long texts": long_texts(_LONG, encoder.backend, LONGEST)}
+    loads = []
+    for name, texts in chosen.items():
+        encoded = [text.encode() for text in texts]
+        prepared = _prepare(encoder, encoded)
+        order = np.random.default_rng(0).permutation(len(prepared.batches))
+        prepared.batches = [prepared.batches[at] for at in order]
+        loads.append(Load(name, encoded, prepared))
+    return loads
+
+
+def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
+    """Tokens/s of a chunk that is encoded again and again for so long; it is tokenised already.
+
+    As in a worker: where the backend works ahead, the next chunk is begun while the last batches of one are awaited.
+
+    Raises:
+        ModelError: some of the texts can't be encoded.
+    """
+    turn, counting = Lock(), Lock()
+    tokens, started = 0, time.perf_counter()
+
+    def count(more: int) -> None:
+        nonlocal tokens
+        with counting:
+            tokens += more
+
+    def encode() -> None:
+        try:
+            while True:
+                done = encoder.encode(
+                    load.prepared,
+                    on_batch=count,
+                    wanted=lambda: time.perf_counter() - started < seconds,
+                    turn=lambda: turn,
+                )
+                if done.errors:
+                    raise ModelError(f"a text to measure with can't be encoded: {done.errors[0].message}")
+        except Stopped:
+            return
+
+    _beside_each_other(encode, 2 if encoder.backend.ahead else 1)
+    return tokens / (time.perf_counter() - started)
+
+
+def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
+    """Tokens/s of preparing a chunk again and again for so long, with nothing else going on."""
+    started, tokens = time.perf_counter(), 0
+    while (spent := time.perf_counter() - started) < seconds:
+        tokens += int(_prepare(encoder, load.texts).tokens.lengths.sum())
+    return tokens / spent
+
+
+def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:
+    return encoder.prepare(ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), texts), {})
+
+
+def _beside_each_other(function: Callable[[], None], threads: int) -> None:
+    with ThreadPoolExecutor(threads) as pool:
+        for future in [pool.submit(function) for _ in range(threads)]:
+            future.result()

@@ -1,0 +1,170 @@
+"""A short benchmark of a loaded model: its rates, and what share they are of the device's matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from embedctl_config.hardware import HardwareClass
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.measuring.flops import Shape, shape_of
+from embedctl_workers.measuring.matrix_products import MatrixProducts, matrix_products
+from embedctl_workers.measuring.rates import Load, encoding_rate, loads_for, tokenising_rate
+from embedctl_workers.measuring.spread import Spread
+
+#: How often everything is measured, and for how long each time (seconds): a quarter of a minute in all.
+ROUNDS = 5
+_ENCODING_S, _TOKENISING_S, _MATRIX_S = 0.8, 0.1, 0.5
+_HEAD = ("texts", "tokens a text", "texts/s", "tokens/s", "share of the matrix rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast texts of one kind are encoded.
+
+    Attributes:
+        tokens_per_text: the mean.
+        tokens_per_s: with the texts tokenised already.
+        tokenised_per_s: tokens/s of tokenising alone.
+        share: of the matrix rate of the same round, 0 to 1; None where there is none, or the model's operations are not
+            known.
+    """
+
+    name: str
+    tokens_per_text: float
+    tokens_per_s: Spread
+    tokenised_per_s: Spread
+    share: Spread | None
+
+    @property
+    def texts_per_s(self) -> Spread:
+        """The same by texts."""
+        return self.tokens_per_s.times(1 / self.tokens_per_text)
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "name": self.name,
+            "tokens_per_text": self.tokens_per_text,
+            "texts_per_s": self.texts_per_s.as_json(),
+            "tokens_per_s": self.tokens_per_s.as_json(),
+            "tokenised_per_s": self.tokenised_per_s.as_json(),
+            "share_of_matrix_rate": self.share.as_json() if self.share else None,
+        }
+
+    def as_row(self) -> tuple[str, ...]:
+        """Its line of the table."""
+        return (
+            self.name,
+            f"{self.tokens_per_text:.0f}",
+            f"{self.texts_per_s:,.0f}",
+            f"{self.tokens_per_s:,.0f}",
+            f"{self.share:.2f}" if self.share else "–",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """All rates, of the same rounds.
+
+    Attributes:
+        matrix: what was multiplied to compare with; empty where nothing was.
+        matrix_flop_per_s: how fast.
+        notes: why something is missing.
+    """
+
+    rates: Sequence[Rate]
+    matrix: str
+    matrix_flop_per_s: Spread | None
+    notes: Sequence[str]
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "rounds": ROUNDS,
+            "rates": [rate.as_json() for rate in self.rates],
+            "matrix": self.matrix or None,
+            "matrix_flop_per_s": self.matrix_flop_per_s.as_json() if self.matrix_flop_per_s else None,
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        """For people."""
+        lines = [f"speed, median of {ROUNDS} rounds (least to most)"]
+        lines += _table([_HEAD, *(rate.as_row() for rate in self.rates)])
+        lines += [
+            f"tokenising {rate.name}, which is no part of that: {rate.tokenised_per_s:,.0f} tokens/s"
+            for rate in self.rates
+        ]
+        if self.matrix_flop_per_s:
+            lines.append(f"matrix rate: {self.matrix_flop_per_s.times(1e-12):.3g} TFLOP/s, {self.matrix}")
+        return "\n".join([*lines, *self.notes])
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """What was measured of one chunk, tokens/s, a figure a round."""
+
+    load: Load
+    encoded: list[float] = field(default_factory=list)
+    tokenised: list[float] = field(default_factory=list)
+
+    def rate(self, shape: Shape | None, matrix: Sequence[float]) -> Rate:
+        lengths = self.load.lengths
+        tokens = float(lengths.sum())
+        share = None
+        if shape is not None and matrix:
+            flop = shape.flop(lengths) / tokens
+            share = Spread.of([rate * flop / most for rate, most in zip(self.encoded, matrix, strict=True)])
+        return Rate(
+            name=self.load.name,
+            tokens_per_text=tokens / len(lengths),
+            tokens_per_s=Spread.of(self.encoded),
+            tokenised_per_s=Spread.of(self.tokenised),
+            share=share,
+        )
+
+
+def benchmark(encoder: ChunkEncoder, hardware: HardwareClass, threads: int) -> Benchmark:
+    """Measure everything by turns, so that a drift of the machine touches all alike, after a round to warm up.
+
+    Raises:
+        ModelError: a text can't be encoded.
+        DeviceLost: by the backend.
+    """
+    notes = []
+    products = matrix_products(hardware, threads)
+    if isinstance(products, str):
+        notes.append(f"no matrix rate: {products}")
+    reference = encoder.backend.reference
+    shape = shape_of(reference.files.folder) if reference else None
+    if shape is None:
+        notes.append("no share of the matrix rate: it is not known what a model of this architecture has to compute")
+    rounds, matrix = _measure(encoder, None if isinstance(products, str) else products)
+    return Benchmark(
+        rates=[each.rate(shape, matrix) for each in rounds],
+        matrix="" if isinstance(products, str) else products.what,
+        matrix_flop_per_s=Spread.of(matrix) if matrix else None,
+        notes=notes,
+    )
+
+
+def _measure(encoder: ChunkEncoder, products: MatrixProducts | None) -> tuple[list[_Rounds], list[float]]:
+    """The rounds of each chunk, and the matrix rate of each round, FLOP/s."""
+    found, matrix = [_Rounds(load) for load in loads_for(encoder)], []
+    for _ in range(1 + ROUNDS):
+        for each in found:
+            each.encoded.append(encoding_rate(encoder, each.load, _ENCODING_S))
+            each.tokenised.append(tokenising_rate(encoder, each.load, _TOKENISING_S))
+        if products is not None:
+            matrix.append(products.rate(_MATRIX_S))
+    for each in found:
+        del each.encoded[0], each.tokenised[0]
+    return found, matrix[1:]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        yield "  ".join(f"{cell:{'>' if at else '<'}{width}}" for at, (cell, width) in enumerate(cells))

@@ -1,0 +1,107 @@
+"""What `embedctl model verify` finds out of a model on this machine, and its report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from embedctl_config.errors import ModelError
+from embedctl_config.settings import Settings
+from embedctl_workers.accuracy.gate import Report, measure_backend
+from embedctl_workers.backends.base import Host
+from embedctl_workers.encoding.loading import load_encoder
+from embedctl_workers.machine import provenance
+from embedctl_workers.machine.devices import Pinned
+from embedctl_workers.measuring.short_benchmark import Benchmark, benchmark
+from embedctl_workers.models.cache import cache_folder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The whole report.
+
+    Attributes:
+        about: model, class, backend, engine, precision and fingerprint.
+        place: device, driver and system, before anything was measured.
+        speed: None where the gate failed: how fast wrong vectors are made does not matter.
+    """
+
+    measured: datetime
+    about: Mapping[str, str]
+    place: Mapping[str, str]
+    versions: Mapping[str, str]
+    accuracy: Report
+    speed: Benchmark | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether a worker would start."""
+        return self.accuracy.passed
+
+    def as_json(self) -> dict[str, object]:
+        """Everything in it, for programs."""
+        return {
+            **self.about,
+            "passed": self.passed,
+            "measured": self.measured.isoformat(timespec="seconds"),
+            "place": dict(self.place),
+            "versions": dict(self.versions),
+            "accuracy": self.accuracy.as_json(),
+            "speed": self.speed.as_json() if self.speed else None,
+        }
+
+    def __str__(self) -> str:
+        """For people."""
+        facts = {
+            **self.about,
+            **self.place,
+            "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items()),
+            "measured": f"{self.measured:%Y-%m-%d %H:%M} UTC",
+        }
+        about = "\n".join(f"{name:<12} {value}" for name, value in facts.items())
+        speed = str(self.speed) if self.speed else "speed: not measured, as these are not the model's vectors"
+        return f"{about}\n\n{self.accuracy}\n\n{speed}"
+
+
+def verify_model(settings: Settings, hardware: str, model: str, pinned: Pinned) -> Verification:
+    """Load a model as a worker of a class would, compare its vectors with torch's in fp32, and measure its speed.
+
+    Raises:
+        SettingsError, MissingExtra, ModelError, GateFailed, DeviceLost: as in a worker.
+        ModelError: also where the class's backend runs no model.
+    """
+    entry = settings.hardware_class(hardware)
+    host = Host(pinned.threads, cache_folder(settings))
+    place = provenance.describe(pinned)
+    encoder = load_encoder(settings, entry, model, host)
+    try:
+        accuracy = measure_backend(encoder, entry, host)
+        if accuracy is None:
+            raise ModelError(
+                f"the backend {entry.backend!r} of class {hardware} runs no model: there is nothing to compare"
+            )
+        speed = None
+        if accuracy.passed:
+            log.info("model %s: measuring how fast it is", model)
+            speed = benchmark(encoder, entry, pinned.threads)
+        return Verification(
+            measured=datetime.now(UTC),
+            about={
+                "model": model,
+                "class": hardware,
+                "backend": entry.backend,
+                "engine": encoder.backend.engine,
+                "precision": entry.precision,
+                "fingerprint": encoder.backend.fingerprint,
+            },
+            place=place,
+            versions=provenance.versions(),
+            accuracy=accuracy,
+            speed=speed,
+        )
+    finally:
+        encoder.backend.close()

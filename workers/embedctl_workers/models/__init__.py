@@ -1,0 +1,1 @@
+"""The files of a model on disk, and what is built from them: cache, artefacts, references, tuning."""

@@ -1,0 +1,84 @@
+"""Which backends run an artefact, and what builds it. Imports nothing that starts threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from embedctl_config.errors import SettingsError
+
+if TYPE_CHECKING:
+    from embedctl_workers.backends.base import Host
+    from embedctl_workers.models.artifacts import Artifact
+    from embedctl_workers.models.files import ModelFiles
+
+#: Backend → module:function, a :class:`Builder`.
+BUILDERS = {
+    "neuron": "embedctl_workers.backends.neuron.recipe:build",
+    "onnx": "embedctl_workers.backends.onnx.recipe:build_onnx",
+    "onnx-int8": "embedctl_workers.backends.onnx.recipe:build_onnx_int8",
+    "tensorrt": "embedctl_workers.backends.tensorrt.recipe:build",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How an artefact is to be built.
+
+    Attributes:
+        options: the hardware class's, as :meth:`Backend.load` gets them.
+        exporter: what makes its graph, one of :data:`embedctl_workers.backends.onnx.recipe.EXPORTERS`.
+        revision: the hub's, for the manifest.
+        target: the device to build for where it is not the one of this machine; empty for that one.
+        force: build it even if it is there.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    exporter: str = "own"
+    revision: str = ""
+    target: str = ""
+    force: bool = False
+
+
+class Builder(Protocol):
+    """Finds an artefact in the cache, or builds it."""
+
+    def __call__(self, files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
+        """The artefact of a model.
+
+        Raises:
+            SettingsError: an exporter or a target that this backend knows nothing of.
+            ModelError: it can't be built.
+            MissingExtra: what builds it is not installed.
+        """
+        ...
+
+
+def require_builder(hardware: str, backend: str) -> str:
+    """Where the builder of a backend's artefacts is, as in :data:`BUILDERS`.
+
+    Args:
+        hardware: the class's name, for the message.
+
+    Raises:
+        SettingsError: the backend runs none.
+    """
+    if backend not in BUILDERS:
+        raise SettingsError(
+            f"class {hardware} runs backend {backend!r}, for which nothing is built: choose a class with backend "
+            f"{' or '.join(BUILDERS)}"
+        )
+    return BUILDERS[backend]
+
+
+def builder_of(hardware: str, backend: str) -> Builder:
+    """What builds the artefacts that a backend runs; imports its runtime.
+
+    Raises:
+        SettingsError: as :func:`require_builder`.
+    """
+    module, _, function = require_builder(hardware, backend).partition(":")
+    builder: Builder = getattr(import_module(module), function)
+    return builder

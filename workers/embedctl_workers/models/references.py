@@ -1,0 +1,152 @@
+"""What torch in fp32 makes of the gate's texts, by a model's fingerprint: computed once and kept.
+
+`python -m embedctl_workers.models.references FOLDER FILE` computes them, in a process of its own: a worker that runs
+another runtime never imports torch, and sentence-transformers is called as any user calls it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from embedctl_config.errors import MissingExtra, ModelError
+from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.models.cache import distrusted, locked, private_folder
+from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.gate_texts import PROMPT, TEXTS
+
+log = logging.getLogger(__name__)
+
+#: Changes when the same texts would give other vectors or another file.
+_FORMAT = 1
+
+
+def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) -> Vectors:
+    """The model's own vectors of the gate's texts, from the cache or computed now, which takes some seconds.
+
+    Args:
+        prompt: None is the model's default prompt; the only other one is the gate's, :data:`~.gate_texts.PROMPT`.
+
+    Returns:
+        float32, texts × dimensions, not normalised unless the model itself does so.
+
+    Raises:
+        MissingExtra: they are not in the cache, and sentence-transformers is not installed.
+        ModelError: they are not in the cache and can't be computed, or `host.build` forbids it; or others may write to
+            their folder.
+    """
+    path = references_path(files, host)
+    vectors = _load(path)
+    if vectors is None:
+        try:
+            private_folder(path.parent)
+            with _locked(path):
+                vectors = _load(path) or _compute(files, host, path)
+        except OSError as error:
+            raise ModelError(f"the references of model {files.name!r} can't be kept in {path}: {error}") from error
+    return vectors["plain" if prompt is None else "prompted"]
+
+
+def references_path(files: ModelFiles, host: Host) -> Path:
+    """Where the references of a model are kept; the file may be copied to another machine."""
+    facts = json.dumps([_FORMAT, PROMPT, *TEXTS.values()])
+    return host.cache / "references" / f"{files.fingerprint}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.npz"
+
+
+def _load(path: Path) -> dict[str, Vectors] | None:
+    """The file's vectors; None where there is none, or it is damaged or not to be trusted."""
+    try:
+        if wrong := distrusted(path):
+            log.warning("%s is made again, for it is not trusted: %s", path, wrong)
+            return None
+        with np.load(path, allow_pickle=False) as file:
+            vectors = {name: file[name] for name in ("plain", "prompted")}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        log.warning("%s is damaged and is made again: %s", path, error)
+        return None
+    if all(each.dtype == np.float32 and each.ndim == 2 and len(each) == len(TEXTS) for each in vectors.values()):
+        return vectors
+    log.warning("%s holds something else and is made again", path)
+    return None
+
+
+def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
+    if not host.build:
+        raise ModelError(
+            f"the references of model {files.name!r} are not in {path}, and nothing is to be built: copy the file from "
+            f"a machine that has it, or run `embedctl model verify {files.name}`"
+        )
+    if find_spec("torch") is None or find_spec("sentence_transformers") is None:
+        what = f"computing the references of model {files.name!r} (or copy {path} from a machine that has it)"
+        raise MissingExtra("torch", what)
+    log.info("model %s: computing its references, once on this machine", files.name)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        fresh = Path(scratch) / path.name
+        command = [sys.executable, "-m", __name__, str(files.folder), str(fresh)]
+        done = subprocess.run(
+            [sys.executable, "-m", "embedctl.child", str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": str(host.threads)},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if fresh.exists():
+            fresh.chmod(0o644)  # whatever the umask: what others may write to is not read again
+        vectors = _load(fresh)
+        if done.returncode or vectors is None:
+            why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
+            raise ModelError(f"the references of model {files.name!r} can't be computed from {files.folder}: {why}")
+        fresh.replace(path)
+    return vectors
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of one file of the cache; it is the kernel's, and ends with the process."""
+    with locked(path.with_suffix(".lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> None:
+    """Run the command line."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    folder, path = sys.argv[1:]
+    model = SentenceTransformer(
+        folder,
+        device="cpu",
+        local_files_only=True,
+        trust_remote_code=False,
+        model_kwargs={"dtype": torch.float32},
+    ).eval()
+
+    def encode(prompt: str | None) -> Vectors:
+        # One at a time: nothing is padded, so that a reference depends on no other text.
+        vectors = model.encode(list(TEXTS.values()), prompt=prompt, batch_size=1, show_progress_bar=False)
+        return np.asarray(vectors, np.float32)
+
+    with Path(path).open("wb") as file:
+        np.savez(file, plain=encode(None), prompted=encode(PROMPT))
+
+
+if __name__ == "__main__":
+    main()

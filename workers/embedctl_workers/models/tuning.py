@@ -1,0 +1,94 @@
+"""What `embedctl model tune` found out about a model on this machine, and what holds without it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from embedctl_config.hardware import HardwareClass
+from embedctl_workers.machine.cpu import cpu_identity
+from embedctl_workers.models.cache import distrusted, private_folder
+
+log = logging.getLogger(__name__)
+
+#: Tokens of a batch on a CPU where nobody tuned: within 5 % of the best of every model and CPU in docs/tuning.md.
+DEFAULT_TOKEN_BUDGET = 1024
+#: What a padded batch costs on CPUs beside its rows × longest row, in tokens. A line through the times of batches of 8
+#: to 1,024 tokens with onnxruntime (all-MiniLM-L6-v2 and bge-small's shape, fp32 and int8) begins at 21 to 29 with a
+#: thread, at 31 to 46 with two.
+PADDED_BATCH_COST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The best found for a model and a hardware class on this kind of CPU.
+
+    Attributes:
+        budgets: token budget by compute threads of a worker.
+        workers, threads: how to share a set of CPUs out.
+        cpus: how many CPUs the set had.
+        tokens_per_s: of all workers together.
+    """
+
+    budgets: Mapping[int, int]
+    workers: int
+    threads: int
+    cpus: int
+    tokens_per_s: float
+
+
+def token_budget(hardware: HardwareClass, fingerprint: str, *, threads: int, cache: Path, default: int) -> int:
+    """The class's own budget, else the one that was tuned for as many threads, else the default."""
+    if hardware.token_budget:
+        return hardware.token_budget
+    tuned = load_tuned(hardware, fingerprint, cache)
+    return tuned.budgets.get(threads, default) if tuned else default
+
+
+def advised_workers(hardware: HardwareClass, fingerprint: str, *, cpus: int, cache: Path) -> int:
+    """Workers that were found best on so many CPUs; 1 where nobody tuned for that number."""
+    tuned = load_tuned(hardware, fingerprint, cache)
+    return tuned.workers if tuned and tuned.cpus == cpus else 1
+
+
+def load_tuned(hardware: HardwareClass, fingerprint: str, cache: Path) -> Tuned | None:
+    """What was saved for this model, class and kind of CPU."""
+    path = _path(hardware, fingerprint, cache)
+    try:
+        if wrong := distrusted(path):
+            log.warning("%s is not trusted, so defaults hold: %s", path, wrong)
+            return None
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts["budgets"] = {int(threads): int(budget) for threads, budget in facts["budgets"].items()}
+        return Tuned(**facts)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        log.warning("what was tuned can't be read, so defaults hold: %s: %s", path, error)
+        return None
+
+
+def save_tuned(tuned: Tuned, hardware: HardwareClass, fingerprint: str, cache: Path) -> Path:
+    """Keep what was found; the file.
+
+    Raises:
+        ModelError: others may write to its folder.
+    """
+    path = _path(hardware, fingerprint, cache)
+    private_folder(path.parent)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_text(json.dumps(asdict(tuned)), encoding="utf-8")
+    scratch.chmod(0o644)  # whatever the umask: what others may write to is not read again
+    scratch.replace(path)
+    return path
+
+
+def _path(hardware: HardwareClass, fingerprint: str, cache: Path) -> Path:
+    deciding = [cpu_identity(), fingerprint, hardware.backend, dict(hardware.options)]
+    key = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+    return cache / "tuned" / f"{key[:32]}.json"

@@ -1,0 +1,134 @@
+"""What a worker serves over HTTP: its metrics, and whether it is well and ready."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from embedctl_config.errors import SettingsError
+from embedctl_workers.serving.health import Health
+
+log = logging.getLogger(__name__)
+
+#: A client that is silent for this long is left (seconds).
+_PATIENCE_S = 10
+#: How often it looks whether it is to stop (seconds).
+_POLL_S = 0.1
+_PLAIN = "text/plain; charset=utf-8"
+
+#: Gives the content type and the metrics for an `Accept` header.
+MetricsPage = Callable[[str], tuple[str, bytes]]
+
+
+class Endpoint:
+    """Serves `/metrics`, `/healthz` and `/readyz` while the context lasts.
+
+    Args:
+        port: not 0.
+
+    Raises:
+        SettingsError: it can't listen there.
+    """
+
+    def __init__(self, host: str, port: int, metrics: MetricsPage, health: Health) -> None:
+        self._server = _listen(host, port)
+        self._server.metrics, self._server.health = metrics, health
+        # Those who ask from other machines need a name for "every address".
+        shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host  # noqa: S104  (compared, not listened on)
+        self.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="endpoint", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _listen(host: str, port: int) -> _Server:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return _Server(family, address)
+    except (socket.gaierror, UnicodeError) as error:
+        raise SettingsError(f"metrics_host: {host!r} is no address: {error}") from error
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise SettingsError(f"metrics_host: {host!r} is no address of this machine") from error
+        if error.errno == errno.EADDRINUSE:
+            raise SettingsError(
+                f"metrics_port: {port} of {host!r} is taken by another process; set EMBEDCTL_METRICS_PORT to a port of "
+                "this worker's own, or to 0 for none"
+            ) from error
+        raise SettingsError(f"metrics_port: can't listen on {port} of {host!r}: {error.strerror}") from error
+
+
+class _Server(ThreadingTCPServer):
+    """A thread for each request. Not HTTPServer, which looks its own name up in the DNS before it begins."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    metrics: MetricsPage
+    health: Health
+
+    def __init__(self, family: int, address: Any) -> None:
+        self.address_family = family
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is nothing to worry about."""
+        log.debug("a request failed", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _PATIENCE_S
+    server_version, sys_version = "embedctl", ""
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        status, content_type, body = self._page(urlsplit(self.path).path)
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def _page(self, path: str) -> tuple[HTTPStatus, str, bytes]:
+        if path == "/metrics":
+            return HTTPStatus.OK, *self.server.metrics(self.headers.get("Accept", ""))
+        if path == "/healthz":
+            trouble = self.server.health.illness()
+        elif path == "/readyz":
+            trouble = self.server.health.hindrance()
+        else:
+            return HTTPStatus.NOT_FOUND, _PLAIN, b"there are /metrics, /healthz and /readyz\n"
+        status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
+        return status, _PLAIN, f"{trouble or 'ok'}\n".encode()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (http.server's name)
+        log.debug("%s %s", self.address_string(), format % args)

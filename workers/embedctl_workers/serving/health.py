@@ -1,0 +1,82 @@
+"""Whether this worker is well, and whether it is ready: asked from outside, answered without asking Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from embedctl.store.workers import HUNG_AFTER_S
+from embedctl_config import keys
+from embedctl_workers.serving.in_hand import InHand
+
+#: A heartbeat that has not moved for this long does not merely wait for Redis (seconds). On a Redis that has gone
+#: silent the retries and time-outs of one step take over a minute, and to end the worker for that would mend nothing.
+STUCK_AFTER_S = 300.0
+
+
+class Pulse(Protocol):
+    """What is felt of a heartbeat; see :class:`~embedctl_workers.serving.heartbeat.Heartbeat`."""
+
+    moved_at: float
+    reached_at: float
+    reaped_at: float
+
+    @property
+    def alive(self) -> bool:
+        """Whether its threads run."""
+        ...
+
+
+class Health:
+    """What stands between a worker and its work.
+
+    A worker is *well* while its process can do its job, whatever becomes of Redis; one that is not should be ended.
+    It is *ready* while it takes chunks.
+
+    Args:
+        now: the monotonic clock, in seconds.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._life: tuple[Pulse, InHand, threading.Event] | None = None
+        #: What it does before it is ready, in words; a model that does not pass its gate ends the process here.
+        self.phase = "starting"
+        #: Whether Celery takes tickets from the queues.
+        self.consuming = False
+
+    def attend(self, pulse: Pulse, in_hand: InHand, draining: threading.Event) -> None:
+        """Look after a worker that has loaded its models."""
+        self._life = pulse, in_hand, draining
+
+    def illness(self) -> str:
+        """Why it is not well, in one line; empty if it is."""
+        if self._life is None:
+            return ""
+        pulse, in_hand, _ = self._life
+        if not pulse.alive:
+            return "the heartbeat has ended"
+        if (still_s := self._now() - pulse.moved_at) > STUCK_AFTER_S:
+            return f"the heartbeat has not moved for {still_s:.0f} s"
+        if (still_s := self._now() - pulse.reaped_at) > STUCK_AFTER_S:
+            return f"the reaper has not moved for {still_s:.0f} s"
+        quietest = in_hand.quietest()
+        if quietest is not None and quietest[1] >= HUNG_AFTER_S:
+            held, quiet_s = quietest
+            return f"chunk {held.chunk} of job {held.job_id} has finished no batch for {quiet_s:.0f} s"
+        return ""
+
+    def hindrance(self) -> str:
+        """Why it is not ready, in one line; empty if it is."""
+        if self._life is None:
+            return self.phase
+        pulse, _, draining = self._life
+        if draining.is_set():
+            return "draining"
+        if illness := self.illness():
+            return illness
+        if (silent_s := self._now() - pulse.reached_at) > keys.HEARTBEAT_TTL_S:
+            return f"Redis has not answered for {silent_s:.0f} s"
+        return "" if self.consuming else "not connected to the queues"

@@ -1,0 +1,149 @@
+"""The threads beside the work: one beats and renews leases, one reaps, and one ends a hung process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from embedctl.broker import Broker
+from embedctl.reaper import Reaper
+from embedctl.store import WorkerRow
+from embedctl_config.errors import BrokerRefused, EmbedctlError
+from embedctl_workers.serving.in_hand import InHand
+
+log = logging.getLogger(__name__)
+
+#: Longest time between two beats: a third of the heartbeat's TTL.
+INTERVAL_S = 5.0
+#: A worker that stops waits no longer for its reaper (seconds): others go on where it stopped.
+_LAST_ROUND_S = 10.0
+#: The process's exit status when its encode hangs (EX_SOFTWARE of sysexits.h).
+HUNG_EXIT = 70
+
+
+class Heartbeat:
+    """Beats every `min(5 s, lease / 3)` until stopped.
+
+    Args:
+        describe: what the worker says of itself now.
+        return_tickets: sends on the tickets that this worker can't deal with.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        in_hand: InHand,
+        describe: Callable[[], WorkerRow],
+        return_tickets: Callable[[], None],
+    ) -> None:
+        self._broker = broker
+        self._in_hand = in_hand
+        self._describe = describe
+        self._return_tickets = return_tickets
+        self._interval_s = min(INTERVAL_S, broker.settings.lease_s / 3)
+        self._reaper = Reaper(broker)
+        self._stop = threading.Event()
+        #: When its thread last began a step, when it began the last beat that Redis took, and when the reaper last
+        #: began a round: by the monotonic clock.
+        self.moved_at = self.reached_at = self.reaped_at = 0.0
+        self._threads = [
+            threading.Thread(target=self._run, name="heartbeat", daemon=True),
+            # Threads of their own: no beat waits for a round of the reaper, and the watch for no Redis.
+            threading.Thread(target=self._reap, name="reaper", daemon=True),
+            threading.Thread(target=self._watch, name="watch", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Say that the worker is there, then go on in a thread.
+
+        Raises:
+            BrokerUnavailable: Redis can't be reached.
+        """
+        self._beat()
+        self.moved_at = self.reaped_at = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its threads run, or have ended because they were told to."""
+        return self._stop.is_set() or all(thread.is_alive() for thread in self._threads)
+
+    def stop(self) -> None:
+        """Beat no more, and say that the worker has left."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(_LAST_ROUND_S if thread.name == "reaper" else None)
+        for farewell in (self._return_tickets, lambda: self._broker.workers.leave(self._describe())):
+            try:
+                farewell()
+            except EmbedctlError as error:
+                log.warning("could not say good-bye: %s", error)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            for step in (self._beat, self._renew, self._return_tickets):
+                self.moved_at = time.monotonic()
+                self._do("heartbeat", step)
+
+    def _reap(self) -> None:
+        while True:
+            for step in (self._wake, self._reaper.round):
+                self.reaped_at = time.monotonic()
+                self._do("reaper", step)
+            if self._stop.wait(self._interval_s):
+                return
+
+    def _wake(self) -> None:
+        """What waited for a worker of these queues is looked at again."""
+        self._broker.upkeep.agenda.wake(self._describe().queues)
+
+    def _do(self, name: str, step: Callable[[], None]) -> None:
+        """Whatever a step raises, its thread goes on: without it the worker would lose its leases, or its reaper."""
+        try:
+            step()
+        except BrokerRefused as error:  # of one key; Redis is well
+            log.warning("%s: %s", name, error)
+        except EmbedctlError as error:
+            log.warning("%s: %s", name, error)
+            self._reaper.rest()
+        except Exception:
+            log.exception("%s: a step failed", name)
+
+    def _beat(self) -> None:
+        began = time.monotonic()
+        self._broker.workers.beat(self._describe())
+        self.reached_at = began
+
+    def _renew(self) -> None:
+        for held in self._in_hand.all():
+            try:
+                answer = self._broker.jobs.renew(held.job_id, held.chunk, held.token)
+            except BrokerRefused as error:  # the others' leases are to be renewed all the same
+                log.warning("the chunk's lease can't be renewed: %s", error, extra=held.fields)
+                continue
+            if answer in ("cancelled", "gone", "done"):
+                held.unwanted.set()
+            elif answer == "not_owner":
+                log.warning("the chunk's lease lapsed; its result may still be first", extra=held.fields)
+
+    def _watch(self) -> None:
+        longest_s = self._broker.settings.hang_s
+        interval_s = min(1.0, longest_s / 4)
+        looked = time.monotonic()
+        while not self._stop.wait(interval_s):
+            now = time.monotonic()
+            if now - looked > 3 * interval_s:  # stopped with SIGSTOP, or a machine that was suspended
+                self._in_hand.forgive(now - looked)
+            looked = now
+            quietest = self._in_hand.quietest()
+            if quietest is not None and quietest[1] > longest_s:
+                held, quiet_s = quietest
+                log.critical(
+                    "no progress for %.0f s (hang_s is %g): ending this process", quiet_s, longest_s, extra=held.fields
+                )
+                logging.shutdown()
+                os._exit(HUNG_EXIT)

@@ -1,0 +1,261 @@
+"""A worker's life: load, warm up, announce, consume, stop. It is pinned already."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery, signals
+from celery.bootsteps import StartStopStep
+from celery.concurrency.thread import TaskPool
+from celery.worker import state
+
+from embedctl.broker import Broker
+from embedctl.machine import machine_id, process_id
+from embedctl.reaper import Reaper
+from embedctl.store import ServedModel, WorkerRow
+from embedctl_config import keys
+from embedctl_config.celery_app import make_celery
+from embedctl_config.errors import MissingExtra
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+from embedctl_workers.accuracy.gate import run_gate
+from embedctl_workers.backends.base import Host
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.known_good import KnownGood
+from embedctl_workers.encoding.loading import load_encoder
+from embedctl_workers.machine.devices import Pinned
+from embedctl_workers.models.cache import cache_folder
+from embedctl_workers.serving import logs
+from embedctl_workers.serving.endpoint import Endpoint
+from embedctl_workers.serving.health import Health
+from embedctl_workers.serving.heartbeat import Heartbeat
+from embedctl_workers.serving.messages import CheckingConsumer, inflate_nothing
+from embedctl_workers.serving.remote_control import answer_questions_only
+from embedctl_workers.serving.runner import ChunkRunner
+from embedctl_workers.serving.speed import Speed
+from embedctl_workers.serving.tasks import register
+from embedctl_workers.serving.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+
+def run_worker(
+    settings: Settings, *, hardware: str, models: Sequence[str], pinned: Pinned, log_level: str, build: bool = True
+) -> int:
+    """Serve models until told to stop; the exit status.
+
+    Raises:
+        SettingsError, ModelError, MissingExtra: it can't start as it is configured.
+        GateFailed: a model's vectors are not what the class promises.
+        WorkerSick: a model can't encode a text of the worker's own.
+        BrokerUnavailable: Redis can't be reached.
+    """
+    usual_name = f"{hardware}:{pinned.label}@{socket.gethostname()}"
+    logs.configure(settings.log_format, log_level, worker=usual_name)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    entry = settings.hardware_class(hardware)
+    if entry.overrides:
+        log.warning("class %s is held to bounds of its own: %s", hardware, entry.overrides_in_words)
+    health = Health()
+    with ExitStack() as stack:
+        telemetry, url = _telemetry(settings, hardware, entry, models, health, stack)
+        broker = Broker.connect(settings, telemetry.observer)
+        stack.callback(broker.close)
+        broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
+        broker.connection.read_scripts()
+        host = Host(pinned.threads, cache_folder(settings), build)
+        served = {}
+        for model in models:
+            served[model] = _load(settings, entry, model, host, health, telemetry)
+            stack.callback(served[model].encoder.backend.close)
+        health.phase = "starting"
+        Reaper(broker).end_leases_of_the_dead()  # a worker that died here may have had nobody else to tell
+        name = _free_name(broker, usual_name)
+        logs.set_worker(name)
+        instance = f"{name}/{secrets.token_hex(4)}"
+        encoders = {model: each.encoder for model, each in served.items()}
+        runner = ChunkRunner(broker, entry, encoders, instance, telemetry)
+        runner.leave = _leave
+        telemetry.watch(runner)
+
+        def describe() -> WorkerRow:
+            return WorkerRow(
+                instance=instance,
+                name=name,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                hardware=hardware,
+                backend=entry.backend,
+                precision=entry.precision,
+                bounds=entry.overrides_in_words,
+                cpus=pinned.cpu_list,
+                threads=pinned.threads,
+                models={model: each.as_served(runner.speed[model]) for model, each in served.items()},
+                holding=tuple((held.job_id, held.chunk) for held in runner.in_hand.all()),
+                progressed_ms=runner.progressed_ms,
+                machine=machine_id(),
+                process=process_id(os.getpid()),
+                quiet_s=round(quietest[1], 1) if (quietest := runner.in_hand.quietest()) else 0.0,
+                device=pinned.device,
+                metrics=url,
+            )
+
+        heartbeat = Heartbeat(broker, runner.in_hand, describe, runner.return_tickets)
+        heartbeat.start()
+        stack.callback(heartbeat.stop)
+        health.attend(heartbeat, runner.in_hand, runner.draining)
+        app = make_celery(settings)
+        model_of_queue = {keys.queue(hardware, model): model for model in models}
+        register(app, runner, model_of_queue)
+        return _consume(app, runner, health, name, list(model_of_queue), entry.prefetch, log_level)
+
+
+def _telemetry(
+    settings: Settings, hardware: str, entry: HardwareClass, models: Sequence[str], health: Health, stack: ExitStack
+) -> tuple[Telemetry, str]:
+    """What is told of this worker's work, and the URL at which others may read it; served until the stack is left.
+
+    Raises:
+        MissingExtra: the extra `metrics` is not installed.
+        SettingsError: the port is not to be had.
+    """
+    if not settings.metrics_port:
+        return Telemetry(), ""
+    try:
+        from embedctl_workers.serving.metrics import Metrics
+    except ModuleNotFoundError as error:
+        raise MissingExtra("metrics", "the setting metrics_port") from error
+    metrics = Metrics(hardware, entry, models)
+    endpoint = stack.enter_context(Endpoint(settings.metrics_host, settings.metrics_port, metrics.page, health))
+    log.info("metrics and health: %s/metrics, /healthz, /readyz", endpoint.url)
+    return metrics, endpoint.url
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A model that is ready to encode, and what the gate measured of it, in words."""
+
+    encoder: ChunkEncoder
+    accuracy: str
+
+    def as_served(self, speed: Speed) -> ServedModel:
+        """What the heartbeat says of it."""
+        backend = self.encoder.backend
+        return ServedModel(
+            fingerprint=backend.fingerprint,
+            dim=backend.dim,
+            tokens_per_s=round(speed.tokens_per_s, 1),
+            rows_per_s=round(speed.rows_per_s, 1),
+            padding=round(speed.padding, 3),
+            engine=backend.engine,
+            accuracy=self.accuracy,
+        )
+
+
+def _load(
+    settings: Settings, entry: HardwareClass, model: str, host: Host, health: Health, telemetry: Telemetry
+) -> _Served:
+    """Load a model and measure its vectors.
+
+    Raises:
+        SettingsError, ModelError, MissingExtra: it can't be loaded.
+        GateFailed: its vectors are not what the class promises.
+        WorkerSick: it can't encode a text of its own.
+    """
+    started = time.monotonic()
+    health.phase = f"loading {model}"
+    encoder = load_encoder(settings, entry, model, host)
+    backend = encoder.backend
+    health.phase = f"measuring the vectors of {model}"
+    report = run_gate(encoder, entry, host)
+    if report is not None:
+        telemetry.gated(model, report)
+    accuracy = report.figures if report else ""
+    encoder.known_good = KnownGood(backend, entry.thresholds(backend.reference.bounds if backend.reference else None))
+    log.info(
+        "model %s: fingerprint %s, %d dimensions, backend %s (%s), accuracy gate: %s; ready in %.1f s",
+        model,
+        backend.fingerprint[:12],
+        backend.dim,
+        entry.backend,
+        backend.engine,
+        accuracy or "nothing to check",
+        time.monotonic() - started,
+    )
+    return _Served(encoder, accuracy)
+
+
+def _consume(
+    app: Celery, runner: ChunkRunner, health: Health, name: str, queues: list[str], prefetch: int, log_level: str
+) -> int:
+    def drain(**_: object) -> None:
+        runner.draining.set()
+
+    signals.worker_shutting_down.connect(drain, weak=False)
+    # Who answers this signal sets up the logs, so that Celery's lines go where ours do.
+    signals.setup_logging.connect(_logs_are_set_up, weak=False)
+    app.steps["consumer"].add(_told_by_celery(health))
+    answer_questions_only()
+    inflate_nothing()
+    # The threads pool, because one process holds one device: chunks share it under a lock instead of forking.
+    worker = app.Worker(
+        hostname=name,
+        pool=_Threads,
+        consumer_cls=CheckingConsumer,
+        concurrency=prefetch,
+        queues=queues,
+        loglevel=log_level.upper(),
+        task_events=True,
+        without_gossip=True,
+        without_mingle=True,
+        quiet=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def _leave(status: int) -> None:
+    """Have Celery stop as on SIGTERM, and this process end with a status."""
+    state.should_stop = status  # type: ignore[assignment]  # None, as long as nobody says so
+
+
+def _logs_are_set_up(**_: object) -> None:
+    """Nothing is left to do."""
+
+
+def _told_by_celery(health: Health) -> type[StartStopStep]:
+    """A part of Celery's consumer, which starts when tickets are taken and stops with each lost connection."""
+
+    class Consuming(StartStopStep):
+        requires = ("celery.worker.consumer.tasks:Tasks",)
+
+        def start(self, parent: Any) -> None:
+            health.consuming = True
+
+        def stop(self, parent: Any) -> None:
+            health.consuming = False
+
+    return Consuming
+
+
+class _Threads(TaskPool):
+    """Celery's threads pool, which fails when a second Ctrl-C tells it to end a task: it can't, and leases lapse."""
+
+    def terminate_job(self, pid: int, signal: int | None = None) -> None:
+        """Leave the task alone."""
+
+
+def _free_name(broker: Broker, name: str) -> str:
+    """A Celery node name that no live worker bears: two workers on the same CPUs are told apart by a number."""
+    taken = {worker.name for worker in broker.workers.alive()}
+    node, _, host = name.partition("@")
+    candidates = (name, *(f"{node}#{number}@{host}" for number in range(2, 1000)))
+    return next(candidate for candidate in candidates if candidate not in taken)

@@ -1,0 +1,207 @@
+"""What a worker counts and measures, as Prometheus reads it. Needs the extra `metrics`."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from embedctl.store import Claim, ClaimAnswer
+from embedctl.store.observed import Observer
+from embedctl_config import __version__
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.wire import ErrorCode
+from embedctl_workers.accuracy.gate import Report
+from embedctl_workers.serving.telemetry import Stage, Telemetry
+
+if TYPE_CHECKING:
+    from embedctl_workers.serving.runner import ChunkRunner
+
+T = TypeVar("T", Counter, Gauge, Histogram)
+
+STAGES: tuple[Stage, ...] = ("tokenise", "encode", "store")
+#: The answers to :meth:`~embedctl.store.JobStore.complete`.
+RESULT_ANSWERS = ("ok", "refused", "mismatch", "gone", "cancelled", "newer")
+
+#: Upper bounds in seconds: of a batch or a chunk's stage, from a millisecond to the default `hang_s`.
+_WORK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+#: Of a ticket's wait, up to a day.
+_WAIT_S = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
+#: Of a round trip, up to redis-py's time-out.
+_ROUND_TRIP_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5, 10)
+
+
+class Metrics(Telemetry):
+    """The metrics of one worker process, in a registry of its own.
+
+    No label holds a job's id or a text: their values are few, and known when the worker starts.
+
+    Args:
+        hardware: the hardware class's name.
+        models: those that it serves.
+    """
+
+    def __init__(self, hardware: str, entry: HardwareClass, models: Sequence[str]) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._hardware = hardware
+        self._models = models
+        labels = ("hardware_class", "model")
+
+        def counter(name: str, meaning: str, *more: str) -> Counter:
+            return Counter(name, meaning, (*labels, *more), namespace="embedctl", registry=self.registry)
+
+        def histogram(name: str, meaning: str, bounds: Sequence[float], *more: str) -> Histogram:
+            return Histogram(
+                name, meaning, (*labels, *more), namespace="embedctl", registry=self.registry, buckets=bounds
+            )
+
+        def gauge(name: str, meaning: str) -> Gauge:
+            return Gauge(name, meaning, labels, namespace="embedctl", registry=self.registry)
+
+        Info(
+            "build",
+            "What runs: version, Python, hardware class, backend and precision",
+            namespace="embedctl",
+            registry=self.registry,
+        ).info(
+            {
+                "version": __version__,
+                "python": platform.python_version(),
+                "hardware_class": hardware,
+                "backend": entry.backend,
+                "precision": entry.precision,
+            }
+        )
+        self._records = counter("records", "Records whose results this worker stored: done or failed", "outcome")
+        self._errors = counter("record_errors", "Records that failed, by their error's code", "code")
+        self._tokens = counter("tokens", "Tokens of the chunks that were encoded, without padding")
+        self._padding = counter("padding_tokens", "Padding that the device was given with them, in tokens")
+        self._batch = histogram("batch_seconds", "Time of a batch on the device", _WORK_S)
+        self._stage = histogram(
+            "stage_seconds", "Time of a chunk in a stage: tokenise, encode or store", _WORK_S, "stage"
+        )
+        self._wait = histogram("queue_wait_seconds", "Age of a ticket when its chunk was claimed", _WAIT_S)
+        self._claims = counter("claims", "Claims of chunks, by Redis' answer; ok: the chunk is to be encoded", "answer")
+        self._attempts = counter("attempts", "Chunks claimed: for the first time, or repeated", "attempt")
+        self._results = counter("results", "Results of chunks, by Redis' answer; ok: stored and counted", "answer")
+        self._failures = counter("chunk_failures", "Chunks that failed as a whole and were offered again")
+        self._in_hand = gauge("chunks_in_hand", "Chunks that are held now")
+        self._gate = {
+            "passed": gauge("gate_passed", "1: the vectors were measured, and are what the class promises"),
+            "max_abs_error": gauge("gate_max_abs_error", "Largest error of a component that the gate measured"),
+            "min_cosine": gauge("gate_min_cosine", "Cosine of the worst text that the gate measured"),
+            "mean_cosine": gauge("gate_mean_cosine", "Mean cosine that the gate measured"),
+        }
+        self._progress = Gauge(
+            "last_progress_timestamp_seconds",
+            "When a batch was last finished, in seconds since 1970; 0 before the first",
+            ("hardware_class",),
+            namespace="embedctl",
+            registry=self.registry,
+        )
+        self._round_trips = Histogram(
+            "redis_round_trip_seconds",
+            "Time until Redis answered, by command or script",
+            ("hardware_class", "command"),
+            namespace="embedctl",
+            registry=self.registry,
+            buckets=_ROUND_TRIP_S,
+        )
+        self._unanswered = Counter(
+            "redis_unanswered",
+            "Commands and scripts that Redis did not answer",
+            ("hardware_class", "command"),
+            namespace="embedctl",
+            registry=self.registry,
+        )
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """Make every series that can be foreseen: a rate can only be taken of one that was there before."""
+        for model in self._models:
+            for count in (self._tokens, self._padding, self._failures):
+                self._of(count, model)
+            for times in (self._batch, self._wait):
+                self._of(times, model)
+            for family, values in (
+                (self._records, ("done", "failed")),
+                (self._errors, ErrorCode),
+                (self._claims, ClaimAnswer),
+                (self._results, RESULT_ANSWERS),
+                (self._attempts, ("first", "repeated")),
+            ):
+                for value in values:
+                    self._of(family, model, value)
+            for stage in STAGES:
+                self._of(self._stage, model, stage)
+
+    def _of(self, family: T, model: str, *values: str) -> T:
+        return family.labels(self._hardware, model, *values)
+
+    def watch(self, runner: ChunkRunner) -> None:
+        def held(model: str) -> int:
+            return sum(each.model == model for each in runner.in_hand.all())
+
+        for model in self._models:
+            self._of(self._in_hand, model).set_function(partial(held, model))
+        self._progress.labels(self._hardware).set_function(lambda: runner.progressed_ms / 1000)
+
+    def page(self, accept: str) -> tuple[str, bytes]:
+        """The content type, and everything that was measured.
+
+        Args:
+            accept: what the reader understands, as the header `Accept` has it.
+        """
+        encode, content_type = choose_encoder(accept)
+        return content_type, encode(self.registry)
+
+    @property
+    def observer(self) -> Observer:
+        return self._round_trip
+
+    def _round_trip(self, command: str, seconds: float, answered: bool) -> None:
+        if answered:
+            self._round_trips.labels(self._hardware, command).observe(seconds)
+        else:
+            self._unanswered.labels(self._hardware, command).inc()
+
+    def gated(self, model: str, report: Report) -> None:
+        found = report.checks[0].measured
+        self._of(self._gate["passed"], model).set(report.passed)
+        for name in ("max_abs_error", "min_cosine", "mean_cosine"):
+            self._of(self._gate[name], model).set(getattr(found, name))
+
+    def claimed(self, model: str, claim: Claim, waited_s: float | None) -> None:
+        self._of(self._claims, model, claim.answer).inc()
+        if claim.answer is not ClaimAnswer.OK:
+            return
+        self._of(self._attempts, model, "first" if claim.attempt == 1 else "repeated").inc()
+        if waited_s is not None:
+            self._of(self._wait, model).observe(waited_s)
+
+    def staged(self, model: str, stage: Stage, seconds: float) -> None:
+        self._of(self._stage, model, stage).observe(seconds)
+
+    def batched(self, model: str, seconds: float) -> None:
+        self._of(self._batch, model).observe(seconds)
+
+    def encoded(self, model: str, tokens: int, positions: int) -> None:
+        self._of(self._tokens, model).inc(tokens)
+        self._of(self._padding, model).inc(positions - tokens)
+
+    def answered(self, model: str, answer: str, done: int, codes: Collection[ErrorCode]) -> None:
+        self._of(self._results, model, answer).inc()
+        if answer != "ok":
+            return
+        self._of(self._records, model, "done").inc(done)
+        self._of(self._records, model, "failed").inc(len(codes))
+        for code in codes:
+            self._of(self._errors, model, code).inc()
+
+    def failed(self, model: str) -> None:
+        self._of(self._failures, model).inc()

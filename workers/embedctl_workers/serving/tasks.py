@@ -1,0 +1,43 @@
+"""The one Celery task."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import Celery, Task
+
+from embedctl.tickets import Ticket
+from embedctl_config import keys
+from embedctl_config.celery_app import TASK
+from embedctl_workers.serving.runner import ChunkRunner
+
+log = logging.getLogger(__name__)
+
+#: A chunk's number is also the place of its bit in a bitmap of Redis, which has so many.
+_MOST_CHUNKS = 2**32
+
+
+def register(app: Celery, runner: ChunkRunner, model_of_queue: dict[str, str]) -> None:
+    """Make `runner` answer the tickets that `app` receives.
+
+    Args:
+        model_of_queue: the model whose tickets come by each queue.
+    """
+
+    @app.task(name=TASK, bind=True, typing=False)
+    def encode(self: Task[Any, Any], /, *args: Any, **facts: Any) -> None:
+        queue = (self.request.delivery_info or {}).get("routing_key")
+        # Anything may stand in a message: nothing of it is used, or logged, before it is known to be a ticket's.
+        if not isinstance(queue, str) or queue not in model_of_queue or not _names_a_chunk(args):
+            log.warning("a ticket that names no chunk was dropped")
+            return
+        job_id, chunk = args
+        runner.run(model_of_queue[queue], Ticket(queue, job_id, chunk, facts))
+
+
+def _names_a_chunk(args: tuple[Any, ...]) -> bool:
+    if len(args) != 2:
+        return False
+    job_id, chunk = args
+    return isinstance(job_id, str) and keys.is_job_id(job_id) and type(chunk) is int and 0 <= chunk < _MOST_CHUNKS

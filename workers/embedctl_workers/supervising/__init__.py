@@ -1,0 +1,1 @@
+"""`embedctl up`: plans the workers of a machine and keeps them alive."""

@@ -1,0 +1,205 @@
+"""Which workers `embedctl up` starts on a machine: a function of what was found, the settings and the options."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from embedctl.routing import FALLBACK_CLASS
+from embedctl_config.errors import SettingsError
+from embedctl_config.hardware import Device
+from embedctl_config.settings import ENV_PREFIX, LAST_PORT, Settings
+from embedctl_workers.machine.devices import Accelerator, Pinned
+from embedctl_workers.machine.discovery import DEVICE_NAMES, DEVICE_OPTIONS, CpuSet, Machine, nothing_found
+
+_METRICS_PORT = f"{ENV_PREFIX}METRICS_PORT"
+#: Workers that are best on a set of CPUs, by class, models and CPUs.
+Advice = Callable[[str, Sequence[str], frozenset[int]], int]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWorker:
+    """A worker to start.
+
+    Attributes:
+        cpus: its CPUs, and its compute threads.
+        accelerator: its GPU or Neuron core; None for a worker of CPUs.
+        metrics_port: where it serves its metrics; 0: nowhere.
+    """
+
+    hardware: str
+    cpus: CpuSet
+    models: tuple[str, ...]
+    accelerator: Accelerator | None = None
+    metrics_port: int = 0
+
+    @property
+    def pinned(self) -> Pinned:
+        """What it will be pinned to."""
+        return Pinned(self.cpus.cpus, self.cpus.threads, self.accelerator)
+
+    @property
+    def name(self) -> str:
+        """Its name without the host's, such as `cpu:0-3`; a live worker of this name makes it bear a number as well."""
+        return f"{self.hardware}:{self.pinned.label}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """The options of `embedctl worker`."""
+        arguments = ["--class", self.hardware]
+        if self.accelerator is not None:
+            arguments += [DEVICE_OPTIONS[self.accelerator.kind], self.accelerator.uid]
+        arguments += ["--cpus", self.pinned.cpu_list]
+        if self.cpus.threads != len(self.cpus.cores):
+            arguments += ["--threads", str(self.cpus.threads)]
+        return [*arguments, *(word for model in self.models for word in ("--model", model))]
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that it has and its neighbours don't."""
+        return {_METRICS_PORT: str(self.metrics_port)} if self.metrics_port else {}
+
+    @property
+    def command(self) -> str:
+        """What a person types to start it."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return shlex.join([*variables, "embedctl", "worker", *self.arguments])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The workers to start, and what an operator should know of the choice."""
+
+    workers: Sequence[PlannedWorker]
+    notes: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """A table, a line for each worker."""
+        rows = [("class", "device", "cpus", "threads", "models", "command")]
+        for worker in self.workers:
+            pinned = worker.pinned
+            models = ",".join(worker.models)
+            rows.append((worker.hardware, pinned.device, pinned.cpu_list, str(pinned.threads), models, worker.command))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def make_plan(
+    settings: Settings,
+    machine: Machine,
+    *,
+    classes: Sequence[str] = (),
+    models: Sequence[str] = (),
+    advice: Advice = lambda hardware, models, cpus: 1,
+) -> Plan:
+    """Decide which worker runs where.
+
+    Every accelerator has one worker; classes of one kind share those out. A set of CPUs is shared evenly among the
+    accelerators that are near it and the classes of CPUs, which have one worker on each set, or as many as `advice`
+    says where nobody else is on it.
+
+    Args:
+        classes: those to serve; the setting `hardware` where empty.
+        models: for each class; the class's own, else the setting, where empty.
+
+    Raises:
+        SettingsError: there is no such class, its device is not here, there are more classes than devices of a kind, or
+            there are several that the setting `auto` may mean.
+    """
+    chosen, notes = _chosen_classes(settings, machine, classes)
+    accelerators = [
+        (name, accelerator)
+        for kind in DEVICE_OPTIONS
+        for name, share in _shared_out(settings, machine, kind, chosen)
+        for accelerator in share
+    ]
+    on_cpus = [name for name in chosen if settings.classes[name].device == "cpu"]
+    models_of = {name: tuple(models) or settings.classes[name].models or (settings.model,) for name in chosen}
+    of_accelerators: list[PlannedWorker] = []
+    of_cpus: list[PlannedWorker] = []
+    for cpus, near in zip(machine.cpu_sets, _placed(machine.cpu_sets, accelerators), strict=True):
+        here = list(on_cpus)
+        if len(here) == 1 and not near:
+            here *= max(1, advice(here[0], models_of[here[0]], cpus.cpus))
+        seats = [*near, *((name, None) for name in here)]
+        if len(seats) > len(cpus.cores):
+            notes.append(f"{len(seats)} workers share {len(cpus.cores)} physical cores, and slow each other down")
+        for (name, accelerator), share in zip(seats, cpus.shared_out(len(seats)), strict=True):
+            into = of_cpus if accelerator is None else of_accelerators
+            into.append(PlannedWorker(name, share, models_of[name], accelerator))
+    return Plan(_with_ports([*of_accelerators, *of_cpus], settings.metrics_port), notes)
+
+
+def _chosen_classes(settings: Settings, machine: Machine, asked: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The classes to serve, and notes about the choice.
+
+    `auto` is the class for each kind of accelerator that was found and, where there is none, `cpu`.
+    """
+    chosen = list(dict.fromkeys(name for name in asked or [settings.hardware] if name != "auto"))
+    notes: list[str] = []
+    if not chosen:
+        notes += machine.problems.values()
+        for kind in DEVICE_OPTIONS:
+            if found := len(machine.accelerators(kind)):
+                name = _class_for(settings, kind)
+                chosen += [name] if name else []
+                if not name:
+                    what = f"{found} {DEVICE_NAMES[kind]}{'s' if found > 1 else ''}"
+                    notes.append(f'not used: {what}, because no hardware class has device = "{kind}"')
+        chosen = chosen or [FALLBACK_CLASS]
+    for name in chosen:
+        device = settings.hardware_class(name).device
+        if device != "cpu" and not machine.accelerators(device):
+            raise nothing_found(name, device, machine.problems.get(device, ""))
+    return chosen, notes
+
+
+def _class_for(settings: Settings, kind: Device) -> str:
+    """The class that `auto` means for a kind of accelerator; empty where there is none."""
+    fitting = [name for name, entry in settings.classes.items() if entry.device == kind]
+    if kind in fitting:
+        return kind
+    if len(fitting) > 1:
+        raise SettingsError(
+            f"hardware: auto may mean each of {', '.join(sorted(fitting))} for a {DEVICE_NAMES[kind]} here: say which "
+            "with --class"
+        )
+    return fitting[0] if fitting else ""
+
+
+def _shared_out(
+    settings: Settings, machine: Machine, kind: Device, chosen: Iterable[str]
+) -> list[tuple[str, Sequence[Accelerator]]]:
+    """The accelerators of a kind for each class that runs on it."""
+    names = [name for name in chosen if settings.classes[name].device == kind]
+    found = machine.accelerators(kind)
+    if len(names) > len(found):
+        raise SettingsError(
+            f"--class: {' and '.join(names)} each need a {DEVICE_NAMES[kind]} of their own, and there "
+            f"{'is' if len(found) == 1 else 'are'} {len(found)} here: leave out some"
+        )
+    return [(name, found[at :: len(names)]) for at, name in enumerate(names)]
+
+
+def _placed(
+    cpu_sets: Sequence[CpuSet], accelerators: Iterable[tuple[str, Accelerator]]
+) -> list[list[tuple[str, Accelerator | None]]]:
+    """The accelerators whose workers run on each set of CPUs: on that of their node, else where there are fewest."""
+    placed: list[list[tuple[str, Accelerator | None]]] = [[] for _ in cpu_sets]
+    near = {cpus.node: at for at, cpus in enumerate(cpu_sets) if cpus.node is not None}
+    for name, accelerator in accelerators:
+        fewest = min(range(len(placed)), key=lambda at: len(placed[at]))
+        at = fewest if accelerator.node is None else near.get(accelerator.node, fewest)
+        placed[at].append((name, accelerator))
+    return placed
+
+
+def _with_ports(workers: Sequence[PlannedWorker], first: int) -> list[PlannedWorker]:
+    """The same workers, each with a port of its own for its metrics if the first has one."""
+    if first and first + len(workers) - 1 > LAST_PORT:
+        raise SettingsError(f"metrics_port: {len(workers)} workers from {first} on go beyond {LAST_PORT}")
+    return [
+        PlannedWorker(each.hardware, each.cpus, each.models, each.accelerator, first + at if first else 0)
+        for at, each in enumerate(workers)
+    ]

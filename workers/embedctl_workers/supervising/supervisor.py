@@ -1,0 +1,235 @@
+"""Keeps workers alive: starts them, starts them again when they die, says how they died, and drains them in the end."""
+
+from __future__ import annotations
+
+import logging
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Self
+
+from embedctl.child import guarded
+from embedctl_config.errors import WorkerError
+from embedctl_workers.supervising.plan import PlannedWorker
+from embedctl_workers.supervising.registry_link import Announcements
+from embedctl_workers.supervising.restarts import HOPELESS, Lives, Pace, guilt, how_it_ended
+
+log = logging.getLogger(__name__)
+
+#: The longest that the loop sleeps (seconds); whatever ends, wakes it.
+_LONGEST_WAIT_S = 5.0
+#: How often it looks whether a worker that was started is ready, or has ended (seconds).
+_LOOK_S = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where one worker after the other runs: its name, the process if one runs, and when that was started."""
+
+    worker: PlannedWorker
+    name: str
+    lives: Lives
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return {"worker": self.name}
+
+    @property
+    def settled(self) -> bool:
+        return self.lives.ready_at is not None or self.lives.given_up is not None
+
+
+class Supervisor:
+    """Runs the workers of a plan until it is told to stop.
+
+    Args:
+        announcements: how it learns that a worker is ready, and tells how one died.
+        environment: what every worker's environment is made from.
+        options: of every worker, beside those of the plan.
+        on_ready: called once, when every worker is ready or given up, and one is ready.
+        check: called again and again; what it raises ends the supervisor.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[PlannedWorker],
+        announcements: Announcements,
+        *,
+        environment: Mapping[str, str],
+        options: Sequence[str] = (),
+        pace: Pace | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._pace = pace or Pace()
+        host = socket.gethostname()
+        self._places = [_Place(worker, f"{worker.name}@{host}", Lives(self._pace)) for worker in workers]
+        self._announcements = announcements
+        self._environment = environment
+        self._options = options
+        self._on_ready = on_ready
+        self._check = check
+        self._said_ready = False
+
+    def run(self) -> None:
+        """Look after the workers until SIGTERM or Ctrl-C. Call it in the main thread.
+
+        Raises:
+            WorkerError: every worker is given up; its exit status is a worker's.
+            Whatever `check` raises; the workers are drained first.
+        """
+        with _Signals() as signals:
+            try:
+                while not signals.stop:
+                    self._check()
+                    for place in self._places:
+                        self._tend(place)
+                    self._give_up_if_none_is_left()
+                    self._say_ready()
+                    signals.wait(self._until_next())
+            finally:
+                self._drain(signals)
+
+    def _tend(self, place: _Place) -> None:
+        if place.process is None:
+            if place.lives.given_up is None and time.monotonic() >= place.lives.next_at:
+                self._start(place)
+        elif (status := place.process.poll()) is not None:
+            self._mourn(place, status)
+        elif place.lives.ready_at is None and (row := self._announcements.of(place.process.pid)):
+            place.name = row.name
+            place.lives.ready(time.monotonic())
+            log.info("ready after %.1f s", time.monotonic() - place.started_at, extra=place.fields)
+
+    def _start(self, place: _Place) -> None:
+        command = [sys.executable, "-m", "embedctl_workers", *place.worker.arguments, *self._options]
+        place.process = subprocess.Popen(
+            guarded(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # its log is on our standard error; here is what Celery says as it stops
+            env={**self._environment, **place.worker.environment},
+            start_new_session=True,  # Ctrl-C reaches us alone
+        )
+        place.started_at = time.monotonic()
+        place.lives.began()
+        self._announcements.expect(place.process.pid)
+        log.info("starting: %s", place.worker.command, extra=place.fields)
+
+    def _mourn(self, place: _Place, status: int) -> None:
+        """A worker has ended, and nobody here told it to."""
+        self._release(place, status)
+        how, lives = how_it_ended(status), place.lives
+        pause = lives.ended(status, time.monotonic())
+        if lives.given_up is None:
+            log.error("%s; starting it again in %g s", how, pause, extra=place.fields)
+            return
+        why = "and would again" if status in HOPELESS else f"{lives.failed_starts} times in a row"
+        log.critical("given up: %s before it was ready, %s; what it said stands above", how, why, extra=place.fields)
+
+    def _release(self, place: _Place, status: int, *, by_us: bool = False) -> None:
+        """The process of a place has ended: say what became of what it held.
+
+        Args:
+            by_us: we have killed it, and so it blames nothing that it held.
+        """
+        assert place.process is not None
+        guilty = guilt(status)
+        if guilty is not None:
+            self._announcements.ended(place.process.pid, how_it_ended(status) if guilty and not by_us else "")
+        place.process = None
+
+    def _give_up_if_none_is_left(self) -> None:
+        given_up = [place.lives.given_up for place in self._places if place.lives.given_up is not None]
+        if len(given_up) == len(self._places):
+            raise WorkerError("no worker is left: each was given up", exit_code=max(1, *given_up))
+
+    def _say_ready(self) -> None:
+        if not self._said_ready and all(place.settled for place in self._places):
+            self._said_ready = True
+            self._on_ready()
+
+    def _until_next(self) -> float:
+        """Seconds until there is something to do that no signal tells of."""
+        now, wait = time.monotonic(), _LONGEST_WAIT_S
+        for place in self._places:
+            if place.process is None and place.lives.given_up is None:
+                wait = min(wait, max(0.0, place.lives.next_at - now))
+            elif place.process is not None and place.lives.ready_at is None:
+                wait = min(wait, _LOOK_S)
+        return wait
+
+    def _drain(self, signals: _Signals) -> None:
+        """Let every worker finish the chunk that it encodes; kill those that are too slow, or all on another Ctrl-C."""
+        running = [(place, place.process) for place in self._places if place.process is not None]
+        for _, process in running:
+            process.terminate()
+        if running:
+            log.info("stopping: each worker finishes the chunk that it encodes; Ctrl-C again kills them")
+        deadline = time.monotonic() + self._pace.drain_s
+        while running:
+            kill = signals.kill or time.monotonic() > deadline
+            for place, process in running:
+                if kill and process.poll() is None:
+                    process.kill()
+                    self._release(place, process.wait(), by_us=True)
+                    log.warning("killed, for it had not ended by itself", extra=place.fields)
+                elif (status := process.poll()) is not None:
+                    self._release(place, status)
+                    level = logging.INFO if status in (0, -signal.SIGTERM) else logging.ERROR
+                    log.log(level, "%s", how_it_ended(status), extra=place.fields)
+            running = [(place, process) for place, process in running if place.process is not None]
+            if running:
+                signals.wait(_LOOK_S)
+
+
+class _Signals:
+    """SIGTERM and Ctrl-C, told to a loop that waits for them and for the end of a child. A context.
+
+    Attributes:
+        stop: one of them has come.
+        kill: Ctrl-C has come after that.
+    """
+
+    def __init__(self) -> None:
+        self.stop = self.kill = False
+
+    def __enter__(self) -> Self:
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._wakeup_fd = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        self._before = {
+            number: signal.signal(number, self._take)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+            # A shell's background job is deaf to Ctrl-C, and stays so.
+            if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_fd)
+        self._woken.close()
+        self._waker.close()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until a signal comes, but no longer than this."""
+        ready, _, _ = select.select([self._woken], [], [], seconds)
+        if ready:
+            self._woken.recv(4096)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self.kill = self.kill or (self.stop and number == signal.SIGINT)
+            self.stop = True
