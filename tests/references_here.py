@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models import references
 from embedctl_workers.models.files import ModelFiles
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.onnx import recipe as onnx_recipe
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.tensorrt import graphs, recipe, runtime
@@ -20,6 +20,7 @@ from embedctl_workers.backends.tensorrt.runtime import Runtime
 from embedctl_workers.backends.tensorrt.timing import TimingCache
 from embedctl_workers.building import onnx as onnx_build
 from embedctl_workers.building import tensorrt as build
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models import references
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles

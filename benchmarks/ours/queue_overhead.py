@@ -54,8 +54,8 @@ def _serve_directly(arguments: argparse.Namespace) -> None:
     import numpy as np
 
     from embedctl_config.settings import Settings
-    from embedctl_workers.backends.base import Host
     from embedctl_workers.encoding.loading import load_encoder
+    from embedctl_workers.machine.host import Host
     from embedctl_workers.models.cache import cache_folder
 
     entry = Settings().hardware_class("cpu")

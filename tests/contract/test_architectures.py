@@ -15,9 +15,11 @@ import pytest
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.wire import ChunkInput
+from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import BACKENDS, load_backend
-from embedctl_workers.backends.base import Backend, Host, Vectors
+from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import fingerprint_of
 
 torch = pytest.importorskip("torch")

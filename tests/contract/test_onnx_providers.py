@@ -14,7 +14,7 @@ import pytest
 
 from embedctl_config.errors import DeviceLost, SettingsError, WorkerError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.backends.base import Host
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):

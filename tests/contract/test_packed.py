@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedctl_workers.backends.base import Host
+from embedctl_workers.machine.host import Host
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")

@@ -16,7 +16,7 @@ from embedctl_config import keys
 from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
-from embedctl_workers.backends.base import Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend, _token
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.known_good import KnownGood

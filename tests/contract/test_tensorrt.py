@@ -21,7 +21,8 @@ import pytest
 from embedctl_config.errors import DeviceLost, ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.wire import ChunkInput, ErrorCode
-from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.builders import BuildOptions, builder_of
 from embedctl_workers.models.files import ModelFiles, resolve_model

@@ -20,8 +20,9 @@ from embedctl_config.errors import DeviceLost, ModelError, SettingsError, Worker
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ErrorCode
 from embedctl_workers.accuracy.gate import measure_backend
-from embedctl_workers.backends.base import Host, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Tokens, Vectors
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk, Stopped
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models import references
 from embedctl_workers.models.files import ModelFiles, fingerprint_of, resolve_model
 

@@ -177,7 +177,7 @@ def test_references_that_are_not_the_models_stop_a_worker(
     write_class: WriteClass, environment: dict[str, str], start_worker: StartWorker, model: Path, tmp_path: Path
 ) -> None:
     """What a worker sees whose own vectors are wrong: these and those of torch differ."""
-    from embedctl_workers.backends.base import Host
+    from embedctl_workers.machine.host import Host
     from embedctl_workers.models.references import references_for, references_path
     from tests.tiny_models import Tiny, make_model
 

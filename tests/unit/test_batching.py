@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl_workers.arrays.batching import batches_of
-from embedctl_workers.backends.base import Rows
+from embedctl_workers.arrays.tokens import Rows
 
 #: A text may have no token at all.
 LENGTHS = st.lists(st.integers(0, 300), max_size=60).map(lambda lengths: np.array(lengths, np.int64))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
-from embedctl_workers.backends.base import Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.careful import encode_carefully
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
-from embedctl_workers.backends.base import Rows, Tokens, Vectors, is_out_of_memory
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.backends.base import is_out_of_memory
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk, Stopped
 

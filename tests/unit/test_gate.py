@@ -15,13 +15,16 @@ import pytest
 from embedctl_config.errors import GateFailed, MissingExtra, ModelError, SettingsError
 from embedctl_config.hardware import THRESHOLDS, HardwareClass, Thresholds
 from embedctl_config.settings import load_settings
-from embedctl_workers.accuracy.gate import gate_texts, measure, measure_backend, run_gate
-from embedctl_workers.backends.base import Host, Reference, Vectors
+from embedctl_workers.accuracy.gate import measure_backend, run_gate
+from embedctl_workers.arrays.distance import measure
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models import references
 from embedctl_workers.models.files import ModelFiles
-from embedctl_workers.models.gate_texts import PROMPT, TEXTS
+from embedctl_workers.models.gate_texts import PROMPT, TEXTS, gate_texts
 from embedctl_workers.models.references import references_for, references_path
 
 DIM = 16

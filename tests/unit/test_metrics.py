@@ -18,7 +18,8 @@ from embedctl_config.errors import MissingExtra
 from embedctl_config.hardware import HardwareClass, Thresholds
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ErrorCode
-from embedctl_workers.accuracy.gate import Check, Measured, Report
+from embedctl_workers.accuracy.report import Check, Report
+from embedctl_workers.arrays.distance import Measured
 from embedctl_workers.serving import lifecycle
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.in_hand import Held, InHand

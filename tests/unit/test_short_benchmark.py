@@ -13,7 +13,8 @@ import pytest
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
-from embedctl_workers.backends.base import Reference, Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.measuring import short_benchmark

@@ -15,7 +15,7 @@ import pytest
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
-from embedctl_workers.backends.base import Host
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import ArtifactStore
 from embedctl_workers.models.cache import is_trusted, private_folder
 from embedctl_workers.models.files import ModelFiles

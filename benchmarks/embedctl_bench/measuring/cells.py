@@ -31,7 +31,7 @@ from embedctl_bench.report.report import Column, Table
 from embedctl_config.errors import EmbedctlError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
-from embedctl_workers.accuracy.gate import measure
+from embedctl_workers.arrays.distance import measure
 from embedctl_workers.machine.devices import cores_of
 from embedctl_workers.machine.discovery import discover, nothing_found
 from embedctl_workers.models.cache import cache_folder

@@ -31,7 +31,7 @@ def load(request: Mapping[str, Any]) -> tuple[Runner, int]:
     # Only now: these import what sizes its thread pools as it loads.
     from embedctl_bench.measuring.engines import System
     from embedctl_bench.measuring.runners import load_runner
-    from embedctl_workers.backends.base import Host
+    from embedctl_workers.machine.host import Host
     from embedctl_workers.models.cache import cache_folder
 
     settings = load_settings()

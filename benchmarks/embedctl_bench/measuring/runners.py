@@ -23,7 +23,9 @@ from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.batching import batches_of
-from embedctl_workers.backends.base import Backend, Host, Rows, Tokens, Vectors, padded
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
+from embedctl_workers.backends.base import Backend
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import MANIFEST, ArtifactStore
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.tuning import token_budget

@@ -20,7 +20,7 @@ from embedctl_bench.peers.workload import Workload
 from embedctl_bench.request.results import Result, Run, Shape
 from embedctl_bench.request.texts import REQUESTS, request_texts
 from embedctl_config.errors import SettingsError
-from embedctl_workers.accuracy.gate import measure
+from embedctl_workers.arrays.distance import measure
 from embedctl_workers.models.cache import cache_folder
 
 #: Requests to warm up with.

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from embedctl_workers.backends.base import Rows
+from embedctl_workers.arrays.tokens import Rows
 
 
 def batches_of(lengths: Rows, token_budget: int, batch_cost: int | None = None) -> list[Rows]:

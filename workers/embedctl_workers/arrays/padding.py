@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from embedctl_workers.backends.base import Rows, Tokens
+from embedctl_workers.arrays.tokens import Rows, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from embedctl_workers.backends.base import Tokens, Windows, in_order_of_windows
+from embedctl_workers.arrays.tokens import Tokens, Windows, in_order_of_windows
 
 #: What a model may ask for, and where an encoding keeps it.
 _COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedctl_workers.backends.base import Rows, Vectors
+from embedctl_workers.arrays.tokens import Rows, Vectors
 
 _LEAST_LENGTH = 1e-12
 
@@ -13,7 +13,7 @@ def mean_of_windows(vectors: Vectors, text: Rows, weights: Rows) -> Vectors:
     """The weighted mean of each text's windows; NaN where one of them is.
 
     Args:
-        vectors: float32, windows × dim, ordered as in :class:`~embedctl_workers.backends.base.Windows`.
+        vectors: float32, windows × dim, ordered as in :class:`~embedctl_workers.arrays.tokens.Windows`.
         text: int64, one a window: the text that it is a part of.
         weights: int64, one a window. That of a text's only window does not matter.
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from embedctl_config.hardware import ModelEntry
-    from embedctl_workers.backends.base import Backend, Host
+    from embedctl_workers.backends.base import Backend
+    from embedctl_workers.machine.host import Host
 
 #: Alias → (module:class, the extra that brings what it needs).
 BACKENDS = {

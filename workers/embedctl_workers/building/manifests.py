@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from embedctl_workers.accuracy.gate import Report, gate_texts
+from embedctl_workers.accuracy.report import Report
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.gate_texts import gate_texts
 
 
 def model_of(files: ModelFiles) -> dict[str, Any]:

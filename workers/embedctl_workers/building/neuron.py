@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from embedctl_config.hardware import SHIPPED_CLASSES
-from embedctl_workers.accuracy.gate import gate_texts, measure_backend
-from embedctl_workers.backends.base import Host
+from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.backends.neuron.backend import NeuronBackend, engine_of
 from embedctl_workers.backends.neuron.options import TraceOptions
 from embedctl_workers.backends.neuron.recipe import NEURON
@@ -26,8 +25,10 @@ from embedctl_workers.backends.neuron.tracing import write_traces
 from embedctl_workers.backends.onnx.export import versions
 from embedctl_workers.building.manifests import accuracy_of, model_of
 from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.build_process import answer
 from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.gate_texts import gate_texts
 
 _PACKAGES = ("embedctl", "torch", "transformers", "sentence-transformers", "tokenizers", RUNTIME, COMPILER)
 _ROUNDS = 5

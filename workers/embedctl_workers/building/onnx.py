@@ -19,9 +19,9 @@ from typing import Any
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
-from embedctl_workers.accuracy.gate import Report, gate_texts, measure_backend
+from embedctl_workers.accuracy.gate import measure_backend
+from embedctl_workers.accuracy.report import Report
 from embedctl_workers.arrays.batching import batches_of
-from embedctl_workers.backends.base import Host
 from embedctl_workers.backends.onnx import graphs
 from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend
 from embedctl_workers.backends.onnx.export import EXPORTERS, versions
@@ -30,9 +30,11 @@ from embedctl_workers.backends.onnx.recipe import ONNX_INT8, ONNX_PLAIN, reduced
 from embedctl_workers.building.manifests import accuracy_of, model_of, rate_of
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.cpu import cpu_flags
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import answer
 from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.gate_texts import gate_texts
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
 
 _FP32 = HardwareClass(backend="onnx")

@@ -19,8 +19,8 @@ import numpy as np
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
-from embedctl_workers.accuracy.gate import Report, gate_texts, measure_backend
-from embedctl_workers.backends.base import Host
+from embedctl_workers.accuracy.gate import measure_backend
+from embedctl_workers.accuracy.report import Report
 from embedctl_workers.backends.onnx.export import versions
 from embedctl_workers.backends.onnx.graphs import operators_of
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
@@ -33,9 +33,11 @@ from embedctl_workers.backends.tensorrt.timing import TimingCache
 from embedctl_workers.building.manifests import accuracy_of, model_of, rate_of
 from embedctl_workers.building.onnx import PACKAGES
 from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import answer
 from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.gate_texts import gate_texts
 
 _CLASS = HardwareClass(device="gpu", backend="tensorrt", precision="fp16")
 _ROUNDS = 5

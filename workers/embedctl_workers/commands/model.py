@@ -93,7 +93,7 @@ def build(
     accelerator = None if target else _accelerator(name, hardware_class.device, gpu, neuron_core)
     pinned = devices.pin(cpus, accelerator=accelerator)
     # Only now: these import what sizes its thread pools as it loads.
-    from embedctl_workers.backends.base import Host
+    from embedctl_workers.machine.host import Host
     from embedctl_workers.models.builders import BuildOptions, builder_of
     from embedctl_workers.models.cache import cache_folder
     from embedctl_workers.models.files import resolve_model

@@ -15,8 +15,9 @@ from embedctl.records import kind_in_words
 from embedctl_config.errors import BrokerUnavailable, JobError
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, RecordKind, Truncation
 from embedctl_workers.arrays.batching import batches_of
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, Windows
 from embedctl_workers.arrays.vectors import mean_of_windows, unit
-from embedctl_workers.backends.base import Backend, RemembersBudget, Rows, Tokens, Vectors, Windows
+from embedctl_workers.backends.base import Backend, RemembersBudget
 from embedctl_workers.encoding.inflight import OF_THE_WORKER, Batches, is_of_surroundings
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.redaction import first_line

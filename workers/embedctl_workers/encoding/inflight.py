@@ -11,7 +11,8 @@ import numpy as np
 
 from embedctl_config.errors import DeviceLost, EmbedctlError, WorkerSick
 from embedctl_config.wire import ErrorCode
-from embedctl_workers.backends.base import Backend, Rows, Vectors, is_out_of_memory
+from embedctl_workers.arrays.tokens import Rows, Vectors
+from embedctl_workers.backends.base import Backend, is_out_of_memory
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.redaction import first_line
 

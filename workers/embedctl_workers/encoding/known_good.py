@@ -5,8 +5,9 @@ from __future__ import annotations
 from embedctl_config.errors import DeviceLost, WorkerSick
 from embedctl_config.hardware import Thresholds
 from embedctl_config.wire import ChunkInput, RecordKind
-from embedctl_workers.accuracy.gate import measure
-from embedctl_workers.backends.base import Backend, Vectors
+from embedctl_workers.arrays.distance import measure
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.models.gate_texts import TEXTS
 from embedctl_workers.redaction import first_line

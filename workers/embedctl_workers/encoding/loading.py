@@ -5,8 +5,8 @@ from __future__ import annotations
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.backends import load_backend
-from embedctl_workers.backends.base import Host
 from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.tuning import token_budget
 
 

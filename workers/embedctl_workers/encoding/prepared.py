@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from embedctl_config.wire import RecordError
-from embedctl_workers.backends.base import Rows, Tokens, Windows
+from embedctl_workers.arrays.tokens import Rows, Tokens, Windows
 
 
 @dataclass(slots=True)

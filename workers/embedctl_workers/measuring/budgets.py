@@ -33,8 +33,8 @@ def main() -> None:
         settings = load_settings()
         pinned = devices.pin(cpus)
         # Only now: these import what sizes its thread pools as it loads.
-        from embedctl_workers.backends.base import Host
         from embedctl_workers.encoding.loading import load_encoder
+        from embedctl_workers.machine.host import Host
         from embedctl_workers.models.cache import cache_folder
 
         host = Host(pinned.threads, cache_folder(settings))

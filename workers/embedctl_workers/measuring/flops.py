@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedctl_workers.backends.base import Rows
+from embedctl_workers.arrays.tokens import Rows
 
 #: Encoders of one design: attention with four square matrices, then two matrices. Model type → where its configuration
 #: has hidden size, inner size and number of layers.

@@ -12,7 +12,7 @@ import numpy as np
 
 from embedctl_config.errors import ModelError
 from embedctl_config.wire import ChunkInput, RecordKind
-from embedctl_workers.backends.base import Rows
+from embedctl_workers.arrays.tokens import Rows
 from embedctl_workers.encoding.encoder import ChunkEncoder, Stopped
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.measuring.sample_texts import long_texts, mixed_texts

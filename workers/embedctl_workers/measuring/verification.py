@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings
-from embedctl_workers.accuracy.gate import Report, measure_backend
-from embedctl_workers.backends.base import Host
+from embedctl_workers.accuracy.gate import measure_backend
+from embedctl_workers.accuracy.report import Report
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine import provenance
 from embedctl_workers.machine.devices import Pinned
+from embedctl_workers.machine.host import Host
 from embedctl_workers.measuring.short_benchmark import Benchmark, benchmark
 from embedctl_workers.models.cache import cache_folder
 

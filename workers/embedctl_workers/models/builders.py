@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from embedctl_config.errors import SettingsError
 
 if TYPE_CHECKING:
-    from embedctl_workers.backends.base import Host
+    from embedctl_workers.machine.host import Host
     from embedctl_workers.models.artifacts import Artifact
     from embedctl_workers.models.files import ModelFiles
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 #: Put before each text where a prompt is checked.
 PROMPT = "query: "
@@ -68,3 +68,8 @@ TEXTS: Mapping[str, str] = {
     "256 tokens": " ".join(_WORDS[158:368]),
     "over-long": _ESSAY,
 }
+
+
+def gate_texts() -> Sequence[str]:
+    """The texts, in the order of the rows of :func:`~embedctl_workers.models.references.references_for`."""
+    return list(TEXTS.values())

@@ -23,7 +23,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from embedctl_config.errors import MissingExtra, ModelError
-from embedctl_workers.backends.base import Host, Vectors
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import distrusted, locked, private_folder
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS

@@ -27,11 +27,11 @@ from embedctl_config.errors import MissingExtra
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import run_gate
-from embedctl_workers.backends.base import Host
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.known_good import KnownGood
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.devices import Pinned
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.endpoint import Endpoint

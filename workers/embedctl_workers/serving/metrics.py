@@ -15,7 +15,7 @@ from embedctl.store.observed import Observer
 from embedctl_config import __version__
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ErrorCode
-from embedctl_workers.accuracy.gate import Report
+from embedctl_workers.accuracy.report import Report
 from embedctl_workers.serving.telemetry import Stage, Telemetry
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from embedctl_config.wire import ErrorCode
 if TYPE_CHECKING:
     from embedctl.store import Claim
     from embedctl.store.observed import Observer
-    from embedctl_workers.accuracy.gate import Report
+    from embedctl_workers.accuracy.report import Report
     from embedctl_workers.serving.runner import ChunkRunner
 
 Stage = Literal["tokenise", "encode", "store"]

@@ -12,11 +12,10 @@ import torch
 
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.accuracy.gate import gate_texts
 from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.arrays.padding import Padding
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.base import Host, Rows, Tokens, Vectors
 from embedctl_workers.backends.gpu.compiled import BUCKETS, Compiler, compiler
 from embedctl_workers.backends.gpu.device import Device, open_gpu, watched
 from embedctl_workers.backends.gpu.engine import Engine
@@ -27,7 +26,9 @@ from embedctl_workers.backends.gpu.precision import DTYPES, Choice, choose, forc
 from embedctl_workers.backends.gpu.transfer import Output, Transfer
 from embedctl_workers.backends.torch.backend import SentenceModel
 from embedctl_workers.backends.torch.packed.inputs import packable
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.models.gate_texts import gate_texts
 from embedctl_workers.models.references import references_for
 from embedctl_workers.redaction import first_line
 

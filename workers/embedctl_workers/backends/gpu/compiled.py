@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedctl_workers.backends.base import Rows
+from embedctl_workers.arrays.tokens import Rows
 
 #: Tokens of the sizes. No more than eight: for one more torch would give up compiling.
 BUCKETS = (1024, 2048, 4096, 8192, 16384, 32768)

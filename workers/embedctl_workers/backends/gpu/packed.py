@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from embedctl_workers.backends.base import Rows, Tokens
+from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.gpu.attention import Attention, Plan, attention_for
 from embedctl_workers.backends.gpu.compiled import Bucket, Compiler, bucket_of
 from embedctl_workers.backends.gpu.device import Device
@@ -26,7 +26,7 @@ class _Facts:
     Attributes:
         plan: of the attention.
         tokens: how many are real.
-        prompt_tokens: as in :class:`~embedctl_workers.backends.base.Tokens`.
+        prompt_tokens: as in :class:`~embedctl_workers.arrays.tokens.Tokens`.
         bucket: what it was filled up to; None where it runs as it is.
     """
 

@@ -12,7 +12,7 @@ from sentence_transformers.base.modules.transformer import Transformer
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.arrays.padding import Padding
-from embedctl_workers.backends.base import Rows, Tokens
+from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.gpu.engine import Batch
 from embedctl_workers.backends.torch.packed.inputs import check_within
 

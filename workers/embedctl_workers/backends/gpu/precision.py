@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.accuracy.gate import measure
-from embedctl_workers.backends.base import Vectors
+from embedctl_workers.arrays.distance import measure
+from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.redaction import first_line
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedctl_workers.backends.base import Vectors
+from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.gpu.device import Device, Event
 
 #: What each array begins at a multiple of: kernels read whole lines of a cache.

@@ -13,8 +13,9 @@ import torch
 
 from embedctl_config.errors import WorkerError
 from embedctl_config.hardware import ModelEntry
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.neuron.options import TraceOptions
 from embedctl_workers.backends.neuron.padding import check_padding
 from embedctl_workers.backends.neuron.recipe import artifact_for
@@ -22,6 +23,7 @@ from embedctl_workers.backends.neuron.runs import Run, positions_of, runs_of
 from embedctl_workers.backends.neuron.runtime import RUNTIME, device_lost, load_runtime, version_of
 from embedctl_workers.backends.neuron.traces import Traces, trace_file
 from embedctl_workers.backends.onnx.inputs import GraphInputs
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.redaction import first_line
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import THRESHOLDS
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.base import Rows, Tokens, Vectors
 
 _SHORT, _WORD = "a", "word "
 #: A word is some tokens; of texts of ever fewer words, one fills a row.

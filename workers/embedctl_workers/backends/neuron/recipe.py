@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
-from embedctl_workers.backends.base import Host
 from embedctl_workers.backends.neuron.options import TraceOptions
 from embedctl_workers.backends.neuron.runtime import (
     COMPILER,
@@ -20,6 +19,7 @@ from embedctl_workers.backends.neuron.runtime import (
     version_of,
 )
 from embedctl_workers.backends.onnx.recipe import OWN
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.models.build_process import run_child
 from embedctl_workers.models.builders import BuildOptions

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedctl_workers.backends.base import Rows
+from embedctl_workers.arrays.tokens import Rows
 
 
 @dataclass(frozen=True, slots=True)

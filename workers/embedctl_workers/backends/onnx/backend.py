@@ -10,8 +10,9 @@ import onnxruntime
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry, Thresholds
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors, padded
+from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs
 from embedctl_workers.backends.onnx.providers import (
     CPU,
@@ -24,6 +25,7 @@ from embedctl_workers.backends.onnx.providers import (
     raise_if_lost,
 )
 from embedctl_workers.backends.onnx.recipe import ONNX, ONNX_INT8, ONNX_PLAIN, artifact_for
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST

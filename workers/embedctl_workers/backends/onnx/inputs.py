@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from embedctl_workers.arrays.tokenizing import TextTokenizer
-from embedctl_workers.backends.base import Rows, Tokens
+from embedctl_workers.arrays.tokens import Rows, Tokens
 
 #: The files of an artefact.
 GRAPH, MODEL, TOKENIZER = "model.onnx", "model.json", "tokenizer.json"

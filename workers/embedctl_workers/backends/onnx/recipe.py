@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
-from embedctl_workers.backends.base import Host
 from embedctl_workers.machine.cpu import cpu_flags
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.models.build_process import run_child
 from embedctl_workers.models.builders import BuildOptions

@@ -11,8 +11,9 @@ import numpy as np
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors
+from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.onnx.inputs import GraphInputs
 from embedctl_workers.backends.tensorrt import runtime as runtimes
 from embedctl_workers.backends.tensorrt.device import Event
@@ -20,6 +21,7 @@ from embedctl_workers.backends.tensorrt.engine import Begun, Engine, PlanRefused
 from embedctl_workers.backends.tensorrt.profiles import Piece, pieces_of
 from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions, artifact_for, profiles_of
 from embedctl_workers.backends.tensorrt.runtime import Runtime
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedctl_workers.backends.base import Rows
+from embedctl_workers.arrays.tokens import Rows
 
 #: The longest row of each bucket (tokens); further ones double. The last one is the model's maximum.
 _EDGES = (32, 64, 128, 256, 512)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from embedctl_config.errors import MissingExtra, ModelError, SettingsError
-from embedctl_workers.backends.base import Host
 from embedctl_workers.backends.onnx import recipe as onnx_recipe
 from embedctl_workers.backends.onnx.inputs import ModelFacts
 from embedctl_workers.backends.onnx.recipe import ONNX_PLAIN, OWN
@@ -20,6 +19,7 @@ from embedctl_workers.backends.tensorrt import runtime as runtimes
 from embedctl_workers.backends.tensorrt.plan import BUILDER
 from embedctl_workers.backends.tensorrt.profiles import Profile, profiles_for
 from embedctl_workers.backends.tensorrt.runtime import Runtime
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
 from embedctl_workers.models.build_process import run_child
 from embedctl_workers.models.builders import BuildOptions

@@ -17,8 +17,10 @@ from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
-from embedctl_workers.backends.base import Host, Reference, Rows, Tokens, Vectors, padded
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
+from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.torch.packed.engine import packed_engine
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
 

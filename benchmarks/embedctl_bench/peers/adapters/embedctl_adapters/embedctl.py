@@ -12,8 +12,8 @@ from embedctl.records import records_of
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
-from embedctl_workers.backends.base import Host
 from embedctl_workers.encoding.loading import load_encoder
+from embedctl_workers.machine.host import Host
 
 from .serving import Vectors
 

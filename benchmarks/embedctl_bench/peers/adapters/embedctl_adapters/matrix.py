@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from embedctl_config.hardware import SHIPPED_CLASSES
-from embedctl_workers.backends.base import Rows
+from embedctl_workers.arrays.tokens import Rows
 from embedctl_workers.measuring.flops import shape_of
 from embedctl_workers.measuring.matrix_products import matrix_products
 

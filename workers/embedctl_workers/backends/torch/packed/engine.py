@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 
-from embedctl_workers.backends.base import Host, Rows, Tokens
+from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.torch.packed.inputs import Packed, packable, packed_texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, load_kernels
 from embedctl_workers.backends.torch.packed.linear import Linear, fastest_linear
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.machine.host import Host
 
 
 def packed_engine(model: SentenceTransformer, host: Host) -> PackedEngine | None:

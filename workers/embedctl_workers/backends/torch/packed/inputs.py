@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules.transformer import Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
-from embedctl_workers.backends.base import Rows, Tokens
+from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.torch.packed.weights import Weights, weights_of
 
 

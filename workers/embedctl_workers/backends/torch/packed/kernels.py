@@ -21,8 +21,8 @@ import torch
 from torch.nn import functional
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.backends.base import Host
 from embedctl_workers.machine.cpu import cpu_identity
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import is_trusted, private_folder
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,135 @@
+"""The report of the accuracy gate: its checks, as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from embedctl_config.hardware import Thresholds
+from embedctl_workers.arrays.distance import Measured
+
+#: Texts that are encoded alone and in batches of our own: too few for a mean cosine that says anything.
+FEW = 6
+#: The table's columns that hold words and not figures.
+_WORDS = (0, 7, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One way to encode the texts, what came of it and what it is held to.
+
+    Attributes:
+        texts: how many; of a few, the mean cosine says nothing and has no bound.
+        length_bound: of `measured.length_error`.
+        normalized: whether that is the distance from length 1.
+        worst: the name of the text that differs most.
+        failures: text → why it has no vector.
+    """
+
+    name: str
+    texts: int
+    measured: Measured
+    bounds: Thresholds
+    length_bound: float
+    normalized: bool
+    worst: str
+    failures: Mapping[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every text has a vector, and all figures are within their bounds."""
+        return not self.failures and self.measured.within(self.bounds, self.length_bound)
+
+    def as_row(self) -> tuple[str, ...]:
+        """Its line of the report's table."""
+        found = self.measured
+        length = f"{found.length_error:.1e}"
+        return (
+            self.name,
+            str(self.texts),
+            f"{found.max_abs_error:.1e}",
+            f"{found.min_cosine:.6f}",
+            f"{found.mean_cosine:.6f}" if self.texts > FEW + 1 else "",
+            length if self.normalized else "",
+            "" if self.normalized else length,
+            self.worst,
+            "ok" if self.passed else "FAILED",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All checks of one model as one class runs it, against torch in fp32: the first in the batches that a chunk would
+    be cut into, the second of raw vectors."""
+
+    title: str
+    bounds: Thresholds
+    overrides: str
+    checks: Sequence[Check]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check did."""
+        return all(check.passed for check in self.checks)
+
+    @property
+    def figures(self) -> str:
+        """The first check in a few words."""
+        found = self.checks[0].measured
+        return f"max abs {found.max_abs_error:.1e}, cosine min {found.min_cosine:.6f} mean {found.mean_cosine:.6f}"
+
+    def as_json(self) -> dict[str, object]:
+        """Everything in it, for programs; null is a figure that is no finite number, or no bound."""
+        return {
+            "title": self.title,
+            "passed": self.passed,
+            "bounds": _finite(self.bounds),
+            "overrides": self.overrides,
+            "checks": [
+                {
+                    "name": check.name,
+                    "texts": check.texts,
+                    "passed": check.passed,
+                    **_finite(check.measured),
+                    "length_bound": check.length_bound,
+                    "normalized": check.normalized,
+                    "worst": check.worst,
+                    "failures": dict(check.failures),
+                }
+                for check in self.checks
+            ],
+        }
+
+    def __str__(self) -> str:
+        """A table for people."""
+        bounds = self.bounds
+        rows = [
+            ("check", "texts", "max abs", "min cosine", "mean cosine", "unit length", "raw length", "worst text", ""),
+            (
+                "bound",
+                "",
+                f"{bounds.max_abs_error:.1e}" if math.isfinite(bounds.max_abs_error) else "",
+                f"{bounds.min_cosine:.6f}" if bounds.min_cosine > -1 else "",
+                f"{bounds.mean_cosine:.6f}" if bounds.mean_cosine > -1 else "",
+                *(f"{check.length_bound:.1e}" for check in self.checks[:2]),
+                "",
+                "",
+            ),
+            *(check.as_row() for check in self.checks),
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                f"{cell:{'<' if at in _WORDS else '>'}{width}}"
+                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        lost = [f"{check.name}: text {name!r}: {why}" for check in self.checks for name, why in check.failures.items()]
+        own = [f"bounds of the class's own: {self.overrides}"] if self.overrides else []
+        return "\n".join([self.title, *lines, *lost, *own])
+
+
+def _finite(figures: Measured | Thresholds) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in asdict(figures).items()}

@@ -1,0 +1,68 @@
+"""Tokenised texts, and the arrays that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+#: int64.
+Rows = npt.NDArray[np.int64]
+#: float32, texts × dimensions.
+Vectors = npt.NDArray[np.float32]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokenised texts, unpadded.
+
+    Attributes:
+        lengths: int64, one a text: tokens that will be encoded, special ones included.
+        lost: int64, one a text: tokens cut off at the model's maximum length.
+        columns: the model's inputs by name, each one list of ints a text.
+        prompt_tokens: how many of each text's first tokens are the prompt, where pooling must leave them out.
+        windows: gives the texts whole, cut into windows; None where no text was longer than the model takes.
+    """
+
+    lengths: Rows
+    lost: Rows
+    columns: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    prompt_tokens: int | None = None
+    windows: Callable[[], Windows] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Texts cut into consecutive windows, of the model's maximum length at most and with its special tokens in each.
+
+    Attributes:
+        tokens: a row a window: first each text's first one, in the order of the texts, then all others; nothing lost.
+        text: int64, one a window: the text that it is a part of.
+        content: int64, one a window: its tokens without the special ones.
+    """
+
+    tokens: Tokens
+    text: Rows
+    content: Rows
+
+
+def in_order_of_windows(parts: Sequence[Sequence[T]]) -> tuple[list[T], Rows]:
+    """The parts of texts in the order of the rows of :class:`Windows`, and the text of each, int64.
+
+    Args:
+        parts: of each text, one or more.
+    """
+    more = [len(each) - 1 for each in parts]
+    rows = [each[0] for each in parts] + [part for each in parts for part in each[1:]]
+    texts = np.arange(len(parts))
+    return rows, np.concatenate([texts, np.repeat(texts, more)])
+
+
+def padded(lengths: Rows) -> int:
+    """How many tokens a batch has when each of its rows is as long as its longest."""
+    return len(lengths) * int(lengths.max(initial=0))
