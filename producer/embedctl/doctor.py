@@ -14,10 +14,10 @@ from typing import Any
 from embedctl.broker import Broker
 from embedctl.routing import start_command
 from embedctl.store.connection import OLDEST_REDIS
+from embedctl.verification import is_verified, statement_of
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
-from embedctl_config.verification import is_verified, statement_of
 
 #: How much of a machine's memory Redis may be given.
 LARGEST_SHARE = 0.6

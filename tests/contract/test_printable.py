@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.job import Job
-from embedctl.progress import JobProgress
 from embedctl.store import Completed
+from embedctl.terminal.progress import JobProgress
 from embedctl_config import keys, wire
 from embedctl_config.errors import InputError
 from embedctl_config.fingerprint import job_fingerprint

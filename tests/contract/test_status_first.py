@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from embedctl.broker import Broker
 from embedctl.cli import main
 from embedctl.cli.status import _all_facts, _one_job
-from embedctl.drawing import job_lines
 from embedctl.store import JobStatus
+from embedctl.terminal.drawing import job_lines
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.contract.helpers import MINE, OTHER, QUEUE, add, claim, new_job, overdue, row, spec, work

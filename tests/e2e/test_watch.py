@@ -23,7 +23,7 @@ import pytest
 from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.overview import Gatherer
-from embedctl.watch import Feed
+from embedctl.terminal.watch import Feed
 from embedctl_config.settings import Settings
 from tests.conftest import RedisServer
 from tests.e2e.conftest import eventually

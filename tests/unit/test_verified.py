@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from embedctl.doctor import Level, class_findings
+from embedctl.verification import VERIFIED, is_verified, statement_of
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
-from embedctl_config.verification import VERIFIED, is_verified, statement_of
 
 ROOT = Path(__file__).parents[2]
 #: All that may be said.

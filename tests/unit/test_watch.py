@@ -12,13 +12,13 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from embedctl import rates
-from embedctl.columns import Column, arrange, plain, share
-from embedctl.drawing import bar, duration, job_lines, number, overview_lines
 from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
 from embedctl.rates import Rate
 from embedctl.store import GoneWorker, JobStatus, ServedModel, WorkerRow
 from embedctl.store.status import parse_status
-from embedctl.watch import Feed
+from embedctl.terminal.columns import Column, arrange, plain, share
+from embedctl.terminal.drawing import bar, duration, job_lines, number, overview_lines
+from embedctl.terminal.watch import Feed
 from embedctl_config.errors import BrokerUnavailable, JobNotFound
 
 NOW = datetime(2026, 11, 21, 16, 3, 12, tzinfo=UTC)

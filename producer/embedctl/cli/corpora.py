@@ -17,9 +17,9 @@ from embedctl.corpus import Corpus, open_corpus
 from embedctl.estimate import estimate
 from embedctl.job import Job
 from embedctl.output import check_output
-from embedctl.progress import JobProgress
 from embedctl.records import Record
 from embedctl.routing import no_worker
+from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import InputError
 from embedctl_config.printable import printable
 from embedctl_config.settings import Settings, load_settings

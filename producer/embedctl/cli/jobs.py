@@ -14,7 +14,7 @@ from embedctl.cli.options import job_argument, json_option, option, output_optio
 from embedctl.cli.results import exit_code, report, save, wait_for
 from embedctl.cli.status import job_json
 from embedctl.job import Job
-from embedctl.progress import JobProgress
+from embedctl.terminal.progress import JobProgress
 from embedctl_config.printable import printable
 from embedctl_config.settings import load_settings
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from embedctl import output
 from embedctl.job import Job
-from embedctl.progress import JobProgress
 from embedctl.store import JobState, JobStatus
+from embedctl.terminal.progress import JobProgress
 
 _PARTIAL = 3
 

@@ -20,8 +20,8 @@ from embedctl.cli.corpora import CorpusChoice, submit_choice
 from embedctl.cli.options import corpus_options, cpus_option, option, output_option
 from embedctl.cli.results import exit_code, report, save
 from embedctl.output import check_output
-from embedctl.progress import JobProgress
 from embedctl.routing import local_class
+from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled, MissingExtra
 from embedctl_config.settings import Settings, load_settings
 

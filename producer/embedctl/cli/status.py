@@ -16,12 +16,12 @@ from rich.text import Text
 
 from embedctl.broker import Broker
 from embedctl.cli.options import json_option, option
-from embedctl.drawing import job_lines, overview_lines
 from embedctl.job import Job
 from embedctl.overview import Gatherer, JobPace, Overview, Paces
 from embedctl.routing import start_command
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.store.connection import without_password
+from embedctl.terminal.drawing import job_lines, overview_lines
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.printable import printable
 from embedctl_config.settings import load_settings
@@ -90,7 +90,7 @@ def _show(view: _View[T], *, watch: bool, as_json: bool) -> None:
 
 def _draw(view: _View[T]) -> None:
     # Only here: not every system that submits jobs has such terminals.
-    from embedctl.watch import can_draw, watch
+    from embedctl.terminal.watch import can_draw, watch
 
     if not can_draw():
         raise click.UsageError(
@@ -103,7 +103,7 @@ def _draw(view: _View[T]) -> None:
 
 
 def _print_lines(view: _View[T]) -> None:
-    from embedctl.watch import looks
+    from embedctl.terminal.watch import looks
 
     for seen in looks(view.look):
         if isinstance(seen, BrokerUnavailable):

@@ -22,8 +22,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from embedctl.columns import cut, plain
-from embedctl.drawing import duration
+from embedctl.terminal.columns import cut, plain
+from embedctl.terminal.drawing import duration
 from embedctl_config.errors import BrokerUnavailable
 
 T = TypeVar("T")

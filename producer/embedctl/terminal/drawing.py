@@ -11,10 +11,10 @@ from itertools import chain
 
 from rich.text import Text
 
-from embedctl.columns import Column, Row, arrange, cut, plain, share
 from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
 from embedctl.routing import start_command
 from embedctl.store import GoneWorker, JobState, JobStatus, WorkerRow
+from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
 
 #: From this width on numbers are written in full, and bars are longer.
 _WIDE = 110
