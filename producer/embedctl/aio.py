@@ -22,9 +22,10 @@ from typing import NoReturn, Self, TypeVar, cast
 from embedctl.broker import Broker
 from embedctl.daemons import DaemonThreads
 from embedctl.enqueue import JobOptions, Truncation, parse_budget, submit
-from embedctl.job import ChunkVectors, FailedRecord, Job, Vectors
+from embedctl.job import Job
 from embedctl.patience import OUTAGE_S, check_timeout, out_of_time
 from embedctl.records import Record, RecordLike, records_of
+from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
 from embedctl.store.connection import answers_by
 from embedctl.submission import SubmitProgress

@@ -7,17 +7,16 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from embedctl.broker import Broker
 from embedctl.notices import Reminder
 from embedctl.patience import check_timeout, patiently
 from embedctl.reaper import Reaper
+from embedctl.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, overlaid
 from embedctl.routing import missing_worker
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl_config import keys, wire
@@ -33,7 +32,7 @@ from embedctl_config.errors import (
 )
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.settings import Settings, load_settings
-from embedctl_config.wire import ChunkResult, ErrorCode
+from embedctl_config.wire import ChunkResult
 
 log = logging.getLogger(__name__)
 
@@ -42,47 +41,6 @@ T = TypeVar("T")
 _SLICE = 500
 
 _Read = Callable[[str, int], ChunkResult | None]
-
-#: float32, records × dimensions.
-Vectors = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRecord:
-    """A record without a vector: its position in the input, its id if it has one, the reason and a sentence."""
-
-    position: int
-    id: str | None
-    code: ErrorCode
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class TruncatedRecord:
-    """A record of which only the first tokens were encoded: how many were used, and how many lost."""
-
-    position: int
-    id: str | None
-    used: int
-    lost: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkVectors:
-    """The results of one chunk: `vectors[i]` belongs to the record at `positions[i]`; a failed one's is NaN.
-
-    Attributes:
-        precision: what the vectors hold to, such as `fp32`.
-        bounds: those that the worker's class sets in place of the precision's, in words; empty where it sets none.
-    """
-
-    positions: npt.NDArray[np.int64]
-    ids: list[str | None]
-    vectors: Vectors
-    errors: list[FailedRecord]
-    truncations: list[TruncatedRecord]
-    precision: str = ""
-    bounds: str = ""
 
 
 class Job:
@@ -521,7 +479,7 @@ class Job:
                 f"chunk {index} of job {self._id} has vectors of another model ({result.fingerprint[:12]}, not "
                 f"{fingerprint[:12]}): Redis was restored from parts of two states. Submit the corpus again."
             )
-        chunk = _chunk_vectors(result)
+        chunk = chunk_vectors(result)
         retried = self._broker.jobs.retried_as(self._id, index) if chunk.errors else None
         if retried is None:
             return chunk
@@ -529,7 +487,7 @@ class Job:
         if later is None:
             wait(retried)
             later = self._chunk(retried, status, wait, read)
-        return chunk if later is None else _overlaid(chunk, later)
+        return chunk if later is None else overlaid(chunk, later)
 
     def _whole(self, job_id: str, index: int) -> ChunkResult | None:
         data = self._broker.jobs.result(job_id, index)
@@ -544,43 +502,3 @@ class Job:
             f"Redis lost chunks {first} to {last} of job {self._id}. Submit the same corpus with --resume {self._id} "
             "to repair it, or with its idempotency key."
         )
-
-
-def _overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
-    """A chunk with some of its records replaced by a later try."""
-    replaced = set(later.positions.tolist())
-    vectors = chunk.vectors.copy()
-    vectors[np.searchsorted(chunk.positions, later.positions)] = later.vectors
-    return dataclasses.replace(
-        chunk,
-        vectors=vectors,
-        errors=sorted(
-            [*(each for each in chunk.errors if each.position not in replaced), *later.errors],
-            key=lambda each: each.position,
-        ),
-        truncations=sorted([*chunk.truncations, *later.truncations], key=lambda each: each.position),
-    )
-
-
-def _chunk_vectors(result: ChunkResult) -> ChunkVectors:
-    positions = (
-        np.arange(result.first, result.first + result.rows)
-        if result.positions is None
-        else np.asarray(result.positions, np.int64)
-    )
-    ids: list[str | None] = [None] * result.rows if result.ids is None else list(result.ids)
-    vectors = np.frombuffer(result.vectors, "<f4").reshape(result.rows, result.dim)
-    return ChunkVectors(
-        positions=positions,
-        ids=ids,
-        vectors=vectors,
-        errors=[
-            FailedRecord(int(positions[each.row]), ids[each.row], each.code, each.message) for each in result.errors
-        ],
-        truncations=[
-            TruncatedRecord(int(positions[each.row]), ids[each.row], each.used, each.lost)
-            for each in result.truncations
-        ],
-        precision=result.precision,
-        bounds=result.bounds,
-    )

@@ -8,7 +8,8 @@ import pytest
 import redis as redis_py
 
 from embedctl.broker import Broker
-from embedctl.job import FailedRecord, Job
+from embedctl.job import Job
+from embedctl.results import FailedRecord
 from embedctl.store import Completed
 from embedctl_config import keys, wire
 from embedctl_config.errors import JobLost

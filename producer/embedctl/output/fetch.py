@@ -11,8 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
-from embedctl.job import ChunkVectors, Job
+from embedctl.job import Job
 from embedctl.output.parts import Progress, locked, part_of
+from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import BrokerUnavailable, JobError, JobNotFound, JobStalled, OutputError, SettingsError
 

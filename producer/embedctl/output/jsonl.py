@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from embedctl.job import ChunkVectors
 from embedctl.output.parts import LineFile, json_line, part_of, publish
+from embedctl.results import ChunkVectors
 
 
 class JsonlWriter:

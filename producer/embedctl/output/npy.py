@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from embedctl.job import ChunkVectors, Vectors
 from embedctl.output.parts import LineFile, json_line, part_of, publish
+from embedctl.results import ChunkVectors, Vectors
 
 #: The files beside `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.
 BESIDE = ("ids", "errors", "truncated")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from embedctl.job import ChunkVectors
 from embedctl.output.parts import part_of, publish
+from embedctl.results import ChunkVectors
 from embedctl_config.errors import MissingExtra
 
 try:

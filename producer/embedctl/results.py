@@ -1,0 +1,92 @@
+"""The results of a job as users see them: vectors, failed records, truncated records."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embedctl_config.wire import ChunkResult, ErrorCode
+
+#: float32, records × dimensions.
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRecord:
+    """A record without a vector: its position in the input, its id if it has one, the reason and a sentence."""
+
+    position: int
+    id: str | None
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedRecord:
+    """A record of which only the first tokens were encoded: how many were used, and how many lost."""
+
+    position: int
+    id: str | None
+    used: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkVectors:
+    """The results of one chunk: `vectors[i]` belongs to the record at `positions[i]`; a failed one's is NaN.
+
+    Attributes:
+        precision: what the vectors hold to, such as `fp32`.
+        bounds: those that the worker's class sets in place of the precision's, in words; empty where it sets none.
+    """
+
+    positions: npt.NDArray[np.int64]
+    ids: list[str | None]
+    vectors: Vectors
+    errors: list[FailedRecord]
+    truncations: list[TruncatedRecord]
+    precision: str = ""
+    bounds: str = ""
+
+
+def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
+    """A chunk with some of its records replaced by a later try."""
+    replaced = set(later.positions.tolist())
+    vectors = chunk.vectors.copy()
+    vectors[np.searchsorted(chunk.positions, later.positions)] = later.vectors
+    return dataclasses.replace(
+        chunk,
+        vectors=vectors,
+        errors=sorted(
+            [*(each for each in chunk.errors if each.position not in replaced), *later.errors],
+            key=lambda each: each.position,
+        ),
+        truncations=sorted([*chunk.truncations, *later.truncations], key=lambda each: each.position),
+    )
+
+
+def chunk_vectors(result: ChunkResult) -> ChunkVectors:
+    positions = (
+        np.arange(result.first, result.first + result.rows)
+        if result.positions is None
+        else np.asarray(result.positions, np.int64)
+    )
+    ids: list[str | None] = [None] * result.rows if result.ids is None else list(result.ids)
+    vectors = np.frombuffer(result.vectors, "<f4").reshape(result.rows, result.dim)
+    return ChunkVectors(
+        positions=positions,
+        ids=ids,
+        vectors=vectors,
+        errors=[
+            FailedRecord(int(positions[each.row]), ids[each.row], each.code, each.message) for each in result.errors
+        ],
+        truncations=[
+            TruncatedRecord(int(positions[each.row]), ids[each.row], each.used, each.lost)
+            for each in result.truncations
+        ],
+        precision=result.precision,
+        bounds=result.bounds,
+    )

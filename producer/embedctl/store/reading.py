@@ -1,0 +1,212 @@
+"""Reading jobs: their facts, their chunks' results and their events. Nothing here runs a script."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Iterator, Sequence
+
+from embedctl.store.connection import MAX_BLOCK_MS, Connection
+from embedctl.store.status import JobStatus, Suspect, parse_status, parse_suspect
+from embedctl_config import keys, wire
+from embedctl_config.errors import JobError, JobLost, JobNotFound, NotPermitted, WireTruncated
+from embedctl_config.wire import ChunkResult
+
+_SLICE = 200
+#: What is read first of what stands before a result's vectors; 512 records with short ids have less.
+_HEAD_BYTES = 16 * 1024
+
+
+class JobReader:
+    """Jobs in Redis, as they are read. Every method raises BrokerUnavailable when Redis can't be reached."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def status(self, job_id: str) -> JobStatus:
+        """A job's facts.
+
+        Raises:
+            JobLost: Redis is younger than the job.
+            JobNotFound: Redis knows no such job.
+        """
+        status = self._find(job_id) if keys.is_job_id(job_id) else None
+        if status is None:
+            raise self.absent(job_id)
+        return status
+
+    def find(self, job_ids: Sequence[str]) -> list[JobStatus]:
+        """Those of these jobs that there are, in this order, read in slices.
+
+        One of a newer version that this one can't read is left out: it must not hide all others.
+        """
+        found: list[JobStatus] = []
+        job_ids = [job_id for job_id in job_ids if keys.is_job_id(job_id)]
+        for at in range(0, len(job_ids), _SLICE):
+            found += [each for each in self._read(job_ids[at : at + _SLICE]) if isinstance(each, JobStatus)]
+        return found
+
+    def newest(self) -> Iterator[JobStatus]:
+        """Every job, the newest first, read in slices; forgets those that are gone."""
+        at = 0
+        while True:
+            with self._connection.client() as client:
+                ids = [job_id.decode() for job_id in client.zrevrange(keys.JOBS, at, at + _SLICE - 1)]
+            gone = []
+            for job_id in ids:
+                status = self._find(job_id)
+                if status is None:
+                    gone.append(job_id)
+                else:
+                    yield status
+            if gone and not self._dropped(gone):
+                gone = []
+            if len(ids) < _SLICE:
+                return
+            at += _SLICE - len(gone)
+
+    def newest_ids(self, limit: int) -> list[str]:
+        """The ids of the jobs that were made last, the newest first; some may be gone."""
+        with self._connection.client() as client:
+            return [job_id.decode() for job_id in client.zrevrange(keys.JOBS, 0, limit - 1)]
+
+    def active_ids(self, limit: int) -> tuple[list[str], int]:
+        """The ids of the jobs that need upkeep, of too many the newest and the oldest ones; and how many there are.
+
+        Args:
+            limit: most ids; at least 2.
+        """
+        half = limit // 2
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False).zcard(keys.ACTIVE)
+            count, newest, oldest = pipe.zrevrange(keys.ACTIVE, 0, half - 1).zrange(keys.ACTIVE, 0, half - 1).execute()
+        return [job_id.decode() for job_id in dict.fromkeys([*newest, *oldest])], count
+
+    def suspects(self, job_id: str) -> list[Suspect]:
+        """The chunks of a job whose owners died, in order."""
+        with self._connection.client() as client:
+            found = list(client.hscan_iter(keys.attempts(job_id), match="*:deaths", count=_SLICE))
+        return sorted((parse_suspect(name.decode(), facts) for name, facts in found), key=lambda each: each.chunk)
+
+    def failed_chunks(self, job_id: str, start: int, count: int) -> list[int]:
+        """Which of `count` chunks from `start` hold failed records that were not put into a new chunk."""
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for chunk in range(start, start + count):
+                pipe.exists(keys.chunk_input(job_id, chunk))
+            found = pipe.execute()
+        return [start + at for at, exists in enumerate(found) if exists]
+
+    def chunks_with_errors(self, job_id: str, start: int, count: int) -> set[int]:
+        """Which of `count` chunks from `start` of an ended job may hold failed records: those of which some were kept
+        or put into a new chunk, and those that have no result.
+
+        Nothing can be told so of a job that its error budget ended: its texts are freed.
+        """
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for chunk in range(start, start + count):
+                pipe.exists(keys.chunk_input(job_id, chunk), keys.retry_pointer(job_id, chunk))
+                pipe.exists(keys.chunk_result(job_id, chunk))
+            found = pipe.execute()
+        return {start + at for at in range(count) if found[2 * at] or not found[2 * at + 1]}
+
+    def retried_as(self, job_id: str, chunk: int) -> int | None:
+        """The chunk that a chunk's failed records were put into, or None."""
+        with self._connection.client() as client:
+            pointer = client.get(keys.retry_pointer(job_id, chunk))
+        return None if pointer is None else int(pointer)
+
+    def input(self, job_id: str, chunk: int) -> bytes | None:
+        """A chunk's stored input, or None once it is encoded."""
+        with self._connection.client() as client:
+            data: bytes | None = client.get(keys.chunk_input(job_id, chunk))
+        return data
+
+    def result(self, job_id: str, chunk: int) -> bytes | None:
+        """A chunk's stored result, or None."""
+        with self._connection.client() as client:
+            data: bytes | None = client.get(keys.chunk_result(job_id, chunk))
+        return data
+
+    def result_head(self, job_id: str, chunk: int) -> ChunkResult | None:
+        """What stands before the vectors of a chunk's stored result, or None; they are not read."""
+        size = _HEAD_BYTES
+        while True:
+            with self._connection.client() as client:
+                data: bytes = client.getrange(keys.chunk_result(job_id, chunk), 0, size - 1)
+            try:
+                return wire.decode_result_head(data) if data else None
+            except WireTruncated:
+                if len(data) < size:  # that was all of it
+                    raise
+                size *= 4
+
+    def has_result(self, job_id: str, chunk: int) -> bool:
+        """Whether a chunk's result is stored."""
+        with self._connection.client() as client:
+            return bool(client.exists(keys.chunk_result(job_id, chunk)))
+
+    def wait_event(self, job_id: str, after: str, timeout_s: float) -> str:
+        """Block until something happens to a job or the time is over; the id of the last event seen.
+
+        Args:
+            after: the last event seen; "$" for what happens from now on.
+        """
+        block_ms = max(1, min(MAX_BLOCK_MS, int(timeout_s * 1000)))
+        with self._connection.client() as client:
+            found = client.xread({keys.events(job_id): after}, block=block_ms, count=keys.EVENTS_KEPT)
+        if not found:
+            return after
+        # RESP3 answers a mapping of stream to lists of entries, RESP2 a list of pairs.
+        entries = next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
+        return str(entries[-1][0].decode())
+
+    def absent(self, job_id: str) -> JobNotFound:
+        """The error for a job that Redis does not know: lost when the database is younger than the job's id."""
+        with self._connection.client() as client:
+            birth = client.get(keys.BIRTH)
+        try:
+            created = time.strptime(job_id[:15] + "UTC", "%Y%m%d-%H%M%S%Z")
+        except ValueError:
+            return JobNotFound(f"there is no job {job_id!r}; `embedctl submit` printed its id")
+        if not birth or calendar.timegm(created) + 1 < int(birth) / 1000:
+            return JobLost(
+                f"job {job_id} was lost by the broker: Redis was emptied or replaced after the job was made, or nobody "
+                "used it for longer than the job is kept. Submit its corpus again."
+            )
+        return JobNotFound(f"there is no job {job_id}: it was never made here, was freed, or its time to live ran out")
+
+    def _made_by_newer(self, job_id: str) -> JobError:
+        return JobError(f"job {job_id} was made by a newer embedctl: upgrade this one")
+
+    def _dropped(self, gone: Sequence[str]) -> bool:
+        """Take jobs off the list of all; whether this user may."""
+        try:
+            with self._connection.client() as client:
+                client.zrem(keys.JOBS, *gone)
+        except NotPermitted:  # who only looks leaves it to others
+            return False
+        return True
+
+    def _find(self, job_id: str) -> JobStatus | None:
+        (status,) = self._read([job_id])
+        if isinstance(status, JobError):
+            raise status
+        return status
+
+    def _read(self, job_ids: Sequence[str]) -> Iterator[JobStatus | JobError | None]:
+        """Each job's facts, None where it is gone, or why they can't be read."""
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for job_id in job_ids:
+                pipe.hgetall(keys.job(job_id)).pttl(keys.job(job_id)).exists(keys.producer(job_id))
+            answers = pipe.execute()
+        for job_id, raw, ttl_ms, alive in zip(job_ids, answers[::3], answers[1::3], answers[2::3], strict=True):
+            facts = {name.decode(): value.decode() for name, value in raw.items()}
+            try:
+                yield parse_status(job_id, facts, ttl_ms, bool(alive)) if facts else None
+            except (LookupError, ValueError):
+                if int(facts.get("version", 0)) <= wire.VERSION:
+                    raise
+                yield self._made_by_newer(job_id)
