@@ -37,7 +37,7 @@ AS_USERS := main_job deaths poison producers everyday_use
 # Debian's Redis, which has TLS, where we may unpack it; elsewhere the tests that need it say so and are skipped.
 .PHONY: redis
 redis:
-	@tests/get-redis.sh
+	@tests/support/get-redis.sh
 
 # Debian's Chromium, where it is missing and we may install it; elsewhere the tests that need it say so and are skipped.
 .PHONY: browser

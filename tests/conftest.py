@@ -1,4 +1,4 @@
-"""A real Redis for every test that wants one: started here, on a unix socket of its own, ended by pid."""
+"""What every test may ask for: a real Redis of this run's own, folders, ports, small models."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import functools
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pytest
 import redis as redis_py
@@ -21,17 +17,13 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from embedctl import routing
-from embedctl.acl import ADMIN, access_list, read_passwords
 from embedctl.broker import Broker
-from embedctl.local import _redis_server
-from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
-from tests.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
+from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
+from tests.support.redis_server import CLASSES, QUICK, RedisServer, emptied
 
 if TYPE_CHECKING:
-    from tests.tiny_models import Tiny
-
-CONFIG = Path(__file__).parent.parent / "config" / "embedctl_config" / "redis.conf"
+    from tests.support.tiny_models import Tiny
 
 # Where tests run in the background of a shell, Ctrl-C is ignored, and would be by every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,78 +33,6 @@ hypothesis_settings.register_profile(
     "patient", hypothesis_settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("patient")
-
-#: Short times, so that what waits for a lease in life waits for a second here.
-QUICK = {"lease_s": 1.0, "reissue_s": 1.0}
-
-#: Hardware classes for tests: no model, and as slow as a test needs.
-CLASSES = {
-    "cpu": HardwareClass(),
-    "dummy": HardwareClass(backend="dummy", options={"dim": 16}),
-    "slow": HardwareClass(backend="dummy", token_budget=64, options={"dim": 16, "seconds_per_batch": 0.1}),
-}
-
-
-@dataclass
-class RedisServer:
-    """A redis-server that a test may stop and start again; its data stays in its folder."""
-
-    folder: Path
-    process: subprocess.Popen[bytes] | None = None
-    extra: list[str] = field(default_factory=list)
-    binary: str = ""
-    passwords: Mapping[str, str] = field(default_factory=dict)
-
-    #: Those with an access list, by the URL of its producer.
-    restricted: ClassVar[dict[str, RedisServer]] = {}
-
-    @property
-    def url(self) -> str:
-        """For a test's own looks: with an access list, as the user who may do everything."""
-        return self.url_of(ADMIN)
-
-    def url_of(self, user: str) -> str:
-        """As a user of the access list; one URL for all where there is none."""
-        login = f"{user}:{self.passwords[user]}@" if self.passwords else ""
-        return f"unix://{login}{self.folder}/redis.sock"
-
-    def restrict(self, *, redis_7: bool = False) -> None:
-        """From its next start on, let in only the users of `embedctl config acl`."""
-        passwords, _ = read_passwords(self.folder / "passwords")
-        users = self.folder / "users.acl"
-        users.write_text(access_list(passwords, database=0, redis_7=redis_7))
-        self.passwords = {user: each[0] for user, each in passwords.items()}
-        self.extra = [*self.extra, "--aclfile", str(users)]
-        self.restricted[self.url_of("producer")] = self
-
-    def start(self) -> None:
-        command = [self.binary or _redis_server(), str(CONFIG), "--port", "0", "--dir", str(self.folder)]
-        command += ["--unixsocket", f"{self.folder}/redis.sock", *self.extra]
-        with (self.folder / "redis.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        client = redis_py.Redis.from_url(self.url)
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                client.ping()
-                break
-            except redis_py.exceptions.ConnectionError:
-                runs = self.process.poll() is None and time.monotonic() < deadline
-                assert runs, (self.folder / "redis.log").read_text()[-2000:]
-                time.sleep(0.02)
-        client.close()
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait(30)
-            self.process = None
-
-
-def as_user(environment: Mapping[str, str], user: str) -> dict[str, str]:
-    """A producer's environment for a process that is another user of its Redis; for all the same without a list."""
-    server = RedisServer.restricted.get(environment["EMBEDCTL_REDIS_URL"])
-    return {**environment, "EMBEDCTL_REDIS_URL": server.url_of(user)} if server else dict(environment)
 
 
 @pytest.fixture(autouse=True)
@@ -141,19 +61,6 @@ def free_port() -> int:
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one test builds for a model the others find; nothing is written into the home folder."""
     return tmp_path_factory.mktemp("cache")
-
-
-@contextmanager
-def emptied(server: RedisServer) -> Iterator[None]:
-    """A Redis without what earlier tests left there. At the end it has denied nothing that this one asked for."""
-    client = redis_py.Redis.from_url(server.url)
-    client.flushall()
-    client.acl_log_reset()
-    yield
-    # Clients introduce themselves with CLIENT SETINFO, and `doctor` asks for CONFIG; both do without.
-    denied = [each for each in client.acl_log() if not each["object"].startswith(("client", "config"))]
-    client.close()
-    assert not denied
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -208,7 +115,7 @@ def broker(settings: Settings) -> Iterator[Broker]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Tiny], Path]:
     """Makes the folder of a small random model, each once in the whole run."""
-    from tests.tiny_models import make_model
+    from tests.support.tiny_models import make_model
 
     return functools.cache(lambda tiny: make_model(tmp_path_factory.mktemp(tiny.family), tiny))
 
@@ -220,7 +127,7 @@ def plain_graph(tiny_model: Callable[[Tiny], Path], tmp_path_factory: pytest.Tem
     from embedctl_workers.backends.onnx.export import export_own
     from embedctl_workers.backends.onnx.inputs import GRAPH
     from embedctl_workers.models.files import resolve_model
-    from tests.tensorrt_models import TINY
+    from tests.support.tensorrt_models import TINY
 
     folder = tmp_path_factory.mktemp("plain")
     export_own(resolve_model("tiny", ModelEntry(str(tiny_model(TINY)))), folder)

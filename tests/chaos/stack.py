@@ -22,8 +22,8 @@ from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings, load_settings
 from tests.chaos.options import DUMMY, Options
-from tests.conftest import RedisServer
-from tests.proxy import Proxy
+from tests.support.proxy import Proxy
+from tests.support.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 #: What the harness's own look at Redis may meet while Redis is being broken.

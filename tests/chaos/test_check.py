@@ -26,7 +26,7 @@ from tests.chaos.producers import Order, Producers
 from tests.chaos.pulse import Pulse
 from tests.chaos.rewinding import Waiter
 from tests.chaos.stack import Stack
-from tests.contract.helpers import keys_of, new_job
+from tests.support.store import keys_of, new_job
 
 POISONED = 5
 PLAN = Plan(

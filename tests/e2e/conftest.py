@@ -2,101 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from embedctl.broker import Broker
-from embedctl.store import WorkerRow
 from embedctl_config.settings import Settings, load_settings
-from tests.conftest import as_user
-
-#: The hardware classes and the short times of tests/conftest.py, as a worker process reads them.
-CONFIG = """
-lease_s = 1.0
-reissue_s = 1.0
-hardware = "dummy"
-model = "dummy"
-
-[classes.dummy]
-backend = "dummy"
-options = {dim = 16}
-
-[classes.slow]
-backend = "dummy"
-token_budget = 64
-options = {dim = 16, seconds_per_batch = 0.1}
-
-[classes.poison]
-backend = "dummy"
-options = {dim = 16, poison = true}
-
-[classes.small]
-backend = "dummy"
-options = {dim = 16, memory_tokens = 100}
-
-[classes.hung]
-backend = "dummy"
-options = {dim = 16, poison = true}
-"""
-
-#: The first worker with a model also computes its references and builds what it runs.
-START_S = 120.0
-
-
-@dataclass
-class WorkerProcess:
-    """A worker that a test started."""
-
-    process: subprocess.Popen[bytes]
-    broker: Broker
-    log_file: Path
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def row(self) -> WorkerRow:
-        return next(row for row in self.broker.workers.alive() if row.pid == self.pid)
-
-    def wait_ready(self) -> WorkerProcess:
-        deadline = time.monotonic() + START_S
-        while not any(row.pid == self.pid for row in self.broker.workers.alive()):
-            assert self.process.poll() is None, self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.05)
-        return self
-
-    def log(self) -> str:
-        return self.log_file.read_text(errors="replace")
-
-    def logged(self, words: str, **fields: object) -> bool:
-        """Whether it has logged a line with these words in its message, and with these fields."""
-        lines = [json.loads(line) for line in self.log().splitlines() if line.startswith("{") and line.endswith("}")]
-        return any(words in line["message"] and fields.items() <= line.items() for line in lines)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.terminate()
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        return self.process.returncode
+from tests.support.redis_server import as_user
+from tests.support.workers import CONFIG, StartWorker, WorkerProcess
 
 
 @pytest.fixture
@@ -125,9 +42,6 @@ def worker_broker(environment: dict[str, str]) -> Iterator[Broker]:
     broker = Broker.connect(load_settings(as_user(environment, "worker")))
     yield broker
     broker.close()
-
-
-StartWorker = Callable[..., WorkerProcess]
 
 
 @pytest.fixture
@@ -168,11 +82,3 @@ def embedctl(environment: dict[str, str], short_folder: Path) -> Callable[..., s
         )
 
     return run
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Poll until a condition holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.02)

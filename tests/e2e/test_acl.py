@@ -22,8 +22,6 @@ from embedctl.acl import ADMIN, USERS, access_list, read_passwords
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings
-from tests.conftest import RedisServer, emptied
-from tests.e2e.conftest import eventually
 from tests.e2e.test_deaths import test_a_worker_that_crashes_in_the_middle_of_a_chunk  # noqa: F401  (it runs here too)
 from tests.e2e.test_everyday_use import test_failed_records_are_retried_in_their_places  # noqa: F401  (likewise)
 from tests.e2e.test_flower import dashboard
@@ -33,7 +31,9 @@ from tests.e2e.test_main_job import (
     test_the_command_line_from_submit_to_fetch,  # noqa: F401  (likewise)
     test_vectors_come_back_in_input_order_with_ids_and_errors,  # noqa: F401  (likewise)
 )
-from tests.tls import tls_redis_server
+from tests.support.redis_server import RedisServer, emptied
+from tests.support.tls import tls_redis_server
+from tests.support.waiting import eventually
 
 JOB = "20260731-235959-0123456789"
 QUEUE = keys.queue("dummy", "dummy")
@@ -133,7 +133,7 @@ def restricted(*, redis_7: bool) -> Iterator[RedisServer]:
 def acl_redis(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A Redis that lets in only the users of the list: the one that all else runs on, or one that knows newer rules."""
     if request.param == "7" and not tls_redis_server():
-        pytest.skip("there is no redis-server 7: `tests/get-redis.sh` unpacks Debian's, as root")
+        pytest.skip("there is no redis-server 7: `tests/support/get-redis.sh` unpacks Debian's, as root")
     yield from restricted(redis_7=request.param == "7")
 
 

@@ -27,9 +27,9 @@ from embedctl import (
 )
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings
-from tests.conftest import RedisServer
-from tests.e2e.conftest import StartWorker
 from tests.e2e.test_main_job import raw_id, reference
+from tests.support.redis_server import RedisServer
+from tests.support.workers import StartWorker
 
 #: Longest that the loop may be kept from its other tasks, on a machine that does other things as well (seconds).
 MOST_S = 0.8

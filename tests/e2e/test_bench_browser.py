@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from embedctl_bench.report.report import write_report
-from tests.bench_reports import sample_report
 from tests.e2e.test_flower_browser import BROWSERS
+from tests.support.bench_reports import sample_report
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[dev]'")
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")

@@ -15,7 +15,7 @@ import pytest
 for _needed in ("torch", "sentence_transformers", "matplotlib", "jinja2"):
     pytest.importorskip(_needed)
 
-from tests.tiny_models import Tiny  # noqa: E402
+from tests.support.tiny_models import Tiny  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

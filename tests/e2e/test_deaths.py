@@ -18,10 +18,11 @@ from embedctl.broker import Broker
 from embedctl.reaper import Reaper
 from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
-from tests.e2e.conftest import StartWorker, WorkerProcess, eventually
 from tests.e2e.test_main_job import reference
 from tests.e2e.test_poison import deaths, kept_alive
 from tests.e2e.test_versions import before_all_else
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker, WorkerProcess
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(60)]
 

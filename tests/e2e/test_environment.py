@@ -10,9 +10,10 @@ import pytest
 import redis as redis_py
 
 from embedctl_config import keys
-from tests.conftest import RedisServer, as_user
-from tests.e2e.conftest import StartWorker, eventually
 from tests.e2e.test_flower import dashboard
+from tests.support.redis_server import RedisServer, as_user
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 QUEUE = keys.queue("dummy", "dummy")
 SUBMIT = """

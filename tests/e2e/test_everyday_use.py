@@ -16,9 +16,9 @@ from embedctl import JobState, JobUnfinished, enqueue_embeddings
 from embedctl.store import JobSpec
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.conftest import RedisServer
-from tests.e2e.conftest import eventually
 from tests.e2e.test_main_job import reference
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
 
 
 def test_failed_records_are_retried_in_their_places(settings: Settings, environment, start_worker, embedctl) -> None:

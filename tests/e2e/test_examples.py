@@ -22,9 +22,10 @@ import redis as redis_py
 from embedctl import Job, JobNotFound
 from embedctl.broker import Broker
 from embedctl_config.settings import load_settings
-from tests.e2e.conftest import StartWorker, eventually
 from tests.e2e.test_aio import looks
 from tests.e2e.test_main_job import raw_id, reference
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = "all-MiniLM-L6-v2"

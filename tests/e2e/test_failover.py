@@ -14,9 +14,10 @@ from embedctl import BrokerRefused, BrokerUnavailable, JobState, enqueue_embeddi
 from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.conftest import RedisServer
-from tests.e2e.conftest import StartWorker, eventually
-from tests.proxy import Proxy
+from tests.support.proxy import Proxy
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 
 @dataclass

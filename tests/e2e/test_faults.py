@@ -10,8 +10,8 @@ import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
-from tests.e2e.conftest import eventually
 from tests.e2e.test_main_job import reference
+from tests.support.waiting import eventually
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(60)]
 

@@ -24,8 +24,8 @@ from embedctl import JobState, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config.celery_app import TASK
 from embedctl_config.settings import Settings, load_settings
-from tests.conftest import RedisServer, as_user
-from tests.e2e.conftest import eventually
+from tests.support.redis_server import RedisServer, as_user
+from tests.support.waiting import eventually
 
 LISTENS = re.compile(r"^Flower is at (http://\S+) for ", re.MULTILINE)
 #: What a browser can ask for without knowing a job or a worker.

@@ -12,8 +12,8 @@ import pytest
 from embedctl import enqueue_embeddings
 from embedctl_config.celery_app import TASK
 from embedctl_config.settings import Settings
-from tests.e2e.conftest import eventually
 from tests.e2e.test_flower import dashboard
+from tests.support.waiting import eventually
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[dev]'")
 

@@ -18,8 +18,8 @@ import pytest
 from embedctl import OutputError, enqueue_embeddings
 from embedctl.output import fetch
 from embedctl_config.settings import Settings
-from tests.e2e.conftest import eventually
 from tests.e2e.test_main_job import reference
+from tests.support.waiting import eventually
 
 TEXTS = [f'text {i}, with "quotes" and ünïcode' for i in range(50)]
 SLOW = [f"text {i} " + "word " * 60 for i in range(60)]

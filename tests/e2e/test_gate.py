@@ -18,7 +18,7 @@ from embedctl import Job, JobState, enqueue_embeddings
 from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.models.files import resolve_model
-from tests.e2e.conftest import StartWorker
+from tests.support.workers import StartWorker
 
 pytest.importorskip("sentence_transformers")
 
@@ -37,7 +37,7 @@ WriteClass = Callable[[float], Settings]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.tiny_models import Tiny, make_model
+    from tests.support.tiny_models import Tiny, make_model
 
     return make_model(tmp_path_factory.mktemp("tiny"), Tiny())
 
@@ -179,7 +179,7 @@ def test_references_that_are_not_the_models_stop_a_worker(
     """What a worker sees whose own vectors are wrong: these and those of torch differ."""
     from embedctl_workers.machine.host import Host
     from embedctl_workers.models.references import references_for, references_path
-    from tests.tiny_models import Tiny, make_model
+    from tests.support.tiny_models import Tiny, make_model
 
     environment["EMBEDCTL_CACHE_DIR"] = str(tmp_path)
     host = Host(threads=1, cache=tmp_path)

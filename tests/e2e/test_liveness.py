@@ -13,10 +13,11 @@ from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.doctor import Finding, Level, examine
 from embedctl_config.settings import Settings
-from tests.contract.helpers import QUEUE, claim, complete, new_job, overdue, row
-from tests.e2e.conftest import WorkerProcess, eventually
 from tests.e2e.test_main_job import reference
 from tests.e2e.test_versions import RunEmbedctl, before_all_else, changed
+from tests.support.store import QUEUE, claim, complete, new_job, overdue, row
+from tests.support.waiting import eventually
+from tests.support.workers import WorkerProcess
 
 #: What the pages promise.
 KNOWN_WITHIN_S = 20.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.conftest import eventually
 from tests.e2e.test_main_job import reference
+from tests.support.waiting import eventually
 
 SLOW = [f"text {i} " + "word " * 60 for i in range(60)]
 

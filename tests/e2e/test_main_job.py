@@ -14,7 +14,7 @@ from embedctl.enqueue import JobOptions, submit
 from embedctl.records import records_of
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from tests.e2e.conftest import eventually
+from tests.support.waiting import eventually
 
 
 def reference(texts: list[str], prompt: str | None = None, seed: int = 0) -> np.ndarray:

@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
-from tests.conftest import RedisServer
-from tests.e2e.conftest import StartWorker, eventually
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 #: A class whose models take their time.
 LATE = """

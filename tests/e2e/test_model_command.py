@@ -18,7 +18,7 @@ from embedctl_config.settings import Settings, load_settings
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
 
-from tests.tiny_models import Tiny  # noqa: E402
+from tests.support.tiny_models import Tiny  # noqa: E402
 
 MODEL = "all-MiniLM-L6-v2"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

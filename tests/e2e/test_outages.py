@@ -29,10 +29,11 @@ from embedctl.reaper import Reaper
 from embedctl.records import records_of
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
-from tests.conftest import RedisServer
-from tests.e2e.conftest import StartWorker, eventually
 from tests.e2e.test_main_job import reference
-from tests.proxy import Proxy
+from tests.support.proxy import Proxy
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 #: To a worker of the class "slow" each of them is a batch: a tenth of a second.
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]

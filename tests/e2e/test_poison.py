@@ -10,8 +10,9 @@ import numpy as np
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
-from tests.e2e.conftest import StartWorker, WorkerProcess, eventually
 from tests.e2e.test_main_job import reference
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker, WorkerProcess
 
 POISON = {
     137: ("a crash-tokenizer here", "crashed_worker"),

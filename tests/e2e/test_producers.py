@@ -21,9 +21,9 @@ from embedctl.enqueue import JobOptions, submit
 from embedctl.records import records_of
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.e2e.conftest import eventually
 from tests.e2e.test_main_job import raw_id, reference
 from tests.e2e.test_versions import RunEmbedctl, before_all_else
+from tests.support.waiting import eventually
 
 TEXTS = [f"text {i}" for i in range(100)]
 LINES = [json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(TEXTS)]

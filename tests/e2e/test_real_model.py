@@ -13,7 +13,8 @@ import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
-from tests.e2e.conftest import WorkerProcess, eventually
+from tests.support.waiting import eventually
+from tests.support.workers import WorkerProcess
 
 MODEL = "all-MiniLM-L6-v2"
 CORPUS = Path(__file__).parents[2] / "demo" / "corpus.py"

@@ -9,9 +9,10 @@ import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings, load_settings
-from tests.e2e.conftest import StartWorker, WorkerProcess, eventually
 from tests.e2e.test_main_job import reference
 from tests.e2e.test_versions import before_all_else
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker, WorkerProcess
 
 #: The dummy, on a host whose memory another process takes after some batches; and one that a word leaves of no use.
 FADING = """

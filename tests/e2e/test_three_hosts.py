@@ -15,11 +15,12 @@ import pytest
 import trustme
 
 from embedctl.acl import access_list, read_passwords
-from tests.conftest import CONFIG as REDIS_CONFIG
-from tests.e2e.conftest import CONFIG
 from tests.e2e.test_main_job import reference
-from tests.hosts import Host, Network, why_not
-from tests.tls import need_tls_redis
+from tests.support.hosts import Host, Network, why_not
+from tests.support.redis_server import CONFIG as REDIS_CONFIG
+from tests.support.tls import need_tls_redis
+from tests.support.waiting import eventually
+from tests.support.workers import CONFIG
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -92,22 +93,15 @@ def _start_redis(hosts: Hosts, binary: str) -> None:
     hosts.redis.start(command, folder / "redis.log", os.environ)
 
 
-def until(condition, timeout_s: float, what: str) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.2)
-
-
 def test_a_host_that_is_cut_off_for_a_while_costs_nothing(hosts: Hosts) -> None:
     hosts.start_worker(hosts.near)
     hosts.start_worker(hosts.far)
-    until(lambda: len(hosts.overview()["workers"]) == 2, 60, "two workers")
+    eventually(lambda: len(hosts.overview()["workers"]) == 2, what="two workers")
     corpus = hosts.folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
 
     job_id = hosts.embedctl("submit", str(corpus), "--class", "slow", "--chunk-size", "20", "--quiet").strip()
-    until(lambda: hosts.job(job_id)["chunks_done"] >= 10, 60, "ten chunks")
+    eventually(lambda: hosts.job(job_id)["chunks_done"] >= 10, what="ten chunks")
     hosts.far.cut()
     at_the_cut = hosts.job(job_id)
     time.sleep(CUT_S)
@@ -122,4 +116,4 @@ def test_a_host_that_is_cut_off_for_a_while_costs_nothing(hosts: Hosts) -> None:
     assert done["lapsed"] >= 1, "the host that was cut off held a chunk"
     np.testing.assert_array_equal(np.load(vectors), reference(TEXTS))
     # The host that was cut off came back by itself.
-    until(lambda: len(hosts.overview()["workers"]) == 2, 60, "both workers")
+    eventually(lambda: len(hosts.overview()["workers"]) == 2, what="both workers")

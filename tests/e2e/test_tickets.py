@@ -17,7 +17,8 @@ from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.e2e.conftest import StartWorker, WorkerProcess, eventually
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker, WorkerProcess
 
 QUEUE = "embed.dummy.dummy"
 JOB = "20200101-000000-0000000000"

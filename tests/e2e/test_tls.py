@@ -24,10 +24,10 @@ from embedctl.acl import ADMIN, USERS
 from embedctl.store import Connection
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings
-from tests.e2e.conftest import eventually
 from tests.e2e.test_flower import PAGES, dashboard
 from tests.e2e.test_main_job import reference
-from tests.tls import TlsRedis, need_tls_redis
+from tests.support.tls import TlsRedis, need_tls_redis
+from tests.support.waiting import eventually
 
 TEXTS = [f"text {i} " + "word " * (i % 30) for i in range(100)]
 

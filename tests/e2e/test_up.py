@@ -24,14 +24,14 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.machine.devices import format_cpus
 from embedctl_workers.machine.discovery import find_cpu_sets
-from tests.conftest import as_user
-from tests.e2e.conftest import eventually
 from tests.e2e.test_deaths import owners
 from tests.e2e.test_local_stack import _running
 from tests.e2e.test_main_job import reference
 from tests.e2e.test_sick import FADING, REGISTERED
 from tests.e2e.test_versions import before_all_else
-from tests.unit.test_discovery import SMI, UUIDS, play
+from tests.support.redis_server import as_user
+from tests.support.waiting import eventually
+from tests.unit.workers.test_discovery import SMI, UUIDS, play
 
 #: A word of every record, to be looked for where it must not be.
 WORD = "zanzibar"

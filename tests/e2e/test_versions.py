@@ -25,8 +25,9 @@ from embedctl.broker import Broker
 from embedctl.tickets import Ticket
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
-from tests.e2e.conftest import StartWorker, WorkerProcess, eventually
 from tests.e2e.test_main_job import reference
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker, WorkerProcess
 
 RunEmbedctl = Callable[..., subprocess.CompletedProcess[str]]
 SubmitNewer = Callable[..., Job]

@@ -25,8 +25,8 @@ from embedctl.broker import Broker
 from embedctl.overview import Gatherer
 from embedctl.terminal.watch import Feed
 from embedctl_config.settings import Settings
-from tests.conftest import RedisServer
-from tests.e2e.conftest import eventually
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
 
 COLUMNS, ROWS = 80, 24
 ALTERNATE, NORMAL = "\x1b[?1049h", "\x1b[?1049l"

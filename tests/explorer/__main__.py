@@ -7,8 +7,8 @@ import logging
 import tempfile
 from pathlib import Path
 
-from tests.conftest import RedisServer
 from tests.explorer.scenarios import SCENARIOS
+from tests.support.redis_server import RedisServer
 
 
 def main() -> int:

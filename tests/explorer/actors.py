@@ -13,10 +13,10 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkResult, ErrorCode, RecordError
-from tests.contract.helpers import DIM, MINE, OPTIONS
 from tests.explorer.snapshots import fields
 from tests.explorer.steps import Log, Paused, frozen
 from tests.explorer.world import State, World
+from tests.support.store import DIM, MINE, OPTIONS
 
 #: What one actor does in one step: the world as it becomes, but for what Redis then holds, and what was done in words.
 Done = tuple[State, str]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RedisServer
+from tests.support.redis_server import RedisServer
 
 #: The property of a test's report that says how far it explored: its scenario, interleavings, distinct states, depth,
 #: paths and seconds.

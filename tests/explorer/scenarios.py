@@ -10,12 +10,12 @@ from typing import Any
 
 from embedctl.job import Job
 from embedctl.store import JobStatus
-from tests.contract.helpers import MINE, QUEUE
 from tests.explorer import bodies, old_client, old_jobs, old_upkeep
 from tests.explorer.actors import Actor, Body, Program, Worker, _result
 from tests.explorer.bodies import corpus
 from tests.explorer.machine import Machine
 from tests.explorer.world import State, World, a_world
+from tests.support.store import MINE, QUEUE
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _retrier(cast: Cast, name: str = "retrier", runs: int = 1) -> Program:
 
 def _ended_with_failures(world: World) -> None:
     """A sealed job of two chunks, one record of each failed; its producer is gone."""
-    from tests.contract.helpers import add
+    from tests.support.store import add
 
     jobs = world.broker.jobs
     for chunk in range(2):
@@ -155,7 +155,7 @@ def _ended_with_failures(world: World) -> None:
 
 def _submitted(world: World) -> None:
     """A sealed job of two chunks, no ticket of which was sent."""
-    from tests.contract.helpers import add
+    from tests.support.store import add
 
     for chunk in range(2):
         add(world.broker, world.job_id, chunk)

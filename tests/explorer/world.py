@@ -16,9 +16,9 @@ from embedctl.store import JobStore, Upkeep, WorkerRegistry
 from embedctl_config import keys, wire
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
-from tests.contract.helpers import QUEUE, row, spec
 from tests.explorer.snapshots import LONG_S, NOW, ExplorerConnection, Snapshot, View
 from tests.explorer.steps import Recorder, no_time_of_its_own, stepped_broker
+from tests.support.store import QUEUE, row, spec
 
 #: Chunk → digest of the text that the job holds, or held when it was encoded.
 Texts = tuple[tuple[int, bytes], ...]

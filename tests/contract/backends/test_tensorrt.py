@@ -1,0 +1,611 @@
+"""TensorRT plans on a stand-in for TensorRT, which executes their graphs on the CPU and is as strict as the real one.
+
+Nothing here was run on a GPU but the test with the mark `tensorrt`, where there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import DeviceLost, ModelError, SettingsError
+from embedctl_config.hardware import ModelEntry
+from embedctl_config.wire import ChunkInput, ErrorCode
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.builders import BuildOptions, builder_of
+from embedctl_workers.models.files import ModelFiles, resolve_model
+
+for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
+    pytest.importorskip(_needed)
+
+import onnx  # noqa: E402
+import torch  # noqa: E402
+
+from embedctl_workers.backends.onnx import recipe as onnx_recipe  # noqa: E402
+from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
+from embedctl_workers.backends.tensorrt import graphs, plan, recipe  # noqa: E402
+from embedctl_workers.backends.tensorrt.backend import TensorRTBackend  # noqa: E402
+from embedctl_workers.backends.tensorrt.engine import PlanRefused  # noqa: E402
+from embedctl_workers.backends.tensorrt.profiles import Profile, pieces_of, profiles_for  # noqa: E402
+from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions  # noqa: E402
+from embedctl_workers.backends.tensorrt.runtime import Runtime  # noqa: E402
+from embedctl_workers.backends.tensorrt.timing import TimingCache  # noqa: E402
+from embedctl_workers.building import tensorrt as build  # noqa: E402
+from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
+from tests.support.fakes import tensorrt as fake  # noqa: E402
+from tests.support.fakes.cuda import FakeDevice  # noqa: E402
+from tests.support.tensorrt_models import TEXTS, TINY, assert_close, by_torch, stand_in  # noqa: E402
+from tests.support.tiny_models import Tiny  # noqa: E402
+
+FAMILIES = (
+    TINY,
+    Tiny("roberta", max_seq_length=100),
+    Tiny("distilbert", max_seq_length=100, pooling="cls"),
+    Tiny("mpnet", max_seq_length=100, pooling="lasttoken+max"),
+)
+#: Two rows of the longest text at once.
+SMALL = {"batch_tokens": 200}
+RUN_CHILD = onnx_recipe.run_child
+#: For what depends on TensorRT's names; all else is tried with the newer version alone.
+BOTH = pytest.mark.parametrize("version", fake.VERSIONS, indirect=True)
+
+
+@pytest.fixture
+def version(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", fake.VERSIONS[-1])
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+def here(version: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """What a process has that runs on the stand-ins, and builds without processes of its own."""
+    return stand_in(version, device, monkeypatch)
+
+
+@pytest.fixture
+def files(tiny_model: Callable[[Tiny], Path]) -> ModelFiles:
+    return resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
+
+
+@pytest.fixture
+def host(cache_folder: Path) -> Host:
+    return Host(1, cache_folder)
+
+
+@pytest.fixture
+def own(files: ModelFiles, here: Runtime, host: Host, tmp_path: Path) -> Host:
+    """A cache of the test's own, with the ONNX graph of the small model and its references in it."""
+    graph = onnx_recipe.artifact_for(files, onnx_recipe.ONNX_PLAIN, host)
+    shutil.copytree(graph.folder, tmp_path / "artifacts" / graph.folder.name)
+    shutil.copytree(host.cache / "references", tmp_path / "references")
+    return Host(1, tmp_path)
+
+
+def load(files: ModelFiles, host: Host, **options: Any) -> TensorRTBackend:
+    return TensorRTBackend.load("tiny", ModelEntry(str(files.folder)), host, options)
+
+
+def encode(
+    backend: TensorRTBackend, texts: list[str], rows: list[int] | None = None, prompt: str | None = None
+) -> Vectors:
+    tokens = backend.tokenize(texts, prompt)
+    picked = np.arange(len(texts)) if rows is None else np.array(rows)
+    return backend.finish(backend.forward(tokens, picked), normalize=True)
+
+
+@BOTH
+@pytest.mark.parametrize("tiny", FAMILIES, ids=str)
+def test_vectors_are_those_of_sentence_transformers(
+    tiny: Tiny, here: Runtime, host: Host, tiny_model: Callable[[Tiny], Path]
+) -> None:
+    files = resolve_model("tiny", ModelEntry(str(tiny_model(tiny))))
+    backend = load(files, host, **SMALL)
+    assert backend.engine == f"TensorRT {here.version}, fp16, Fake GPU"
+    expected = by_torch(files, TEXTS)
+    assert (backend.fingerprint, backend.dim, backend.max_tokens) == (files.fingerprint, expected.shape[1], 100)
+    for rows in (None, [3, 1], [6, 4, 0, 2, 6]):
+        assert_close(encode(backend, TEXTS, rows), expected if rows is None else expected[rows])
+    assert_close(encode(backend, TEXTS[:2], prompt="query: "), by_torch(files, TEXTS[:2], prompt="query: "))
+
+
+@BOTH
+@pytest.mark.parametrize(("dtype", "least"), [("fp32", 0.9999999), ("bf16", 0.999)])
+def test_another_type_gives_them_too(dtype: str, least: float, here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, dtype=dtype, **SMALL)
+    assert f", {dtype}," in backend.engine
+    assert_close(encode(backend, TEXTS), by_torch(files, TEXTS), least)
+
+
+@BOTH
+def test_at_the_edges_of_buckets_it_is_the_same_vector(here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, **SMALL)
+    counts = (3, 31, 32, 33, 40, 41, 63, 64, 65, 99, 100, 101, 300)
+    texts = [" ".join(["to"] + ["the"] * (count - 3)) for count in counts]
+    assert backend.tokenize(texts, None).lengths.tolist() == [min(count, 100) for count in counts]
+    expected = by_torch(files, texts)
+    assert_close(encode(backend, texts), expected)
+    assert_close(np.concatenate([encode(backend, [text]) for text in texts]), expected)
+
+
+@BOTH
+def test_a_batch_of_any_size_is_cut_into_what_the_plan_takes(here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, **SMALL)
+    assert [(each.usual, each.most) for each in backend._profiles] == [(6, 12), (3, 5), (2, 2)]
+    short, long = TEXTS[0], TEXTS[6]
+    expected = by_torch(files, [short, long])
+    for rows in (1, 5, 6, 7, 11, 12, 13, 40):
+        assert_close(encode(backend, [short] * rows), expected[[0] * rows])
+    for rows in (1, 2, 3, 5):
+        assert_close(encode(backend, [long, short] * rows), expected[[1, 0] * rows])
+
+
+def test_a_vector_does_not_depend_on_place_or_neighbours(here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, **SMALL)
+    alone = np.concatenate([encode(backend, [text]) for text in TEXTS])
+    order = np.random.default_rng(0).permutation(len(TEXTS))
+    assert_close(encode(backend, TEXTS), alone, 0.99999)
+    assert_close(encode(backend, TEXTS, order.tolist()), alone[order], 0.99999)
+    assert_close(encode(backend, ["to " * 500, "the text", "to " * 31])[[1]], alone[[0]], 0.99999)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_rows_of_nothing_but_padding_hold_no_nan(dtype: str, here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, dtype=dtype, **SMALL)
+    assert backend._engine is not None
+    batch = {name: np.zeros((2, 8), np.int64) for name in backend._engine.inputs}
+    with here.device.current():
+        begun = backend._engine.begin(0, batch)
+        here.device.wait()
+    assert torch.isfinite(begun.vectors).all()
+
+
+def test_texts_of_no_words_have_finite_vectors(here: Runtime, files: ModelFiles, host: Host) -> None:
+    assert np.isfinite(encode(load(files, host, **SMALL), ["", " ", "\x00", "\u200b", "word"])).all()
+
+
+def test_a_batch_is_begun_before_the_one_before_it_is_done(here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, **SMALL)
+    backend.warm_up()
+    assert backend.ahead == 1
+    tokens = backend.tokenize(TEXTS, None)
+    first, second = backend.forward(tokens, np.array([0, 6])), backend.forward(tokens, np.array([2]))
+    assert all(begun.vectors.isnan().all() for _, begun in (*first.pieces, *second.pieces))
+    expected = by_torch(files, TEXTS)
+    assert_close(backend.finish(first, normalize=True), expected[[0, 6]])
+    assert all(begun.vectors.isnan().all() for _, begun in second.pieces)
+    assert_close(backend.finish(second, normalize=True), expected[[2]])
+
+
+def test_memory_is_kept_until_the_device_is_done(here: Runtime, files: ModelFiles, host: Host) -> None:
+    """The stand-in notices memory that is let go: without what holds it, it fails."""
+    backend = load(files, host, **SMALL)
+    output = backend.forward(backend.tokenize(TEXTS, None), np.arange(2))
+    for _, begun in output.pieces:
+        object.__setattr__(begun, "held", ())
+    with pytest.raises(AssertionError, match="let go before"):
+        backend.finish(output, normalize=True)
+
+
+def test_positions_are_those_that_are_computed(here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, **SMALL)
+    assert backend.positions(np.array([3])) == 8
+    assert backend.positions(np.array([3, 9, 33, 99, 100])) == 2 * 16 + 40 + 2 * 100
+    assert backend.token_budget == 200
+
+
+def test_a_closed_model_says_so(here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, **SMALL)
+    backend.close()
+    with pytest.raises(ModelError, match="was closed"):
+        encode(backend, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "longest"),
+    [
+        (5, [5]),
+        (32, [32]),
+        (33, [32, 33]),
+        (256, [32, 64, 128, 256]),
+        (384, [32, 64, 128, 256, 384]),
+        (512, [32, 64, 128, 256, 512]),
+        (514, [32, 64, 128, 256, 512, 514]),
+        (8192, [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]),
+    ],
+)
+def test_profiles_cover_every_length_once(max_tokens: int, longest: list[int]) -> None:
+    profiles = profiles_for(max_tokens, 16_384)
+    assert [each.longest for each in profiles] == longest
+    lengths = {1, 7, 8, 9, *longest, *(each + 1 for each in longest), max_tokens - 1}
+    for length in (each for each in lengths if each <= max_tokens):
+        (piece,) = pieces_of(profiles, np.array([length]))
+        profile = profiles[piece.profile]
+        assert max(profile.shortest, length) <= piece.width <= profile.longest
+        least, usual, most = profile.shapes
+        assert all(a <= b <= c for a, b, c in zip(least, usual, most, strict=True))
+
+
+def test_pieces_are_within_their_profile_and_hold_every_row_once() -> None:
+    profiles = profiles_for(512, 1024)
+    lengths = np.random.default_rng(0).integers(1, 513, 300)
+    pieces = pieces_of(profiles, lengths)
+    assert sorted(np.concatenate([piece.places for piece in pieces]).tolist()) == list(range(300))
+    for piece in pieces:
+        assert len(piece.places) <= profiles[piece.profile].most
+        assert lengths[piece.places].max() <= piece.width < lengths[piece.places].max() + 8
+
+
+def test_a_usual_batch_fills_a_profile_and_is_not_cut() -> None:
+    for profile in profiles_for(512, 16_384):
+        rows = 16_384 // profile.longest
+        assert len(pieces_of([profile], np.full(rows, profile.longest))) == 1
+    assert Profile(1, 2, 3, 4).shapes == ((1, 1), (3, 2), (4, 2))
+
+
+@BOTH
+def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own: Host) -> None:
+    build_plan = builder_of("gpu-tensorrt", "tensorrt")
+    asked = BuildOptions(SMALL, revision="main")
+    artifact = build_plan(files, own, asked)
+    assert here.trt._calls["built"] == 1
+    manifest = artifact.manifest
+    assert set(manifest["files"]) == {"model.json", PLAN, "tokenizer.json"}
+    assert manifest["recipe"]["kind"] == "tensorrt"
+    assert (manifest["graph"]["name"], manifest["model"]["revision"]) == ("fp16", "main")
+    assert manifest["versions"]["tensorrt"] == here.version
+    assert manifest["accuracy"]["passed"]
+    assert manifest["accuracy"]["bounds"] == {"min_cosine": 0.999}
+    assert (manifest["rate"]["device"], manifest["rate"]["sentences_per_s"] > 0) == ("Fake GPU", True)
+    assert build_plan(files, own, asked).folder == artifact.folder
+    assert here.trt._calls["built"] == 1
+    build_plan(files, own, replace(asked, force=True))
+    assert here.trt._calls["built"] == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [({"target": "inf2"}, "leave --target inf2 out"), ({"exporter": "optimum"}, "leave --exporter optimum out")],
+)
+def test_plans_are_built_for_the_gpu_at_hand_and_of_our_graph(
+    asked: dict[str, str], message: str, files: ModelFiles, host: Host
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        recipe.build(files, host, BuildOptions(**asked))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "int8"}, "dtype 'int8' of backend tensorrt is none of auto, fp16, bf16, fp32"),
+        ({"batch_tokens": 63}, "batch_tokens 63 of backend tensorrt is no whole number from 64 to"),
+        ({"batch_tokens": "many"}, "batch_tokens 'many'"),
+        ({"batch_tokens": True}, "batch_tokens True"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str, files: ModelFiles, host: Host) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load(files, host, **options)
+
+
+def changed_graph(graph: Artifact) -> Artifact:
+    files = {name: {**facts, "sha256": "0" * 64} for name, facts in graph.manifest["files"].items() if name == GRAPH}
+    return Artifact(graph.folder, {**graph.manifest, "files": {**graph.manifest["files"], **files}})
+
+
+def test_the_key_of_a_plan_changes_with_every_component(
+    here: Runtime, files: ModelFiles, own: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = onnx_recipe.artifact_for(files, onnx_recipe.ONNX_PLAIN, own)
+    options = PlanOptions(**SMALL)
+
+    def another(device: FakeDevice | None = None, version: str = "") -> Runtime:
+        trt = SimpleNamespace(__version__=version or here.version)
+        return Runtime(trt, device or here.device, here.log)
+
+    def key(graph: Artifact = graph, at: Runtime = here, options: PlanOptions = options) -> str:
+        return recipe.wanted(files, graph, at, options).name
+
+    first, keys = key(), set()
+    keys |= {key(graph=changed_graph(graph))}
+    keys |= {key(at=another(version="10.16.9.99"))}
+    keys |= {key(at=another(FakeDevice("Another GPU"))), key(at=another(FakeDevice(capability="9.0")))}
+    keys |= {key(options=PlanOptions(batch_tokens=400)), key(options=PlanOptions("fp16", 200))}
+    keys |= {recipe.wanted(ModelFiles("tiny", files.folder, "ab" * 32), graph, here, options).name}
+    for owner, name, value in (
+        (recipe, "BUILDER", "another workspace"),
+        (recipe, "CONVERSION", "2"),
+        (onnx_recipe.metadata, "version", lambda package: "0.1"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            keys |= {key()}
+    assert len(keys) == 10
+    assert first not in keys
+    assert key() == first
+
+
+def plan_of(cache: Path) -> Path:
+    (found,) = cache.glob(f"artifacts/*-tensorrt-*/{PLAN}")
+    return found
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["empty", "garbage", "a bit flipped"])
+def test_a_plan_that_is_damaged_is_built_again_and_never_loaded(
+    damage: bytes | None, here: Runtime, files: ModelFiles, own: Host
+) -> None:
+    load(files, own, **SMALL)
+    path = plan_of(own.cache)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if damage is None else damage)
+    loaded: list[bytes] = []
+    here.trt._refuses = lambda plan: loaded.append(plan) is not None
+    assert_close(encode(load(files, own, **SMALL), TEXTS), by_torch(files, TEXTS))
+    assert here.trt._calls["built"] == 2
+    assert loaded
+    assert set(loaded) == {path.read_bytes()} == {whole}
+
+
+@BOTH
+def test_a_plan_that_tensorrt_refuses_is_built_again_once(here: Runtime, files: ModelFiles, own: Host) -> None:
+    load(files, own, **SMALL)
+    left = [True]
+    here.trt._refuses = lambda plan: bool(left) and left.pop()
+    assert_close(encode(load(files, own, **SMALL), TEXTS), by_torch(files, TEXTS))
+    assert here.trt._calls["built"] == 2
+
+    here.trt._refuses = lambda plan: True
+    with pytest.raises(ModelError, match="the plan was built for something else"):
+        load(files, own, **SMALL)
+    with pytest.raises(ModelError, match=r"nothing is to be built: run `embedctl model build .* --force`"):
+        load(files, Host(1, own.cache, build=False), **SMALL)
+
+
+def test_a_plan_of_other_profiles_is_refused(here: Runtime, files: ModelFiles, own: Host) -> None:
+    from embedctl_workers.backends.tensorrt.engine import Engine
+
+    load(files, own, **SMALL)
+    with pytest.raises(PlanRefused, match="has 3 profiles, not 1"):
+        Engine(here, plan_of(own.cache).read_bytes(), profiles_for(32, 200))
+
+
+def test_without_building_the_message_says_what_there_is(here: Runtime, files: ModelFiles, own: Host) -> None:
+    no_build = Host(1, own.cache, build=False)
+    with pytest.raises(ModelError, match=r"for Fake GPU .* and these options: the plan .* is missing and nothing is"):
+        load(files, no_build, **SMALL)
+    load(files, own, **SMALL)
+    assert_close(encode(load(files, no_build, **SMALL), TEXTS), by_torch(files, TEXTS))
+    here.device.name = "Another GPU"
+    known = rf"for Another GPU \(compute capability 0.0\).*, only for Fake GPU with TensorRT {here.version}: the plan"
+    with pytest.raises(ModelError, match=known):
+        load(files, no_build, **SMALL)
+    with pytest.raises(ModelError, match=r"the ONNX graph is missing .* run `embedctl model build tiny --class gpu-t"):
+        load(files, Host(1, own.cache / "empty", build=False), **SMALL)
+
+
+def test_of_two_that_build_at_once_one_does(here: Runtime, files: ModelFiles, own: Host) -> None:
+    together = threading.Barrier(2)
+    found: list[Path] = []
+
+    def run() -> None:
+        together.wait()
+        found.append(recipe.artifact_for(files, here, own, PlanOptions(**SMALL)).folder)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    assert len(set(found)) == here.trt._calls["built"] == 1
+
+
+@pytest.mark.parametrize("version", ["10.16"], indirect=True)
+def test_two_processes_build_one_plan(
+    here: Runtime, files: ModelFiles, own: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build as it is: a process of its own, here of two that ask at once."""
+    monkeypatch.setattr(
+        recipe, "run_child", lambda module, request: RUN_CHILD("tests.support.fakes.build_tensorrt", request)
+    )
+    manifests: list[Any] = []
+
+    def run() -> None:
+        manifests.append(recipe.artifact_for(files, here, own, PlanOptions(**SMALL)).manifest)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert manifests[0] == manifests[1]
+    assert here.trt._calls["built"] == 0
+    assert manifests[0]["graph"]["name"] == "fp16"
+    assert_close(encode(load(files, own, **SMALL), TEXTS), by_torch(files, TEXTS))
+
+
+def spoil(path: Path) -> None:
+    """Make the first bias of a graph another one."""
+    model = onnx.load(path)
+    bias = next(each for each in model.graph.initializer if "bias" in each.name)
+    bias.CopyFrom(onnx.numpy_helper.from_array(1 - onnx.numpy_helper.to_array(bias), bias.name))
+    onnx.save(model, path)
+
+
+@pytest.fixture
+def spoilt(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The types in which graphs come out wrong."""
+    types: set[str] = set()
+    convert = graphs.convert
+
+    def convert_badly(source: Path, target: Path, dtype: str) -> None:
+        convert(source, target, dtype)
+        if dtype in types:
+            spoil(target)
+
+    monkeypatch.setattr(build.graphs, "convert", convert_badly)
+    return types
+
+
+def test_bf16_is_taken_where_fp16_fails_the_gate(spoilt: set[str], here: Runtime, files: ModelFiles, own: Host) -> None:
+    spoilt.add("fp16")
+    backend = load(files, own, **SMALL)
+    assert ", bf16," in backend.engine
+    assert_close(encode(backend, TEXTS), by_torch(files, TEXTS), 0.999)
+    assert here.trt._calls["built"] == 2
+
+
+def test_a_model_of_which_no_plan_is_right_is_refused(
+    spoilt: set[str], here: Runtime, files: ModelFiles, own: Host
+) -> None:
+    spoilt |= {"fp16", "bf16"}
+    with pytest.raises(ModelError, match=r"no plan gives its vectors \(fp16: max abs .*; bf16: max abs .*torch-gpu"):
+        load(files, own, **SMALL)
+    with pytest.raises(ModelError, match=r"no plan gives its vectors \(fp16: max abs [^;]*\): use"):
+        load(files, own, dtype="fp16", **SMALL)
+    assert not list(own.cache.glob(f"artifacts/*/{PLAN}"))
+
+
+@BOTH
+def test_every_error_of_the_parser_is_told(here: Runtime, plain_graph: Path, tmp_path: Path) -> None:
+    model = onnx.load(plain_graph)
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    for name in ("BiasGelu", "SkipLayerNormalization"):
+        model.graph.node.append(onnx.helper.make_node(name, ["input_ids"], [name], domain="com.microsoft"))
+    onnx.save(model, tmp_path / GRAPH)
+    told = r"can't read its graph: no importer for BiasGelu; no importer for SkipLayerNormalization"
+    with pytest.raises(ModelError, match=told):
+        plan.build_plan(here, tmp_path / GRAPH, profiles_for(32, 64), TimingCache(here, tmp_path))
+
+
+def test_a_plan_that_is_not_built_is_an_error_with_the_reason(here: Runtime, plain_graph: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="can't build a plan of its graph: every input needs a shape"):
+        plan.build_plan(here, plain_graph, [], TimingCache(here, tmp_path))
+    assert not (tmp_path / "tensorrt").exists()
+
+
+@BOTH
+def test_timings_are_kept_for_the_next_plan(here: Runtime, plain_graph: Path, tmp_path: Path) -> None:
+    timing = TimingCache(here, tmp_path)
+    assert timing.read() == b""
+    for built in (1, 2):
+        plan.build_plan(here, plain_graph, profiles_for(32, 64), timing)
+        assert timing.read() == b"kernels;" + built * b"measured;"
+    assert [path.name for path in (tmp_path / "tensorrt").iterdir()] == [timing.path.name]
+    timing.path.write_bytes(timing.path.read_bytes()[:-1] + b"!")
+    assert timing.read() == b""
+    timing.write(b"kernels;")
+    timing.path.chmod(0o666)
+    assert timing.read() == b""
+
+
+def test_timings_are_of_a_version_and_a_gpu(here: Runtime, tmp_path: Path) -> None:
+    names = {
+        TimingCache(Runtime(SimpleNamespace(__version__=version), FakeDevice(name, capability), None), tmp_path).path
+        for version in ("10.16.1", "11.4.0")
+        for name in ("A", "B")
+        for capability in ("8.6", "9.0")
+    }
+    assert len(names) == 8
+
+
+@BOTH
+def test_a_device_that_is_lost_ends_the_process_and_not_the_rows(here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, **SMALL)
+    tokens = backend.tokenize(TEXTS, None)
+    output = backend.forward(tokens, np.arange(2))
+    here.device.broken = True
+    with pytest.raises(DeviceLost, match=r"Fake GPU is lost to this process"):
+        backend.finish(output, normalize=True)
+    with pytest.raises(DeviceLost, match=r"Fake GPU is lost to this process"):
+        backend.forward(tokens, np.arange(2))
+
+
+def test_what_one_batch_does_is_no_loss_of_the_device(here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, **SMALL)
+    assert backend._engine is not None
+    wide = {name: np.ones((1, 200), np.int64) for name in backend._engine.inputs}
+    with pytest.raises(RuntimeError, match=r"does not take the shape \(1, 200\)"), here.device.current():
+        backend._engine.begin(0, wide)
+    assert_close(encode(backend, TEXTS), by_torch(files, TEXTS))
+
+
+def test_too_little_memory_halves_batches(here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, **SMALL)
+    here.device.free = 3 * 32 * 4  # vectors of three rows
+    texts = ["the text", "word", "a model", "query", "to", "the"]
+    encoder = ChunkEncoder(backend, backend.token_budget)
+    encoded = encoder.encode(encoder.prepare(ChunkInput(0, bytes(6), [text.encode() for text in texts]), {}))
+    assert encoded.errors == []
+    assert_close(encoded.vectors, by_torch(files, texts))
+    assert encoder._token_budget < 200
+
+
+def test_what_was_begun_of_a_batch_that_fails_is_waited_for(here: Runtime, files: ModelFiles, host: Host) -> None:
+    backend = load(files, host, **SMALL)
+    here.device.free = 300  # bytes: less than the tokens of the longer text
+    texts = ["the text", "to " * 40]
+    with contextlib.suppress(torch.OutOfMemoryError):
+        backend.forward(backend.tokenize(texts, None), np.arange(2))
+        pytest.fail("there was enough memory")
+    encoder = ChunkEncoder(backend, backend.token_budget)
+    encoded = encoder.encode(encoder.prepare(ChunkInput(0, bytes(2), [text.encode() for text in texts]), {}))
+    assert [(error.row, error.code) for error in encoded.errors] == [(1, ErrorCode.OUT_OF_MEMORY)]
+    assert_close(encoded.vectors[:1], by_torch(files, texts[:1]))
+
+
+@BOTH
+def test_the_stand_in_has_what_the_real_one_has_and_no_more(here: Runtime, version: str) -> None:
+    trt = here.trt
+    builder = trt.Builder(here.log)
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        builder.create_network(1, explicit_batch=True)
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        builder.create_network("strongly typed")
+    with pytest.raises(AttributeError, match="max_batch_size"):
+        _ = builder.max_batch_size
+    with pytest.raises(AttributeError, match="that can be set"):
+        builder.max_batch_size = 1
+    with pytest.raises(AttributeError):
+        _ = trt.UffParser
+    with pytest.raises(NotImplementedError):
+        builder.reset()
+    assert hasattr(trt.BuilderFlag, "TF32")
+    assert hasattr(trt.BuilderFlag, "FP16") is version.startswith("10.")
+    assert hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+
+@pytest.mark.parametrize("version", fake.VERSIONS)
+def test_the_recorded_api_has_what_plans_are_built_and_run_with(version: str) -> None:
+    record = json.loads((fake.VENDOR / f"tensorrt-{version}.json").read_text())
+    assert record["version"].startswith(version)
+    assert {"Builder", "OnnxParser", "Runtime", "IExecutionContext", "ITimingCache"} <= set(record["classes"])
+    context = record["classes"]["IExecutionContext"]["methods"]
+    assert {"execute_async_v3", "infer_shapes", "set_optimization_profile_async"} <= set(context)
+
+
+@pytest.mark.tensorrt
+@pytest.mark.parametrize("dtype", ["auto", "bf16", "fp32"])
+def test_on_a_gpu_vectors_are_those_of_sentence_transformers(dtype: str, files: ModelFiles, tmp_path: Path) -> None:
+    backend = load(files, Host(2, tmp_path), dtype=dtype)
+    backend.warm_up()
+    expected = by_torch(files, TEXTS)
+    for rows in (None, [3, 1], [6, 4, 0, 2, 6]):
+        assert_close(encode(backend, TEXTS, rows), expected if rows is None else expected[rows], 0.999)
+    again = load(files, Host(2, tmp_path, build=False), dtype=dtype)
+    assert_close(encode(again, TEXTS), expected, 0.999)

@@ -1,0 +1,184 @@
+"""The graphs that TensorRT is given: their types, and that they give the model's vectors in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import ModelError
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.models.files import resolve_model
+
+for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
+    pytest.importorskip(_needed)
+
+import onnx  # noqa: E402
+import torch  # noqa: E402
+from onnx import TensorProto, numpy_helper  # noqa: E402
+
+from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs  # noqa: E402
+from embedctl_workers.backends.tensorrt import graphs  # noqa: E402
+from tests.support.tensorrt_models import TEXTS, assert_close, by_torch  # noqa: E402
+from tests.support.tiny_models import Tiny  # noqa: E402
+
+
+def types_of(model: Any) -> dict[str, int]:
+    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    graph = inferred.graph
+    found = {each.name: each.type.tensor_type.elem_type for each in (*graph.value_info, *graph.input, *graph.output)}
+    return found | {each.name: each.data_type for each in graph.initializer}
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("fp16", TensorProto.FLOAT16), ("bf16", TensorProto.BFLOAT16)])
+def test_sums_norms_and_pooling_stay_in_fp32(dtype: str, kind: int, plain_graph: Path, tmp_path: Path) -> None:
+    graphs.convert(plain_graph, tmp_path / GRAPH, dtype)
+    model = onnx.load(tmp_path / GRAPH)
+    onnx.checker.check_model(model, full_check=True)
+    types = types_of(model)
+    assert types[OUTPUT] == TensorProto.FLOAT
+    inputs = {
+        name: {types[each] for node in model.graph.node if node.op_type == name for each in node.input if each}
+        for name in ("LayerNormalization", "Softmax", "MatMul", "Erf")
+    }
+    assert inputs == {
+        "LayerNormalization": {TensorProto.FLOAT},
+        "Softmax": {TensorProto.FLOAT},
+        "MatMul": {kind},
+        "Erf": {kind},
+    }
+    behind = [node for node in model.graph.node if node.name.startswith("/_model.1/")]
+    assert {"ReduceSum", "Div"} <= {node.op_type for node in behind}
+    allowed = {TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL}
+    assert {types[each] for node in behind for each in (*node.input, *node.output) if each} <= allowed
+    other = {TensorProto.FLOAT16, TensorProto.BFLOAT16} - {kind}
+    assert other.isdisjoint(types.values())
+    # Nor do its numbers go through 16 bits from one node to the next.
+    made = {each for node in behind for each in node.output}
+    assert not [
+        node
+        for node in model.graph.node
+        if node.name not in {each.name for each in behind}
+        and made.intersection(node.input)
+        and types[node.output[0]] == kind
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_a_graph_computed_in_its_own_types_gives_the_vectors(
+    family: Any, dtype: str, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
+) -> None:
+    """By onnx's own evaluator, which computes in fp16 and bf16 where the graph says so."""
+    from onnx.reference import ReferenceEvaluator
+
+    from embedctl_workers.backends.onnx.export import export_own
+
+    files = resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(family, normalize=True)))))
+    (tmp_path / "plain").mkdir()
+    export_own(files, tmp_path / "plain")
+    graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
+    evaluator = ReferenceEvaluator(str(tmp_path / GRAPH))
+    inputs = GraphInputs(tmp_path / "plain", evaluator.input_names)
+    tokens = inputs.tokenize(TEXTS, None)
+    (found,) = evaluator.run(None, dict(inputs.batch(tokens, np.arange(len(TEXTS)))))
+    assert found.dtype == np.float32
+    assert_close(found, by_torch(files, TEXTS), 0.999)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize(("family", "operator"), [("roberta", "CumSum"), ("mpnet", "Log")])
+def test_positions_are_counted_in_fp32(
+    family: Any, operator: str, dtype: str, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
+) -> None:
+    """bf16 holds whole numbers up to 256 alone."""
+    from embedctl_workers.backends.onnx.export import export_own
+
+    (tmp_path / "plain").mkdir()
+    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(family, max_seq_length=100))))), tmp_path / "plain")
+    graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
+    model = onnx.load(tmp_path / GRAPH)
+    types, makers = types_of(model), {name: node for node in model.graph.node for name in node.output}
+    (found,) = (node for node in model.graph.node if node.op_type == operator)
+    before, seen = [found.input[0]], set()
+    while before:
+        name = before.pop()
+        seen.add(types[name])
+        if makers[name].op_type != "Shape":
+            before += [each for each in makers[name].input if each in makers]
+    assert types[found.output[0]] == TensorProto.FLOAT
+    assert {TensorProto.FLOAT16, TensorProto.BFLOAT16}.isdisjoint(seen)
+    (after,) = (node for node in model.graph.node if found.output[0] in node.input)
+    assert types[after.output[0]] in (TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64)
+
+
+def test_the_first_token_is_taken_without_a_question(tmp_path: Path, tiny_model: Callable[[Tiny], Path]) -> None:
+    """The exporter's `If` has answers of several ranks, which TensorRT does not take."""
+    from embedctl_workers.backends.onnx.export import export_own
+
+    (tmp_path / "plain").mkdir()
+    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(pooling="cls"))))), tmp_path / "plain")
+    assert "If" in {node.op_type for node in onnx.load(tmp_path / "plain" / GRAPH).graph.node}
+    for dtype in ("fp16", "fp32"):
+        graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
+        assert "If" not in {node.op_type for node in onnx.load(tmp_path / GRAPH).graph.node}
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_no_number_of_a_graph_is_beyond_16_bits(dtype: str, plain_graph: Path, tmp_path: Path) -> None:
+    def largest(path: Path) -> float:
+        tensors = [numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer]
+        constants = [
+            numpy_helper.to_array(a.t) for node in onnx.load(path).graph.node for a in node.attribute if a.HasField("t")
+        ]
+        return max(
+            float(np.abs(each.astype(np.float64)).max())
+            for each in (*tensors, *constants)
+            if each.dtype.kind not in "iub"
+        )
+
+    assert largest(plain_graph) > 1e30, "the model masks with something else: this test shows nothing"
+    graphs.convert(plain_graph, tmp_path / GRAPH, dtype)
+    assert largest(tmp_path / GRAPH) == 1e4 if dtype != "bf16" else abs(largest(tmp_path / GRAPH) - 1e4) < 64
+
+
+def test_bf16_numbers_are_rounded_from_fp32(plain_graph: Path, tmp_path: Path) -> None:
+    graphs.convert(plain_graph, tmp_path / GRAPH, "bf16")
+    originals = {each.name: each for each in onnx.load(plain_graph).graph.initializer}
+    compared = 0
+    for each in onnx.load(tmp_path / GRAPH).graph.initializer:
+        if each.data_type == TensorProto.BFLOAT16 and each.name in originals:
+            exact = torch.from_numpy(numpy_helper.to_array(originals[each.name]).copy())
+            found = numpy_helper.to_array(each).astype(np.float32)
+            np.testing.assert_array_equal(found, exact.bfloat16().float().numpy())
+            compared += 1
+    assert compared > 10
+
+
+def test_a_large_graph_keeps_its_weights_beside_it(
+    plain_graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "is_large", lambda graph: True)
+    for dtype in ("fp16", "bf16", "fp32"):
+        (tmp_path / dtype).mkdir()
+        graphs.convert(plain_graph, tmp_path / dtype / GRAPH, dtype)
+        assert sorted(path.name for path in (tmp_path / dtype).iterdir()) == [GRAPH, "weights"]
+        small = tmp_path / f"{dtype}.onnx"
+        with monkeypatch.context() as patch:
+            patch.setattr(graphs, "is_large", lambda graph: False)
+            graphs.convert(plain_graph, small, dtype)
+        beside = {each.name: each for each in onnx.load(tmp_path / dtype / GRAPH).graph.initializer}
+        for each in onnx.load(small).graph.initializer:
+            np.testing.assert_array_equal(numpy_helper.to_array(each), numpy_helper.to_array(beside[each.name]))
+
+
+def test_a_graph_of_another_exporter_is_refused(plain_graph: Path, tmp_path: Path) -> None:
+    model = onnx.load(plain_graph)
+    for node in model.graph.node:
+        node.name = node.name.replace("_model", "model")
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(ModelError, match="another exporter"):
+        graphs.convert(tmp_path / "other.onnx", tmp_path / GRAPH, "fp16")

@@ -1,0 +1,597 @@
+"""When the reaper looks at each job, that it looks at no others, and that no job costs another its look."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+import redis as redis_py
+
+from embedctl import reaper
+from embedctl.broker import Broker
+from embedctl.job import Job
+from embedctl.reaper import Reaper
+from embedctl.store import agenda
+from embedctl.store.upkeep import Upkeep
+from embedctl_config import keys, wire
+from embedctl_config.errors import BrokerFull, WaitTimeout
+from embedctl_config.settings import Settings
+from embedctl_workers.serving.heartbeat import Heartbeat
+from embedctl_workers.serving.in_hand import Held, InHand
+from tests.support.redis_server import RedisServer
+from tests.support.store import QUEUE, TTL_S, add, claim, complete, new_job, overdue, row, work
+from tests.support.waiting import eventually
+
+NOW, SOON, LEASE, REISSUE = 0, keys.LOOK_AFTER_S * 1000, 30_000, 60_000
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace(lease_s=30.0, reissue_s=60.0, window=2)
+
+
+@pytest.fixture
+def broker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    """Its Redis counts as old enough to be reaped."""
+    monkeypatch.setattr("embedctl.store.connection.Connection.uptime_s", lambda self: 3600)
+    broker = Broker.connect(settings)
+    yield broker
+    broker.close()
+
+
+def due_in_ms(broker: Broker, raw: redis_py.Redis, job_id: str) -> float | None:
+    score = raw.zscore(keys.upkeep(1), job_id)
+    return None if score is None else score - broker.connection.now_ms()
+
+
+def make_due(raw: redis_py.Redis, *job_ids: str) -> None:
+    for job_id in job_ids:
+        raw.zadd(keys.upkeep(1), {job_id: 1})
+
+
+def postpone(broker: Broker, raw: redis_py.Redis, *job_ids: str) -> None:
+    """As if nothing of these jobs were due for an hour."""
+    for job_id in job_ids:
+        raw.zadd(keys.upkeep(1), {job_id: broker.connection.now_ms() + 3_600_000})
+
+
+def reap(broker: Broker, raw: redis_py.Redis, **options: float) -> Reaper:
+    raw.delete(keys.reaper(wire.VERSION))
+    one = Reaper(broker, **options)
+    one.round()
+    return one
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs that were looked at, in order."""
+    found: list[str] = []
+    look = Upkeep.look
+
+    def noted(self, jobs, **options):
+        found.extend(job.id for job in jobs)
+        return look(self, jobs, **options)
+
+    monkeypatch.setattr(Upkeep, "look", noted)
+    return found
+
+
+def released(broker: Broker, job_id: str) -> None:
+    claim(broker, job_id, 0)
+    broker.jobs.release(job_id, 0, "t", delay_s=0)
+
+
+def stopped(broker: Broker, job_id: str) -> None:
+    claim(broker, job_id, 0)
+    complete(broker, job_id, 0, failed=2)
+
+
+def without_text(broker: Broker, job_id: str) -> None:
+    broker.jobs.drop_input(job_id, 0)
+    claim(broker, job_id, 0)
+
+
+@pytest.mark.parametrize(
+    ("step", "within_ms"),
+    [
+        (lambda broker, job_id: add(broker, job_id, 2), SOON),
+        (lambda broker, job_id: broker.jobs.seal(job_id, 2), SOON),
+        (lambda broker, job_id: broker.jobs.issue(job_id, QUEUE), REISSUE),
+        (lambda broker, job_id: claim(broker, job_id, 0), SOON),
+        (released, NOW),
+        (lambda broker, job_id: work(broker, job_id, 0), SOON),
+        (lambda broker, job_id: broker.jobs.cancel(job_id), NOW),
+        (stopped, NOW),
+        (without_text, NOW),
+    ],
+    ids="add seal issue claim release complete cancel budget lost".split(),  # noqa: SIM905
+)
+def test_every_step_of_a_job_has_it_looked_at_in_time(
+    broker: Broker, raw, step: Callable[[Broker, str], object], within_ms: int
+) -> None:
+    job_id = new_job(broker, 2, seal=False, max_errors=1)
+    postpone(broker, raw, job_id)
+    step(broker, job_id)
+    in_ms = due_in_ms(broker, raw, job_id)
+    assert in_ms is not None
+    assert in_ms <= within_ms
+    assert raw.pttl(keys.upkeep(1)) > 0
+
+
+def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1, ttl_s=keys.UNENDED_TTL_S)
+    assert due_in_ms(broker, raw, job_id) is not None
+    work(broker, job_id, 0, failed=1)
+    assert due_in_ms(broker, raw, job_id) is None
+    assert not raw.exists(keys.upkeep(1))
+    broker.jobs.retry(job_id, 0, 1, "p")
+    in_ms = due_in_ms(broker, raw, job_id)
+    assert in_ms is not None
+    assert in_ms <= SOON
+    for key in (keys.upkeep(1), keys.ACTIVE):
+        assert raw.pttl(key) > TTL_S * 1000
+
+
+def test_a_round_costs_no_more_for_jobs_of_which_nothing_is_due(settings: Settings, broker: Broker, raw) -> None:
+    trips: list[str] = []
+    observed = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
+    broker.workers.beat(row())
+
+    def round_trips() -> int:
+        trips.clear()
+        reap(observed, raw)
+        return len(trips)
+
+    few = [new_job(broker, 1) for _ in range(2)]
+    postpone(broker, raw, *few)
+    least = round_trips()
+    many = [new_job(broker, 1) for _ in range(100)]
+    postpone(broker, raw, *many)
+    assert round_trips() <= least + 4  # one more slice of names
+    make_due(raw, *many)  # and many together cost little more than one
+    assert round_trips() <= least + 12
+    observed.close()
+
+
+def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
+    settings: Settings, broker: Broker, raw, looks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "_TOGETHER", 2)
+    monkeypatch.setattr(reaper, "BUDGET_S", 0.0)
+    jobs = [new_job(broker, 1) for _ in range(6)]
+    for at, job_id in enumerate(jobs):
+        raw.zadd(keys.upkeep(1), {job_id: at + 1})
+    for at in (0, 2, 4):
+        other = Broker.connect(settings)
+        reap(other, raw, interval_s=60)
+        other.close()
+        assert looks == jobs[: at + 2]
+
+
+def test_the_turn_is_kept_until_the_round_ends_and_then_handed_on(
+    settings: Settings, broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Broker.connect(settings)
+    look, taken = Upkeep.look, []
+
+    def slow(self, jobs, **options):
+        time.sleep(0.1)  # ten intervals
+        taken.append(other.upkeep.agenda.take_turn(1.0))
+        return look(self, jobs, **options)
+
+    monkeypatch.setattr(Upkeep, "look", slow)
+    make_due(raw, new_job(broker, 1))
+    reap(broker, raw, interval_s=0.01)
+    assert taken == [""]
+    eventually(lambda: other.upkeep.agenda.take_turn(1.0))
+    other.close()
+
+
+def test_who_lost_the_turn_stops(broker: Broker, raw, looks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "_TOGETHER", 1)
+    look = Upkeep.look
+
+    def lost(self, jobs, **options):
+        raw.set(keys.reaper(wire.VERSION), "another", px=60_000)
+        return look(self, jobs, **options)
+
+    monkeypatch.setattr(Upkeep, "look", lost)
+    make_due(raw, *(new_job(broker, 1) for _ in range(3)))
+    reap(broker, raw)
+    assert len(looks) == 1
+    assert raw.get(keys.reaper(wire.VERSION)) == b"another"
+    assert raw.pttl(keys.reaper(wire.VERSION)) > 30_000
+
+
+def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
+    settings: Settings, broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips: list[str] = []
+    observed = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
+    Reaper(observed).round(time.monotonic())
+    assert trips == []
+    observed.close()
+    deadlines: list[float | None] = []
+    monkeypatch.setattr(Reaper, "round", lambda self, deadline=None: deadlines.append(deadline))
+    began = time.monotonic()
+    with pytest.raises(WaitTimeout):
+        Job(new_job(broker, 1), broker).wait(timeout=0.05)
+    assert deadlines
+    assert all(each is not None and began < each < began + 0.1 for each in deadlines)
+
+
+@pytest.mark.parametrize("kind", ["owner", "owners", "job", "due", "cursors"])
+def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(broker: Broker, raw, kind: str) -> None:
+    broker.workers.beat(row())
+    damaged, healthy = new_job(broker, 1), new_job(broker, 1)
+    for job_id in (damaged, healthy):
+        broker.jobs.issue(job_id, QUEUE)
+        claim(broker, job_id, 0)
+        overdue(raw, job_id, 0)
+    make_due(raw, damaged, healthy)
+    if kind == "owner":
+        raw.hset(keys.owners(damaged), 0, "token a host with blanks")
+    else:
+        raw.delete(getattr(keys, kind)(damaged))
+        raw.set(getattr(keys, kind)(damaged), "damaged", px=100_000)
+    one = reap(broker, raw, interval_s=0.001)
+    assert broker.jobs.status(healthy).lapsed == 1
+    in_ms = due_in_ms(broker, raw, damaged)
+    assert in_ms is not None
+    assert 50_000 < in_ms <= 60_000
+    raw.delete(keys.reaper(wire.VERSION))
+    time.sleep(0.01)
+    one.round()  # the sweep brings it forward, but it is not tried again before its time
+    in_ms = due_in_ms(broker, raw, damaged)
+    assert in_ms is not None
+    assert 50_000 < in_ms <= 60_000
+
+
+def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
+    broker: Broker, raw, looks: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(reaper, "_now", lambda: clock[0])
+    job_id = new_job(broker, 1)
+    owners = keys.owners(job_id)
+    broker.workers.beat(row())
+    broker.jobs.issue(job_id, QUEUE)
+    overdue(raw, job_id, 0)
+    raw.set(owners, "damaged", px=100_000)
+    one = Reaper(broker, interval_s=1)
+    for hours in range(1, 9):
+        raw.delete(keys.reaper(wire.VERSION))
+        make_due(raw, job_id)
+        one._asked = None  # it did not stand still
+        one.round()
+        clock[0] = hours * 3600
+    waits = [int(line.split("again in ")[1].split(" ")[0]) for line in caplog.messages if "again in" in line]
+    assert waits == [60, 120, 240, 480, 960, 1800, 1800, 1800]
+    raw.delete(owners, keys.reaper(wire.VERSION))
+    make_due(raw, job_id)
+    one._asked = None
+    one.round()
+    assert one._troubles == {}
+
+
+def test_a_redis_that_is_full_ends_the_round_and_the_reaper_rests(
+    own_redis: RedisServer, settings: Settings, broker: Broker
+) -> None:
+    mine = Broker.connect(settings.replace(redis_url=own_redis.url))
+    jobs = [new_job(mine, 1) for _ in range(2)]
+    with mine.connection.client() as client:
+        client.config_set("maxmemory", "1")
+        for job_id in jobs:
+            client.execute_command("CONFIG", "SET", "maxmemory", "0")
+            client.zadd(keys.upkeep(1), {job_id: 1})
+        one = Reaper(mine)
+        look = one._look_at
+
+        def full(*args: object) -> None:
+            client.config_set("maxmemory", "1")
+            look(*args)  # type: ignore[arg-type]
+
+        one._look_at = full  # type: ignore[method-assign]
+        with pytest.raises(BrokerFull):
+            one.round()
+        client.config_set("maxmemory", "0")
+    assert one._rests_until > 0
+    assert one._troubles == {}
+    mine.close()
+
+
+def test_scripts_that_redis_forgot_are_loaded_again(broker: Broker, raw) -> None:
+    jobs = [new_job(broker, 1) for _ in range(3)]
+    broker.workers.beat(row())
+    make_due(raw, *jobs)
+    raw.script_flush()
+    reap(broker, raw)
+    assert raw.llen(QUEUE) == 3
+
+
+# Jobs whose class has no live worker
+
+
+def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1, ttl_s=1_000_000)
+    broker.jobs.issue(job_id, QUEUE)
+    waits = []
+    for rested_s in (1, 61, 600, 7200):
+        overdue(raw, job_id, 0)
+        raw.hset(keys.job(job_id), "progressed_ms", broker.connection.now_ms() - rested_s * 1000)
+        make_due(raw, job_id)
+        reap(broker, raw)
+        waits.append(round((due_in_ms(broker, raw, job_id) or 0) / 1000))
+    assert waits == pytest.approx([59, 61, 600, 1800], abs=2)
+    assert raw.zscore(keys.idle(1, QUEUE), job_id) > broker.connection.now_ms()
+    assert raw.pttl(keys.idle(1, QUEUE)) > 0
+    assert not raw.hexists(keys.reissues(job_id), 0)
+
+
+def test_the_first_worker_of_a_queue_has_what_waited_for_it_looked_at(broker: Broker, raw) -> None:
+    mine, other = new_job(broker, 1), new_job(broker, 1, model="another")
+    broker.jobs.issue(mine, QUEUE)
+    raw.delete(QUEUE)
+    for job_id in (mine, other):
+        make_due(raw, job_id)
+        reap(broker, raw)
+    overdue(raw, mine, 0)
+    beating = Heartbeat(broker, InHand(), row, lambda: None)
+    beating.start()
+    try:
+        eventually(lambda: raw.zscore(keys.idle(1, QUEUE), mine) is None)
+        raw.delete(keys.reaper(wire.VERSION))
+        eventually(lambda: raw.hget(keys.reissues(mine), 0) == b"1", timeout_s=60)
+    finally:
+        beating.stop()
+    assert raw.zscore(keys.idle(1, keys.queue("dummy", "another")), other) is not None
+
+
+def test_jobs_that_expired_are_not_kept_among_those_that_wait(broker: Broker, raw) -> None:
+    gone, job_id = "20200101-000000-0123456789", new_job(broker, 1)
+    raw.zadd(keys.idle(1, QUEUE), {gone: 5})
+    make_due(raw, job_id)
+    reap(broker, raw)
+    assert raw.zrange(keys.idle(1, QUEUE), 0, -1) == [job_id.encode()]
+
+
+# The sweep
+
+
+def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    missing, late, rests, idle, gone, newer = (
+        new_job(broker, 1, model="another" if at == 3 else "dummy") for at in range(6)
+    )
+    for job_id in (late, rests):
+        broker.jobs.issue(job_id, QUEUE)
+    broker.jobs.issue(idle, keys.queue("dummy", "another"))
+    overdue(raw, late, 0)
+    overdue(raw, idle, 0)
+    postpone(broker, raw, late, idle)
+    before = raw.zscore(keys.upkeep(1), rests)
+    raw.zrem(keys.upkeep(1), missing, newer)
+    raw.hset(keys.job(newer), "version", wire.VERSION + 1)
+    raw.delete(keys.job(gone))
+    now_ms = broker.connection.now_ms()
+    broker.upkeep.agenda.sweep(now_ms)
+    assert raw.zscore(keys.upkeep(1), missing) == now_ms
+    assert raw.zscore(keys.upkeep(1), late) == 1
+    assert raw.zscore(keys.upkeep(1), rests) == before
+    assert raw.zscore(keys.upkeep(1), idle) > now_ms + SOON
+    assert raw.zscore(keys.upkeep(1), newer) is None
+    assert raw.zscore(keys.ACTIVE, newer) is not None
+    assert raw.zscore(keys.ACTIVE, gone) is None
+
+
+def test_the_sweep_comes_through_all_active_jobs_by_slices_whoever_has_the_turn(
+    settings: Settings, broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agenda, "_SWEPT", 2)
+    for _ in range(5):
+        new_job(broker, 1)
+    raw.delete(keys.upkeep(1))  # as Redis may come back
+    found = []
+    for _ in range(3):
+        other = Broker.connect(settings)
+        other.upkeep.agenda.sweep(other.connection.now_ms())
+        other.close()
+        found.append(raw.zcard(keys.upkeep(1)))
+    assert found == [2, 4, 5]
+    assert 0 < raw.pttl(keys.upkeep(1)) <= raw.pttl(keys.ACTIVE) + 1000
+    raw.delete(keys.upkeep(1))
+    broker.upkeep.agenda.sweep(broker.connection.now_ms())
+    assert raw.zcard(keys.upkeep(1)) == 2  # from the beginning again
+
+
+def test_a_job_that_an_older_version_ended_is_dropped(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1)
+    work(broker, job_id, 0)
+    make_due(raw, job_id)
+    reap(broker, raw)
+    assert due_in_ms(broker, raw, job_id) is None
+    assert broker.jobs.status(job_id).state == "completed"
+
+
+def test_names_of_jobs_that_are_gone_leave_the_list_of_all_jobs(
+    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agenda, "_NAMES", 5)
+    jobs = [new_job(broker, 1) for _ in range(8)]
+    for at, job_id in enumerate(jobs):
+        raw.zadd(keys.JOBS, {job_id: 100 + at})
+    raw.zadd(keys.JOBS, {f"20200101-000000-{number:010d}": number for number in range(20)})  # the oldest
+    raw.zadd(keys.JOBS, {f"20210101-000000-{number:010d}": 200 + number for number in range(20)})
+    sizes = []
+    for _ in range(40):
+        broker.upkeep.agenda.drop_names()
+        sizes.append(raw.zcard(keys.JOBS))
+    assert sizes[0] <= 43
+    assert all(before - after <= 10 for before, after in pairwise(sizes))
+    assert sizes[-1] == 8
+    assert [job_id.decode() for job_id in raw.zrange(keys.JOBS, 0, -1)] == jobs
+
+
+# Workers
+
+
+def test_a_worker_beats_and_renews_while_its_reaper_hangs(
+    broker: Broker, raw, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(Reaper, "round", lambda self, deadline=None: release.wait(60))
+    quick = Broker.connect(settings.replace(lease_s=0.5))
+    job_id = new_job(quick, 1)
+    in_hand = InHand()
+    in_hand.take(Held(job_id, 0, "t", "dummy"))
+    claim(quick, job_id, 0)
+    beating = Heartbeat(quick, in_hand, row, lambda: None)
+    beating.start()
+    try:
+        reached, leased = beating.reached_at, raw.zscore(keys.due(job_id), 0)
+        hung = beating.reaped_at
+        eventually(lambda: beating.reached_at > reached and raw.zscore(keys.due(job_id), 0) > leased + 500, 60)
+        assert beating.alive
+        assert beating.moved_at > hung + 0.3
+        assert beating.reaped_at <= hung + 0.3  # which is seen from outside
+    finally:
+        release.set()
+        beating.stop()
+        quick.close()
+
+
+def test_a_death_costs_nothing_for_jobs_that_are_not_running(settings: Settings, broker: Broker, raw) -> None:
+    trips: list[str] = []
+    observed = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
+    queued = [new_job(broker, 1) for _ in range(50)]
+    postpone(broker, raw, *queued)
+    said, since = new_job(broker, 1), new_job(broker, 1)
+    broker.workers.beat(row("dead", holding=((said, 0),)))
+    for job_id in (said, since):  # one of them after its last word
+        claim(broker, job_id, 0, instance="dead")
+    live = new_job(broker, 1)
+    claim(broker, live, 0, instance="live")
+    trips.clear()
+    reaper.end_leases(observed, {"dead"}, observed.workers.holding({"dead"}))
+    assert len(trips) <= 6
+    now_ms = broker.connection.now_ms()
+    assert [raw.zscore(keys.due(job_id), 0) <= now_ms for job_id in (said, since, live)] == [True, True, False]
+    assert all((due_in_ms(broker, raw, job_id) or 0) <= 0 for job_id in (said, since))
+    observed.close()
+
+
+def abandoned(broker: Broker, raw: redis_py.Redis) -> str:
+    """A job whose failed record was being retried by a process that died."""
+    job_id = new_job(broker, 1)
+    work(broker, job_id, 0, failed=1)
+    broker.jobs.retry(job_id, 0, 1, "dead")
+    raw.delete(keys.producer(job_id))
+    return job_id
+
+
+def spoil_events(broker: Broker, raw: redis_py.Redis) -> str:
+    job_id = abandoned(broker, raw)
+    raw.set(keys.events(job_id), "no stream", ex=1000)
+    return job_id
+
+
+def spoil_queue(broker: Broker, raw: redis_py.Redis) -> str:
+    job_id = new_job(broker, 1, hardware="cpu")
+    raw.set(keys.queue("cpu", "dummy"), "no list", ex=1000)
+    return job_id
+
+
+def spoil_note(broker: Broker, raw: redis_py.Redis) -> str:
+    job_id, queue = new_job(broker, 1, hardware="cpu"), keys.queue("cpu", "dummy")
+    broker.tickets.send(queue, job_id, [0] * 12, version=1)
+    raw.hset(keys.NOTES, f"head:{queue}", "garbage")
+    return job_id
+
+
+@pytest.mark.parametrize("spoil", [spoil_events, spoil_queue, spoil_note])
+def test_what_redis_refuses_for_one_job_or_queue_costs_no_other_its_look(
+    broker: Broker, raw: redis_py.Redis, spoil: Callable[[Broker, redis_py.Redis], str]
+) -> None:
+    broker.workers.beat(row())
+    bad, good = spoil(broker, raw), new_job(broker, 1)
+    broker.jobs.issue(good, QUEUE)
+    overdue(raw, good, 0)
+    make_due(raw, bad, good)
+    reap(broker, raw)
+    in_ms = due_in_ms(broker, raw, good)
+    assert in_ms is not None
+    assert in_ms > 0
+    assert raw.llen(QUEUE) == 1
+
+
+def test_a_refused_audit_does_not_swallow_tickets(broker: Broker, raw: redis_py.Redis) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, 2)
+    broker.jobs.issue(job_id, QUEUE)
+    raw.delete(keys.chunk_input(job_id, 1), keys.events(job_id))
+    claim(broker, job_id, 1)
+    overdue(raw, job_id, 0)
+    raw.hset(keys.job(job_id), "progressed_ms", 1)
+    raw.set(keys.events(job_id), "no stream", ex=1000)
+    make_due(raw, job_id)
+    reap(broker, raw)
+    assert raw.llen(QUEUE) == 1
+
+
+def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: redis_py.Redis) -> None:
+    in_hand, before = InHand(), []
+    for at in range(2):
+        job_id = new_job(broker, 1)
+        claim(broker, job_id, 0)
+        in_hand.take(Held(job_id, 0, "t", "dummy"))
+        overdue(raw, job_id, 0)
+        before.append(job_id)
+        if at == 0:
+            raw.set(keys.owners(job_id), "no hash", ex=1000)
+    heartbeat = Heartbeat(broker, in_hand, row, lambda: None)
+    heartbeat._renew()
+    assert raw.zscore(keys.due(before[1]), 0) > 1
+
+
+def test_a_sweep_puts_jobs_in_also_where_the_list_of_names_is_gone(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker, 1)
+    raw.delete(keys.JOBS, keys.upkeep(1))
+    broker.upkeep.agenda.sweep(broker.connection.now_ms())
+    assert raw.pttl(keys.upkeep(1)) > 1000
+    assert raw.zscore(keys.upkeep(1), job_id) is not None
+
+
+def test_ended_jobs_of_a_short_ttl_stand_behind_those_that_live(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, and however little time."""
+    monkeypatch.setattr(reaper, "BUDGET_S", 0.0)
+    monkeypatch.setattr(reaper, "_TOGETHER", 3)
+    broker.workers.beat(row())
+    large = [new_job(broker, 17) for _ in range(3)]
+    for job_id in large:
+        work(broker, job_id, *range(17))
+    good = new_job(broker, 1)
+    broker.jobs.issue(good, QUEUE)
+    overdue(raw, good, 0)
+    raw.zadd(keys.upkeep(1), {**dict.fromkeys(large, 1), good: 2})
+    for _ in range(2):
+        reap(broker, raw)
+    assert raw.llen(QUEUE) == 1
+
+
+def test_a_full_redis_is_freed_of_what_ended_jobs_leave(own_redis: RedisServer, settings: Settings) -> None:
+    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
+    raw = redis_py.Redis.from_url(own_redis.url)
+    job_id = new_job(broker, 17, ttl_s=100.0)
+    work(broker, job_id, *range(17))
+    assert raw.pttl(keys.chunk_result(job_id, 0)) > 1_000_000
+    raw.config_set("maxmemory", 1)
+    with pytest.raises(BrokerFull):
+        Reaper(broker).round()
+    assert raw.pttl(keys.chunk_result(job_id, 0)) <= 125_000
+    raw.close()
+    broker.close()

@@ -1,0 +1,151 @@
+"""The failed records of a job are listed without its vectors being read, and none is left out for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import redis as redis_py
+
+from embedctl.broker import Broker
+from embedctl.job import Job
+from embedctl.results import FailedRecord
+from embedctl.store import Completed
+from embedctl_config import keys, wire
+from embedctl_config.errors import JobLost
+from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
+from tests.support.store import MINE, OPTIONS, claim, new_job, row, spec, work
+
+DIM, ROWS = 1024, 500
+
+
+def encode(broker: Broker, job_id: str, chunk: int, failed: tuple[int, ...] = (), *, token: str = "t") -> None:
+    """Claim a chunk and complete it, as a worker does."""
+    found = claim(broker, job_id, chunk, token)
+    assert found.input is not None
+    source = wire.decode_input(found.input)
+    result = ChunkResult(
+        first=source.first,
+        rows=len(source),
+        dim=DIM,
+        digest=wire.digest_of(found.input),
+        fingerprint=job_fingerprint(MINE, OPTIONS),
+        precision="fp32",
+        backend="dummy",
+        vectors=bytes(len(source) * DIM * 4),
+        checksums=source.row_checksums(),
+        ids=source.ids,
+        positions=source.positions,
+        errors=[RecordError(at, ErrorCode.EMPTY, f"empty {at}") for at in failed],
+    )
+    kept = wire.encode_input(source.select(failed)) if failed else b""
+    report = Completed(len(source) - len(failed), len(failed), 0, tokens=1, dim=DIM, failed_input=kept)
+    assert broker.jobs.complete(job_id, chunk, token, wire.encode_result(result), report, fingerprint=MINE) == "ok"
+
+
+def wide_job(broker: Broker, chunks: int = 20, **changes: object) -> str:
+    job_id, _ = broker.jobs.create(spec(**changes))
+    for index in range(chunks):
+        ids = [f"id-{index * ROWS + at}" for at in range(ROWS)]
+        data = wire.encode_input(ChunkInput(index * ROWS, bytes(ROWS), [b"text"] * ROWS, ids))
+        broker.jobs.add(job_id, index, data, digest=wire.digest_of(data), rows=ROWS, token="p")
+    broker.jobs.seal(job_id, chunks)
+    return job_id
+
+
+def bytes_sent(raw: redis_py.Redis) -> int:
+    return int(raw.info("stats")["total_net_output_bytes"])
+
+
+def test_one_error_of_ten_thousand_records_is_read_without_their_vectors(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = wide_job(broker)
+    for chunk in range(20):
+        encode(broker, job_id, chunk, (7,) if chunk == 11 else ())
+    before = bytes_sent(raw)
+    errors = Job(job_id, broker).errors()
+    read = bytes_sent(raw) - before
+    assert errors == [FailedRecord(11 * ROWS + 7, f"id-{11 * ROWS + 7}", ErrorCode.EMPTY, "empty 7")]
+    assert read < 20 * ROWS * DIM * 4 / 100
+
+
+def test_a_head_longer_than_what_is_read_first_is_read_on(broker: Broker) -> None:
+    job_id, _ = broker.jobs.create(spec())
+    ids = [f"{at:0900}" for at in range(ROWS)]
+    data = wire.encode_input(ChunkInput(0, bytes(ROWS), [b"text"] * ROWS, ids))
+    broker.jobs.add(job_id, 0, data, digest=wire.digest_of(data), rows=ROWS, token="p")
+    broker.jobs.seal(job_id, 1)
+    encode(broker, job_id, 0, tuple(range(ROWS)))
+    errors = Job(job_id, broker).errors()
+    assert [(each.position, each.id) for each in errors] == list(enumerate(ids))
+
+
+def test_records_that_were_retried_are_listed_as_they_are_now(broker: Broker) -> None:
+    broker.workers.beat(row())
+    job_id = wide_job(broker, 3)
+    for chunk in range(3):
+        encode(broker, job_id, chunk, (1, 2, 3) if chunk != 1 else ())
+    job = Job(job_id, broker)
+    assert [error.position for error in job.errors()] == [1, 2, 3, 1001, 1002, 1003]
+    assert job.retry_failed() == 6
+    encode(broker, job_id, 3, (1,), token="r3")
+    encode(broker, job_id, 4, (), token="r4")
+    assert [error.position for error in job.errors()] == [2]
+    assert job.retry_failed() == 1
+    encode(broker, job_id, 5, (), token="r5")
+    assert job.errors() == []
+
+
+def test_those_of_a_job_that_its_budget_ended_are_listed_after_its_texts_are_freed(broker: Broker) -> None:
+    job_id = wide_job(broker, 3, max_errors=1)
+    encode(broker, job_id, 0)
+    encode(broker, job_id, 1, (5, 6))
+    assert broker.jobs.status(job_id).stopped_by == "max_errors"
+    assert broker.upkeep.free_slice(job_id, 3, results=False)
+    assert [error.position for error in Job(job_id, broker).errors()] == [505, 506]
+
+
+def test_a_lost_result_is_no_chunk_without_errors(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0, 1, 2)
+    raw.unlink(keys.chunk_result(job_id, 1))
+    with pytest.raises(JobLost, match="chunks 1 to 1"):
+        Job(job_id, broker).errors()
+
+
+def test_every_chunk_has_its_turn_so_that_a_reader_can_go_on(broker: Broker) -> None:
+    job_id = wide_job(broker, 4)
+    for chunk in range(4):
+        encode(broker, job_id, chunk, (0,) if chunk % 2 else ())
+    job = Job(job_id, broker)
+    assert [len(errors) for errors in job._errors_by_chunk()] == [0, 1, 0, 1]
+    assert [len(errors) for errors in job._errors_by_chunk(3)] == [1]
+
+
+def test_a_head_says_what_the_whole_says_but_for_the_vectors() -> None:
+    whole = ChunkResult(
+        first=3,
+        rows=2,
+        dim=5,
+        digest=bytes(16),
+        fingerprint=MINE,
+        precision="int8",
+        backend="onnx",
+        vectors=bytes(40),
+        checksums=[1, 2],
+        ids=["a", None],
+        positions=[3, 9],
+        errors=[RecordError(1, ErrorCode.EMPTY, "x")],
+        truncations=[wire.Truncation(0, 2, 3)],
+        bounds="min_cosine 0.9",
+    )
+    data = wire.encode_result(whole)
+    assert wire.decode_result_head(data) == dataclasses.replace(whole, dim=0, vectors=b"")
+    ends = []
+    for size in range(len(data) + 1):
+        try:
+            ends.append(wire.decode_result_head(data[:size]))
+        except wire.WireTruncated:
+            assert not ends, "what was enough is enough with more"
+    assert ends
+    assert all(each == ends[0] for each in ends)

@@ -1,0 +1,169 @@
+"""A fetch that Redis leaves in the middle is an outage, and what was read of a job that is gone may be all of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis as redis_py
+from click.testing import CliRunner
+
+from embedctl import patience
+from embedctl.broker import Broker
+from embedctl.cli import main, stack
+from embedctl.job import Job
+from embedctl.output.fetch import fetch
+from embedctl.output.parts import json_line
+from embedctl.store import Added
+from embedctl_config import keys
+from embedctl_config.errors import BrokerUnavailable, JobError, JobFailed, JobLost, JobNotFound, JobStalled, OutputError
+from embedctl_config.settings import Settings
+from tests.support.store import DIM, add, new_job, work
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
+def test_what_was_written_stays_and_the_next_fetch_goes_on(
+    name: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0, 1, 2)
+    asked: list[int] = []
+    away = [True]
+    result = broker.jobs.result
+
+    def answers(job_id: str, chunk: int) -> bytes | None:
+        asked.append(chunk)
+        if chunk == 2 and away:
+            raise BrokerUnavailable("Redis went away")
+        return result(job_id, chunk)
+
+    monkeypatch.setattr(broker.jobs, "result", answers)
+    monkeypatch.setattr(patience, "OUTAGE_S", -1.0)
+    monkeypatch.setattr(sys.modules[fetch.__module__], "_NOTE_EVERY_S", 0.0)
+    with pytest.raises(BrokerUnavailable, match="went away"):
+        fetch(Job(job_id, broker), tmp_path / name)
+    asked.clear()
+    away.clear()
+    fetch(Job(job_id, broker), tmp_path / name)
+    assert 0 not in asked
+    if name.endswith("npy"):
+        assert np.load(tmp_path / name).shape == (6, DIM)
+    else:
+        assert len((tmp_path / name).read_text().splitlines()) == 6
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl"])
+def test_what_was_read_of_a_job_that_went_meanwhile_is_kept(
+    name: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0, 1)
+    job, path = Job(job_id, broker), tmp_path / name
+    result = broker.jobs.result
+
+    def discards(job_id: str, chunk: int) -> bytes | None:
+        if chunk == 2:
+            job.discard()
+        return result(job_id, chunk)
+
+    monkeypatch.setattr(broker.jobs, "result", discards)
+    with pytest.raises(JobNotFound, match=r"2 chunks, stays in .*part") as raised:
+        fetch(job, path)
+    assert str(tmp_path / f".{name}.part") in str(raised.value)
+    part = (tmp_path / f".{name}.part").read_bytes()
+    assert len(part) >= 4 * DIM * 4
+    with pytest.raises(JobNotFound):  # another try does no harm to it
+        fetch(job, path)
+    assert (tmp_path / f".{name}.part").read_bytes() == part
+
+
+def test_what_was_read_of_a_job_whose_producer_died_is_taken_up_once_that_is_submitted(
+    broker: Broker, raw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
+    job_id, path = new_job(broker, 2, seal=False), tmp_path / "vectors.jsonl"
+    work(broker, job_id, 0, 1)
+    raw.delete(keys.producer(job_id))
+    with pytest.raises(JobStalled, match=r"--resume .* 2 chunks, stays in .*part"):
+        fetch(Job(job_id, broker), path)
+    assert add(broker, job_id, 2, token="next")[0] is Added.OK
+    broker.jobs.seal(job_id, 3)
+    work(broker, job_id, 2)
+    asked: list[int] = []
+    result = broker.jobs.result
+    monkeypatch.setattr(broker.jobs, "result", lambda job_id, chunk: asked.append(chunk) or result(job_id, chunk))
+    fetch(Job(job_id, broker), path)
+    assert asked == [2]
+    assert len(path.read_text().splitlines()) == 6
+
+
+def test_a_job_that_was_repaired_is_fetched_from_where_it_was_lost(
+    broker: Broker, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0, 1, 2)
+    kept = raw.get(keys.chunk_result(job_id, 2))
+    raw.unlink(keys.chunk_result(job_id, 2))
+    path = tmp_path / "vectors.jsonl"
+    with pytest.raises(JobLost, match="--resume"):
+        fetch(Job(job_id, broker), path)
+    raw.set(keys.chunk_result(job_id, 2), kept)
+    asked: list[int] = []
+    result = broker.jobs.result
+    monkeypatch.setattr(broker.jobs, "result", lambda job_id, chunk: asked.append(chunk) or result(job_id, chunk))
+    fetch(Job(job_id, broker), path)
+    assert asked == [2]
+    assert len(path.read_text().splitlines()) == 6
+
+
+@pytest.mark.parametrize(("error", "stays"), [(JobLost("lost: repair it."), True), (JobFailed("spent"), False)])
+def test_a_run_keeps_a_job_that_the_same_command_repairs(
+    error: JobError,
+    stays: bool,
+    settings: Settings,
+    broker: Broker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def no_worker(*_: object) -> Iterator[object]:
+        yield settings, lambda: None
+
+    def save(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(stack, "_stack", no_worker)
+    monkeypatch.setattr(stack, "save", save)
+    monkeypatch.setattr(stack, "load_settings", lambda: settings)
+    (tmp_path / "corpus.txt").write_text("a\nb\n")
+    found = CliRunner().invoke(main, ["run", str(tmp_path / "corpus.txt"), "-o", str(tmp_path / "out.npy"), "-q"])
+    assert found.exit_code == error.exit_code, found.output
+    assert bool(list(broker.jobs.newest())) is stays
+    assert ("The same command does that" in found.output) is stays
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "vectors.jsonl", "vectors.parquet"])
+@pytest.mark.parametrize("planted", [".{}.part", ".{}.lock", ".vectors.ids.jsonl.part"])
+def test_a_link_that_somebody_planted_leads_nowhere(name: str, planted: str, broker: Broker, tmp_path: Path) -> None:
+    job_id = new_job(broker, 1)
+    work(broker, job_id, 0)
+    theirs = tmp_path / "precious"
+    theirs.write_text("precious")
+    (tmp_path / planted.format(name)).symlink_to(theirs)
+    with suppress(OutputError):
+        fetch(Job(job_id, broker), tmp_path / name)
+    assert theirs.read_text() == "precious"
+
+
+def test_lines_are_lines_to_every_reader(tmp_path: Path) -> None:
+    odd = "a\x7f\x85\x9b\u2028\u2029é"
+    line = json_line({"id": odd})
+    assert line.splitlines() == [line]
+    assert json.loads(line) == {"id": odd}
+    assert "é" in line

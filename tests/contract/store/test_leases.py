@@ -1,0 +1,538 @@
+"""issue, claim, renew, complete and release: every answer that a worker can get."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from embedctl.broker import Broker
+from embedctl.store import ClaimAnswer, JobState, connection
+from embedctl_config import keys, wire
+from embedctl_config.settings import Settings
+from tests.support.store import (
+    DIM,
+    MINE,
+    OTHER,
+    QUEUE,
+    add,
+    assert_consistent,
+    claim,
+    complete,
+    due_in_s,
+    keys_of,
+    new_job,
+    overdue,
+    payload,
+    result,
+    row,
+    spec,
+    work,
+)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Leases far longer than a test: they lapse when it says so."""
+    return settings.replace(lease_s=30.0, reissue_s=60.0)
+
+
+def test_issue_chooses_as_many_chunks_as_the_window_has_room_for(broker: Broker, settings: Settings) -> None:
+    job_id = new_job(broker, 20)
+    assert broker.jobs.issue(job_id, QUEUE) == list(range(settings.window))
+    assert broker.jobs.issue(job_id, QUEUE) == []
+    work(broker, job_id, 0, 1)
+    assert broker.jobs.issue(job_id, QUEUE) == [8, 9]
+
+
+def test_a_window_as_set_holds_for_jobs_made_with_it(settings: Settings) -> None:
+    narrow = Broker.connect(settings.replace(window=3))
+    job_id = new_job(narrow, 10)
+    narrow.close()
+    wide = Broker.connect(settings)
+    assert wide.jobs.issue(job_id, QUEUE) == [0, 1, 2]
+    wide.close()
+
+
+def test_the_window_grows_with_the_live_workers_of_the_queue(broker: Broker, raw, settings: Settings) -> None:
+    job_id = new_job(broker, 50)
+    for name in ("a", "b", "c"):
+        broker.workers.beat(row(name))
+    broker.workers.beat(row("elsewhere", "another-model"))
+    raw.zadd(keys.queue_workers(QUEUE), {"dead": broker.connection.now_ms() - 1})
+    assert len(broker.jobs.issue(job_id, QUEUE)) == 3 * settings.window_per_worker
+
+
+def test_issue_goes_no_further_than_what_was_added(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    assert broker.jobs.issue(job_id, QUEUE) == [0, 1]
+    assert broker.jobs.issue(job_id, QUEUE) == []
+    add(broker, job_id, 2)
+    assert broker.jobs.issue(job_id, QUEUE) == [2]
+
+
+def test_issue_skips_chunks_that_are_due_or_done_already(broker: Broker) -> None:
+    job_id = new_job(broker, 5)
+    work(broker, job_id, 1)
+    assert claim(broker, job_id, 3).answer == "ok"
+    assert broker.jobs.issue(job_id, QUEUE) == [0, 2, 4]
+
+
+def test_an_issued_ticket_is_due_after_the_time_for_reissuing(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1)
+    broker.jobs.issue(job_id, QUEUE)
+    assert 59 < due_in_s(broker, raw, job_id, 0) <= 60
+
+
+@pytest.mark.parametrize("end", ["cancel", "gone", "newer", "completed"])
+def test_nothing_is_issued_for_a_job_that_wants_nothing(broker: Broker, raw, end: str) -> None:
+    job_id = new_job(broker, 2)
+    if end == "cancel":
+        broker.jobs.cancel(job_id)
+    elif end == "gone":
+        raw.delete(keys.job(job_id))
+    elif end == "newer":
+        raw.hset(keys.job(job_id), "version", wire.VERSION + 1)
+    else:
+        work(broker, job_id, 0, 1)
+    assert broker.jobs.issue(job_id, QUEUE) == []
+    assert raw.zcard(keys.due(job_id)) == 0
+
+
+def test_a_claim_brings_the_text_and_counts(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2)
+    found = claim(broker, job_id, 0)
+    assert (found.answer, found.attempt, found.input) == (ClaimAnswer.OK, 1, payload(0))
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.claims) == (JobState.RUNNING, 1)
+    assert (status.model_fingerprint, status.pinned_by) == (MINE, "w")
+    assert status.started_at is not None
+    assert 29 < due_in_s(broker, raw, job_id, 0) <= 30
+    assert_consistent(broker, raw, job_id)
+
+
+def test_the_chunk_of_a_live_lease_is_busy(broker: Broker) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "first")
+    assert claim(broker, job_id, 0, "second").answer is ClaimAnswer.BUSY
+    assert claim(broker, job_id, 0, "firs").answer is ClaimAnswer.BUSY
+    assert claim(broker, job_id, 1, "second").answer is ClaimAnswer.OK
+
+
+def test_the_same_claim_again_is_answered_again(broker: Broker) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "mine")
+    again = claim(broker, job_id, 0, "mine")
+    assert (again.answer, again.input) == (ClaimAnswer.OK, payload(0))
+    assert complete(broker, job_id, 0, "mine") == "ok"
+
+
+def test_a_lapsed_lease_is_for_the_reaper_to_judge_and_then_for_another_to_claim(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "first")
+    overdue(raw, job_id, 0)
+    assert claim(broker, job_id, 0, "second").answer is ClaimAnswer.BUSY
+    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    found = claim(broker, job_id, 0, "second")
+    assert (found.answer, found.attempt) == (ClaimAnswer.OK, 2)
+    assert broker.jobs.renew(job_id, 0, "first") == "not_owner"
+    assert broker.jobs.renew(job_id, 0, "second") == "ok"
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_lease_lapses_by_redis_own_clock(settings: Settings) -> None:
+    short = Broker.connect(settings.replace(lease_s=0.5))
+    short.workers.beat(row())
+    job_id = new_job(short)
+    claim(short, job_id, 0, "first")
+    begun = time.monotonic()
+    while short.upkeep.reap(job_id, QUEUE) != [0]:
+        time.sleep(0.02)
+    short.close()
+    assert 0.4 < time.monotonic() - begun < 5
+
+
+def test_a_stored_chunk_is_done(broker: Broker) -> None:
+    job_id = new_job(broker)
+    work(broker, job_id, 0)
+    assert claim(broker, job_id, 0, "late").answer is ClaimAnswer.DONE
+    assert broker.jobs.status(job_id).claims == 1
+
+
+def test_every_chunk_of_an_ended_job_is_done(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    work(broker, job_id, 0, 1)
+    raw.delete(keys.chunk_result(job_id, 0))
+    assert claim(broker, job_id, 0, "late").answer is ClaimAnswer.DONE
+
+
+def test_a_worker_with_other_weights_is_refused_and_both_are_named(broker: Broker, raw, settings: Settings) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, instance="first-worker")
+    found = claim(broker, job_id, 1, "t2", instance="second-worker", fingerprint=OTHER)
+    assert (found.answer, found.fingerprint, found.input) == (ClaimAnswer.MISMATCH, MINE, b"")
+    status = broker.jobs.status(job_id)
+    assert status.pinned_by == "first-worker"
+    assert status.mismatch == f"second-worker {OTHER}"
+    assert status.claims == 1
+    assert 0 < due_in_s(broker, raw, job_id, 1) < settings.reissue_s / 2
+    assert not raw.hexists(keys.owners(job_id), 1)
+    assert claim(broker, job_id, 1, "t3").answer is ClaimAnswer.OK
+
+
+def test_a_mismatch_does_not_bring_a_lapsed_lease_back_to_life(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "dead")
+    overdue(raw, job_id, 0)
+    broker.upkeep.reap(job_id, QUEUE)
+    assert claim(broker, job_id, 0, "wrong", fingerprint=OTHER).answer is ClaimAnswer.MISMATCH
+    assert claim(broker, job_id, 0, "right").answer is ClaimAnswer.OK
+
+
+def test_a_mismatch_does_not_shorten_a_live_lease(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "owner")
+    assert claim(broker, job_id, 0, "wrong", fingerprint=OTHER).answer is ClaimAnswer.BUSY
+    assert due_in_s(broker, raw, job_id, 0) > 29
+
+
+def test_a_chunk_without_input_is_lost_and_left_to_the_audit(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    broker.jobs.issue(job_id, QUEUE)
+    raw.delete(keys.chunk_input(job_id, 0))
+    assert claim(broker, job_id, 0).answer is ClaimAnswer.LOST
+    assert raw.zscore(keys.due(job_id), 0) is None
+    assert broker.upkeep.audit(job_id) == 1
+    assert broker.jobs.status(job_id).model_fingerprint is None
+
+
+@pytest.mark.parametrize(
+    ("end", "answer"), [("gone", ClaimAnswer.GONE), ("cancel", ClaimAnswer.CANCELLED), ("newer", ClaimAnswer.NEWER)]
+)
+def test_a_ticket_of_a_job_that_wants_nothing_costs_one_question(
+    broker: Broker, raw, end: str, answer: ClaimAnswer
+) -> None:
+    job_id = new_job(broker)
+    if end == "gone":
+        raw.delete(keys.job(job_id))
+    elif end == "cancel":
+        broker.jobs.cancel(job_id)
+    else:
+        raw.hset(keys.job(job_id), "version", wire.VERSION + 1)
+    before = keys_of(raw, job_id)
+    assert claim(broker, job_id, 0).answer is answer
+    assert broker.jobs.renew(job_id, 0, "t") == answer
+    assert not broker.jobs.release(job_id, 0, "t", delay_s=0)
+    assert complete(broker, job_id, 0) == answer
+    assert keys_of(raw, job_id) == before
+
+
+def test_a_ticket_of_a_job_that_never_was_is_gone(broker: Broker, raw) -> None:
+    assert claim(broker, "20200101-000000-0000000000", 0).answer is ClaimAnswer.GONE
+    assert raw.keys() == []
+
+
+def test_renewing_keeps_a_lease(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+    raw.zadd(keys.due(job_id), {0: broker.connection.now_ms() + 50})
+    assert broker.jobs.renew(job_id, 0, "t") == "ok"
+    assert due_in_s(broker, raw, job_id, 0) > 29
+
+
+def test_a_lapsed_lease_that_nobody_took_can_still_be_renewed(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+    overdue(raw, job_id, 0)
+    assert broker.jobs.renew(job_id, 0, "t") == "ok"
+    assert claim(broker, job_id, 0, "other").answer is ClaimAnswer.BUSY
+
+
+def test_only_the_owner_renews(broker: Broker) -> None:
+    job_id = new_job(broker)
+    assert broker.jobs.renew(job_id, 0, "t") == "not_owner"
+    claim(broker, job_id, 0, "mine")
+    assert broker.jobs.renew(job_id, 0, "yours") == "not_owner"
+    complete(broker, job_id, 0, "mine")
+    assert broker.jobs.renew(job_id, 0, "mine") == "not_owner"
+
+
+def test_renewing_for_an_ended_job_says_done(broker: Broker) -> None:
+    job_id = new_job(broker)
+    work(broker, job_id, 0, 1)
+    assert broker.jobs.renew(job_id, 0, "t0") == "done"
+
+
+def test_completing_stores_the_result_and_frees_the_input(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+    assert complete(broker, job_id, 0, truncated=1) == "ok"
+    assert broker.jobs.result(job_id, 0) == result(0)
+    assert broker.jobs.input(job_id, 0) is None
+    status = broker.jobs.status(job_id)
+    assert (status.done, status.failed, status.truncated, status.tokens, status.dim) == (2, 0, 1, 10, DIM)
+    assert (status.chunks_done, status.waiting_bytes) == (1, len(payload(1)))
+    assert not raw.exists(keys.uncommitted_result(job_id, 0, "t"))
+    assert_consistent(broker, raw, job_id)
+
+
+def test_completing_keeps_the_input_of_failed_records_alone(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    work(broker, job_id, 0, failed=1)
+    kept = wire.decode_input(broker.jobs.input(job_id, 0) or b"")
+    assert (len(kept), kept.positions, kept.texts) == (1, [0], [b"text 0 0"])
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_second_result_is_refused_and_counted(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "first")
+    overdue(raw, job_id, 0)
+    claim(broker, job_id, 0, "second")
+    assert complete(broker, job_id, 0, "second", failed=1) == "ok"
+    assert complete(broker, job_id, 0, "first") == "refused"
+    assert complete(broker, job_id, 0, "second", failed=1) == "refused"
+    status = broker.jobs.status(job_id)
+    assert (status.refused, status.done, status.failed, status.chunks_done) == (2, 1, 1, 1)
+    assert broker.jobs.result(job_id, 0) == result(0, failed=1)
+    assert not raw.exists(keys.uncommitted_result(job_id, 0, "first"))
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_second_result_is_counted_no_more_where_redis_lost_the_first(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "quick")
+    overdue(raw, job_id, 0)
+    claim(broker, job_id, 0, "slow")
+    assert complete(broker, job_id, 0, "quick") == "ok"
+    raw.delete(keys.chunk_result(job_id, 0))
+    assert complete(broker, job_id, 0, "slow") == "refused"
+    status = broker.jobs.status(job_id)
+    assert (status.refused, status.done, status.chunks_done) == (1, 2, 1)
+    assert add(broker, job_id, 0)[0] == "ok"  # the corpus repairs it
+    assert broker.jobs.status(job_id).done == 0
+    work(broker, job_id, 0, 1)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_result_for_an_ended_job_is_refused_and_counted(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    work(broker, job_id, 0, 1)
+    assert complete(broker, job_id, 1, "late") == "refused"
+    assert broker.jobs.status(job_id).refused == 1
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_late_result_is_welcome_while_nobody_elses_came(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "slow")
+    overdue(raw, job_id, 0)
+    claim(broker, job_id, 0, "quick")
+    assert complete(broker, job_id, 0, "slow") == "ok"
+    assert broker.jobs.renew(job_id, 0, "quick") == "not_owner"
+    assert complete(broker, job_id, 0, "quick") == "refused"
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_result_for_a_chunk_that_redis_forgot_is_refused(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    claim(broker, job_id, 1)
+    raw.hset(keys.job(job_id), mapping={"added": 1, "records": 2})  # as after a crash that lost the last addition
+    raw.delete(keys.chunk_input(job_id, 1), keys.due(job_id), keys.owners(job_id), keys.attempts(job_id))
+    raw.hincrby(keys.job(job_id), "waiting_bytes", -len(payload(1)))
+    assert complete(broker, job_id, 1) == "refused"
+    assert add(broker, job_id, 1)[0] == "ok"
+    assert_consistent(broker, raw, job_id)
+    assert broker.jobs.status(job_id).done == 0
+
+
+def test_a_result_of_other_weights_is_refused_and_leaves_the_lease(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "owner")
+    assert complete(broker, job_id, 0, "stranger", fingerprint=OTHER) == "mismatch"
+    assert broker.jobs.result(job_id, 0) is None
+    assert not raw.exists(keys.uncommitted_result(job_id, 0, "stranger"))
+    assert broker.jobs.status(job_id).refused == 1
+    assert broker.jobs.renew(job_id, 0, "owner") == "ok"
+    assert complete(broker, job_id, 0, "owner") == "ok"
+
+
+def test_a_result_after_cancelling_leaves_no_temporary_key(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+    broker.jobs.cancel(job_id)
+    before = keys_of(raw, job_id)
+    assert complete(broker, job_id, 0) == "cancelled"
+    assert keys_of(raw, job_id) == before
+
+
+def test_a_result_for_a_job_that_is_gone_leaves_nothing(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+    raw.delete(*keys_of(raw, job_id))
+    assert complete(broker, job_id, 0) == "gone"
+    assert keys_of(raw, job_id) == set()
+
+
+def test_a_temporary_result_that_went_missing_is_written_again(
+    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+    answers: list[str] = []
+    script = broker.connection.script
+
+    def losing_the_first(name: str, *args: object):
+        if not answers:
+            assert raw.delete(keys.uncommitted_result(job_id, 0, "t")) == 1
+        answer = script(name, *args)
+        answers.append(answer[0])
+        return answer
+
+    monkeypatch.setattr(broker.connection, "script", losing_the_first)
+    assert complete(broker, job_id, 0) == "ok"
+    assert answers == ["missing", "ok"]
+    assert broker.jobs.result(job_id, 0) == result(0)
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_result_waits_under_its_temporary_name_for_a_while_only(
+    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+
+    def broken(*_: object):
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.connection, "script", broken)
+        with pytest.raises(ConnectionError):
+            complete(broker, job_id, 0)
+    assert 0 < raw.ttl(keys.uncommitted_result(job_id, 0, "t")) <= keys.UNCOMMITTED_TTL_S
+    assert complete(broker, job_id, 0) == "ok"
+
+
+def test_the_first_result_of_a_job_pins_it_even_without_a_claim(broker: Broker) -> None:
+    job_id = new_job(broker)
+    assert complete(broker, job_id, 0) == "ok"
+    assert broker.jobs.status(job_id).model_fingerprint == MINE
+    assert claim(broker, job_id, 1, fingerprint=OTHER).answer is ClaimAnswer.MISMATCH
+
+
+def test_releasing_gives_a_chunk_to_the_next_at_once(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0, "first")
+    assert broker.jobs.release(job_id, 0, "first", delay_s=5)
+    assert 4 < due_in_s(broker, raw, job_id, 0) <= 5
+    assert broker.jobs.renew(job_id, 0, "first") == "not_owner"
+    found = claim(broker, job_id, 0, "second")
+    assert (found.answer, found.attempt) == (ClaimAnswer.OK, 2)
+    assert broker.jobs.status(job_id).lapsed == 0
+    assert_consistent(broker, raw, job_id)
+
+
+def test_only_the_owner_releases(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    assert not broker.jobs.release(job_id, 0, "t", delay_s=0)
+    assert raw.zscore(keys.due(job_id), 0) is None
+    claim(broker, job_id, 0, "mine")
+    assert not broker.jobs.release(job_id, 0, "yours", delay_s=0)
+    assert claim(broker, job_id, 0, "yours").answer is ClaimAnswer.BUSY
+    complete(broker, job_id, 0, "mine")
+    assert not broker.jobs.release(job_id, 0, "mine", delay_s=0)
+
+
+def test_cancelling_ends_a_job_and_forgets_its_leases(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 5)
+    broker.jobs.issue(job_id, QUEUE)
+    work(broker, job_id, 0)
+    claim(broker, job_id, 1)
+    assert broker.jobs.cancel(job_id) is JobState.CANCELLED
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.done, status.records) == (JobState.CANCELLED, 2, 10)
+    assert status.ended_at is not None
+    assert not raw.exists(keys.due(job_id), keys.owners(job_id), keys.attempts(job_id))
+    assert raw.zscore(keys.ACTIVE, job_id) is not None  # the reaper has to free it yet
+    assert broker.jobs.cancel(job_id) is JobState.CANCELLED
+
+
+def test_an_ended_job_stays_as_it_is_when_it_is_cancelled(broker: Broker) -> None:
+    job_id = new_job(broker)
+    work(broker, job_id, 0, 1)
+    assert broker.jobs.cancel(job_id) is JobState.COMPLETED
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
+    assert broker.jobs.result(job_id, 0) is not None
+
+
+def test_cancelling_frees_the_idempotency_key(broker: Broker) -> None:
+    job_id = new_job(broker, idempotency_key="nightly")
+    broker.jobs.cancel(job_id)
+    again = new_job(broker, idempotency_key="nightly")
+    assert again != job_id
+    broker.jobs.cancel(job_id)
+    found, created = broker.jobs.create(spec(idempotency_key="nightly"))
+    assert (found, created) == (again, False)
+
+
+def test_what_happens_to_a_job_wakes_those_who_wait_for_it(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    work(broker, job_id, 0, 1)
+    events = [
+        {name.decode(): value.decode() for name, value in fields.items()}
+        for _, fields in raw.xrange(keys.events(job_id))
+    ]
+    assert events == [
+        {"state": "queued"},
+        {"state": "running"},
+        {"chunk": "0"},
+        {"chunk": "1"},
+        {"state": "completed"},
+    ]
+
+
+def test_a_result_of_another_text_than_the_one_stored_is_refused(broker: Broker, raw) -> None:
+    """A worker held it back while Redis lost the chunk, and the producer went on with another end of its corpus."""
+    job_id = new_job(broker, 1, seal=False)
+    add(broker, job_id, 1, word="another")
+    assert claim(broker, job_id, 1, "t").answer == "ok"
+    assert complete(broker, job_id, 1, "t", text=payload(1)) == "refused"
+    status = broker.jobs.status(job_id)
+    assert (status.done, status.chunks_done, status.refused) == (0, 0, 1)
+    assert broker.jobs.result(job_id, 1) is None
+    assert wire.decode_input(broker.jobs.input(job_id, 1) or b"").texts[0] == b"another 1 0"
+    assert not raw.exists(keys.uncommitted_result(job_id, 1, "t"))
+
+
+def test_a_process_without_file_descriptors_can_still_give_a_chunk_back(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = new_job(broker, 1)
+    claim(broker, job_id, 0)
+    connection.script_source.cache_clear()
+    broker.connection.read_scripts()
+
+    def none_left(_: str) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(connection, "files", none_left)
+    connection.script_source.cache_clear()
+    assert broker.jobs.release(job_id, 0, "t", delay_s=1)
+
+
+def test_the_failed_rows_of_a_counted_chunk_are_not_taken_for_its_text(broker: Broker, raw) -> None:
+    """Redis lost the chunk's result alone; its failed rows are kept."""
+    broker.workers.beat(row())
+    job_id = new_job(broker, 2)
+    broker.jobs.issue(job_id, QUEUE)
+    work(broker, job_id, 0, failed=1)
+    raw.delete(keys.chunk_result(job_id, 0))
+    assert broker.upkeep.audit(job_id) == 1
+    assert claim(broker, job_id, 0, "again").answer == "lost"
+    assert add(broker, job_id, 0)[0] == "ok"
+    work(broker, job_id, 0, 1)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
+    assert_consistent(broker, raw, job_id)

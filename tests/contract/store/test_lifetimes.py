@@ -1,0 +1,407 @@
+"""Every key of ours has a lifetime; progress renews it; and nothing is written for a job that is gone."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import timedelta
+
+import pytest
+
+from embedctl.broker import Broker
+from embedctl.job import Job
+from embedctl.reaper import Reaper
+from embedctl.store import upkeep
+from embedctl.store.upkeep import ActiveJob
+from embedctl_config import keys
+from embedctl_config.errors import JobNotFound
+from embedctl_config.settings import Settings
+from tests.support.store import (
+    MINE,
+    OTHER,
+    QUEUE,
+    TTL_S,
+    add,
+    claim,
+    complete,
+    keys_of,
+    new_job,
+    overdue,
+    payload,
+    row,
+    spec,
+    work,
+)
+
+#: How long a job of the usual TTL of these tests lives while it has not ended.
+TTL_MS = keys.UNENDED_TTL_S * 1000
+CHUNK_TTL_MS = TTL_MS * keys.CHUNK_TTL_FACTOR
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace(lease_s=30.0, reissue_s=60.0)
+
+
+def extend(broker: Broker, job_id: str, now_ms: int, interval_s: float) -> bool:
+    (job,) = broker.upkeep.read([job_id])
+    assert isinstance(job, ActiveJob)
+    return broker.upkeep.extend(job, now_ms, interval_s)
+
+
+def without_lifetime(raw) -> list[bytes]:
+    return [key for key in raw.scan_iter(match=f"{keys.PREFIX}*", count=1000) if raw.pttl(key) < 0]
+
+
+def test_no_key_of_a_whole_jobs_life_is_without_a_lifetime(broker: Broker, raw) -> None:
+    job_id, _ = broker.jobs.create(spec(idempotency_key="nightly"))
+    assert without_lifetime(raw) == []
+    broker.workers.beat(row())
+    broker.jobs.hold(job_id, "p")
+    steps = [
+        lambda: [add(broker, job_id, chunk) for chunk in range(6)],
+        lambda: broker.jobs.issue(job_id, QUEUE),
+        lambda: claim(broker, job_id, 0),
+        lambda: broker.jobs.seal(job_id, 6),
+        lambda: claim(broker, job_id, 1, "t1", fingerprint=OTHER),
+        lambda: complete(broker, job_id, 0, failed=1),
+        lambda: claim(broker, job_id, 2),
+        lambda: broker.jobs.renew(job_id, 2, "t"),
+        lambda: broker.jobs.release(job_id, 2, "t", delay_s=0),
+        lambda: overdue(raw, job_id, 2, 3),
+        lambda: broker.upkeep.reap(job_id, QUEUE),
+        lambda: broker.upkeep.audit(job_id),
+        lambda: claim(broker, job_id, 3, "t3"),
+        lambda: broker.workers.report_death("w", "killed"),
+        lambda: broker.workers.beat(row("another")),
+        lambda: overdue(raw, job_id, 3),
+        lambda: broker.upkeep.reap(job_id, QUEUE),
+        lambda: extend(broker, job_id, broker.connection.now_ms() + TTL_MS, 5.0),
+        lambda: broker.upkeep.agenda.take_turn(5),
+        lambda: broker.upkeep.agenda.sweep(broker.connection.now_ms()),
+        lambda: work(broker, job_id, 1, 2, 3, 4, 5),
+        lambda: broker.jobs.cancel(job_id),
+        lambda: complete(broker, job_id, 5, "late"),
+    ]
+    for step in steps:
+        step()
+        assert without_lifetime(raw) == []
+    assert broker.jobs.status(job_id).state == "completed_with_errors"
+
+
+def test_no_key_of_a_cancelled_job_is_without_a_lifetime(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3, seal=False)
+    broker.jobs.issue(job_id, QUEUE)
+    claim(broker, job_id, 0)
+    broker.jobs.cancel(job_id)
+    complete(broker, job_id, 0)
+    broker.upkeep.free(job_id, 3)
+    assert without_lifetime(raw) == []
+
+
+@pytest.mark.parametrize("step", ["add", "claim", "complete", "seal"])
+def test_progress_renews_the_lifetime_of_a_job_and_of_its_idempotency_key(broker: Broker, raw, step: str) -> None:
+    job_id = new_job(broker, 1, seal=False, idempotency_key="nightly")
+    if step == "complete":
+        claim(broker, job_id, 0)
+    for key in (keys.job(job_id), keys.idempotency("nightly")):
+        raw.pexpire(key, 5000)
+    assert broker.jobs.status(job_id).expires_in < timedelta(seconds=6)
+    steps = {
+        "add": lambda: add(broker, job_id, 1),
+        "claim": lambda: claim(broker, job_id, 0),
+        "complete": lambda: complete(broker, job_id, 0),
+        "seal": lambda: broker.jobs.seal(job_id, 1),
+    }
+    steps[step]()
+    for key in (keys.job(job_id), keys.idempotency("nightly")):
+        assert TTL_MS - 5000 < raw.pttl(key) <= TTL_MS
+    assert broker.jobs.status(job_id).expires_in > timedelta(seconds=keys.UNENDED_TTL_S - 5)
+
+
+def test_questions_do_not_renew_a_lifetime(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1)
+    raw.pexpire(keys.job(job_id), 5000)
+    broker.jobs.status(job_id)
+    broker.jobs.issue(job_id, QUEUE)
+    broker.upkeep.audit(job_id)
+    broker.jobs.input(job_id, 0)
+    assert raw.pttl(keys.job(job_id)) <= 5000
+
+
+def test_inputs_and_results_outlive_the_job_itself(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0)
+    work(broker, job_id, 1, failed=1)
+    for key in (
+        keys.chunk_input(job_id, 2),
+        keys.chunk_input(job_id, 1),
+        keys.chunk_result(job_id, 0),
+        keys.events(job_id),
+        keys.ACTIVE,
+    ):
+        assert TTL_MS < raw.pttl(key) <= CHUNK_TTL_MS, key
+
+
+def test_the_events_of_an_ended_job_are_kept_for_a_minute_and_begin_anew_where_it_is_open_again(
+    broker: Broker, raw
+) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0, failed=1)
+    seen = broker.jobs.wait_event(job_id, "0", 1.0)
+    work(broker, job_id, 1)
+    assert broker.jobs.status(job_id).state.ended
+    assert 0 < raw.pttl(keys.events(job_id)) <= 60_000
+    last = broker.jobs.wait_event(job_id, seen, 1.0)
+    assert last != seen, "who waits is told of the end"
+    raw.unlink(keys.events(job_id))  # a minute later
+    assert broker.jobs.retry(job_id, 0, 2, "p") == 1
+    assert raw.pttl(keys.events(job_id)) > TTL_MS
+    assert broker.jobs.wait_event(job_id, last, 1.0) != last, "who waited before the end is told of what is new"
+
+
+def test_the_shared_keys_live_as_long_as_the_longest_job(broker: Broker, raw) -> None:
+    new_job(broker, 1, ttl_s=1_000_000)
+    new_job(broker, 1, ttl_s=10)
+    for key in (keys.ACTIVE, keys.BIRTH):
+        assert raw.ttl(key) > 1_000_000
+
+
+def test_extending_renews_every_chunk_once_a_quarter(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 1)
+    chunk_keys = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 1), keys.chunk_input(job_id, 2)]
+
+    def lifetimes_after(now_ms: int) -> list[bool]:
+        for key in chunk_keys:
+            raw.pexpire(key, 60_000)
+        extend(broker, job_id, now_ms, 5.0)
+        return [raw.pttl(key) > TTL_MS for key in chunk_keys]
+
+    now, own_ms = broker.connection.now_ms(), int(TTL_S * 1000)  # an older version gives the keys no longer lives
+    assert lifetimes_after(now) == [False] * 3  # they are new
+    assert lifetimes_after(now + own_ms // 4) == [True] * 3
+    # A look at the job comes within a sixteenth of the TTL.
+    assert lifetimes_after(now + own_ms // 4 + own_ms * 3 // 16 - 1) == [False] * 3
+    assert lifetimes_after(now + own_ms // 4 + own_ms * 3 // 16) == [True] * 3
+
+
+def test_extending_goes_through_a_long_job_by_slices(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_SLICE", 2)
+    job_id = new_job(broker, 5)
+    for chunk in range(5):
+        raw.pexpire(keys.chunk_input(job_id, chunk), 60_000)
+    now = broker.connection.now_ms() + TTL_MS // 4
+    renewed = []
+    for more in (True, True, False, False):
+        assert extend(broker, job_id, now, 5.0) is more
+        renewed.append(sum(raw.pttl(keys.chunk_input(job_id, chunk)) > TTL_MS for chunk in range(5)))
+    assert renewed == [2, 4, 5, 5]
+
+
+def test_extending_takes_more_slices_at_once_where_the_time_is_short(
+    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_SLICE", 2)
+    job_id = new_job(broker, 9)
+    for chunk in range(9):
+        raw.pexpire(keys.chunk_input(job_id, chunk), 60_000)
+    for _ in range(2):  # an eighth of the TTL is two intervals
+        extend(broker, job_id, broker.connection.now_ms() + TTL_MS // 4, TTL_MS / 16_000)
+    assert all(raw.pttl(keys.chunk_input(job_id, chunk)) > TTL_MS for chunk in range(9))
+
+
+def test_extending_makes_no_key_of_a_chunk_that_is_not_there(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1)
+    raw.hset(keys.job(job_id), "added", 10)
+    extend(broker, job_id, broker.connection.now_ms() + TTL_MS // 4, 5.0)
+    assert not raw.exists(*(keys.chunk_input(job_id, chunk) for chunk in range(1, 10)))
+
+
+@pytest.mark.parametrize("end", ["completed", "running", "cancelled", "submitting"])
+def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw, end: str) -> None:
+    job_id = new_job(broker, 3, seal=end != "submitting", idempotency_key="nightly")
+    if end != "submitting":
+        broker.jobs.issue(job_id, QUEUE)
+        work(broker, job_id, 0, failed=1)
+        claim(broker, job_id, 1)
+    if end == "completed":
+        work(broker, job_id, 2)
+        complete(broker, job_id, 1)
+    if end == "cancelled":
+        broker.jobs.cancel(job_id)
+    Job(job_id, broker).discard()
+    assert keys_of(raw, job_id) == set()
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+    assert not raw.exists(keys.idempotency("nightly"))
+    with pytest.raises(JobNotFound):
+        Job(job_id, broker).status()
+
+
+def test_discarding_a_job_leaves_the_key_of_the_one_that_came_after_it(broker: Broker) -> None:
+    first = new_job(broker, 1, idempotency_key="nightly")
+    broker.jobs.cancel(first)
+    second = new_job(broker, 1, idempotency_key="nightly")
+    Job(first, broker).discard()
+    assert broker.jobs.create(spec(idempotency_key="nightly")) == (second, False)
+
+
+@pytest.mark.parametrize("end", ["completed", "max_errors", "cancelled"])
+def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(broker: Broker, raw, end: str) -> None:
+    job_id = new_job(broker, 2, ttl_s=1.0, max_errors=0, idempotency_key="k")
+    work(broker, job_id, 0, failed=int(end == "max_errors"))
+    if end == "completed":
+        work(broker, job_id, 1)
+    if end == "cancelled":
+        broker.jobs.cancel(job_id)
+    assert (raw.zscore(keys.ACTIVE, job_id) is None) is (end == "completed")  # so small a job needs no reaper
+    look_after(broker, job_id)
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+    deadline = time.monotonic() + 5
+    while keys_of(raw, job_id) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert keys_of(raw, job_id) == set()
+    with pytest.raises(JobNotFound):
+        broker.jobs.status(job_id)
+
+
+def look_after(broker: Broker, *job_ids: str) -> None:
+    """What a round of the reaper does to these jobs."""
+    Reaper(broker)._look_after(job_ids, broker.connection.now_ms(), math.inf)
+
+
+def test_a_job_is_kept_while_it_waits_however_short_its_ttl(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, seal=False, ttl_s=1.0)
+    job_keys = [keys.job(job_id), keys.chunk_input(job_id, 0), keys.chunk_input(job_id, 1)]
+    assert all(raw.pttl(key) > TTL_MS - 60_000 for key in job_keys)
+    work(broker, job_id, 0)
+    broker.jobs.seal(job_id, 2)
+    look_after(broker, job_id)
+    job_keys[1] = keys.chunk_result(job_id, 0)
+    assert all(raw.pttl(key) > TTL_MS - 60_000 for key in job_keys)
+
+
+def test_a_short_ttl_counts_from_the_end_for_all_of_a_job(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_SLICE", 8)
+    job_id = new_job(broker, 20, ttl_s=100.0, idempotency_key="k")
+    work(broker, job_id, *(chunk for chunk in range(20) if chunk != 1))
+    work(broker, job_id, 1, failed=1)
+    chunk_keys = [keys.chunk_result(job_id, chunk) for chunk in range(20)] + [keys.chunk_input(job_id, 1)]
+    now_ms, shortened = broker.connection.now_ms(), []
+    for _ in range(3):
+        assert raw.pttl(keys.job(job_id)) > 100_000  # until all of its chunks are
+        Reaper(broker)._look_after([job_id], now_ms, time.monotonic())  # no time is left after the first slice
+        broker.upkeep.settle_slice(job_id)
+        shortened.append(sum(raw.pttl(key) <= 125_000 for key in chunk_keys))
+    assert shortened == [9, 17, 21]
+    assert all(raw.pttl(key) > 100_000 for key in chunk_keys)
+    for key in (keys.job(job_id), keys.idempotency("k"), keys.counted(job_id)):
+        assert 90_000 < raw.pttl(key) <= 100_000
+    assert not raw.exists(keys.cursors(job_id))
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+    assert without_lifetime(raw) == []
+
+
+def test_a_round_shortens_the_lives_of_a_large_job_as_far_as_there_is_time(
+    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_SLICE", 2)
+    job_id = new_job(broker, 20, ttl_s=100.0)
+    work(broker, job_id, *range(20))
+    look_after(broker, job_id)
+    assert all(raw.pttl(keys.chunk_result(job_id, chunk)) <= 125_000 for chunk in range(20))
+    assert raw.pttl(keys.job(job_id)) <= 100_000
+
+
+def test_a_small_job_of_a_short_ttl_needs_no_reaper(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, ttl_s=100.0, idempotency_key="k")
+    work(broker, job_id, 0, failed=1)
+    work(broker, job_id, 1)
+    for key in (keys.job(job_id), keys.idempotency("k")):
+        assert 90_000 < raw.pttl(key) <= 100_000
+    for key in (keys.chunk_result(job_id, 0), keys.chunk_result(job_id, 1), keys.chunk_input(job_id, 0)):
+        assert 100_000 < raw.pttl(key) <= 125_000
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+    assert all(raw.pttl(key) <= 125_000 for key in keys_of(raw, job_id))
+
+
+def test_a_job_that_is_retried_lives_as_long_as_one_that_has_not_ended(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, ttl_s=100.0)
+    work(broker, job_id, 0, failed=1)
+    work(broker, job_id, 1)
+    look_after(broker, job_id)
+    assert raw.pttl(keys.chunk_result(job_id, 1)) <= 125_000
+    assert Job(job_id, broker).retry_failed() == 1
+    assert not broker.upkeep.settle_slice(job_id)  # by a reaper that came too late
+    assert raw.zscore(keys.ACTIVE, job_id) is not None
+    look_after(broker, job_id)
+    for key in (
+        keys.job(job_id),
+        keys.chunk_result(job_id, 0),
+        keys.chunk_result(job_id, 1),
+        keys.chunk_input(job_id, 2),
+    ):
+        assert raw.pttl(key) > TTL_MS - 60_000
+
+
+def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3, seal=False, idempotency_key="nightly")
+    broker.workers.beat(row())
+    broker.jobs.issue(job_id, QUEUE)
+    claim(broker, job_id, 0)
+    raw.delete(*keys_of(raw, job_id))
+    before = set(raw.scan_iter())
+    of_job, report = keys.of_job(job_id), [2, 0, 0, 10, 3, b""]
+    producer, queue = keys.producer(job_id), keys.queue_workers(QUEUE)
+    source, target = keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)
+    prefixes = [keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), keys.retry_pointer(job_id, "")]
+    scripts: dict[str, tuple[list[str], list[object]]] = {
+        "hold": ([producer], ["p", 1000]),
+        "add": ([producer, source, target], [0, bytes(16), 2, payload(0), "p", 1000, 8, 23, *prefixes]),
+        "seal": ([producer], [3]),
+        "issue": ([queue], [4, 1000, keys.chunk_result(job_id, "")]),
+        "claim": ([source, target], [0, "t", "w", MINE, 1000, 1000]),
+        "renew": ([], [0, "t", 1000]),
+        "release": ([], [0, "t", 1000, "it failed"]),
+        "complete": ([source, target, keys.uncommitted_result(job_id, 0, "t")], [0, MINE, *report]),
+        "reap": ([queue, keys.idle(1, QUEUE)], [1000, 1000, 10, 1000, 3, 1 << 53, 5000, 60_000]),
+        "audit": ([], [0, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), 10]),
+        "cancel": ([], []),
+        "settle": ([], [10]),
+        "retry": ([producer, source, keys.retry_pointer(job_id, 0), keys.chunk_input(job_id, 3)], [0, 3, "p", 1000]),
+    }
+    for name, (more, args) in scripts.items():
+        assert broker.connection.script(name, [*of_job, *more], [job_id, *args]) == ("gone", []), name
+        assert set(raw.scan_iter()) == before, name
+
+
+def test_every_script_is_covered_by_the_test_above() -> None:
+    from importlib.resources import files
+
+    scripts = {path.name for path in files("embedctl.store").iterdir() if path.name.endswith(".lua")}
+    assert scripts == {
+        f"{name}.lua"
+        for name in """
+            prelude deaths repair rest create hold add seal issue claim renew part release complete reap audit cancel
+            settle retry
+            """.split()  # noqa: SIM905
+    }
+
+
+def test_the_events_of_a_job_that_its_budget_ended_stay_short_lived(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3, ttl_s=keys.UNENDED_TTL_S, max_errors=0)
+    work(broker, job_id, 0, failed=1)
+    assert raw.pttl(keys.events(job_id)) <= 60_000
+
+
+def test_all_results_of_a_retried_job_live_again_at_the_next_look(broker: Broker, raw) -> None:
+    """However many chunks there are: what they have left is short."""
+    job_id = new_job(broker, 1200, ttl_s=20.0)
+    work(broker, job_id, *range(1, 1200))
+    work(broker, job_id, 0, failed=1)
+    while broker.upkeep.settle_slice(job_id):
+        pass
+    assert raw.pttl(keys.chunk_result(job_id, 1100)) <= 25_000
+    assert Job(job_id, broker).retry_failed() == 1
+    look_after(broker, job_id)
+    assert all(raw.pttl(keys.chunk_result(job_id, chunk)) > TTL_MS for chunk in range(1200))

@@ -1,0 +1,89 @@
+"""An observer is told of every round trip, by a name that people know."""
+
+from __future__ import annotations
+
+import pytest
+import redis as redis_py
+
+from embedctl.broker import Broker
+from embedctl.store.connection import Connection
+from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.settings import Settings
+from tests.support.store import claim, complete, new_job, payload, row
+
+
+class Told:
+    def __init__(self) -> None:
+        self.trips: list[tuple[str, float, bool]] = []
+
+    def __call__(self, command: str, seconds: float, answered: bool) -> None:
+        self.trips.append((command, seconds, answered))
+
+    def names(self) -> list[str]:
+        """What was told since the last call; each was answered."""
+        assert all(answered and 0 < seconds < 5 for _, seconds, answered in self.trips)
+        names = [name for name, _, _ in self.trips]
+        self.trips.clear()
+        return names
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def observed(settings: Settings, told: Told):
+    broker = Broker.connect(settings, told)
+    yield broker
+    broker.close()
+
+
+def test_commands_pipelines_and_scripts_have_their_names(observed: Broker, told: Told) -> None:
+    observed.connection.now_ms()
+    assert told.names() == ["TIME"]
+    job_id = new_job(observed, 1)
+    told.trips.clear()
+    assert claim(observed, job_id, 0).answer == "ok"
+    assert told.names()[-1] == "claim"
+    assert complete(observed, job_id, 0, text=payload(0)) == "ok"
+    names = told.names()
+    # A Redis that does not know a script yet is sent it.
+    assert names in (["SET", "complete"], ["SET", "complete", "SCRIPT LOAD", "complete"])
+    observed.workers.beat(row())
+    assert told.names() == ["TIME", "PIPELINE"]
+
+
+def test_what_was_observed_is_what_redis_did(observed: Broker, told: Told, raw: redis_py.Redis) -> None:
+    """Answers are the same as without an observer, and each command is told once."""
+    observed.connection.now_ms()
+    raw.config_resetstat()
+    told.trips.clear()
+    observed.workers.beat(row())
+    with observed.connection.client() as client:
+        assert client.get("embed:nothing") is None
+        assert client.pipeline(transaction=False).set("embed:x", 1, ex=9).get("embed:x").execute() == [True, b"1"]
+    stats = raw.info("commandstats")
+    assert told.names() == ["TIME", "PIPELINE", "GET", "PIPELINE"]
+    assert (stats["cmdstat_time"]["calls"], stats["cmdstat_get"]["calls"]) == (1, 2)
+
+
+def test_a_redis_that_is_not_there_has_not_answered(told: Told, short_folder) -> None:
+    connection = Connection(Settings(redis_url=f"unix://{short_folder}/absent.sock"), told)
+    with pytest.raises(BrokerUnavailable):
+        connection.now_ms()
+    ((name, _, answered),) = told.trips
+    assert (name, answered) == ("TIME", False)
+
+
+def test_a_command_that_redis_refuses_was_answered(observed: Broker, told: Told) -> None:
+    with observed.connection.client() as client:
+        client.set("embed:x", "text", ex=9)
+        with pytest.raises(redis_py.exceptions.ResponseError):
+            client.incr("embed:x")
+    assert told.names() == ["SET", "INCRBY"]
+
+
+def test_nothing_stands_between_where_nobody_observes(broker: Broker) -> None:
+    with broker.connection.client() as client:
+        assert type(client) is redis_py.Redis

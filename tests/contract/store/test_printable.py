@@ -1,0 +1,204 @@
+"""Nothing that others named steers a terminal or forges a line: ids, messages, fields, workers, models, jobs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import redis as redis_py
+from click.testing import CliRunner
+
+from embedctl.broker import Broker
+from embedctl.cli import main
+from embedctl.job import Job
+from embedctl.store import Completed
+from embedctl.terminal.progress import JobProgress
+from embedctl_config import keys, wire
+from embedctl_config.errors import InputError
+from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.printable import PrintableFormatter, printable
+from embedctl_config.settings import Settings
+from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
+from embedctl_workers.serving import logs
+from tests.support.store import DIM, MINE, OPTIONS, claim, row, spec
+
+#: Sets a terminal's title, moves to the line's begin, forges a line, and turns the direction of reading.
+HOSTILE = "\x1b]0;owned\x07\r\n\x85\u2028forged: line\u202e\x9b2J\x7f"
+
+
+def assert_harmless(shown: str, *, begins: tuple[str, ...] = ()) -> None:
+    wrong = [each for each in shown.replace("\n", "") if not each.isprintable()]
+    assert not wrong, (wrong, shown)
+    assert not any(line.startswith("forged") for line in shown.split("\n")), shown
+    for begin in begins:
+        assert begin in shown
+
+
+def hostile_job(broker: Broker, failed: bool = True) -> str:
+    """An ended job, one record of which failed, with a hostile id, message and model."""
+    model = f"m{HOSTILE}"
+    chunk = ChunkInput(0, bytes(2), [b"a", b"b"], ids=[HOSTILE, None])
+    data = wire.encode_input(chunk)
+    job_id, _ = broker.jobs.create(spec(model=model))
+    broker.jobs.add(job_id, 0, data, digest=wire.digest_of(data), rows=2, token="p")
+    if not failed:
+        return job_id
+    broker.jobs.seal(job_id, 1)
+    assert claim(broker, job_id, 0).answer == "ok"
+    result = ChunkResult(
+        first=0,
+        rows=2,
+        dim=DIM,
+        digest=wire.digest_of(data),
+        fingerprint=job_fingerprint(MINE, OPTIONS),
+        precision="fp32",
+        backend="dummy",
+        vectors=bytes(2 * DIM * 4),
+        checksums=chunk.row_checksums(),
+        ids=chunk.ids,
+        errors=[RecordError(0, ErrorCode.ENCODE_ERROR, HOSTILE)],
+    )
+    report = Completed(1, 1, 0, tokens=10, dim=DIM, failed_input=wire.encode_input(chunk.select([0])))
+    answer = broker.jobs.complete(job_id, 0, "t", wire.encode_result(result), report, fingerprint=MINE)
+    assert answer == "ok"
+    return job_id
+
+
+@pytest.fixture
+def environment(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBEDCTL_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> str:
+    found = CliRunner().invoke(main, arguments, input="")
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found.output
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "errors JOB",
+        "status JOB",
+        "status",
+        "list",
+        "doctor",
+        "wait JOB",
+        "retry JOB",
+        "fetch JOB -o out.jsonl",
+        "cancel JOB",
+        "discard JOB",
+    ],
+)
+def test_no_command_shows_what_steers_a_terminal(
+    broker: Broker, raw: redis_py.Redis, command: str, *, as_json: bool
+) -> None:
+    ended, running = hostile_job(broker), hostile_job(broker, failed=False)
+    # What a worker says of itself, of a chunk and of its end.
+    broker.workers.beat(
+        row(
+            "w",
+            f"m{HOSTILE}",
+            name=f"name{HOSTILE}",
+            host=HOSTILE,
+            cpus=HOSTILE,
+            device=HOSTILE,
+            bounds=HOSTILE,
+            backend=HOSTILE,
+            quiet_s=99.0,
+            holding=((f"job-{HOSTILE}", 0),),
+        )
+    )
+    broker.workers.beat(row("x", f"m{HOSTILE}", name=f"dead{HOSTILE}"))
+    broker.workers.report_death("x", HOSTILE)
+    for job_id in (ended, running):
+        facts = {"trouble": HOSTILE, "mismatch": HOSTILE, "pinned_by": HOSTILE, "model_fingerprint": MINE}
+        raw.hset(keys.job(job_id), mapping=facts)
+    for job_id in (
+        (ended, running) if "JOB" in command and not command.startswith(("errors", "wait", "fetch")) else (ended,)
+    ):
+        if as_json and command.split()[0] in ("wait", "retry", "fetch", "cancel", "discard"):
+            return
+        shown = run(*command.replace("JOB", job_id).split(), *(["--json"] if as_json else []))
+        assert shown
+        assert_harmless(shown)
+        if as_json:
+            assert all(json.loads(line) for line in shown.splitlines())
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("corpus.jsonl", json.dumps({HOSTILE: "x"})),
+        ("corpus.jsonl", json.dumps({"text": "x", "id": HOSTILE * 100})),
+        ("corpus.jsonl", json.dumps({"text": "x", "id": [HOSTILE]})),
+        ("corpus.csv", '"\x1b]0;owned\x07\nforged: line",b\n1,2\n'),
+        (f"corpus{HOSTILE}.jsonl".replace("\n", ""), "no json"),
+    ],
+)
+def test_a_corpus_cannot_either(name: str, content: str) -> None:
+    Path(name).write_bytes(content.encode())
+    for more in ([], ["--skip-bad-lines"]):
+        shown = run("submit", name, *more)
+        assert_harmless(shown)
+
+
+@pytest.mark.usefixtures("environment")
+def test_what_is_said_while_a_job_runs_cannot_either(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = hostile_job(broker, failed=False)
+    raw.hset(keys.job(job_id), mapping={"mismatch": HOSTILE, "pinned_by": HOSTILE})
+    stream = io.StringIO()
+    with JobProgress() as progress:
+        progress._console.file = stream
+        progress.running(Job(job_id, broker).status())
+    assert "refused" in stream.getvalue()
+    assert_harmless(stream.getvalue())
+
+
+def test_an_error_of_the_corpus_is_printable_for_programs_too() -> None:
+    assert str(InputError(f"no field {HOSTILE}")).isprintable()
+
+
+@pytest.mark.parametrize("formatter", [PrintableFormatter(), logs._TextFormatter(logs._Fields(HOSTILE))])
+def test_a_log_cannot_either(formatter: logging.Formatter) -> None:
+    trace = (ValueError, ValueError(HOSTILE), None)
+    record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "job %s", (HOSTILE,), trace)
+    record.job = HOSTILE
+    assert_harmless(formatter.format(record), begins=("\\x1b",))
+
+
+def test_a_found_file_cannot_either(tmp_path: Path, environment: None) -> None:
+    (tmp_path / "embedctl.toml").write_text('"\\u001b]0;owned\\u0007\\nforged: line" = 1\n[classes."\\nforged: x"]\n')
+    shown = run("list")
+    assert "no such setting" in shown
+    assert_harmless(shown)
+
+
+def test_a_command_to_copy_runs_nothing_else(broker: Broker) -> None:
+    from embedctl.routing import start_command
+
+    assert start_command("cpu", "m; rm -rf ~") == "embedctl worker --class cpu --model 'm; rm -rf ~'"
+    assert start_command("cpu", "a/b@c-d_e.f") == "embedctl worker --class cpu --model a/b@c-d_e.f"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, 日本語 é", "plain, 日本語 é"),
+        ("a\tb\n", r"a\tb\n"),
+        ("\x1b[31m", r"\x1b[31m"),
+        ("\u2028\u202e\x85", r"\u2028\u202e\x85"),
+        ("\udc80", r"\udc80"),
+    ],
+)
+def test_what_is_not_printable_is_shown_as_its_escape(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable(shown) == shown

@@ -1,0 +1,200 @@
+"""The reaper's rounds: one process at a time, not too soon after Redis started, and tickets that really are sent."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from embedctl.broker import Broker
+from embedctl.reaper import Reaper
+from embedctl_config import keys, wire
+from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.settings import Settings
+from tests.support.redis_server import RedisServer
+from tests.support.store import QUEUE, claim, keys_of, new_job, overdue, row, work
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """The shortest lease: the Redis of these tests has been up for longer than two of them."""
+    return settings.replace(lease_s=0.5, reissue_s=60.0, window=2)
+
+
+@pytest.fixture
+def broker(settings: Settings) -> Iterator[Broker]:
+    broker = Broker.connect(settings)
+    eventually(lambda: broker.connection.uptime_s() >= 1)
+    yield broker
+    broker.close()
+
+
+def tickets(raw) -> list[tuple[str, int]]:
+    """The tickets in the queue, the oldest first, as (job, chunk)."""
+    found = []
+    for message in reversed(raw.lrange(QUEUE, 0, -1)):
+        body = json.loads(base64.b64decode(json.loads(message)["body"]))
+        found.append(tuple(body[0]))
+    return found
+
+
+def reap(broker: Broker, **options: float) -> None:
+    """One round, whoever had the last turn; all active jobs are due."""
+    with broker.connection.client() as client:
+        client.delete(keys.reaper(wire.VERSION))
+        for version in range(1, wire.VERSION + 1):
+            for job_id in client.zrange(keys.upkeep(version), 0, -1):
+                client.zadd(keys.upkeep(version), {job_id: 1})
+    Reaper(broker, **options).round()
+
+
+def test_one_process_reaps_in_an_interval(broker: Broker, settings: Settings) -> None:
+    other = Broker.connect(settings)
+    assert broker.upkeep.agenda.take_turn(0.2)
+    assert not other.upkeep.agenda.take_turn(0.2)
+    assert not broker.upkeep.agenda.take_turn(0.2)
+    eventually(lambda: other.upkeep.agenda.take_turn(0.2))
+    other.close()
+
+
+def test_a_reaper_waits_for_its_own_interval_without_asking_redis(
+    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reaper = Reaper(broker, interval_s=60)
+    reaper.round()
+    raw.delete(keys.reaper(wire.VERSION))
+    reaper.round()
+    assert not raw.exists(keys.reaper(wire.VERSION))
+
+
+def test_nobody_reaps_in_the_first_two_leases_after_redis_started(own_redis: RedisServer, settings: Settings) -> None:
+    young = Broker.connect(settings.replace(redis_url=own_redis.url, lease_s=1.0))
+    begun = time.monotonic()
+    assert not young.upkeep.agenda.take_turn(0.001)
+    eventually(lambda: young.upkeep.agenda.take_turn(0.001))
+    assert time.monotonic() - begun > 0.9
+    assert young.connection.uptime_s() >= 2
+    patient = Broker.connect(settings.replace(redis_url=own_redis.url, lease_s=60.0))
+    assert not patient.upkeep.agenda.take_turn(0.001)
+    for broker in (young, patient):
+        broker.close()
+
+
+def test_tickets_of_lapsed_leases_land_in_the_queue(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, 2)
+    broker.send_issued(broker.jobs.status(job_id))
+    assert tickets(raw) == [(job_id, 0), (job_id, 1)]
+    raw.delete(QUEUE)
+    claim(broker, job_id, 0)
+    overdue(raw, job_id, 0, 1)
+    reap(broker)
+    assert sorted(tickets(raw)) == [(job_id, 0), (job_id, 1)]
+    reap(broker)
+    assert len(tickets(raw)) == 2
+
+
+def test_a_round_sends_what_a_window_that_grew_has_room_for(broker: Broker, raw, settings: Settings) -> None:
+    job_id = new_job(broker, 20)
+    broker.send_issued(broker.jobs.status(job_id))
+    assert len(tickets(raw)) == settings.window == 2
+    broker.workers.beat(row("a"))
+    broker.workers.beat(row("b"))
+    reap(broker)
+    assert [chunk for _, chunk in tickets(raw)] == list(range(2 * settings.window_per_worker))
+
+
+def test_a_round_frees_cancelled_jobs(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0)
+    broker.jobs.cancel(job_id)
+    reap(broker)
+    assert not any(":in:" in key or ":out:" in key for key in keys_of(raw, job_id))
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+    assert broker.jobs.status(job_id).state == "cancelled"
+
+
+def test_a_round_forgets_jobs_that_are_gone(broker: Broker, raw) -> None:
+    gone, alive = new_job(broker, 1), new_job(broker, 1)
+    raw.delete(*keys_of(raw, gone))
+    reap(broker)
+    assert list(broker.upkeep.active_jobs()) == [alive]
+    assert keys_of(raw, gone) == set()
+
+
+def test_a_round_audits_a_job_that_rests(broker: Broker, raw) -> None:
+    """Also one that is being submitted: its producer may wait for the room that a lost chunk takes."""
+    broker.workers.beat(row())
+    rests, submitting = new_job(broker, 2), new_job(broker, 2, seal=False)
+    for job_id in (rests, submitting):
+        broker.jobs.issue(job_id, QUEUE)
+        raw.delete(keys.chunk_input(job_id, 1))
+        raw.zrem(keys.due(job_id), 1)
+    reap(broker, audit_after_s=3600)
+    assert broker.jobs.status(rests).lost_chunks is None
+    time.sleep(0.01)
+    reap(broker, audit_after_s=0)
+    assert broker.jobs.status(rests).lost_chunks == (1, 1)
+    assert broker.jobs.status(submitting).lost_chunks == (1, 1)
+
+
+def test_a_round_renews_the_lifetimes_of_chunks(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2)
+    raw.pexpire(keys.chunk_input(job_id, 1), 60_000)
+    raw.hincrby(keys.job(job_id), "created_ms", -int(keys.UNENDED_TTL_S * 250))
+    reap(broker)
+    assert raw.pttl(keys.chunk_input(job_id, 1)) > keys.UNENDED_TTL_S * 1000
+
+
+def test_a_job_of_a_newer_version_does_not_stop_the_round(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    newer, mine = new_job(broker, 1), new_job(broker, 1)
+    raw.hset(keys.job(newer), "version", 99)
+    reap(broker)
+    assert tickets(raw) == [(mine, 0)]
+
+
+def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServer, settings: Settings) -> None:
+    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
+    job_id = new_job(broker, 1)
+    own_redis.stop()
+    reaper = Reaper(broker, interval_s=0.01)
+    with pytest.raises(BrokerUnavailable):
+        reaper.round()
+    own_redis.start()
+    eventually(lambda: broker.connection.uptime_s() >= 1)
+
+    def issued() -> bool:
+        reaper.round()
+        return broker.jobs.issue(job_id, QUEUE) == []
+
+    eventually(issued)
+    broker.close()
+
+
+def test_a_job_that_cannot_be_read_costs_no_other_job_its_reaper(broker: Broker, raw) -> None:
+    strange, job_id = new_job(broker, 1), new_job(broker, 1)
+    broker.workers.beat(row())
+    broker.jobs.issue(job_id, QUEUE)
+    overdue(raw, job_id, 0)
+    raw.hset(keys.job(strange), "state", "paused")  # as a newer version might say
+    raw.zadd(keys.ACTIVE, {strange: 1})
+    Reaper(broker, interval_s=0.01).round()
+    assert raw.llen(QUEUE) == 1
+
+
+def test_a_retry_whose_process_died_is_closed_so_that_its_job_ends(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0, failed=1)
+    work(broker, job_id, 1)
+    assert broker.jobs.retry(job_id, 0, 2, "dead") == 1
+    reap(broker)
+    assert not broker.jobs.status(job_id).sealed  # its process may live
+    raw.delete(keys.producer(job_id))
+    reap(broker)
+    assert broker.jobs.status(job_id).sealed

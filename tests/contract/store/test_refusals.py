@@ -1,0 +1,121 @@
+"""What Redis refuses for good, and what only for the moment."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+import redis as redis_py
+from redis._parsers.base import BaseParser
+
+from embedctl.broker import Broker
+from embedctl.job import Job
+from embedctl.patience import patiently
+from embedctl_config import keys
+from embedctl_config.errors import BrokerRefused, BrokerUnavailable
+from tests.support.redis_server import RedisServer
+from tests.support.store import claim, new_job
+
+
+def test_a_key_of_another_type_is_refused_and_nobody_asks_again(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker)
+    raw.delete(keys.owners(job_id))
+    raw.set(keys.owners(job_id), "somebody else's")
+    asked = []
+
+    def ask() -> None:
+        asked.append(time.monotonic())
+        claim(broker, job_id, 0)
+
+    with pytest.raises(BrokerRefused, match="WRONGTYPE"):
+        patiently(ask)
+    assert len(asked) == 1
+
+
+def test_who_waits_for_a_job_that_cannot_be_read_is_told_at_once(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker)
+    raw.delete(keys.job(job_id))
+    raw.set(keys.job(job_id), "somebody else's")
+    began = time.monotonic()
+    with pytest.raises(BrokerRefused, match="WRONGTYPE") as raised:
+        Job(job_id, broker).wait()
+    assert time.monotonic() - began < 60  # an outage is waited for twice as long
+    assert isinstance(raised.value, BrokerUnavailable)  # who catches what it was until now still does
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "READONLY You can't write against a read only replica.",
+        "ERR Error running script (call to f_1): @user_script:3: @user_script: 3: -READONLY You can't write",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        "NOREPLICAS Not enough good replicas to write.",
+        "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    ],
+)
+def test_what_passes_is_no_refusal_and_ends_the_connection(broker: Broker, reason: str) -> None:
+    before = _client_id(broker)
+    with pytest.raises(BrokerUnavailable) as raised, broker.connection.client():
+        raise _error(reason)
+    assert not isinstance(raised.value, BrokerRefused)
+    assert _client_id(broker) != before
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "CROSSSLOT Keys in request don't hash to the same slot",
+        "MOVED 3999 127.0.0.1:6381",
+        "CLUSTERDOWN Hash slot not served",
+        "ERR Error running script: @user_script: 1: Script attempted to access a non local key in a cluster node",
+    ],
+)
+def test_a_cluster_is_called_one(broker: Broker, reason: str) -> None:
+    with pytest.raises(BrokerRefused, match=r"is a cluster .*cluster-enabled no"), broker.connection.client():
+        raise _error(reason)
+
+
+def test_nothing_is_submitted_to_a_cluster(short_folder, settings) -> None:
+    folder = short_folder / "cluster"
+    folder.mkdir()
+    server = RedisServer(folder, extra=["--cluster-enabled", "yes", "--bind", "127.0.0.1"])
+    # A cluster's node listens at a port, and at another one 10,000 above it.
+    server.extra += ["--port", str(_free_pair()), "--appendonly", "no"]
+    server.start()
+    try:
+        with pytest.raises(BrokerRefused, match="is a cluster"):
+            Broker.connect(settings.replace(redis_url=server.url)).connection.check_server()
+    finally:
+        server.stop()
+
+
+def test_the_arguments_of_a_command_do_not_decide_what_its_error_is(broker: Broker, raw: redis_py.Redis) -> None:
+    raw.set("embed:other", "text")
+    with pytest.raises(BrokerRefused, match="WRONGTYPE") as raised, broker.connection.client() as client:
+        client.pipeline(transaction=False).lpush("embed:other", "-READONLY CROSSSLOT").execute()
+    assert "READONLY" not in str(raised.value)
+
+
+def _error(reason: str) -> Exception:
+    """As redis-py makes it of what Redis says."""
+    return BaseParser.parse_error(reason)
+
+
+def _client_id(broker: Broker) -> int:
+    with broker.connection.client() as client:
+        return int(client.client_id())
+
+
+def _free_pair() -> int:
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+            try:
+                other.bind(("127.0.0.1", port + 10_000))
+            except (OSError, OverflowError):
+                continue
+            return port

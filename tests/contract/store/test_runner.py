@@ -1,0 +1,253 @@
+"""What a runner tells of a chunk: to its telemetry all that happens, to its log no word of a text."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from embedctl import Job, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.tickets import Ticket
+from embedctl_config import keys, wire
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.known_good import KnownGood
+from embedctl_workers.serving.metrics import Metrics
+from embedctl_workers.serving.runner import ChunkRunner
+from tests.support.store import OTHER, QUEUE
+from tests.support.waiting import eventually
+
+ENTRY = HardwareClass(backend="dummy")
+SECRET = "s3cret"
+TEXTS = ["one", f"two {SECRET}", "three words here"]
+
+
+class Quoting(DummyBackend):
+    """A backend that quotes texts as it fails, in one of its methods.
+
+    Attributes:
+        place: the method; empty for none.
+        spares: whether it fails with short texts alone, and so not with that of the worker's own.
+    """
+
+    place, spares = "", False
+
+    def _fail_in(self, place: str, words: int) -> None:
+        if place == self.place and not (self.spares and words > 10):
+            try:
+                {}[SECRET]
+            except KeyError as error:
+                raise ValueError(f"can't work with {TEXTS if 0 < words < 10 else words}") from error
+
+    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+        self._fail_in("tokenize", max(len(text.split()) for text in texts))
+        return super().tokenize(texts, prompt)
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
+        self._fail_in("forward", int(tokens.lengths[rows].max()))
+        return super().forward(tokens, rows)
+
+    def positions(self, lengths: Rows) -> int:
+        self._fail_in("positions", int(lengths.max()))
+        return super().positions(lengths)
+
+
+@dataclass
+class Rig:
+    """A runner in this process, and what it counts."""
+
+    broker: Broker
+    settings: Settings
+    backend: DummyBackend
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics("dummy", ENTRY, ["dummy"])
+        encoder = ChunkEncoder(self.backend, 1024)
+        encoder.known_good = KnownGood(self.backend, ENTRY.thresholds())
+        self.runner = ChunkRunner(self.broker, ENTRY, {"dummy": encoder}, "me", self.metrics)
+        self.left: list[int] = []
+        self.runner.leave = self.left.append
+
+    def submit(self, texts: Sequence[str] = TEXTS) -> Job:
+        return enqueue_embeddings(list(texts), settings=self.settings)
+
+    def run(self, job: Job, chunk: int = 0, **facts: Any) -> None:
+        self.runner.run("dummy", Ticket(keys.queue("dummy", "dummy"), job.id, chunk, facts))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        own = {"hardware_class": "dummy", "model": "dummy", **labels}
+        return self.metrics.registry.get_sample_value(f"embedctl_{name}", own)
+
+
+@pytest.fixture
+def rig(broker: Broker, settings: Settings) -> Rig:
+    return Rig(broker, settings, DummyBackend(dim=16))
+
+
+@pytest.fixture
+def failing(request: pytest.FixtureRequest, broker: Broker, settings: Settings) -> Rig:
+    backend = Quoting(dim=16)
+    rig = Rig(broker, settings, backend)
+    backend.place = request.param
+    return rig
+
+
+def test_a_chunk_is_counted_as_what_became_of_it(rig: Rig) -> None:
+    job = rig.submit(["one", "", "three words here", "one"])
+    rig.run(job)
+    assert job.status().done == 3
+    assert (rig.value("records_total", outcome="done"), rig.value("records_total", outcome="failed")) == (3, 1)
+    assert rig.value("record_errors_total", code="empty") == 1
+    assert (rig.value("tokens_total"), rig.value("padding_tokens_total")) == (4, 2)
+    assert rig.value("tokens_total") == job.status().tokens
+    assert rig.value("attempts_total", attempt="first") == 1
+    assert rig.value("batch_seconds_count") == 1
+    assert [rig.value("stage_seconds_count", stage=stage) for stage in ("tokenise", "encode", "store")] == [1, 1, 1]
+    assert rig.value("queue_wait_seconds_count") == 0  # its ticket says nothing
+    speed = rig.runner.speed["dummy"]
+    assert speed.rows_per_s > 0
+    assert speed.padding == pytest.approx(2 / 6)
+    assert rig.runner.progressed_ms > 0
+
+
+def test_a_ticket_that_came_twice_counts_as_a_claim_and_no_attempt(rig: Rig) -> None:
+    job = rig.submit()
+    rig.run(job)
+    rig.run(job)
+    assert (rig.value("claims_total", answer="ok"), rig.value("claims_total", answer="done")) == (1, 1)
+    assert rig.value("records_total", outcome="done") == 3
+
+
+def test_a_result_that_is_not_needed_counts_no_record(rig: Rig, broker: Broker, raw) -> None:
+    job = rig.submit()
+    encode = rig.runner._encode
+
+    def other_weights_win(*args: Any) -> Any:
+        raw.hset(keys.job(job.id), "model_fingerprint", OTHER)
+        return encode(*args)
+
+    rig.runner._encode = other_weights_win  # type: ignore[method-assign]
+    rig.run(job)
+    assert rig.value("results_total", answer="mismatch") == 1
+    assert rig.value("records_total", outcome="done") == 0
+    assert rig.value("tokens_total") == 6
+
+
+def test_a_later_attempt_counts_as_a_repeated_one(rig: Rig, broker: Broker) -> None:
+    job = rig.submit()
+    claim = broker.jobs.claim(job.id, 0, token="t", instance="w", fingerprint=rig.backend.fingerprint)
+    assert claim.attempt == 1
+    broker.jobs.release(job.id, 0, "t", delay_s=0)
+    rig.run(job)
+    assert (rig.value("attempts_total", attempt="first"), rig.value("attempts_total", attempt="repeated")) == (0, 1)
+
+
+def test_a_tickets_wait_is_counted_where_the_ticket_can_be_believed(rig: Rig, broker: Broker) -> None:
+    now = broker.connection.now_ms()
+    rig.run(rig.submit(), sent_ms=now - 5000)
+    assert rig.value("queue_wait_seconds_count") == 1
+    assert 5 <= (rig.value("queue_wait_seconds_sum") or 0) < 10
+    rig.run(rig.submit(), sent_ms=now + 3000)  # another host's idea of the time
+    assert rig.value("queue_wait_seconds_bucket", le="0.1") == 1
+    odd: list[object] = ["soon", None, -1, 0, True, 1.5, 10**400, -(10**400), [now], {"ms": now}]
+    for sent in odd:
+        rig.run(rig.submit(), sent_ms=sent)
+    assert rig.value("queue_wait_seconds_count") == 2
+    assert rig.value("records_total", outcome="done") == 3 * (2 + len(odd))
+    assert rig.value("chunk_failures_total") == 0
+
+
+def test_a_chunk_that_fails_is_told_of_without_its_text(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    def quoting(*args: object) -> bytes:
+        raise ValueError(f"can't work with {TEXTS}")
+
+    monkeypatch.setattr(wire, "encode_result", quoting)
+    job = rig.submit()
+    rig.run(job)
+    assert rig.value("chunk_failures_total") == 1
+    assert SECRET not in caplog.text
+    assert "the chunk failed (ValueError), and will be offered again" in caplog.text
+    assert "in quoting" in caplog.text  # of the traceback
+    (line,) = [record for record in caplog.records if "the chunk failed" in record.getMessage()]
+    assert (line.job, line.chunk, line.attempt) == (job.id, 0, 1)
+    trouble = job.status().trouble or ""
+    assert SECRET not in trouble
+    assert "chunk 0: ValueError in quoting (test_runner.py, line " in trouble
+    assert rig.left == []
+
+
+@pytest.mark.parametrize("failing", ["tokenize", "forward", "positions"], indirect=True)
+def test_a_worker_that_fails_with_its_own_text_blames_no_record(
+    failing: Rig, raw, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    job = failing.submit()
+    failing.run(job)
+    assert failing.left == [71]
+    assert failing.runner.draining.is_set()
+    status = job.status()
+    assert (status.done, status.failed, status.deaths) == (0, 0, 0)
+    assert "chunk 0: worker me: WorkerSick: this worker can't encode a text of its own: " in (status.trouble or "")
+    assert raw.hlen(keys.owners(job.id)) == 0
+    assert SECRET not in caplog.text + (status.trouble or "")
+    before = raw.llen(QUEUE)
+    failing.runner.return_tickets()
+    assert raw.llen(QUEUE) == before + 1
+
+
+@pytest.mark.parametrize("failing", ["tokenize", "positions"], indirect=True)
+def test_a_chunk_that_fails_as_a_whole_is_encoded_record_by_record(
+    failing: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    assert isinstance(failing.backend, Quoting)
+    failing.backend.spares = True
+    job = failing.submit()
+    failing.run(job)
+    assert (job.status().failed, failing.left) == (3, [])
+    assert failing.value("record_errors_total", code="encode_error") == 3
+    assert SECRET not in caplog.text
+    assert "the chunk failed as a whole (ValueError): encoding it record by record" in caplog.text
+
+
+@pytest.mark.parametrize("failing", ["forward"], indirect=True)
+def test_records_that_fail_are_told_of_without_their_texts(failing: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    assert isinstance(failing.backend, Quoting)
+    failing.backend.spares = True
+    job = failing.submit()
+    failing.run(job)
+    assert job.status().failed == 3
+    assert failing.value("record_errors_total", code="encode_error") == 3
+    assert SECRET not in caplog.text
+    lines = [record for record in caplog.records if "halving it" in record.getMessage()]
+    assert "(ValueError)" in lines[0].getMessage()
+    assert {(line.job, line.chunk, line.attempt) for line in lines} == {(job.id, 0, 1)}
+
+
+def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(rig: Rig, broker: Broker, raw) -> None:
+    job = rig.submit()
+    raw.set(keys.events(job.id), "somebody else's")  # `complete` tells of the chunk there
+    thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: not thread.is_alive(), 60)
+        status = broker.jobs.status(job.id)
+        assert "WRONGTYPE" in (status.trouble or "")
+        assert not rig.runner.in_hand.all()
+        raw.delete(keys.events(job.id))
+    finally:
+        rig.runner.draining.set()
+        thread.join(60)

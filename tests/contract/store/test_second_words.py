@@ -1,0 +1,407 @@
+"""What a worker can't do with a chunk counts when another one can't either, where there is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import redis as redis_py
+
+from embedctl import Job, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.store import Doubts
+from embedctl.tickets import Ticket
+from embedctl_config import keys
+from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.backends.dummy import DummyBackend, _token
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.known_good import KnownGood
+from embedctl_workers.serving.runner import ChunkRunner
+from embedctl_workers.serving.second_word import MOST_PASSES, PASS_REST_S
+from embedctl_workers.serving.telemetry import Telemetry
+from tests.support.store import QUEUE, assert_consistent, claim, new_job, overdue, row
+
+ENTRY = HardwareClass(backend="dummy")
+TEXTS = [f"text {at} of {at}" for at in range(64)]
+
+
+class Failing(DummyBackend):
+    """A backend whose next calls fail with an error, which fails with long rows, and is of no use after a word."""
+
+    def __init__(self) -> None:
+        super().__init__(dim=16, poison=True)
+        self.error: Exception | None = None
+        self.calls = 0
+        self.too_long = 1000
+        self.falls_at = ""
+        self.fallen = False
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
+        if self.calls and self.error is not None:
+            self.calls -= 1
+            raise self.error
+        deadly = _token(self.falls_at)
+        self.fallen = self.fallen or any(deadly in tokens.columns["input_ids"][row] for row in rows)
+        if self.fallen:
+            raise RuntimeError("could not create a primitive")
+        if int(tokens.lengths[rows].max()) > self.too_long:
+            raise MemoryError("a row is too long for this worker")
+        return super().forward(tokens, rows)
+
+
+@dataclass
+class Worker:
+    """A worker of this process, alive as far as others see."""
+
+    broker: Broker
+    name: str
+    backend: Failing = field(default_factory=Failing)
+    left: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        encoder = ChunkEncoder(self.backend, 1024)
+        encoder.known_good = KnownGood(self.backend, ENTRY.thresholds())
+        self.runner = ChunkRunner(self.broker, ENTRY, {"dummy": encoder}, self.name, Telemetry())
+        self.runner.leave = self.left.append
+        self.broker.workers.beat(row(self.name))
+
+    def fails(self, calls: int, error: Exception) -> None:
+        self.backend.calls, self.backend.error = calls, error
+
+    def run(self, job: Job | str, chunk: int = 0) -> None:
+        self.runner.run("dummy", Ticket(QUEUE, job if isinstance(job, str) else job.id, chunk, {}))
+
+
+@pytest.fixture
+def worker(broker: Broker) -> Callable[[str], Worker]:
+    return lambda name: Worker(broker, name)
+
+
+def submit(settings: Settings, texts: Sequence[str], **options: object) -> Job:
+    return enqueue_embeddings(list(texts), settings=settings, **options)  # type: ignore[arg-type]
+
+
+def with_bad(*at: int, word: str = "fail-encoder") -> list[str]:
+    return [f"{word} {row}" if row in at else text for row, text in enumerate(TEXTS)]
+
+
+def failed(job: Job) -> list[tuple[int, str]]:
+    return [(error.position, error.code) for error in job.errors()]
+
+
+def doubts(raw: redis_py.Redis, job: Job, chunk: int = 0) -> Doubts | None:
+    found = raw.hget(keys.attempts(job.id), f"{chunk}:doubts")
+    return Doubts.parse(found) if found else None
+
+
+@pytest.mark.parametrize(
+    ("word", "bad", "code"),
+    [("fail-encoder", range(7), "encode_error"), ("out-of-memory", [13], "out_of_memory")],
+)
+def test_many_bad_records_or_ones_for_want_of_memory_fail_when_a_second_worker_says_so(
+    settings: Settings, broker: Broker, raw, worker, word: str, bad: Sequence[int], code: str
+) -> None:
+    first, second = worker("first"), worker("second")
+    job = submit(settings, with_bad(*bad, word=word))
+    raw.delete(QUEUE)
+    first.run(job)
+    status = job.status()
+    assert (status.done, status.failed, status.deaths, status.trouble) == (0, 0, 0, None)
+    assert doubts(raw, job) == Doubts({"first": frozenset(bad)}, rounds=1)
+    assert raw.llen(QUEUE) == 1  # its next ticket, without waiting for the reaper
+    second.run(job)
+    assert failed(job) == [(row, code) for row in bad]
+    assert job.status().done == 64 - len(bad)
+    assert first.left + second.left == []
+    assert_consistent(broker, raw, job.id)
+
+
+@pytest.mark.parametrize(("word", "code"), [("fail-encoder", "encode_error"), ("not-a-number", "non_finite")])
+@pytest.mark.parametrize("bad", [[13], [1, 5, 9, 20, 44, 63]])
+def test_a_few_bad_records_fail_at_one_workers_word(
+    settings: Settings, worker, word: str, code: str, bad: Sequence[int]
+) -> None:
+    first, _ = worker("first"), worker("second")
+    job = submit(settings, with_bad(*bad, word=word))
+    first.run(job)
+    assert failed(job) == [(row, code) for row in bad]
+    assert (job.status().done, job.status().claims) == (64 - len(bad), 1)
+
+
+@pytest.mark.parametrize(
+    ("texts", "claims"),
+    [(["a", "b fail-encoder", "c"], 1), (["a", "fail-encoder"], 1), (["fail-encoder"], 2), (["", "fail-encoder"], 2)],
+)
+def test_half_of_a_small_chunk_is_not_few(settings: Settings, worker, texts: Sequence[str], claims: int) -> None:
+    first, second = worker("first"), worker("second")
+    job = submit(settings, texts)
+    first.run(job)
+    second.run(job)
+    assert (job.status().state.ended, job.status().claims) == (True, claims)
+
+
+def test_a_worker_alone_says_both_words_itself(settings: Settings, broker: Broker, raw, worker) -> None:
+    alone = worker("alone")
+    job = submit(settings, with_bad(13, 40))
+    alone.run(job)
+    assert (job.status().claims, failed(job)) == (1, [(13, "encode_error"), (40, "encode_error")])
+    assert_consistent(broker, raw, job.id)
+
+
+def test_what_another_worker_can_do_fails_nothing(settings: Settings, raw, worker) -> None:
+    small, large = worker("small"), worker("large")
+    small.backend.too_long = 30
+    job = submit(settings, [*TEXTS, "word " * 40])
+    small.run(job)
+    assert doubts(raw, job) == Doubts({"small": frozenset({64})}, rounds=1)
+    large.run(job)
+    assert (job.status().done, job.status().failed) == (65, 0)
+    assert raw.exists(keys.attempts(job.id)) == 0
+
+
+def test_what_is_deterministic_needs_no_second_word(settings: Settings, raw, worker) -> None:
+    first, _ = worker("first"), worker("second")
+    job = submit(settings, ["", "one", "fail-tokenizer", "w " * 300], truncation="error")
+    first.run(job)
+    assert failed(job) == [(0, "empty"), (2, "encode_error"), (3, "too_long")]
+    assert job.status().claims == 1
+
+
+def test_rows_that_only_the_second_fails_with_are_tried_by_another_again(settings: Settings, raw, worker) -> None:
+    first, second = worker("first"), worker("second")
+    second.backend.too_long = 30
+    job = submit(settings, [*with_bad(13, word="out-of-memory"), "word " * 40])
+    first.run(job)
+    second.run(job)
+    assert doubts(raw, job) == Doubts({"first": frozenset({13}), "second": frozenset({13, 64})}, rounds=2)
+    first.run(job)
+    first.run(job)  # a ticket that it passes on
+    assert job.status().failed == 0
+    for _ in range(MOST_PASSES):
+        first.run(job)
+    assert failed(job) == [(13, "out_of_memory")]
+
+
+def test_a_worker_passes_on_what_it_has_doubted_until_its_own_second_word_counts(
+    settings: Settings, broker: Broker, raw, worker, monkeypatch
+) -> None:
+    first, _ = worker("first"), worker("second")
+    rests: list[float] = []
+    monkeypatch.setattr(first.runner.draining, "wait", rests.append)
+    job = submit(settings, with_bad(13, word="out-of-memory"))
+    first.run(job)
+    for _ in range(MOST_PASSES):
+        raw.delete(QUEUE)
+        first.run(job)
+        assert raw.llen(QUEUE) == 1
+    assert (job.status().claims, job.status().done) == (1, 0)
+    assert rests == [PASS_REST_S] * (MOST_PASSES - 1)
+    first.run(job)
+    assert (job.status().claims, failed(job)) == (2, [(13, "out_of_memory")])
+    assert_consistent(broker, raw, job.id)
+
+
+def test_a_worker_with_other_work_does_not_rest_over_what_it_passes_on(settings: Settings, worker, monkeypatch) -> None:
+    first, _ = worker("first"), worker("second")
+    rests: list[float] = []
+    monkeypatch.setattr(first.runner.draining, "wait", rests.append)
+    job = submit(settings, with_bad(13, word="out-of-memory"), chunk_size=16)
+    first.run(job, 0)
+    for chunk in (1, 2, 3):
+        first.run(job, 0)
+        first.run(job, chunk)
+    assert (job.status().done, rests) == (48, [])
+
+
+def test_a_worker_that_is_left_alone_passes_nothing_on(settings: Settings, broker: Broker, worker) -> None:
+    first, second = worker("first"), worker("second")
+    job = submit(settings, with_bad(13, word="out-of-memory"))
+    first.run(job)
+    broker.workers.leave(row(second.name))
+    first.run(job)
+    assert failed(job) == [(13, "out_of_memory")]
+
+
+@pytest.mark.parametrize("error", [WorkerError("no driver"), MissingExtra("torch", "it"), SettingsError("odd")])
+def test_an_error_of_ours_out_of_a_backend_is_taken_as_any_other(settings: Settings, worker, error: Exception) -> None:
+    alone = worker("alone")
+    job = submit(settings, TEXTS)
+    alone.fails(100, error)
+    alone.run(job)
+    assert alone.left == [71]
+    assert (job.status().done, job.status().failed) == (0, 0)
+
+
+def test_a_transient_failure_costs_no_record(settings: Settings, worker) -> None:
+    """As when a process beside it has taken all file descriptors for a while."""
+    alone = worker("alone")
+    job = submit(settings, TEXTS)
+    alone.fails(40, OSError(24, "Too many open files"))
+    alone.run(job)
+    status = job.status()
+    assert (status.done, status.failed, status.deaths) == (0, 0, 0)
+    assert alone.left == [71]
+    assert status.trouble == (
+        "chunk 0: worker alone: WorkerSick: this worker can't encode a text of its own: the backend failed: "
+        "OSError: [Errno 24] Too many open files"
+    )
+    after = worker("after")
+    after.run(job)
+    assert (job.status().done, job.status().failed) == (64, 0)
+
+
+def test_a_failure_that_is_over_at_once_is_not_even_told(settings: Settings, worker) -> None:
+    alone = worker("alone")
+    job = submit(settings, TEXTS)
+    alone.fails(7, OSError(24, "Too many open files"))  # the batch, and its halves down to one row
+    alone.run(job)
+    assert (job.status().done, job.status().failed, job.status().claims, alone.left) == (64, 0, 1, [])
+
+
+def test_a_worker_whose_vectors_have_changed_is_sick_where_a_record_fails(settings: Settings, worker) -> None:
+    alone = worker("alone")
+    job = submit(settings, with_bad(13))
+    alone.backend._seed = 1
+    alone.run(job)
+    assert alone.left == [71]
+    assert "a text of this worker's own has another vector than at its start" in (job.status().trouble or "")
+    assert (job.status().done, job.status().failed) == (0, 0)
+
+
+def test_a_sick_worker_takes_nothing_more(settings: Settings, raw, worker) -> None:
+    sick = worker("sick")
+    job = submit(settings, TEXTS, chunk_size=16)
+    sick.fails(10**9, MemoryError("none left"))
+    for chunk in range(4):
+        sick.run(job, chunk)
+    assert (job.status().claims, sick.left) == (1, [71])
+    raw.delete(QUEUE)
+    sick.runner.return_tickets()
+    assert raw.llen(QUEUE) == 4
+
+
+def test_a_suspect_chunk_needs_two_words_as_well(settings: Settings, broker: Broker, raw, worker) -> None:
+    first, second = worker("first"), worker("second")
+    job = submit(settings, with_bad(13, word="out-of-memory"))
+    broker.workers.beat(row("doomed"))
+    claim(broker, job.id, 0, "t", instance="doomed", fingerprint=first.backend.fingerprint)
+    broker.workers.report_death("doomed", "killed")
+    overdue(raw, job.id, 0)
+    broker.upkeep.reap(job.id, QUEUE)
+    first.run(job)
+    assert (job.status().done, job.status().failed) == (0, 0)
+    assert doubts(raw, job) == Doubts({"first": frozenset({13})}, rounds=1)
+    assert len(job.suspects()) == 1
+    second.run(job)
+    assert (job.status().done, failed(job)) == (63, [(13, "out_of_memory")])
+    assert_consistent(broker, raw, job.id)
+
+
+def test_a_worker_that_doubts_chunk_after_chunk_rests(settings: Settings, worker, monkeypatch) -> None:
+    unsure, other = worker("unsure"), worker("other")
+    rests: list[float] = []
+    monkeypatch.setattr(unsure.runner.draining, "wait", rests.append)
+    job = submit(settings, ["word " * 40] * 80, chunk_size=16)
+    unsure.backend.too_long = 30
+    for chunk in range(5):
+        unsure.run(job, chunk)
+    assert rests == [1.0, 2.0, 4.0]
+    for _ in range(2):
+        unsure.run(job, 0)
+    assert rests[3:] == [PASS_REST_S]
+    for chunk in range(5):
+        other.run(job, chunk)
+    assert (job.status().done, job.status().failed) == (80, 0)
+
+
+def damaged(raw: redis_py.Redis, job_id: str) -> bytes:
+    data = bytearray(raw.get(keys.chunk_input(job_id, 0)))
+    data[-1] ^= 1
+    raw.set(keys.chunk_input(job_id, 0), bytes(data), keepttl=True)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("names", [["first", "second"], ["alone", "alone"]])
+def test_an_input_is_dropped_when_it_can_not_be_read_twice(broker: Broker, raw, worker, names: Collection[str]) -> None:
+    workers = {name: worker(name) for name in names}
+    job_id = new_job(broker, 1)
+    data = damaged(raw, job_id)
+    one, other = (workers[name] for name in names)
+    one.run(job_id)
+    assert raw.get(keys.chunk_input(job_id, 0)) == data
+    assert f"worker {one.name} can't read its input: WireForeign" in (broker.jobs.status(job_id).trouble or "")
+    other.run(job_id)
+    assert not raw.exists(keys.chunk_input(job_id, 0))
+    assert "its input was damaged in Redis" in (broker.jobs.status(job_id).trouble or "")
+
+
+def test_an_input_that_another_worker_can_read_is_not_dropped(
+    settings: Settings, worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedctl_config import wire
+    from embedctl_config.errors import WireForeign
+
+    confused, sound = worker("confused"), worker("sound")
+    job = submit(settings, TEXTS)
+
+    def fails(data: bytes) -> None:
+        raise WireForeign("it is all wrong")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "decode_input", fails)
+        for _ in range(3):
+            confused.run(job)
+        assert job.status().done == 0
+    sound.run(job)
+    assert (job.status().done, job.status().failed) == (64, 0)
+
+
+def test_a_record_that_leaves_worker_after_worker_of_no_use_is_found(
+    settings: Settings, broker: Broker, raw, worker
+) -> None:
+    job = submit(settings, with_bad(13, word="sticky"))
+    for at in range(4):
+        one = worker(f"worker {at}")
+        one.backend.falls_at = "sticky"
+        one.run(job)
+        assert (one.left, job.status().done, job.status().failed) == ([71], 0, 0)
+        broker.workers.leave(row(one.name))
+    found = doubts(raw, job)
+    assert found is not None
+    assert found.sick == {"worker 0": -1, "worker 1": -1, "worker 2": 13, "worker 3": 13}
+    last = worker("last")
+    last.backend.falls_at = "sticky"
+    last.run(job)
+    assert (job.status().done, failed(job), last.left) == (63, [(13, "encode_error")], [])
+    (error,) = job.errors()
+    assert error.message == "two workers could encode nothing more after this record"
+    assert_consistent(broker, raw, job.id)
+
+
+def test_workers_that_fall_sick_after_so_many_calls_charge_no_record(settings: Settings, raw, worker) -> None:
+    """Whatever they have too little of: it is used up at another row when they begin with the one before."""
+    job = submit(settings, TEXTS)
+    for at in range(6):
+        one = worker(f"worker {at}")
+        original, left = one.backend.forward, [21]
+
+        def forward(tokens: Tokens, rows: Rows, original=original, left=left, backend=one.backend) -> Vectors:
+            left[0] -= 1
+            backend.fallen = backend.fallen or left[0] < 0
+            return original(tokens, rows)
+
+        one.backend.forward = forward if at > 1 else one.backend.forward  # type: ignore[method-assign]
+        if at < 2:
+            one.fails(10**9, MemoryError("none left"))
+        one.run(job)
+        assert one.left == [71]
+    found = doubts(raw, job)
+    assert found is not None
+    assert len({row for row in found.sick.values() if row >= 0}) == 4
+    well = worker("well")
+    well.run(job)
+    assert (job.status().done, job.status().failed) == (64, 0)

@@ -1,0 +1,257 @@
+"""All jobs of a process share a few connections: kept, by threads, in children, and with other passwords."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import redis as redis_py
+
+from embedctl import AsyncJob, Job, enqueue_embeddings, tickets
+from embedctl.broker import Broker
+from embedctl.store import connection
+from embedctl_config.hardware import HardwareClass, ModelEntry
+from embedctl_config.settings import Settings
+from tests.support.redis_server import RedisServer
+from tests.support.store import QUEUE
+from tests.support.waiting import eventually
+
+#: Keeps every job, in a process that may open few files.
+KEEPING = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+import redis
+from embedctl import Job, Settings, enqueue_embeddings
+settings = Settings(redis_url=sys.argv[1], hardware="cpu", model="dummy")
+jobs = [enqueue_embeddings([f"text {i}"], settings=settings) for i in range(int(sys.argv[2]))]
+jobs += [Job.get(job.id, settings) for job in jobs[:300]]
+assert jobs[-1].status().records == 1
+print(len(redis.Redis.from_url(sys.argv[1]).client_list()))
+"""
+
+
+def clients(raw: redis_py.Redis) -> int:
+    """How many connections there are beside the test's own."""
+    return len(raw.client_list()) - 1
+
+
+def submit(settings: Settings, text: str = "text") -> Job:
+    return enqueue_embeddings([text], settings=settings)
+
+
+@pytest.mark.parametrize("jobs", [300, pytest.param(2000, marks=pytest.mark.slow)])
+def test_many_jobs_are_kept_with_few_files_and_connections(
+    jobs: int, redis_server: RedisServer, raw: redis_py.Redis
+) -> None:
+    others = clients(raw)  # what earlier tests of this process share
+    done = subprocess.run(
+        [sys.executable, "-c", KEEPING, redis_server.url_of("producer"), str(jobs)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) - others < 10
+
+
+def test_settings_that_say_the_same_share_a_broker(settings: Settings) -> None:
+    again = dataclasses.replace(settings, classes=dict(settings.classes), models=dict(settings.models))
+    assert Broker.shared(again) is Broker.shared(settings)
+    assert Broker.shared(settings.replace(lease_s=9.0)) is not Broker.shared(settings)
+    assert Broker.connect(settings) is not Broker.shared(settings)  # who asks for a broker of its own has one
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda settings: settings.classes.update(new=HardwareClass()),
+        lambda settings: settings.classes["dummy"].options.update(dim=8),
+        lambda settings: settings.models.update(new=ModelEntry("path")),
+    ],
+)
+def test_tables_that_are_changed_later_are_other_settings(
+    settings: Settings, change: Callable[[Settings], None]
+) -> None:
+    mine = dataclasses.replace(
+        settings, classes={"dummy": HardwareClass(backend="dummy", options={"dim": 16})}, models={}
+    )
+    before = Broker.shared(mine)
+    change(mine)
+    after = Broker.shared(mine)
+    assert after is not before
+    assert after.settings == mine != before.settings
+
+
+def test_many_different_settings_do_not_add_up(settings: Settings, raw: redis_py.Redis) -> None:
+    others = clients(raw)  # what earlier tests of this process share
+    for number in range(30):
+        submit(settings.replace(ttl_s=1000.0 + number))
+    gc.collect()
+    eventually(lambda: clients(raw) - others <= 24, 60)  # 4 brokers, each with a few
+    kept = [submit(settings.replace(ttl_s=5000.0 + number)) for number in range(20)]
+    for number, job in enumerate(kept):
+        assert Broker.shared(settings.replace(ttl_s=5000.0 + number)) is job._broker
+
+
+def test_threads_share_it(settings: Settings, raw: redis_py.Redis) -> None:
+    start = threading.Barrier(32)
+
+    def work(number: int) -> list[str]:
+        start.wait()
+        jobs = [submit(settings, f"{number} {i}") for i in range(5)]
+        if number % 4 == 0:
+            jobs[0].close()  # in the middle of what the others do
+        return [job.status().id for job in jobs]
+
+    with ThreadPoolExecutor(32) as pool:
+        ids = [job_id for found in pool.map(work, range(32)) for job_id in found]
+    assert len(set(ids)) == 160
+    assert raw.llen(QUEUE) == 160
+    assert clients(raw) <= 2 * 32 + 16  # a thread that submits also keeps the right to
+
+
+def test_parent_and_children_go_on_after_a_fork(settings: Settings, raw: redis_py.Redis) -> None:
+    kept = submit(settings)
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            submit(settings)
+
+    threads = [threading.Thread(target=busy, daemon=True) for _ in range(3)]  # locks are held as the children are made
+    for thread in threads:
+        thread.start()
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                jobs = [submit(settings, "of a child") for _ in range(10)]
+                assert kept.status().records == 1
+                assert all(job.status().records == 1 for job in jobs)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0, 0]
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    mine = [submit(settings) for _ in range(10)]
+    assert all(job.status().records == 1 for job in [kept, *mine])
+    assert raw.llen(QUEUE) == raw.zcard("embed:jobs")
+
+
+@pytest.fixture
+def alone(own_redis: RedisServer, settings: Settings) -> Iterator[tuple[Settings, redis_py.Redis]]:
+    """Settings of a Redis that nobody else is connected to, and a look at it."""
+    client = redis_py.Redis.from_url(own_redis.url)
+    yield settings.replace(redis_url=own_redis.url), client
+    client.close()
+
+
+def test_a_closed_job_and_all_others_can_still_be_asked(alone: tuple[Settings, redis_py.Redis]) -> None:
+    settings, raw = alone
+    with submit(settings) as job:
+        other = submit(settings)
+        assert clients(raw) >= 1
+    eventually(lambda: clients(raw) == 0, 60)
+    assert job.status().records == other.status().records == 1
+    submit(settings)
+    job.close()
+    job.close()
+    eventually(lambda: clients(raw) == 0, 60)
+
+
+def test_an_awaited_job_is_closed_likewise(alone: tuple[Settings, redis_py.Redis]) -> None:
+    settings, raw = alone
+
+    async def main() -> None:
+        async with await AsyncJob.get(submit(settings).id, settings) as job:
+            assert (await job.status()).records == 1
+        assert (await job.status()).records == 1
+        await job.close()
+
+    asyncio.run(main())
+    eventually(lambda: clients(raw) == 0, 60)
+
+
+def test_closing_does_not_disturb_who_waits(settings: Settings, raw: redis_py.Redis) -> None:
+    job = submit(settings)
+    ended = []
+    waiting = threading.Thread(target=lambda: ended.append(job.wait(timeout=60).state), daemon=True)
+    waiting.start()
+    eventually(lambda: any(each["cmd"] == "xread" for each in raw.client_list()), 60)
+    for _ in range(20):
+        Job.get(job.id, settings).close()
+    job.cancel()
+    waiting.join(60)
+    assert ended == ["cancelled"]
+
+
+@pytest.mark.parametrize("kind", [Job, AsyncJob])
+def test_a_job_says_what_to_send_in_its_place(settings: Settings, kind: type) -> None:
+    job = submit(settings)
+    with pytest.raises(TypeError, match=rf"send its id, and get it there by {kind.__name__}.get\('{job.id}'\)"):
+        pickle.dumps(job if kind is Job else AsyncJob(job))
+
+
+def test_a_password_that_was_changed_is_read_again(own_redis: RedisServer, tmp_path: Path, settings: Settings) -> None:
+    admin = redis_py.Redis.from_url(own_redis.url)
+    file = tmp_path / "password"
+
+    def change(password: str) -> None:
+        admin.execute_command("ACL", "SETUSER", "me", "on", "resetpass", f">{password}", "~*", "&*", "+@all")
+        file.write_text(password + "\n")
+        for each in admin.client_list():
+            if each["user"] == "me":
+                admin.client_kill_filter(_id=each["id"])
+
+    change("first/@")
+    mine = settings.replace(redis_url=own_redis.url.replace("unix://", "unix://me@"), redis_password_file=str(file))
+    job = submit(mine)
+    change("second:%")
+    assert submit(mine).status().records == job.status().records == 1
+    assert admin.llen(QUEUE) == 2
+    admin.close()
+
+
+def test_connections_that_nobody_used_for_long_are_not_trusted(
+    alone: tuple[Settings, redis_py.Redis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, raw = alone
+
+    def ids() -> set[str]:
+        return {each["id"] for each in raw.client_list()} - {str(raw.client_id())}
+
+    submit(settings)
+    before = ids()
+    submit(settings)
+    assert before & ids()
+    for module in (connection, tickets):
+        monkeypatch.setattr(module, "STALE_S", -1.0)
+    submit(settings)
+    eventually(lambda: not before & ids(), 60)
+
+
+def test_tickets_are_sent_at_once_though_the_connection_was_closed_meanwhile(
+    alone: tuple[Settings, redis_py.Redis],
+) -> None:
+    settings, raw = alone
+    for sent in range(1, 4):
+        submit(settings)
+        assert raw.llen(QUEUE) == sent  # not only once `reissue_s` is over
+        for each in raw.client_list():
+            if each["id"] != str(raw.client_id()):
+                raw.client_kill_filter(_id=each["id"])

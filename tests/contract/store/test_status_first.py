@@ -1,0 +1,148 @@
+"""`embedctl status JOB` says first what keeps a job from its end, and only then its counts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import redis as redis_py
+from click.testing import CliRunner
+
+from embedctl.broker import Broker
+from embedctl.cli import main
+from embedctl.cli.status import _all_facts, _one_job
+from embedctl.store import JobStatus
+from embedctl.terminal.drawing import job_lines
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.support.store import MINE, OTHER, QUEUE, add, claim, new_job, overdue, row, spec, work
+
+
+@pytest.fixture
+def shown(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EMBEDCTL_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("EMBEDCTL_HIGH_WATER_BYTES", "1024")
+
+    def status(job_id: str) -> list[tuple[str, str]]:
+        found = CliRunner().invoke(main, ["status", job_id])
+        assert found.exit_code == 0, found.output
+        return [(line[:10].strip(), line[11:]) for line in found.output.splitlines()]
+
+    return status
+
+
+def names(facts: list[tuple[str, str]]) -> list[str]:
+    return [name for name, _ in facts]
+
+
+def test_a_job_that_nothing_keeps_from_its_end_shows_what_it_is(broker: Broker, shown) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker)
+    assert names(shown(job_id))[:5] == ["job", "state", "model", "class", "workers"]
+
+
+def test_no_live_worker_comes_first_with_the_command_that_starts_one(broker: Broker, shown) -> None:
+    facts = shown(new_job(broker))
+    assert names(facts)[:4] == ["job", "state", "workers", "model"]
+    assert facts[2][1] == "0 live; start one: embedctl worker --class dummy --model dummy"
+    assert names(facts).count("workers") == 1
+
+
+def test_workers_that_offer_another_precision_are_none(broker: Broker, shown) -> None:
+    broker.workers.beat(row(precision="fp16"))
+    facts = shown(new_job(broker))
+    assert facts[2] == ("workers", "1 live, but they offer fp16, and the job asks for fp32")
+    assert names(facts).count("workers") == 1
+
+
+def test_a_mismatch_comes_first_while_nobody_serves_the_jobs_weights(
+    broker: Broker, raw: redis_py.Redis, shown
+) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+    claim(broker, job_id, 1, "u", fingerprint=OTHER)
+    broker.workers.beat(row(models={"dummy": dataclasses.replace(row().models["dummy"], fingerprint=OTHER)}))
+    facts = shown(job_id)
+    assert names(facts)[2] == "mismatch"
+    assert MINE in facts[2][1]
+    broker.workers.beat(row("other"))
+    facts = shown(job_id)
+    assert names(facts)[2] == "model"
+    assert names(facts).count("mismatch") == 1
+
+
+def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: redis_py.Redis, shown) -> None:
+    broker.workers.beat(row("bystander"))
+    job_id = new_job(broker)
+    broker.jobs.issue(job_id, QUEUE)
+    for number in range(5):
+        instance = f"w{number}"
+        broker.workers.beat(row(instance))
+        claim(broker, job_id, 0, f"t-{instance}", instance=instance)
+        broker.workers.report_death(instance, "killed")
+        overdue(raw, job_id, 0)
+        broker.upkeep.reap(job_id, QUEUE)
+    facts = shown(job_id)
+    assert names(facts)[2:8] == ["stuck", "", "", "", "", ""]
+    assert sum("died" in said for _, said in facts) == 5
+
+
+def test_a_stalled_producer_comes_first_with_the_way_to_go_on(broker: Broker, raw: redis_py.Redis, shown) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, seal=False)
+    raw.unlink(keys.producer(job_id))
+    facts = shown(job_id)
+    assert names(facts)[2] == "stalled"
+    assert f"--resume {job_id}" in facts[2][1]
+
+
+def test_lost_chunks_come_first_of_all(broker: Broker, raw: redis_py.Redis, shown) -> None:
+    job_id = new_job(broker)
+    raw.hset(keys.job(job_id), mapping={"lost_first": 0, "lost_last": 1})
+    facts = shown(job_id)
+    assert names(facts)[2:4] == ["lost", "workers"]
+    assert facts[2][1].startswith("lost by the broker: chunks 0 to 1; ")
+    assert names(facts).count("lost") == 1
+
+
+def test_a_producer_that_waits_for_room_says_so(broker: Broker, shown) -> None:
+    broker.workers.beat(row())
+    job_id, _ = broker.jobs.create(spec())
+    assert broker.jobs.hold(job_id, "p")
+    for index in range(20):
+        add(broker, job_id, index)
+    facts = shown(job_id)
+    assert names(facts)[2] == "waits"
+    assert "workers to make room" in facts[2][1]
+
+
+def test_hung_workers_come_first_where_no_other_works(broker: Broker, shown) -> None:
+    job_id = new_job(broker)
+    broker.workers.beat(row(quiet_s=99.0, holding=((job_id, 0),)))
+    assert shown(job_id)[2] == ("hung", "w@host: no batch finished for 99 s")
+    broker.workers.beat(row("other"))
+    assert names(shown(job_id))[2] == "model"
+    assert names(shown(job_id)).count("hung") == 1
+
+
+def test_trouble_comes_first(broker: Broker, raw: redis_py.Redis, shown) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker)
+    raw.hset(keys.job(job_id), "trouble", "no space left on device")
+    assert shown(job_id)[2] == ("trouble", "no space left on device")
+
+
+def test_an_ended_job_is_kept_from_nothing(broker: Broker, raw: redis_py.Redis, shown) -> None:
+    job_id = new_job(broker)
+    work(broker, job_id, 0, 1)
+    raw.hset(keys.job(job_id), mapping={"trouble": "once", "mismatch": "w other", "pinned_by": "w"})
+    assert names(shown(job_id))[2] == "model"
+
+
+def test_so_it_is_while_one_watches(broker: Broker) -> None:
+    job_id = new_job(broker)
+    view = _one_job(broker, job_id)
+    seen = view.look()
+    assert isinstance(seen.job, JobStatus)
+    lines = [line.plain.partition(" ")[0] for line in job_lines(seen.pace, _all_facts(seen), 200, 50)]
+    assert lines[:5] == ["job", "state", "workers", "progress", "model"]

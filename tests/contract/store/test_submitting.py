@@ -1,0 +1,401 @@
+"""create, hold, add and seal: every answer that a producer can get."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedctl.broker import Broker
+from embedctl.store import Added, JobState
+from embedctl_config import keys, wire
+from embedctl_config.errors import (
+    BrokerUnavailable,
+    CorpusChanged,
+    JobCancelled,
+    JobError,
+    JobLost,
+    JobNotFound,
+)
+from tests.support.store import (
+    add,
+    assert_consistent,
+    claim,
+    complete,
+    keys_of,
+    new_job,
+    payload,
+    spec,
+    text_waiting,
+    work,
+)
+
+
+def test_create_makes_a_job_that_is_submitting(broker: Broker) -> None:
+    job_id, created = broker.jobs.create(spec())
+    status = broker.jobs.status(job_id)
+    assert created
+    assert (status.state, status.sealed, status.chunks, status.records) == (JobState.SUBMITTING, False, 0, 0)
+    assert (status.model, status.hardware, status.precision) == ("dummy", "dummy", "fp32")
+    assert status.options == spec().options
+    assert status.queue == "embed.dummy.dummy"
+    assert status.started_at is status.ended_at is status.dim is status.model_fingerprint is None
+    assert status.created_at == status.progressed_at
+    assert job_id.startswith(status.created_at.strftime("%Y%m%d-%H%M%S-"))
+
+
+def test_create_without_a_key_never_gives_the_same_job(broker: Broker) -> None:
+    assert len({broker.jobs.create(spec())[0] for _ in range(20)}) == 20
+
+
+def test_create_with_a_key_gives_the_job_that_it_made(broker: Broker) -> None:
+    first, created = broker.jobs.create(spec(idempotency_key="nightly"))
+    assert created
+    assert broker.jobs.create(spec(idempotency_key="nightly")) == (first, False)
+    other, created = broker.jobs.create(spec(idempotency_key="weekly"))
+    assert created
+    assert other != first
+
+
+def test_create_leaves_nothing_of_the_job_that_it_did_not_make(broker: Broker, raw) -> None:
+    broker.jobs.create(spec(idempotency_key="nightly"))
+    before = set(raw.keys())
+    broker.jobs.create(spec(idempotency_key="nightly"))
+    assert set(raw.keys()) == before
+    assert raw.zcard(keys.ACTIVE) == 1
+
+
+def test_create_with_a_key_whose_job_is_gone_makes_a_new_one(broker: Broker, raw) -> None:
+    first, _ = broker.jobs.create(spec(idempotency_key="nightly"))
+    raw.delete(keys.job(first))
+    second, created = broker.jobs.create(spec(idempotency_key="nightly"))
+    assert created
+    assert second != first
+    assert broker.jobs.create(spec(idempotency_key="nightly")) == (second, False)
+
+
+def test_the_key_itself_is_not_stored(broker: Broker, raw) -> None:
+    job_id, _ = broker.jobs.create(spec(idempotency_key="private name"))
+    assert not any(b"private" in key for key in raw.scan_iter())
+    assert not any(b"private" in value for value in raw.hgetall(keys.job(job_id)).values())
+
+
+def test_hold_is_one_producers_at_a_time(broker: Broker) -> None:
+    job_id = new_job(broker, 0, seal=False)
+    assert broker.jobs.hold(job_id, "first")
+    assert broker.jobs.hold(job_id, "first")
+    assert not broker.jobs.hold(job_id, "second")
+    assert broker.jobs.status(job_id).producer_alive
+
+
+def test_a_producer_whose_lease_lapsed_is_taken_over(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 0, seal=False)
+    assert add(broker, job_id, 0, token="dead")[0] is Added.OK
+    assert add(broker, job_id, 1, token="heir")[0] is Added.HELD
+    raw.pexpire(keys.producer(job_id), 1)
+    while raw.exists(keys.producer(job_id)):
+        pass
+    assert broker.jobs.status(job_id).stalled
+    assert broker.jobs.hold(job_id, "heir")
+    assert not broker.jobs.status(job_id).stalled
+    assert add(broker, job_id, 0, token="heir")[0] is Added.SKIPPED
+    assert add(broker, job_id, 1, token="heir")[0] is Added.OK
+    assert add(broker, job_id, 2, token="dead")[0] is Added.HELD
+
+
+def test_hold_renews_the_producers_lease(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 0, seal=False)
+    broker.jobs.hold(job_id, "p")
+    raw.pexpire(keys.producer(job_id), 500)
+    broker.jobs.hold(job_id, "p")
+    assert raw.ttl(keys.producer(job_id)) > keys.PRODUCER_LEASE_S - 2
+
+
+def test_a_sealed_job_needs_no_holding(broker: Broker) -> None:
+    job_id = new_job(broker)
+    assert broker.jobs.hold(job_id, "anybody")
+    assert not broker.jobs.status(job_id).producer_alive
+
+
+def test_add_stores_a_chunk_and_tells_the_text_that_waits(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 0, seal=False)
+    assert add(broker, job_id, 0) == (Added.OK, len(payload(0)))
+    assert add(broker, job_id, 1) == (Added.OK, len(payload(0)) + len(payload(1)))
+    assert broker.jobs.input(job_id, 1) == payload(1)
+    status = broker.jobs.status(job_id)
+    assert (status.records, status.chunks, status.waiting_bytes) == (4, 2, len(payload(0)) + len(payload(1)))
+    assert_consistent(broker, raw, job_id)
+
+
+def test_add_skips_a_chunk_whose_input_is_stored(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    before = broker.jobs.status(job_id)
+    assert add(broker, job_id, 0) == (Added.SKIPPED, before.waiting_bytes)
+    after = broker.jobs.status(job_id)
+    assert (after.records, after.chunks, after.waiting_bytes) == (4, 2, before.waiting_bytes)
+
+
+def test_add_skips_a_chunk_whose_result_is_stored(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    work(broker, job_id, 0)
+    assert broker.jobs.input(job_id, 0) is None
+    assert add(broker, job_id, 0) == (Added.SKIPPED, len(payload(1)))
+    assert broker.jobs.input(job_id, 0) is None
+
+
+def test_add_compares_with_the_whole_chunk_where_only_failed_rows_are_kept(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    work(broker, job_id, 0, failed=1)
+    assert broker.jobs.input(job_id, 0) not in (None, payload(0))
+    assert add(broker, job_id, 0)[0] is Added.SKIPPED
+    assert add(broker, job_id, 0, word="other")[0] is Added.DIFFERS
+
+
+def test_add_refuses_another_chunk_in_the_place_of_a_stored_one(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    work(broker, job_id, 0)
+    for chunk in (0, 1):
+        assert add(broker, job_id, chunk, word="other")[0] is Added.DIFFERS
+    assert broker.jobs.input(job_id, 1) == payload(1)
+
+
+def test_add_to_a_sealed_job_skips_what_it_has_and_takes_no_more(broker: Broker) -> None:
+    job_id = new_job(broker, 2)
+    assert add(broker, job_id, 1, token="anybody")[0] is Added.SKIPPED
+    assert add(broker, job_id, 1, word="other", token="anybody")[0] is Added.DIFFERS
+    assert add(broker, job_id, 2, token="anybody") == (Added.SEALED, 2)
+    assert broker.jobs.status(job_id).chunks == 2
+    assert broker.jobs.input(job_id, 2) is None
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_add_refuses_a_gap(broker: Broker, sealed: bool) -> None:
+    job_id = new_job(broker, 1, seal=sealed)
+    with pytest.raises(JobLost, match=rf"only 1 of its first 2 chunks .* --resume {job_id}"):
+        add(broker, job_id, 2)
+    assert broker.jobs.input(job_id, 2) is None
+
+
+def test_add_puts_back_an_input_that_redis_lost(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 3)
+    assert broker.jobs.issue(job_id, "q") == [0, 1, 2]
+    raw.delete(keys.chunk_input(job_id, 1))
+    assert claim(broker, job_id, 1).answer == "lost"
+    broker.upkeep.audit(job_id)
+    assert broker.jobs.status(job_id).lost_chunks == (1, 1)
+    assert add(broker, job_id, 1)[0] is Added.OK
+    status = broker.jobs.status(job_id)
+    assert (status.lost_chunks, status.records, status.chunks) == (None, 6, 3)
+    assert raw.zscore(keys.due(job_id), 1) is not None
+    assert claim(broker, job_id, 1).input == payload(1)
+
+
+def test_an_input_put_back_is_counted_as_waiting_once(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2)
+    raw.delete(keys.chunk_input(job_id, 1))
+    add(broker, job_id, 1)
+    assert broker.jobs.status(job_id).waiting_bytes == text_waiting(raw, job_id, 2)
+    work(broker, job_id, 0, 1)
+    assert broker.jobs.status(job_id).waiting_bytes == 0
+
+
+def test_a_lost_result_that_is_encoded_again_is_counted_once(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0)
+    raw.delete(keys.chunk_result(job_id, 0))
+    assert add(broker, job_id, 0)[0] is Added.OK
+    work(broker, job_id, 0)
+    status = broker.jobs.status(job_id)
+    assert (status.done, status.chunks_done) == (2, 1)
+    assert status.state is JobState.RUNNING
+    work(broker, job_id, 1)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_lost_result_of_an_ended_job_can_be_repaired_with_the_same_corpus(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2)
+    broker.jobs.issue(job_id, "q")
+    work(broker, job_id, 0, 1)
+    raw.delete(keys.chunk_result(job_id, 0))
+    assert add(broker, job_id, 0)[0] is Added.OK
+    assert raw.zscore(keys.due(job_id), 0) is not None
+    work(broker, job_id, 0)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_chunk_that_was_never_issued_is_not_due_when_it_is_put_back(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2)
+    raw.delete(keys.chunk_input(job_id, 1))
+    add(broker, job_id, 1)
+    assert raw.zcard(keys.due(job_id)) == 0
+    assert broker.jobs.issue(job_id, "q") == [0, 1]
+
+
+def test_a_producer_is_told_that_its_job_was_cancelled(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1, seal=False)
+    broker.jobs.cancel(job_id)
+    for call in (
+        lambda: add(broker, job_id, 1),
+        lambda: broker.jobs.hold(job_id, "p"),
+        lambda: broker.jobs.seal(job_id, 1),
+    ):
+        with pytest.raises(JobCancelled, match=job_id):
+            call()
+    assert not raw.exists(keys.chunk_input(job_id, 1))
+
+
+def test_a_producer_is_told_that_its_job_is_gone(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1, seal=False)
+    raw.delete(*keys_of(raw, job_id))
+    for call in (
+        lambda: add(broker, job_id, 1),
+        lambda: broker.jobs.hold(job_id, "p"),
+        lambda: broker.jobs.seal(job_id, 1),
+    ):
+        with pytest.raises(JobNotFound, match=job_id):
+            call()
+    assert keys_of(raw, job_id) == set()
+
+
+def test_a_producer_is_told_that_its_job_is_of_a_newer_version(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1, seal=False)
+    raw.hset(keys.job(job_id), "version", wire.VERSION + 1)
+    for call in (
+        lambda: add(broker, job_id, 1),
+        lambda: broker.jobs.hold(job_id, "p"),
+        lambda: broker.jobs.seal(job_id, 1),
+    ):
+        with pytest.raises(JobError, match="upgrade"):
+            call()
+
+
+def test_seal_queues_a_job_that_nobody_has_begun(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    broker.jobs.seal(job_id, 2)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.sealed, status.producer_alive) == (JobState.QUEUED, True, False)
+    assert_consistent(broker, raw, job_id)
+
+
+def test_seal_leaves_a_job_running_that_somebody_has_begun(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    claim(broker, job_id, 0)
+    assert broker.jobs.status(job_id).state is JobState.SUBMITTING
+    broker.jobs.seal(job_id, 2)
+    assert broker.jobs.status(job_id).state is JobState.RUNNING
+
+
+def test_an_empty_job_completes_as_it_is_sealed(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 0)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.records, status.chunks) == (JobState.COMPLETED, 0, 0)
+    assert status.ended_at is not None
+    assert_consistent(broker, raw, job_id)
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_seal_refuses_fewer_chunks_than_were_added(broker: Broker, chunks: int) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    with pytest.raises(CorpusChanged, match=f"holds 2 chunks, and the corpus now makes {chunks}"):
+        broker.jobs.seal(job_id, chunks)
+    assert not broker.jobs.status(job_id).sealed
+
+
+def test_seal_says_that_redis_lost_chunks_where_there_are_fewer_than_it_took(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    with pytest.raises(JobLost, match=rf"only 2 of its first 3 chunks .* --resume {job_id}"):
+        broker.jobs.seal(job_id, 3)
+    assert not broker.jobs.status(job_id).sealed
+
+
+def test_sealing_twice_is_fine_with_the_same_number(broker: Broker) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0, 1)
+    ended = broker.jobs.status(job_id)
+    broker.jobs.seal(job_id, 2)
+    assert broker.jobs.status(job_id).state is ended.state is JobState.COMPLETED
+    with pytest.raises(CorpusChanged):
+        broker.jobs.seal(job_id, 1)
+
+
+@pytest.mark.parametrize("sealed_first", [False, True])
+@pytest.mark.parametrize(
+    ("failed", "state"),
+    [
+        ((0, 0), JobState.COMPLETED),
+        ((1, 0), JobState.COMPLETED_WITH_ERRORS),
+        ((0, 2), JobState.COMPLETED_WITH_ERRORS),
+        ((2, 2), JobState.FAILED),
+    ],
+)
+def test_a_job_ends_as_its_records_did_in_whichever_order_seal_and_the_last_chunk_come(
+    broker: Broker, raw, failed: tuple[int, int], state: JobState, sealed_first: bool
+) -> None:
+    job_id = new_job(broker, 2, seal=sealed_first)
+    work(broker, job_id, 0, failed=failed[0])
+    assert not broker.jobs.status(job_id).state.ended
+    assert claim(broker, job_id, 1).answer == "ok"
+    assert complete(broker, job_id, 1, failed=failed[1], truncated=1) == "ok"
+    if not sealed_first:
+        assert not broker.jobs.status(job_id).state.ended
+        broker.jobs.seal(job_id, 2)
+    status = broker.jobs.status(job_id)
+    assert status.state is state
+    assert (status.done, status.failed, status.records) == (4 - sum(failed), sum(failed), 4)
+    assert (status.truncated, status.tokens, status.dim, status.waiting_bytes) == (1, 20, 3, 0)
+    assert status.ended_at is not None
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_job_that_never_was_is_not_found(broker: Broker) -> None:
+    broker.jobs.create(spec())
+    for job_id in ("99991231-235959-0123456789", "no-such-job", ""):
+        with pytest.raises(JobNotFound) as raised:
+            broker.jobs.status(job_id)
+        assert not isinstance(raised.value, JobLost)
+        assert repr(job_id) in str(raised.value) or job_id in str(raised.value)
+
+
+def test_a_job_that_is_older_than_the_database_was_lost(broker: Broker) -> None:
+    broker.jobs.create(spec())
+    with pytest.raises(JobLost, match="Submit its corpus again"):
+        broker.jobs.status("20200101-000000-0123456789")
+
+
+def test_a_job_whose_redis_was_emptied_was_lost(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    raw.flushall()
+    with pytest.raises(JobLost, match=job_id):
+        broker.jobs.status(job_id)
+
+
+def test_waiting_for_an_event_ends_when_something_happens_or_the_time_is_over(broker: Broker) -> None:
+    job_id = new_job(broker, 1, seal=False)
+    assert broker.jobs.wait_event(job_id, "0", timeout_s=0.01) == "0"
+    broker.jobs.seal(job_id, 1)
+    seen = broker.jobs.wait_event(job_id, "0", timeout_s=5)
+    assert seen != "0"
+    assert broker.jobs.wait_event(job_id, seen, timeout_s=0.01) == seen
+    work(broker, job_id, 0)
+    assert broker.jobs.wait_event(job_id, seen, timeout_s=5) > seen
+
+
+def test_a_full_redis_refuses_and_says_what_to_do(broker: Broker, raw) -> None:
+    job_id = new_job(broker, 1, seal=False)
+    raw.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(BrokerUnavailable, match="is full"):
+            add(broker, job_id, 1)
+    finally:
+        raw.config_set("maxmemory", "0")
+    assert add(broker, job_id, 1)[0] is Added.OK
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_seal_that_was_refused_half_way_is_taken_up_by_the_next(broker: Broker, raw) -> None:
+    """As where an access list of an older version denies a command in the middle of the script."""
+    job_id = new_job(broker, 1, seal=False)
+    work(broker, job_id, 0)
+    raw.hset(keys.job(job_id), "sealed", "1")
+    broker.jobs.seal(job_id, 1)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED

@@ -1,0 +1,270 @@
+"""Owners that die: which chunks that makes suspect, and which row a careful death names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from embedctl.broker import Broker
+from embedctl.machine import machine_id, process_id, runs
+from embedctl.reaper import Reaper
+from embedctl.store import ClaimAnswer
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.support.store import (
+    QUEUE,
+    assert_consistent,
+    claim,
+    complete,
+    due_in_s,
+    new_job,
+    overdue,
+    row,
+)
+
+LEASE_S = 30.0
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace(lease_s=LEASE_S, reissue_s=60.0)
+
+
+@pytest.fixture(autouse=True)
+def bystander(broker: Broker) -> None:
+    """A worker that lives on, so that there is a use in reaping."""
+    broker.workers.beat(row("bystander"))
+
+
+def die(broker: Broker, job_id: str, chunk: int, raw, *, at_row: int | None = None, instance: str = "w") -> list[int]:
+    """Claim a chunk, perhaps come to a row, die witnessed, and be judged."""
+    broker.workers.beat(row(instance))
+    assert claim(broker, job_id, chunk, f"t-{instance}", instance=instance).answer is ClaimAnswer.OK
+    if at_row is not None:
+        assert broker.jobs.renew(job_id, chunk, f"t-{instance}", row=at_row) == "ok"
+    broker.workers.report_death(instance, "killed")
+    overdue(raw, job_id, chunk)
+    return broker.upkeep.reap(job_id, QUEUE)
+
+
+def silence(broker: Broker, raw, instance: str) -> None:
+    """As if a worker's last beat were long ago."""
+    for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
+        raw.zadd(members, {instance: broker.connection.now_ms() - 1000})
+
+
+def test_the_first_claim_is_not_careful(broker: Broker) -> None:
+    assert claim(broker, new_job(broker), 0).given_up is None
+
+
+def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker)
+    for attempt in range(1, 11):
+        found = claim(broker, job_id, 0, f"t{attempt}")
+        assert (found.answer, found.attempt, found.given_up) == (ClaimAnswer.OK, attempt, None)
+        overdue(raw, job_id, 0)
+        assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    status = broker.jobs.status(job_id)
+    assert (status.lapsed, status.deaths) == (10, 0)
+    assert broker.jobs.suspects(job_id) == []
+
+
+def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    assert die(broker, job_id, 0, raw) == [0]
+    assert claim(broker, job_id, 0, "next").given_up == frozenset()
+    assert claim(broker, job_id, 1, "other").given_up is None
+    (suspect,) = broker.jobs.suspects(job_id)
+    assert (suspect.chunk, suspect.given_up, suspect.stuck) == (0, (), False)
+    assert [(death.worker, death.row) for death in suspect.deaths] == [("w", None)]
+    assert broker.jobs.status(job_id).deaths == 1
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_silent_owner_makes_its_chunk_suspect(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+    silence(broker, raw, "w")
+    overdue(raw, job_id, 0)
+    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    assert claim(broker, job_id, 0, "next").given_up == frozenset()
+
+
+def test_a_careful_death_names_the_row(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    die(broker, job_id, 0, raw)
+    die(broker, job_id, 0, raw, at_row=1, instance="second")
+    assert claim(broker, job_id, 0, "third").given_up == {1}
+    assert broker.jobs.suspects(job_id)[0].given_up == (1,)
+
+
+def test_several_rows_may_be_named(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    die(broker, job_id, 0, raw)
+    for at in (0, 1):
+        die(broker, job_id, 0, raw, at_row=at, instance=f"w{at}")
+    assert claim(broker, job_id, 0, "last").given_up == {0, 1}
+
+
+def test_a_row_that_was_passed_is_not_named(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    die(broker, job_id, 0, raw)
+    broker.workers.beat(row("second"))
+    claim(broker, job_id, 0, "t2", instance="second")
+    for at in (0, 1, -1):
+        broker.jobs.renew(job_id, 0, "t2", row=at)
+    broker.jobs.renew(job_id, 0, "t2")  # the heartbeat's, which names none
+    broker.workers.report_death("second", "killed")
+    overdue(raw, job_id, 0)
+    broker.upkeep.reap(job_id, QUEUE)
+    assert claim(broker, job_id, 0, "third").given_up == frozenset()
+
+
+def test_the_heartbeats_renewal_keeps_the_row(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+    broker.jobs.renew(job_id, 0, "t", row=7)
+    broker.jobs.renew(job_id, 0, "t")
+    assert raw.hget(keys.owners(job_id), 0) == b"t w 7"
+
+
+def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    die(broker, job_id, 0, raw)
+    broker.workers.beat(row("far"))
+    claim(broker, job_id, 0, "t2", instance="far")
+    broker.jobs.renew(job_id, 0, "t2", row=1)
+    silence(broker, raw, "far")
+    now = broker.connection.now_ms()
+    raw.zadd(keys.due(job_id), {0: now - 1000})
+    assert broker.upkeep.reap(job_id, QUEUE) == []
+    assert claim(broker, job_id, 0, "t3").answer is ClaimAnswer.BUSY
+    assert broker.jobs.renew(job_id, 0, "t2") == "ok"  # it comes back
+    raw.zadd(keys.due(job_id), {0: now - 3 * LEASE_S * 1000 - 1000})
+    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    assert claim(broker, job_id, 0, "t3").given_up == {1}
+
+
+def test_a_careful_owner_that_lives_is_never_blamed(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    die(broker, job_id, 0, raw)
+    broker.workers.beat(row("alive"))
+    claim(broker, job_id, 0, "t2", instance="alive")
+    broker.jobs.renew(job_id, 0, "t2", row=1)
+    overdue(raw, job_id, 0)
+    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    assert claim(broker, job_id, 0, "t3").given_up == frozenset()
+    assert broker.jobs.status(job_id).deaths == 1
+
+
+def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(
+    broker: Broker, raw, settings: Settings
+) -> None:
+    job_id = new_job(broker)
+    assert die(broker, job_id, 0, raw, instance="w0") == [0]
+    assert die(broker, job_id, 0, raw, instance="w1") == [0]
+    assert die(broker, job_id, 0, raw, instance="w2") == [0]
+    assert not broker.jobs.suspects(job_id)[0].stuck
+    for number, wait_s in ((3, settings.reissue_s), (4, 2 * settings.reissue_s)):
+        assert die(broker, job_id, 0, raw, instance=f"w{number}") == []
+        assert broker.jobs.suspects(job_id)[0].stuck
+        assert wait_s - 5 < due_in_s(broker, raw, job_id, 0) <= wait_s
+    assert claim(broker, job_id, 0, "last").given_up == frozenset()
+    assert complete(broker, job_id, 0, "last") == "ok"
+    assert broker.jobs.suspects(job_id) == []
+    assert_consistent(broker, raw, job_id)
+
+
+def test_the_history_of_a_chunk_is_bounded(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    for number in range(13):
+        die(broker, job_id, 0, raw, at_row=number if number else None, instance=f"w{number}")
+    (suspect,) = broker.jobs.suspects(job_id)
+    assert [death.worker for death in suspect.deaths] == [f"w{number}" for number in range(3, 13)]
+    assert suspect.given_up == tuple(range(1, 13))
+
+
+def test_releasing_a_suspect_chunk_blames_nobody(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    die(broker, job_id, 0, raw)
+    claim(broker, job_id, 0, "t2")
+    broker.jobs.renew(job_id, 0, "t2", row=1)
+    assert broker.jobs.release(job_id, 0, "t2", delay_s=0)
+    assert claim(broker, job_id, 0, "t3").given_up == frozenset()
+
+
+def test_what_went_wrong_is_shown(broker: Broker) -> None:
+    job_id = new_job(broker)
+    claim(broker, job_id, 0)
+    broker.jobs.release(job_id, 0, "t", delay_s=1, trouble="OSError: no space")
+    assert broker.jobs.status(job_id).trouble == "chunk 0: OSError: no space"
+
+
+def test_a_neighbour_witnesses_a_death(broker: Broker, raw) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    there = row("neighbour", machine=machine_id(), process=process_id(process.pid))
+    broker.workers.beat(there)
+    broker.workers.beat(row("far", machine="another machine", process="1.1"))
+    broker.workers.beat(row("me", machine=machine_id(), process=process_id(os.getpid())))
+    assert broker.workers.witness() == set()
+    process.kill()
+    while runs(there.process):  # a zombie until it is waited for, and dead all the same
+        pass
+    assert broker.workers.witness() == {"neighbour"}
+    process.wait()
+    assert {worker.instance for worker in broker.workers.alive()} == {"bystander", "far", "me"}
+    assert broker.workers.count(QUEUE) == 3
+    assert [(each.worker.instance, each.how) for each in broker.workers.gone()] == [
+        ("neighbour", "its process ended without a word")
+    ]
+    assert broker.workers.witness() == set()
+    assert 0 < raw.ttl(keys.died("neighbour")) <= keys.GONE_TTL_S
+
+
+def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw, settings: Settings) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    there = row("neighbour", machine=machine_id(), process=process_id(process.pid))
+    process.wait()
+    job_id = new_job(broker, 3)
+    broker.jobs.issue(job_id, QUEUE)
+    claim(broker, job_id, 0, "dead", instance="neighbour")
+    claim(broker, job_id, 1, "alive", instance="bystander")
+    broker.workers.beat(there)
+    broker.upkeep.agenda.take_turn = lambda held_s: "turn"  # type: ignore[method-assign]  # two leases of this test are a minute
+    Reaper(broker).round()
+    assert claim(broker, job_id, 0, "next").given_up == frozenset()
+    assert claim(broker, job_id, 1, "next").answer is ClaimAnswer.BUSY
+    assert due_in_s(broker, raw, job_id, 2) > 50
+
+
+def test_a_pid_that_was_given_again_is_another_process() -> None:
+    mine = process_id(os.getpid())
+    pid, _, start = mine.partition(".")
+    assert runs(mine)
+    assert not runs(f"{pid}.{int(start) + 1}")
+
+
+def test_who_leaves_is_neither_alive_nor_gone(broker: Broker, raw) -> None:
+    broker.workers.beat(row("w"))
+    broker.workers.leave(row("w"))
+    assert [worker.instance for worker in broker.workers.alive()] == ["bystander"]
+    assert list(broker.workers.gone()) == []
+    assert raw.hkeys(keys.machine("here")) == [b"bystander"]
+
+
+def test_who_left_as_it_was_told_blames_no_row(broker: Broker, raw) -> None:
+    job_id = new_job(broker)
+    die(broker, job_id, 0, raw)
+    broker.workers.beat(row("leaving"))
+    claim(broker, job_id, 0, "t2", instance="leaving")
+    broker.jobs.renew(job_id, 0, "t2", row=1)
+    broker.workers.leave(row("leaving"))  # and Redis did not take the chunk back
+    overdue(raw, job_id, 0)
+    assert broker.upkeep.reap(job_id, QUEUE) == [0]
+    assert claim(broker, job_id, 0, "t3").given_up == frozenset()
+    assert broker.jobs.status(job_id).deaths == 1

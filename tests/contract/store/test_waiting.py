@@ -1,0 +1,307 @@
+"""Nobody waits for what can't come any more, nor longer than told to, and nobody waits in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from embedctl import (
+    AsyncJob,
+    Job,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobLost,
+    JobStalled,
+    JobState,
+    WaitTimeout,
+    aenqueue_embeddings,
+    enqueue_embeddings,
+    notices,
+    routing,
+)
+from embedctl.broker import Broker
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.support.store import claim, complete, new_job, row, work
+from tests.support.waiting import eventually
+
+#: Those of the chunks that `work` completes.
+TEXTS = [f"text {chunk} {row}" for chunk in range(4) for row in range(2)]
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Each chunk alone is more text than may wait: less than the least that users may set."""
+    return dataclasses.replace(settings.replace(lease_s=30.0, reissue_s=60.0, chunk_size=2), high_water_bytes=1)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that was silent for a moment has died."""
+    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
+
+
+class Submitting:
+    """A thread that submits, and what became of it."""
+
+    def __init__(self, settings: Settings, **options: object) -> None:
+        self.waiting_for: list[str] = []
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(settings, options), daemon=True)
+        self._thread.start()
+
+    def _run(self, settings: Settings, options: dict[str, object]) -> None:
+        try:
+            enqueue_embeddings(
+                TEXTS, progress=lambda _, what: self.waiting_for.append(what), settings=settings, **options
+            )
+        except BaseException as error:  # noqa: BLE001  (what it was is the test's question)
+            self.error = error
+
+    @property
+    def waits(self) -> bool:
+        return any(self.waiting_for)
+
+    def ended_with(self, kind: type[BaseException]) -> str:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "it waits for ever"
+        assert isinstance(self.error, kind), self.error
+        return str(self.error)
+
+
+def only_job(raw) -> str:
+    (job_id,) = [name.decode() for name in raw.zrange(keys.JOBS, 0, -1)]
+    return job_id
+
+
+def lose_the_seal(raw, job_id: str) -> None:
+    """Redis comes back without its last write, and the producer's lease is over."""
+    raw.hdel(keys.job(job_id), "original_chunks", "sealed", "ended_ms")
+    raw.hset(keys.job(job_id), "state", "submitting")
+    raw.delete(keys.producer(job_id))
+
+
+@pytest.mark.parametrize("end", ["cancel", "discard", "max_errors", "lost"])
+def test_a_producer_that_waits_for_room_hears_that_there_will_be_none(
+    settings: Settings, broker: Broker, raw, end: str
+) -> None:
+    submitting = Submitting(settings, max_errors=0)
+    eventually(lambda: submitting.waits, 60)
+    job_id = only_job(raw)
+    error: type[BaseException]
+    if end == "cancel":
+        broker.jobs.cancel(job_id)
+        error = JobCancelled
+    elif end == "discard":
+        Job(job_id, broker).discard()
+        error = JobError  # it is cancelled first, and then gone
+    elif end == "max_errors":
+        # Something else waits besides, as where chunks are small and large.
+        raw.hincrby(keys.job(job_id), "waiting_bytes", 10_000)
+        work(broker, job_id, 0, failed=1)
+        error = JobFailed
+    else:
+        raw.hset(keys.job(job_id), mapping={"lost_first": 0, "lost_last": 0})
+        error = JobLost
+    assert job_id in submitting.ended_with(error)
+
+
+def test_a_producer_that_waits_says_that_no_worker_lives(
+    settings: Settings, broker: Broker, raw, caplog: pytest.LogCaptureFixture
+) -> None:
+    submitting = Submitting(settings)
+    eventually(
+        lambda: any("embedctl worker --class dummy --model dummy" in each for each in submitting.waiting_for), 60
+    )
+    eventually(lambda: "No live worker serves dummy on dummy" in caplog.text, 60)
+    broker.jobs.cancel(only_job(raw))
+    submitting.ended_with(JobCancelled)
+
+
+def test_a_submission_ends_when_its_time_is_over(settings: Settings, broker: Broker, raw) -> None:
+    with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 0\.5 s: its submission waits for workers"):
+        enqueue_embeddings(TEXTS, timeout=0.5, settings=settings)
+    assert broker.jobs.status(only_job(raw)).state is JobState.CANCELLED
+
+
+def test_a_submission_with_a_key_goes_on_after_its_time_was_over(settings: Settings, broker: Broker, raw) -> None:
+    with pytest.raises(WaitTimeout):
+        enqueue_embeddings(TEXTS, timeout=0.5, idempotency_key="k", settings=settings)
+    job = enqueue_embeddings(TEXTS, timeout=60, idempotency_key="k", settings=settings.replace(high_water_bytes=10**6))
+    assert job.id == only_job(raw)
+    assert job.status().sealed
+
+
+def test_the_time_of_a_submission_is_looked_at_between_chunks(settings: Settings, broker: Broker, raw) -> None:
+    def slow() -> Iterator[str]:
+        yield from TEXTS[:4]
+        time.sleep(0.6)  # by then the time is over
+        yield from TEXTS[4:]
+
+    with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 0\.5 s$"):
+        enqueue_embeddings(slow(), timeout=0.5, settings=settings.replace(high_water_bytes=10**6))
+
+
+def test_another_producer_of_the_same_job_is_not_waited_for_any_longer_than_told(
+    settings: Settings, broker: Broker, raw
+) -> None:
+    roomy = settings.replace(high_water_bytes=10**6)
+    job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=roomy)
+    lose_the_seal(raw, job.id)
+    assert broker.jobs.hold(job.id, "another")
+    with pytest.raises(WaitTimeout, match="waits for another producer"):
+        enqueue_embeddings(TEXTS, idempotency_key="k", timeout=1.0, settings=roomy)
+
+
+def test_what_progress_raises_ends_the_submission(settings: Settings, broker: Broker, raw) -> None:
+    def enough(records: int, waiting_for: str) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        enqueue_embeddings(TEXTS, progress=enough, settings=settings)
+    assert broker.jobs.status(only_job(raw)).state is JobState.CANCELLED
+
+
+def test_a_producer_seals_again_where_redis_lost_that(
+    settings: Settings, broker: Broker, raw, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = enqueue_embeddings(TEXTS, settings=settings.replace(high_water_bytes=10**6))
+    work(broker, job.id, 0, 1, 2, 3)
+    lose_the_seal(raw, job.id)
+    assert job.wait(60).state is JobState.COMPLETED
+    assert "was told again" in caplog.text
+
+
+def test_a_coroutine_seals_again_likewise(settings: Settings, broker: Broker, raw) -> None:
+    async def main() -> JobState:
+        job = await aenqueue_embeddings(TEXTS, settings=settings.replace(high_water_bytes=10**6))
+        work(broker, job.id, 0, 1, 2, 3)
+        lose_the_seal(raw, job.id)
+        return (await job.wait(60)).state
+
+    assert asyncio.run(main()) is JobState.COMPLETED
+
+
+WAITS: dict[str, Callable[[Job], object]] = {
+    "wait": lambda job: job.wait(60),
+    "wait_until_sealed": lambda job: job.wait_until_sealed(timeout=60),
+    "iter_results": lambda job: list(job.iter_results(timeout=60)),
+}
+
+
+@pytest.mark.parametrize("call", WAITS)
+def test_waiting_for_a_job_whose_producer_died_ends_when_all_that_is_there_is_done(
+    broker: Broker, raw, impatient: None, call: str
+) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    work(broker, job_id, 0, 1)
+    raw.delete(keys.producer(job_id))
+    with pytest.raises(JobStalled, match=f"--resume {job_id}"):
+        WAITS[call](Job(job_id, broker))
+
+
+@pytest.mark.parametrize("call", ["wait", "wait_until_sealed", "iter_results"])
+def test_a_coroutine_does_not_wait_for_a_dead_producer_either(broker: Broker, raw, impatient: None, call: str) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    work(broker, job_id, 0, 1)
+    raw.delete(keys.producer(job_id))
+
+    async def main() -> None:
+        job = AsyncJob(Job(job_id, broker))
+        if call == "iter_results":
+            assert len([chunk async for chunk in job.iter_results(timeout=60)]) == 2
+        else:
+            await getattr(job, call)(timeout=60)
+
+    with pytest.raises(JobStalled):
+        asyncio.run(main())
+
+
+def test_a_dead_producers_records_are_waited_for_while_some_are_to_be_encoded(
+    broker: Broker, raw, impatient: None
+) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    work(broker, job_id, 0)
+    raw.delete(keys.producer(job_id))
+    with pytest.raises(WaitTimeout):
+        Job(job_id, broker).wait(2.5)
+
+
+def test_a_producer_that_comes_back_in_time_is_waited_for(broker: Broker, raw, impatient: None) -> None:
+    job_id = new_job(broker, 1, seal=False)
+    work(broker, job_id, 0)
+    raw.delete(keys.producer(job_id))
+    looks = 0
+
+    def resume(status: object) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            assert broker.jobs.hold(job_id, "next", lease_s=60)
+        if looks == 3:
+            broker.jobs.seal(job_id, 1)
+
+    assert Job(job_id, broker).wait(60, resume).state is JobState.COMPLETED
+
+
+def test_one_chunk_is_not_waited_for_any_longer_than_told(broker: Broker) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0)
+    results = Job(job_id, broker).iter_results(timeout=0.5)
+    assert next(results).positions.tolist() == [0, 1]
+    with pytest.raises(WaitTimeout, match=r"after 0\.5 s"):
+        next(results)
+    with pytest.raises(WaitTimeout):
+        Job(new_job(broker, 1, seal=False), broker).wait_until_sealed(timeout=0.2)
+
+
+def test_a_coroutine_does_not_wait_for_one_chunk_any_longer_than_told(broker: Broker) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0)
+
+    async def main() -> None:
+        results = AsyncJob(Job(job_id, broker)).iter_results(timeout=0.5)
+        assert (await anext(results)).positions.tolist() == [0, 1]
+        await anext(results)
+
+    with pytest.raises(WaitTimeout):
+        asyncio.run(main())
+
+
+def test_that_no_worker_lives_is_logged_once_and_then_every_minute(
+    broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = new_job(broker, 2)
+    with pytest.raises(WaitTimeout):
+        Job(job_id, broker).wait(2.5)
+    assert [each.levelno for each in caplog.records if "No live worker" in each.message] == [logging.WARNING]
+    monkeypatch.setattr(notices, "AGAIN_AFTER_S", 0.5)
+    with pytest.raises(WaitTimeout):
+        Job(job_id, broker).wait(2.5)
+    assert sum("No live worker" in each.message for each in caplog.records) > 2
+
+
+@pytest.mark.parametrize("reason", ["a worker lives", "progress is given"])
+def test_nothing_is_logged_where_there_is_nothing_to_say_or_somebody_is_told(
+    broker: Broker, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    job_id = new_job(broker, 1)
+    if reason == "a worker lives":
+        broker.workers.beat(row())
+    with pytest.raises(WaitTimeout):
+        Job(job_id, broker).wait(0.5, None if reason == "a worker lives" else lambda status: None)
+    assert "No live worker" not in caplog.text
+
+
+def test_a_job_in_its_last_record_is_no_reason_to_miss_a_worker(broker: Broker) -> None:
+    job_id = new_job(broker, 1)
+    claim(broker, job_id, 0)
+    complete(broker, job_id, 0)
+    assert routing.missing_worker(Job(job_id, broker).status()) == ""

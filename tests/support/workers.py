@@ -1,0 +1,96 @@
+"""Worker processes that tests start, and the settings that they read."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedctl.broker import Broker
+from embedctl.store import WorkerRow
+
+#: The hardware classes and the short times of redis_server.py, as a worker process reads them.
+CONFIG = """
+lease_s = 1.0
+reissue_s = 1.0
+hardware = "dummy"
+model = "dummy"
+
+[classes.dummy]
+backend = "dummy"
+options = {dim = 16}
+
+[classes.slow]
+backend = "dummy"
+token_budget = 64
+options = {dim = 16, seconds_per_batch = 0.1}
+
+[classes.poison]
+backend = "dummy"
+options = {dim = 16, poison = true}
+
+[classes.small]
+backend = "dummy"
+options = {dim = 16, memory_tokens = 100}
+
+[classes.hung]
+backend = "dummy"
+options = {dim = 16, poison = true}
+"""
+
+#: The first worker with a model also computes its references and builds what it runs.
+START_S = 120.0
+
+
+@dataclass
+class WorkerProcess:
+    """A worker that a test started."""
+
+    process: subprocess.Popen[bytes]
+    broker: Broker
+    log_file: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def row(self) -> WorkerRow:
+        return next(row for row in self.broker.workers.alive() if row.pid == self.pid)
+
+    def wait_ready(self) -> WorkerProcess:
+        deadline = time.monotonic() + START_S
+        while not any(row.pid == self.pid for row in self.broker.workers.alive()):
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.05)
+        return self
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def logged(self, words: str, **fields: object) -> bool:
+        """Whether it has logged a line with these words in its message, and with these fields."""
+        lines = [json.loads(line) for line in self.log().splitlines() if line.startswith("{") and line.endswith("}")]
+        return any(words in line["message"] and fields.items() <= line.items() for line in lines)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        return self.process.returncode
+
+
+StartWorker = Callable[..., WorkerProcess]

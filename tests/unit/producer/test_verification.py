@@ -1,0 +1,66 @@
+"""What is said of each hardware class is the same in the source, in README and by the doctor, and no more than true."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from embedctl.doctor import Level, class_findings
+from embedctl.verification import VERIFIED, is_verified, statement_of
+from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
+
+ROOT = Path(__file__).parents[3]
+#: All that may be said.
+STATEMENT = re.compile(r"verified in CI|not verified on hardware|verified on an? [\w -]+ on \d{4}-\d\d-\d\d")
+ROW = re.compile(
+    r"^\| `([\w-]+)` \| [^|]+ \| ([^|]+) \| `\.\[([\w,]+)\]` \| \[\w+\]\((docs/\w+\.md)\) \|$", re.MULTILINE
+)
+
+
+def test_every_shipped_class_has_a_statement() -> None:
+    assert set(VERIFIED) == set(SHIPPED_CLASSES)
+    assert all(STATEMENT.fullmatch(each) for each in VERIFIED.values())
+
+
+def test_readme_says_of_each_class_what_the_source_says_and_how_to_install_it() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("\n## What works today\n")[2].partition("\n## ")[0]
+    rows = ROW.findall(section)
+    assert {name: statement for name, statement, _, _ in rows} == VERIFIED
+    assert len(rows) == len(VERIFIED)
+    for _, _, install, page in rows:
+        assert set(install.split(",")) <= set(extras)
+        assert (ROOT / page).is_file()
+
+
+@pytest.mark.parametrize("name", [name for name, said in VERIFIED.items() if said == "verified in CI"])
+def test_nothing_is_verified_in_ci_that_needs_a_device(name: str) -> None:
+    assert SHIPPED_CLASSES[name].device == "cpu"
+
+
+def test_a_shipped_class_that_runs_something_else_is_not_the_one_that_was_verified() -> None:
+    cpu = SHIPPED_CLASSES["cpu"]
+    assert is_verified("cpu", replace(cpu, token_budget=77))
+    for name, entry in (("cpu", replace(cpu, backend="onnx")), ("mine", HardwareClass())):
+        assert not is_verified(name, entry)
+        assert "of your own" in statement_of(name, entry)
+
+
+def test_the_doctor_says_it_of_each_class_and_what_to_run_where_the_device_is_here() -> None:
+    findings = {each.subject: each for each in class_findings(SHIPPED_CLASSES, {"gpu"})}
+    assert set(findings) == {f"class {name}" for name in SHIPPED_CLASSES}
+    assert all(each.level is Level.OK for each in findings.values())
+    for name, statement in VERIFIED.items():
+        assert findings[f"class {name}"].found.startswith(statement)
+    assert findings["class cpu"].remedy == ""
+    gpu, neuron = findings["class gpu"], findings["class neuron"]
+    assert gpu.remedy.startswith("embedctl model verify MODEL --class gpu ")
+    assert (neuron.found, neuron.remedy) == (
+        "not verified on hardware; no device of kind neuron is seen here",
+        "",
+    )

@@ -1,0 +1,389 @@
+"""The overview as it is drawn, from made-up facts; and the thread that looks while it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.text import Text
+
+from embedctl import rates
+from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
+from embedctl.rates import Rate
+from embedctl.store import GoneWorker, JobStatus, ServedModel, WorkerRow
+from embedctl.store.status import parse_status
+from embedctl.terminal.columns import Column, arrange, plain, share
+from embedctl.terminal.drawing import bar, duration, job_lines, number, overview_lines
+from embedctl.terminal.watch import Feed
+from embedctl_config.errors import BrokerUnavailable, JobNotFound
+from tests.support.waiting import eventually
+
+NOW = datetime(2026, 11, 21, 16, 3, 12, tzinfo=UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+JOB = "20261121-073032-d974cc1efb"
+TERMINALS = [(80, 22), (80, 23), (140, 39), (50, 10), (20, 5), (200, 60)]
+
+
+def worker(number: int = 0, *models: str, hardware: str = "cpu", host: str = "node", **changes: Any) -> WorkerRow:
+    served = {model: ServedModel("f" * 64, 384, 18_204.0, "packed", "", 1_204.0, 0.12) for model in models or ("mini",)}
+    plain: dict[str, Any] = {
+        "instance": f"i{number}",
+        "name": f"{hardware}:{number}@{host}",
+        "pid": 1,
+        "host": host,
+        "hardware": hardware,
+        "backend": "torch",
+        "precision": "fp32",
+        "cpus": str(number),
+        "threads": 1,
+        "models": served,
+        "holding": ((JOB, 12), (JOB, 13)),
+        "progressed_ms": NOW_MS - 3_000,
+        "device": f"cpu {number}",
+    }
+    return WorkerRow(**{**plain, **changes})
+
+
+def busy(row: WorkerRow) -> WorkerState:
+    return WorkerState(row, next(iter(row.models.values())))
+
+
+def hung(number: int = 0) -> WorkerState:
+    return WorkerState(worker(number, quiet_s=34.0), None)
+
+
+def gone(number: int = 0, how: str = "no word from it") -> GoneWorker:
+    return GoneWorker(worker(number), 35.0, how)
+
+
+def job(job_id: str = JOB, *, producer_alive: bool = True, **facts: object) -> JobStatus:
+    plain: dict[str, object] = {
+        "version": 1,
+        "state": "running",
+        "model": "mini",
+        "hardware": "cpu",
+        "precision": "fp32",
+        "options": "{}",
+        "created_ms": NOW_MS - 60_000,
+        "progressed_ms": NOW_MS,
+        "started_ms": NOW_MS - 50_000,
+        "ttl_ms": 1_000_000,
+        "sealed": 1,
+        "records": 6_000,
+        "done": 3_000,
+        "failed": 0,
+    }
+    texts = {name: str(value) for name, value in {**plain, **facts}.items()}
+    return parse_status(job_id, texts, 1_000_000, producer_alive)
+
+
+def pace(status: JobStatus, records_per_s: float | None = 1_000.0) -> JobPace:
+    left = (status.records - status.done) / records_per_s if records_per_s and not status.state.ended else None
+    return JobPace(status, records_per_s, 15_000.0, left)
+
+
+def overview(
+    workers: Sequence[WorkerState] = (),
+    *,
+    gone: Sequence[GoneWorker] = (),
+    queues: Sequence[QueueState] = (),
+    active: Sequence[JobPace] = (),
+    active_count: int | None = None,
+    ended: Sequence[JobPace] = (),
+) -> Overview:
+    count = len(active) if active_count is None else active_count
+    return Overview(NOW, tuple(workers), tuple(gone), tuple(queues), tuple(active), count, tuple(ended))
+
+
+def shown(seen: Overview, width: int | None = 80, height: int | None = None) -> list[str]:
+    return [line.plain.rstrip() for line in overview_lines(seen, width, height)]
+
+
+def line_with(lines: Sequence[str], words: str) -> str:
+    (found,) = [line for line in lines if words in line]
+    return found
+
+
+def a_lot() -> Overview:
+    long = "a-model-of-somebody/with-a-name-that-is-longer-than-any-column-has-room-for"
+    workers = [busy(worker(at, host=f"node-{at % 7}")) for at in range(300)]
+    workers += [hung(300), busy(worker(301, long, "another", hardware="gpu-of-my-own", host="host." * 12))]
+    jobs = [pace(job(f"20261121-073032-{at:010x}", trouble="x" * 200 if at % 3 else "")) for at in range(200)]
+    queues = [QueueState(f"class-{at}", long, 10_000_000, None, at % 2) for at in range(40)]
+    return overview(workers, gone=[gone(400, "y" * 300)], queues=queues, active=jobs, active_count=1_234)
+
+
+def everything_once() -> Overview:
+    return overview(
+        [busy(worker(0)), WorkerState(worker(1, holding=(), progressed_ms=0), None), hung(2)],
+        gone=[gone(3)],
+        queues=[QueueState("cpu", "mini", 24, 12.3, 3), QueueState("gpu", "mini", 8, None, 0)],
+        active=[pace(job())],
+        ended=[pace(job("20261121-070000-0000000001", state="completed", done=6_000, ended_ms=NOW_MS - 12_000))],
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), TERMINALS)
+@pytest.mark.parametrize("seen", [overview(), everything_once(), a_lot()], ids=["nothing", "some", "a lot"])
+def test_nothing_is_wider_or_higher_than_the_terminal(seen: Overview, width: int, height: int) -> None:
+    lines = overview_lines(seen, width, height)
+    assert len(lines) <= height
+    assert max(cell_len(line.plain) for line in lines) <= width
+    assert "\n" not in "".join(line.plain for line in lines)
+
+
+def test_everything_that_matters_is_readable_in_80_columns() -> None:
+    lines = shown(everything_once())
+    assert lines[0] == "workers 3 (1 hung, 1 gone)  rows/s 1,204  tokens/s 18.2k  tickets 32  jobs 1"
+    assert line_with(lines, "cpu mini") == "cpu mini · 3 live: 1 busy, 1 hung, 1 idle · packed"
+    assert " ".join(line_with(lines, "cpu:0@").split()) == "cpu:0@node busy 1,204 18,204 12% 3 s ago d974cc1efb 12,13"
+    assert " ".join(line_with(lines, "cpu:1@").split()) == "cpu:1@node idle – – – –"
+    assert "hung" in line_with(lines, "cpu:2@")
+    assert "34 s ago" in line_with(lines, "cpu:2@")
+    assert line_with(lines, "cpu:3@").strip() == "cpu:3@node  gone 35 s ago: no word from it"
+    assert line_with(lines, "24").split() == ["cpu", "mini", "24", "12", "s", "3"]
+    assert line_with(lines, JOB).split()[:2] == [JOB, "running"]
+    assert line_with(lines, JOB).split()[3:] == ["3,000/6,000", "0", "1,000", "3", "s"]
+    ended = line_with(lines, "20261121-070000-0000000001").split()
+    assert ended[1:6] == ["completed", "12", "s", "ago", "6,000/6,000"]
+
+
+def test_a_queue_without_workers_comes_first_with_the_command_that_starts_one() -> None:
+    lines = shown(everything_once())
+    at = next(at for at, line in enumerate(lines) if line.startswith("QUEUES"))
+    assert lines[at + 1].split() == ["gpu", "mini", "8", "–", "0"]
+    assert lines[at + 2] == "  start one: embedctl worker --class gpu --model mini"
+
+
+def test_where_nothing_is_it_says_what_to_do() -> None:
+    lines = shown(overview())
+    assert lines[0] == "workers 0  rows/s 0  tokens/s 0  tickets 0  jobs 0"
+    assert "none is alive; `embedctl worker` starts one" in lines
+    assert "none; `embedctl submit` makes one" in lines
+
+
+def test_hundreds_of_workers_leave_room_for_the_rest_and_hide_none_that_hangs() -> None:
+    lines = shown(a_lot(), 80, 22)
+    assert "1 hung" in lines[0]
+    assert "cpu:300@node" in "".join(lines)
+    assert " not shown) · packed" in line_with(lines, "cpu mini")
+    assert any(line.startswith("… and ") and line.endswith(" more queues") for line in lines)
+    jobs = [line for line in lines if line.startswith("20261121-")]
+    assert jobs
+    assert line_with(lines, "more active jobs") == f"… and {1_234 - len(jobs):,} more active jobs"
+
+
+def test_where_all_has_room_nothing_is_left_out() -> None:
+    assert not any("more" in line for line in shown(everything_once(), 80, 22))
+    many = overview([busy(worker(at)) for at in range(30)])
+    lines = shown(many, 140, 39)
+    assert sum("cpu:" in line for line in lines) == 29  # 39 lines less the sums, heads, gaps and what the others say
+    assert line_with(lines, "cpu mini") == "cpu mini · 30 live: 30 busy (1 not shown) · packed"
+    assert sum("cpu:" in line for line in shown(many, 140, None)) == 30
+
+
+def test_workers_stand_in_the_order_of_their_hosts_and_devices() -> None:
+    rows = [worker(at, host=host) for host in ("b", "a") for at in (10, 9, 0)]
+    names = [line.split()[0] for line in shown(overview([busy(row) for row in rows])) if "@" in line]
+    assert names == [f"cpu:{at}@{host}" for host in ("a", "b") for at in (0, 9, 10)]
+
+
+def test_only_busy_workers_count_for_the_sums() -> None:
+    seen = overview([busy(worker(0)), busy(worker(1)), hung(2), WorkerState(worker(3, holding=()), None)])
+    assert (seen.rows_per_s, seen.tokens_per_s) == (2_408.0, 36_408.0)
+
+
+def test_more_workers_gone_than_are_listed() -> None:
+    seen = overview(gone=[gone(at) for at in range(GONE_SHOWN)])
+    assert f"({GONE_SHOWN}+ gone)" in shown(seen)[0]
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "note"),
+    [
+        ({"state": "submitting", "sealed": 0}, "stalled", ""),
+        ({"lost_first": 3, "lost_last": 9}, "running", "lost by the broker: chunks 3 to 9"),
+        ({"trouble": "ValueError at encoder.py:3"}, "running", "trouble: ValueError at encoder.py:3"),
+        ({"mismatch": "w2 bbbb"}, "running", "mismatch: w2 bbbb was refused"),
+    ],
+)
+def test_what_keeps_a_job_from_its_end_stands_below_it(facts: dict[str, object], state: str, note: str) -> None:
+    lines = shown(overview(active=[pace(job(producer_alive=False, **facts), None)]))
+    at = next(at for at, line in enumerate(lines) if line.startswith(JOB))
+    assert lines[at].split()[1] == state
+    assert (lines[at + 1] if at + 1 < len(lines) else "").strip() == note
+
+
+def test_a_job_that_still_grows_has_no_end_yet() -> None:
+    growing = JobPace(job(state="submitting", sealed=0), 10.0, 10.0, None)
+    line = line_with(shown(overview(active=[growing])), JOB)
+    assert line.split()[3:] == ["3,000/6,000+", "0", "10", "–"]
+
+
+def test_an_older_worker_says_less() -> None:
+    old = worker(0, device="", models={"mini": ServedModel("f" * 64, 384, 100.0)}, progressed_ms=0)
+    line = line_with(shown(overview([busy(old)]), 140), "cpu:0@")
+    assert line.split() == ["cpu:0@node", "cpu", "0", "busy", "–", "100", "0%", "–", "d974cc1efb", "12,13"]
+
+
+def test_what_others_wrote_can_not_steer_the_terminal() -> None:
+    evil = "evil\x1b]0;owned\x07\r\nline"
+    seen = overview(
+        [busy(worker(0, host=evil))],
+        gone=[gone(1, evil)],
+        queues=[QueueState("cpu", evil, 1, 1.0, 0)],
+        active=[pace(job(trouble=evil, model=evil))],
+    )
+    text = "".join(line.plain for line in overview_lines(seen, 200))
+    assert all(character.isprintable() for character in text)
+
+
+def test_the_lines_of_one_job_hold_its_facts_and_its_bar() -> None:
+    facts = [("job", JOB), ("state", "running"), *((f"fact {at}", "x" * 100) for at in range(30))]
+    lines = [line.plain for line in job_lines(pace(job()), facts, 80, 20)]
+    assert lines[:2] == [f"job        {JOB}", "state      running"]
+    assert lines[2] == "progress   ━━━━━━━━────────  50%  1,000 rec/s  15,000 tokens/s  3 s left"
+    assert len(lines) == 20
+    assert lines[-1] == "… and 14 more lines"
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_widest_job_keeps_its_bar_in_80_columns() -> None:
+    widest = job(state="submitting", sealed=0, records=99_900, done=0, failed=99_900)
+    lines = shown(overview(active=[JobPace(widest, 99_900.0, 1.0, 5_900.0)]))
+    assert line_with(lines, JOB) == f"{JOB} submitting ━━━━━━━━━━ 99.9k/99.9k+ 99.9k 99.9k 98 min"
+
+
+@pytest.mark.parametrize(
+    ("done", "drawn"), [(0.0, "────"), (0.124, "────"), (0.125, "╸───"), (0.5, "━━──"), (0.99, "━━━╸"), (1.1, "━━━━")]
+)
+def test_a_bar_can_be_read_without_colours(done: float, drawn: str) -> None:
+    assert bar(done, 4).plain == drawn
+
+
+@pytest.mark.parametrize(
+    ("value", "short"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (9_999.4, "9,999"),
+        (9_999.6, "10.0k"),
+        (99_949, "99.9k"),
+        (99_960, "100k"),
+        (999_499, "999k"),
+        (999_600, "1.0M"),
+        (123_456_789, "123M"),
+        (5e9, "5G"),
+    ],
+)
+def test_numbers_are_short_where_the_terminal_is_narrow(value: float | None, short: str) -> None:
+    assert number(value, 80) == short
+    assert len(short) <= 5
+    assert number(value) == ("–" if value is None else f"{value:,.0f}")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (0, "0 s"),
+        (99.4, "99 s"),
+        (100, "2 min"),
+        (5_900, "98 min"),
+        (6_000, "2 h"),
+        (350_000, "97 h"),
+        (360_000, "4 d"),
+    ],
+)
+def test_times_are_short(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_columns_shrink_and_the_least_needed_go() -> None:
+    columns = (Column("A", 4), Column("B", 4, rank=1), Column("C", 4, rank=2))
+    row = [plain("a" * 8), plain("b" * 8), plain("c" * 8)]
+
+    def drawn(width: int | None) -> str:
+        return arrange(columns, [row], width)[1].plain
+
+    assert drawn(None) == drawn(28) == "aaaaaaaa  bbbbbbbb  cccccccc"
+    assert drawn(24) == "aaaaaaaa bbbbbbbb ccccc…"
+    assert drawn(20) == "aaaaaaaa bbbbb… ccc…"
+    assert drawn(13) == "aaaaaaaa bbb…"
+    assert drawn(9) == "aaa… bbb…"
+    assert drawn(8) == "aaaaaaaa"
+    assert drawn(5) == "aaaa…"
+
+
+@pytest.mark.parametrize(
+    ("room", "wants", "given"),
+    [
+        (10, [3, 3, 3], [3, 3, 3]),
+        (10, [100, 2, 100], [4, 2, 4]),
+        (9, [100, 100, 100], [3, 3, 3]),
+        (2, [5, 5, 5], [0, 1, 1]),
+        (0, [5], [0]),
+        (5, [], []),
+    ],
+)
+def test_room_is_shared(room: int, wants: list[int], given: list[int]) -> None:
+    assert share(room, wants) == given
+
+
+def test_a_rate_is_taken_over_the_last_seconds() -> None:
+    rate = Rate()
+    assert rate.add(0, 0, 0) is None
+    assert rate.add(0.5, 10, 100) is None  # too short to tell
+    assert rate.add(2, 10, 100) == (5.0, 50.0)
+    assert rate.add(10, 40, 400) == (4.0, 40.0)
+    assert rate.add(2 + rates.OVER_S, 40, 400) == (2.0, 20.0)  # since the third sample
+    assert rate.add(100, 40, 400) is None
+    assert rate.add(102, 40, 400) is None
+    assert rate.add(104, 20, 400) == (0.0, 0.0)  # Redis lost results
+
+
+def test_a_feed_keeps_what_it_saw_while_redis_is_away() -> None:
+    answers: list[int | Exception] = [1, BrokerUnavailable("it is away")]
+
+    def look() -> int:
+        answer = answers[0] if len(answers) == 1 else answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    feed = Feed(look, interval_s=0.01)
+    first = feed.sight()
+    assert (first.what, first.trouble) == (1, "")
+    with feed:
+        eventually(lambda: feed.sight().trouble)
+        assert (feed.sight().what, feed.sight().at, feed.sight().trouble) == (1, first.at, "it is away")
+        answers[:] = [2]
+        eventually(lambda: feed.sight().what == 2)
+        assert feed.sight().trouble == ""
+        assert feed.sight().moment > first.moment
+
+
+def test_a_feed_tells_what_can_not_get_better() -> None:
+    def refuse() -> int:
+        raise BrokerUnavailable("it was never there")
+
+    with pytest.raises(BrokerUnavailable, match="never there"):
+        Feed(refuse)
+
+    asked = iter([1])
+
+    def look() -> int:
+        for answer in asked:
+            return answer
+        raise JobNotFound("it was discarded")
+
+    with Feed(look, interval_s=0.01) as feed, pytest.raises(JobNotFound, match="discarded"):
+        eventually(lambda: feed.sight() is None)
+
+
+def test_a_text_across_all_columns_is_cut() -> None:
+    lines = arrange((Column("A", 1),), [Text("long " * 10)], 12)
+    assert lines[1].plain == "long long l…"

@@ -1,0 +1,258 @@
+"""docker-compose.yml and the Dockerfiles: what they must say, whatever else they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from embedctl_config import __version__
+from embedctl_config.hardware import SHIPPED_CLASSES
+from embedctl_config.settings import load_settings
+from tests.support.containers import COMPOSE, DOCKERFILES, ROOT, Dockerfile, compose, in_context, variables_of
+
+FILE = compose()
+SERVICES: dict[str, dict[str, Any]] = FILE["services"]
+#: Those that go on until they are stopped.
+LASTING = {name: service for name, service in SERVICES.items() if "tools" not in service.get("profiles", [])}
+WORKERS = {name: service for name, service in SERVICES.items() if (service.get("command") or [""])[0] == "up"}
+BUILT = {name: service for name, service in SERVICES.items() if "build" in service}
+IMAGES = {path.name if path.parent.name == "workers" else "producer": Dockerfile(path) for path in DOCKERFILES}
+PROFILES = sorted({profile for service in SERVICES.values() for profile in service.get("profiles", [])})
+PAGE = (ROOT / "docs" / "containers.md").read_text(encoding="utf-8")
+YAML_BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+USER = "10001"
+
+
+def test_every_hardware_class_has_a_service_and_only_cpu_is_on_by_default() -> None:
+    assert set(WORKERS) == set(SHIPPED_CLASSES)
+    for name, service in WORKERS.items():
+        assert service["command"] == ["up", "--class", name]
+        assert service.get("profiles", []) == ([] if name == "cpu" else [name])
+    assert [name for name, service in SERVICES.items() if "profiles" not in service] == ["redis", "cpu", "flower"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_may_do_only_what_it_needs(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert (
+        not {"privileged", "cap_add", "network_mode", "pid", "ipc"} & set(service) or service["network_mode"] == "none"
+    )
+    assert service["ulimits"]["core"] == 0
+    for volume in service.get("volumes", []):
+        source, target, *mode = volume.split(":")
+        written = target in ("/data", "/var/cache/embedctl", "/var/lib/embedctl", "/secrets")
+        assert mode == ([] if written else ["ro"]), volume
+        assert "docker.sock" not in source
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_a_service_that_lasts_is_restarted_drained_and_looked_after(name: str) -> None:
+    service = SERVICES[name]
+    assert service["restart"] == "unless-stopped"
+    assert int(service["logging"]["options"]["max-file"]) > 0
+    image = Dockerfile(ROOT / service["build"]["dockerfile"]) if "build" in service else None
+    assert "healthcheck" in service or (image and image.health_check)
+    if name in WORKERS:
+        assert service["stop_grace_period"] == "2m"
+        assert service["depends_on"] == {"redis": {"condition": "service_healthy"}}
+
+
+def test_ports_are_published_to_this_machine_alone_and_workers_have_no_way_out() -> None:
+    for name, service in SERVICES.items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        networks = service.get("networks", [])
+        assert ("outside" in networks) == ("ports" in service), name
+    assert FILE["networks"]["inside"] == {"internal": True}
+    assert all(service["networks"] == ["inside"] for service in WORKERS.values())
+
+
+def test_secrets_come_from_files_alone() -> None:
+    for name, service in SERVICES.items():
+        told = [*service.get("command", []), *service.get("build", {}).get("args", {}).values()]
+        for variable, value in service.get("environment", {}).items():
+            told.append(str(value))
+            secret = re.search("PASSWORD|SECRET|TOKEN|AUTH", variable)
+            assert not secret or (variable.endswith("_FILE") and value.startswith("/run/secrets/")), (
+                f"{name} {variable}"
+            )
+        assert not any(re.search(r"://[^/@]*:[^/@]*@", str(word)) for word in told), name
+        for word in (*told, *service.get("healthcheck", {}).get("test", [])):
+            for mounted in re.findall(r"/run/secrets/([\w-]+)", str(word)):
+                assert mounted in service["secrets"]
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert {"/secrets/", ".env"} <= set(ignored)
+    assert not in_context("secrets/redis-acl")
+
+
+def test_every_redis_user_has_its_own_password_and_nobody_another_s() -> None:
+    for name, service in SERVICES.items():
+        environment = service.get("environment", {})
+        if url := environment.get("EMBEDCTL_REDIS_URL"):
+            user = re.fullmatch(r"redis://(\w+)@redis:6379/0", url)
+            assert user
+            assert environment["EMBEDCTL_REDIS_PASSWORD_FILE"] == f"/run/secrets/redis-{user[1]}"
+            mounted = {secret for secret in service["secrets"] if secret.startswith("redis-")}
+            assert mounted == {f"redis-{user[1]}"}, name
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_images_are_built_here_and_never_taken_from_a_registry(name: str) -> None:
+    service = SERVICES[name]
+    assert service["pull_policy"] == "never"
+    assert service["image"].endswith(f":{__version__}")
+    assert service["build"]["args"]["VERSION"] == __version__
+    dockerfile = Dockerfile(ROOT / service["build"]["dockerfile"])
+    declared = {rest.partition("=")[0] for stage in dockerfile.stages for rest in stage.all("ARG")}
+    assert set(service["build"]["args"]) <= declared | set(dockerfile.arguments)
+
+
+def test_the_settings_in_the_containers_are_settings() -> None:
+    file = ROOT / "config" / "containers.toml"
+    for service in BUILT.values():
+        image = Dockerfile(ROOT / service["build"]["dockerfile"])
+        declared = {**image.environment, **service.get("environment", {})}
+        own = {name: value for name, value in declared.items() if name.startswith("EMBEDCTL_")}
+        if "EMBEDCTL_CONFIG" in own:
+            own["EMBEDCTL_CONFIG"] = str(file)
+        load_settings(own, directory=ROOT / "tests")
+    assert tomllib.loads(file.read_text())["metrics_port"]
+
+
+def test_what_is_commented_out_in_the_containers_settings_is_right_too(tmp_path: Path) -> None:
+    text = (ROOT / "config" / "containers.toml").read_text()
+    examples = re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.MULTILINE)
+    assert examples != text
+    named = tmp_path / "embedctl.toml"
+    named.write_text(examples)
+    settings = load_settings({"HOME": str(tmp_path), "EMBEDCTL_CONFIG": str(named)}, directory=tmp_path)
+    assert settings.models["bge-small"].source.startswith("/models/")
+    assert "bge-small" in settings.classes["cpu"].models
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_is_built_in_stages_pinned_and_run_as_nobody_in_particular(name: str) -> None:
+    dockerfile = IMAGES[name]
+    stages = {stage.name for stage in dockerfile.stages}
+    assert len(dockerfile.stages) >= 2
+    for stage in dockerfile.stages:
+        argument = re.fullmatch(r"\$\{(\w+)\}", stage.base)
+        assert argument
+        base = dockerfile.arguments[argument[1]]
+        # A vendor's image without a default has to be named by whoever builds.
+        assert re.fullmatch(r"[a-z]+:\d+\.\d+-[a-z-]+", base) or argument[1] == "NEURON_BASE"
+    image = dockerfile.image
+    assert image.last("USER") == f"{USER}:{USER}"
+    assert f"useradd --uid {USER} --gid {USER}" in " ".join(image.all("RUN"))
+    assert image.last("STOPSIGNAL") == "SIGTERM"
+    assert image.last("ENTRYPOINT") == '["embedctl"]'
+    assert image.all("LABEL")
+    if name == "producer":
+        assert image.last("HEALTHCHECK") == "NONE"
+    else:
+        assert dockerfile.health_check == ["embedctl", "worker", "--ready"]
+        assert dockerfile.environment["HF_HUB_OFFLINE"] == "1"
+    for stage in dockerfile.stages:
+        assert not stage.all("ADD")
+        for copied in stage.all("COPY"):
+            *sources, _ = copied.split()
+            if sources[0].startswith("--from="):
+                assert sources[0].removeprefix("--from=") in stages
+            else:
+                assert all((ROOT / source).exists() and in_context(source.rstrip("/")) for source in sources)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_packages_are_those_of_constraints_txt_and_no_model_is_among_them(name: str) -> None:
+    pip = [
+        step for stage in IMAGES[name].stages for run in stage.all("RUN") for step in run.split("&&") if "/pip " in step
+    ]
+    assert len(pip) >= 3
+    for step in pip:
+        assert "--no-cache-dir" in step
+        assert "-c constraints.txt" in step or "-c /src/constraints" in step or "--no-deps --no-build-isolation" in step
+    text = IMAGES[name].path.read_text()
+    extras = re.search(r"/wheels/\*\.whl\)\[([\w,]+)\]", text)
+    assert extras
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras[1].split(",")) <= set(declared)
+    assert not {"minilm", "local", "dev", "all-cpu"} & set(extras[1].split(","))
+
+
+def test_all_images_build_the_wheel_in_the_same_way() -> None:
+    first, *others = (
+        [(stage.base, stage.lines) for stage in image.stages if stage.name == "wheel"] for image in IMAGES.values()
+    )
+    assert all(other == first for other in others)
+
+
+def test_every_variable_and_every_profile_stands_in_the_page() -> None:
+    text = COMPOSE.read_text(encoding="utf-8")
+    assert "$" not in re.sub(r"\$\{\w+:-[^}]*\}|\$\$", "", text), "a variable without a default"
+    for name in variables_of(text):
+        assert f"| `{name}` |" in PAGE
+    for profile in PROFILES:
+        assert f"`{profile}`" in PAGE
+
+
+def test_the_page_names_secrets_that_setup_makes_or_that_it_says_how_to_add() -> None:
+    made = {Path(secret["file"]).name for secret in FILE["secrets"].values()}
+    added = {
+        Path(secret["file"]).name
+        for block in YAML_BLOCKS
+        for secret in (yaml.safe_load(block).get("secrets") or {}).values()
+    }
+    named = set(re.findall(r"(?<!run/)secrets/([\w-]+(?:\.\w+)?)", PAGE))
+    assert {"producer", "worker"} <= named <= made | added
+
+
+def compose_config(*options: str, home: Path) -> tuple[dict[str, Any], str]:
+    """What docker-compose makes of files, and what it complains of."""
+    engine = shutil.which("docker-compose")
+    if engine is None:
+        if os.environ.get("CI"):
+            pytest.fail("needs docker-compose (Debian's package docker-compose)")
+        pytest.skip("needs docker-compose (Debian's package docker-compose)")
+    command = [engine, "--file", str(COMPOSE), *options, "config"]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    accepted: dict[str, Any] = yaml.safe_load(done.stdout)
+    return accepted, done.stderr
+
+
+def test_compose_itself_accepts_the_file_and_reads_it_as_the_tests_do(tmp_path: Path) -> None:
+    accepted, complaints = compose_config(home=tmp_path)
+    assert not complaints
+    # This version of it shows every service, whatever the profiles.
+    assert set(accepted["services"]) == set(SERVICES)
+    for name, service in SERVICES.items():
+        for key in ("command", "entrypoint", "environment", "profiles", "image", "user"):
+            assert accepted["services"][name].get(key) == service.get(key), f"{name} {key}"
+
+
+@pytest.mark.parametrize("block", [block for block in YAML_BLOCKS if block.startswith("services:")])
+def test_compose_itself_accepts_the_page_s_files_on_top(block: str, tmp_path: Path) -> None:
+    override = tmp_path / "docker-compose.override.yml"
+    override.write_text(block)
+    accepted, complaints = compose_config("--file", str(override), home=tmp_path)
+    assert not complaints
+    assert set(accepted["services"]) == set(SERVICES)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_linter_has_nothing_to_say(path: Path) -> None:
+    linter = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([linter, "--no-color", path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")

@@ -1,0 +1,151 @@
+"""The documentation says what the source does."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import pytest
+
+from embedctl_config.hardware import HardwareClass, ModelEntry
+from embedctl_config.settings import ENV_PREFIX, FLAGS, Settings
+
+ROOT = Path(__file__).parents[3]
+BENCHMARKS = ("request", "matrix", "study", "grid")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+#: `--version` does nothing else; the others may be given several times, which a variable can't say.
+WITHOUT_VARIABLE = {
+    ("embedctl", "--version"),
+    ("embedctl worker", "--model"),
+    ("embedctl up", "--class"),
+    ("embedctl up", "--model"),
+    *((f"embedctl bench {name}", option) for name in BENCHMARKS for option in ("--model", "--class")),
+}
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def load_generator():
+    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs" / "generate.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATE = load_generator()
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "page"), list(GENERATE.PAGES.items()))
+def test_generated_pages_are_up_to_date(name: str, page: Callable[[], str]) -> None:
+    assert read(f"docs/{name}") == page(), "run `make docs`"
+
+
+@pytest.mark.parametrize(("name", "command"), list(GENERATE.commands()))
+def test_every_command_and_option_has_help_and_stands_in_the_reference(name: str, command: click.Command) -> None:
+    reference = read("docs/cli.md")
+    section = reference.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    assert command.help
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name} {parameter.opts[0]} has no help"
+            for option in (*parameter.opts, *parameter.secondary_opts):
+                assert option in section
+
+
+@pytest.mark.parametrize("name", [name for name, _ in GENERATE.commands()])
+def test_every_command_is_used_in_a_page_written_by_hand(name: str) -> None:
+    pages = [page for page in PAGES if page.name not in (*GENERATE.PAGES, "CHANGELOG.md")]
+    assert any(name in page.read_text(encoding="utf-8") for page in pages)
+
+
+def test_every_setting_stands_in_the_reference() -> None:
+    reference = read("docs/settings.md")
+    for setting in dataclasses.fields(Settings):
+        if setting.name in ("classes", "models"):
+            assert f"## `[{setting.name}.NAME]`" in reference
+            continue
+        row = f"| `{setting.name}` | `{ENV_PREFIX}{setting.name.upper()}` |"
+        assert row in reference
+        assert setting.metadata["help"] in reference
+    for form in (HardwareClass, ModelEntry):
+        for key in dataclasses.fields(form):
+            assert f"| `{key.name}` |" in reference
+
+
+def test_every_exit_status_stands_in_the_readme() -> None:
+    readme = read("README.md")
+    for status, _ in GENERATE.exit_statuses():
+        assert f"\n| {status} | " in readme
+
+
+def python_blocks() -> Iterator[tuple[str, str]]:
+    for page in ("README.md", "docs/library.md"):
+        for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", read(page), re.DOTALL | re.MULTILINE)):
+            yield f"{page} block {number}", block
+
+
+@pytest.mark.parametrize(("where", "block"), list(python_blocks()))
+def test_python_in_the_pages_compiles_and_imports_what_exists(where: str, block: str) -> None:
+    compile(block, where, "exec")
+    for line in block.splitlines():
+        if line.startswith(("from embedctl", "import embedctl")):
+            exec(line, {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        path, _, heading = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not heading or heading in headings(file), f"{page.name} links to {target}"
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def test_every_option_has_a_variable_and_the_settings_know_all_of_them() -> None:
+    settings = {each.name for each in dataclasses.fields(Settings)}
+    flags = set()
+    for name, command in GENERATE.commands():
+        # Help is wrapped, so that a variable may stand in two lines.
+        shown = " ".join(GENERATE.help_of(name, command).split())
+        for parameter in command.params:
+            if not isinstance(parameter, click.Option) or (name, parameter.opts[0]) in WITHOUT_VARIABLE:
+                continue
+            assert isinstance(parameter.envvar, str), f"{name} {parameter.opts[0]} has no variable"
+            assert parameter.envvar.startswith(ENV_PREFIX)
+            assert f"[env var: {parameter.envvar}" in shown, f"{name} {parameter.opts[0]} does not show its variable"
+            flags.add(parameter.envvar.removeprefix(ENV_PREFIX).lower())
+    assert flags - settings == FLAGS
+
+
+@pytest.mark.parametrize("name", [name for name, _ in GENERATE.commands()])
+def test_the_reference_has_a_section_for_every_command_and_for_no_other(name: str) -> None:
+    sections = re.findall(r"^## (embedctl.*)$", read("docs/cli.md"), re.MULTILINE)
+    assert sections.count(name) == 1
+    assert len(sections) == len(list(GENERATE.commands()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_mark_that_an_example_is_not_run_stands_just_before_one(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for mark, after in pairwise(lines):
+        if mark.startswith("<!-- not run"):
+            assert re.fullmatch(r"<!-- not run: .+ -->", mark)
+            assert after in ("```console", "```python")

@@ -1,0 +1,263 @@
+"""Built folders: whole or not there, and never used where something about them is wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.models.artifacts import FORMAT, MANIFEST, Artifact, ArtifactStore, Wanted, read_artifact
+
+MINE = Wanted("ab" * 32, {"kind": "onnx", "exporter": "own"})
+FACTS: dict[str, Any] = {
+    "model": {"name": "mine", "weights_bytes": 10},
+    "engine": "an engine",
+    "graph": {"name": "plain"},
+    "accuracy": {"min_cosine": 1.0, "mean_cosine": 1.0},
+    "rate": {"sentences_per_s": 1.0, "threads": 1},
+}
+
+
+class Fill:
+    """Writes two files, and counts how often."""
+
+    def __init__(self, content: bytes = b"weights") -> None:
+        self.calls = 0
+        self._content = content
+
+    def __call__(self, folder: Path) -> dict[str, Any]:
+        self.calls += 1
+        (folder / "model.onnx").write_bytes(self._content)
+        (folder / "tokenizer.json").write_text("{}")
+        return FACTS
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return ArtifactStore(tmp_path)
+
+
+@pytest.fixture
+def built(store: ArtifactStore) -> Artifact:
+    return store.build(MINE, Fill())
+
+
+def test_nothing_is_found_where_nothing_was_built(store: ArtifactStore) -> None:
+    assert store.find(MINE) is None
+    assert list(store.all()) == []
+
+
+def test_what_was_built_is_found(store: ArtifactStore, built: Artifact) -> None:
+    found = store.find(MINE)
+    assert found == built
+    assert found.folder.name.startswith(f"{MINE.fingerprint}-onnx-")
+    assert found.manifest["format"] == FORMAT
+    assert found.manifest["fingerprint"] == MINE.fingerprint
+    assert found.manifest["recipe"] == MINE.recipe
+    assert found.manifest["engine"] == "an engine"
+    assert found.manifest["files"]["model.onnx"]["size"] == len(b"weights")
+    assert found.size == len(b"weights") + len("{}")
+    assert [each for _, each in store.all()] == [built]
+
+
+def test_what_is_there_is_not_built_again_unless_it_must_be(store: ArtifactStore, built: Artifact) -> None:
+    fill = Fill(b"others")
+    assert store.build(MINE, fill) == built
+    assert fill.calls == 0
+    forced = store.build(MINE, fill, force=True)
+    assert fill.calls == 1
+    assert (forced.folder / "model.onnx").read_bytes() == b"others"
+    assert store.find(MINE) == forced
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Wanted("cd" * 32, MINE.recipe),
+        Wanted(MINE.fingerprint, {**MINE.recipe, "kind": "onnx-int8"}),
+        Wanted(MINE.fingerprint, {**MINE.recipe, "exporter": "optimum"}),
+        Wanted(MINE.fingerprint, {**MINE.recipe, "onnxruntime": "2"}),
+    ],
+)
+def test_another_model_or_recipe_is_another_folder(store: ArtifactStore, built: Artifact, other: Wanted) -> None:
+    assert store.find(other) is None
+    assert store.build(other, Fill()).folder != built.folder
+    assert store.find(MINE) == built
+
+
+def change(folder: Path, **changes: Any) -> None:
+    path = folder / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def flip_a_bit(folder: Path) -> None:
+    path = folder / "model.onnx"
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.write_bytes(content)
+
+
+def cut_the_manifest(folder: Path) -> None:
+    path = folder / MANIFEST
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def name_a_file_outside(folder: Path) -> None:
+    (folder.parent / "outside").write_text("{}")
+    files = json.loads((folder / MANIFEST).read_text())["files"]
+    change(folder, files={**files, "../outside": files["tokenizer.json"]})
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a bit flipped": (flip_a_bit, "is not the file that was built"),
+    "a file cut off": (lambda folder: os.truncate(folder / "model.onnx", 3), "is not the file that was built"),
+    "a file gone": (lambda folder: (folder / "tokenizer.json").unlink(), "is damaged"),
+    "the manifest gone": (lambda folder: (folder / MANIFEST).unlink(), "is damaged"),
+    "the manifest cut off": (cut_the_manifest, "is damaged"),
+    "the manifest no object": (lambda folder: (folder / MANIFEST).write_text("[]"), "is damaged"),
+    "the manifest empty": (lambda folder: (folder / MANIFEST).write_text("{}"), "is damaged"),
+    "a fact missing": (lambda folder: (folder / MANIFEST).write_text('{"format": 1, "files": {}}'), "lacks accuracy"),
+    "another format": (lambda folder: change(folder, format=FORMAT + 1), "this version reads"),
+    "another fingerprint": (lambda folder: change(folder, fingerprint="cd" * 32), "built of something else"),
+    "another recipe": (lambda folder: change(folder, recipe={"kind": "onnx"}), "built of something else"),
+    "a file outside": (name_a_file_outside, "is not the file that was built"),
+    "a folder for all": (lambda folder: folder.chmod(0o777), "may be written to by"),
+    "a file for the group": (lambda folder: (folder / "model.onnx").chmod(0o664), "may be written to by"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_folder_with_anything_wrong_is_never_used_and_built_again(
+    store: ArtifactStore,
+    built: Artifact,
+    damage: Callable[[Path], object],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    damage(built.folder)
+    assert store.find(MINE) is None
+    assert reason in caplog.text
+    fill = Fill(b"fresh")
+    fresh = store.build(MINE, fill)
+    assert fill.calls == 1
+    assert (fresh.folder / "model.onnx").read_bytes() == b"fresh"
+    assert store.find(MINE) == fresh
+
+
+def test_a_listing_says_what_is_wrong(store: ArtifactStore, built: Artifact) -> None:
+    flip_a_bit(built.folder)
+    ((folder, problem),) = store.all()
+    assert folder == built.folder
+    assert isinstance(problem, ModelError)
+    with pytest.raises(ModelError, match="is not the file that was built"):
+        read_artifact(folder)
+
+
+def test_a_build_that_fails_leaves_nothing(store: ArtifactStore, tmp_path: Path) -> None:
+    def fail(folder: Path) -> dict[str, Any]:
+        Fill()(folder)
+        raise ModelError("it can't be exported")
+
+    with pytest.raises(ModelError, match="it can't be exported"):
+        store.build(MINE, fail)
+    assert store.find(MINE) is None
+    assert [path.name for path in (tmp_path / "artifacts").iterdir() if path.is_dir()] == []
+
+
+def test_a_failed_replacement_leaves_what_was_there(store: ArtifactStore, built: Artifact) -> None:
+    def fail(folder: Path) -> dict[str, Any]:
+        raise ModelError("no")
+
+    with pytest.raises(ModelError, match="no"):
+        store.build(MINE, fail, force=True)
+    assert store.find(MINE) == built
+
+
+def test_a_folder_that_others_may_write_to_holds_no_artefacts(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts").chmod(0o777)
+    with pytest.raises(ModelError, match="chmod go-w"):
+        store.build(MINE, Fill())
+
+
+def test_a_cache_that_can_not_be_written_is_a_model_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match="can't be written"):
+        ArtifactStore(tmp_path / "file").build(MINE, Fill())
+
+
+def test_a_wide_umask_does_no_harm(store: ArtifactStore) -> None:
+    before = os.umask(0)
+    try:
+        built = store.build(MINE, Fill())
+    finally:
+        os.umask(before)
+    assert store.find(MINE) == built
+
+
+BUILDER = """
+import sys, time
+from pathlib import Path
+from tests.unit.workers.test_artifacts import FACTS, MINE
+from embedctl_workers.models.artifacts import ArtifactStore
+import logging
+logging.basicConfig(level="INFO")
+
+def fill(folder):
+    with (Path(sys.argv[1]) / "calls").open("a") as calls:
+        calls.write("x")
+    (folder / "model.onnx").write_bytes(b"half")
+    print("filling", flush=True)
+    time.sleep(float(sys.argv[2]))
+    (folder / "model.onnx").write_bytes(b"whole")
+    return FACTS
+
+artifact = ArtifactStore(Path(sys.argv[1])).build(MINE, fill)
+assert (artifact.folder / "model.onnx").read_bytes() == b"whole"
+"""
+
+
+def start_builder(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILDER, str(folder), str(seconds)],
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_build_it_once(store: ArtifactStore, tmp_path: Path) -> None:
+    first = start_builder(tmp_path, 5)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "filling\n"
+    assert store.find(MINE) is None
+    second = start_builder(tmp_path, 5)
+    _, errors = second.communicate(timeout=60)
+    first.communicate(timeout=60)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "another process builds" in errors
+    assert (tmp_path / "calls").read_text() == "x"
+    assert store.find(MINE) is not None
+
+
+def test_what_a_killed_build_left_is_cleared_away(
+    store: ArtifactStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    builder = start_builder(tmp_path, 600)
+    assert builder.stdout is not None
+    assert builder.stdout.readline() == "filling\n"
+    builder.kill()
+    builder.communicate()
+    caplog.set_level(logging.INFO)
+    built = store.build(MINE, Fill())
+    assert "waiting" not in caplog.text
+    assert [path for path in built.folder.parent.iterdir() if path.is_dir()] == [built.folder]

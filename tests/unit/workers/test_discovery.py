@@ -1,0 +1,362 @@
+"""What is found on machines of all kinds: their tools and the kernel's files are played, and so may say nonsense."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from embedctl_config.errors import SettingsError, WorkerError
+from embedctl_workers.machine import devices, discovery
+from embedctl_workers.machine.devices import Accelerator
+from embedctl_workers.machine.discovery import CpuSet
+from tests.unit.workers.test_devices import fake_topology
+
+SMI = """\
+0, GPU-11111111-aaaa-bbbb-cccc-000000000000, NVIDIA A100-SXM4-80GB, 81920, 00000000:07:00.0
+1, GPU-22222222-aaaa-bbbb-cccc-000000000000, NVIDIA A100-SXM4-80GB, 81920, 00000000:0F:00.0
+2, GPU-22333333-aaaa-bbbb-cccc-000000000000, NVIDIA A100-SXM4-80GB, 81920, 00000001:47:00.0
+"""
+UUIDS = [line.split(", ")[1] for line in SMI.splitlines()]
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder that is all of PATH; no variable hides a device."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(discovery, "_NEURON_TOOLS", str(tmp_path / "aws"))
+    monkeypatch.setattr(discovery, "_ROCM_TOOLS", str(tmp_path / "rocm"))
+    monkeypatch.setattr(discovery, "_PCI_DEVICES", tmp_path / "pci")
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES"):
+        monkeypatch.delenv(variable, raising=False)
+    return folder
+
+
+def play(tool: Path, says: str, *, status: int = 0) -> None:
+    """A program that says this."""
+    tool.parent.mkdir(exist_ok=True)
+    answer = tool.with_name(f"{tool.name}.answer")
+    answer.write_text(says if says.endswith("\n") else says + "\n")
+    tool.write_text(f'#!/bin/sh\nwhile IFS= read -r line; do echo "$line"; done < {answer}\nexit {status}\n')
+    tool.chmod(0o755)
+
+
+def test_a_machine_without_tools_has_cpus_only(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    machine = discovery.discover()
+    assert (machine.gpus, machine.neuron_cores, machine.problems) == ([], [], {})
+    assert frozenset().union(*(each.cpus for each in machine.cpu_sets)) == os.sched_getaffinity(0)
+
+
+def test_gpus_are_found_with_the_nodes_that_they_are_near(tools: Path, tmp_path: Path) -> None:
+    play(tools / "nvidia-smi", SMI)
+    for address, node in (("0000:07:00.0", "0"), ("0000:0f:00.0", "-1"), ("0001:47:00.0", "1")):
+        (tmp_path / "pci" / address).mkdir(parents=True)
+        (tmp_path / "pci" / address / "numa_node").write_text(f"{node}\n")
+    name = "NVIDIA A100-SXM4-80GB"
+    assert discovery.find_gpus() == [
+        Accelerator("gpu", 0, UUIDS[0], name, 0),
+        Accelerator("gpu", 1, UUIDS[1], name, None),
+        Accelerator("gpu", 2, UUIDS[2], name, 1),
+    ]
+
+
+def test_the_memory_of_a_gpu_that_has_none_of_its_own_does_not_matter(tools: Path) -> None:
+    play(tools / "nvidia-smi", f"0, {UUIDS[0]}, NVIDIA GB10, [N/A]\n")
+    (gpu,) = discovery.find_gpus()
+    assert (gpu.index, gpu.uid, gpu.node) == (0, UUIDS[0], None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        ("", []),
+        ("1", [1]),
+        ("2,0", [2, 0]),
+        (" 0 , 2 ", [0, 2]),
+        ("GPU-11", [0]),
+        (UUIDS[1], [1]),
+        ("0,-1,1", [0]),
+        ("0,7,1", [0]),
+        ("0,GPU-22", [0]),  # two begin like that
+        ("NoDevFiles", []),
+    ],
+)
+def test_what_is_hidden_from_this_process_is_not_found(
+    tools: Path, monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int]
+) -> None:
+    play(tools / "nvidia-smi", SMI)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.index for gpu in discovery.find_gpus()] == indices
+
+
+#: As in AMD's documentation of `amd-smi list -e`; numbers of the tool and of HIP differ.
+AMD_SMI = [
+    {"gpu": 0, "bdf": "0000:83:00.0", "uuid": "9fff74b9-0000-1000-8044-4a2fb30adeb0", "kfd_id": 43855, "node_id": 9}
+    | {"partition_id": 0, "render": "renderD185", "card": "card57", "hsa_id": 9, "hip_id": 1}
+    | {"hip_uuid": "GPU-9f444a2fb30adeb0"},
+    {"gpu": 1, "bdf": "0000:8b:00.0", "uuid": "b7ff74b9-0000-1000-80d1-81671a192e45", "kfd_id": 27976, "node_id": 8}
+    | {"partition_id": 0, "render": "renderD177", "card": "card49", "hsa_id": 8, "hip_id": 0}
+    | {"hip_uuid": "GPU-b7d181671a192e45"},
+]
+ROCM_SMI = {
+    "card0": {"Unique ID": "0x9f444a2fb30adeb0", "PCI Bus": "0000:83:00.0"},
+    "card1": {"Unique ID": "0xb7d181671a192e45", "PCI Bus": "0000:8b:00.0"},
+    "system": {"Driver version": "6.12.12"},
+}
+
+
+def test_amd_gpus_are_found_by_either_tool(tools: Path, tmp_path: Path) -> None:
+    (tmp_path / "pci" / "0000:8b:00.0").mkdir(parents=True)
+    (tmp_path / "pci" / "0000:8b:00.0" / "numa_node").write_text("1\n")
+    expected = [
+        Accelerator("gpu", 1, "GPU-b7d181671a192e45", "AMD GPU", 1, rocm=True),
+        Accelerator("gpu", 0, "GPU-9f444a2fb30adeb0", "AMD GPU", None, rocm=True),
+    ]
+    play(tmp_path / "rocm" / "rocm-smi", json.dumps(ROCM_SMI))
+    assert discovery.find_gpus() == expected[::-1]
+    play(tools / "amd-smi", json.dumps(AMD_SMI))
+    assert discovery.find_gpus() == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "indices"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "0"}, [1]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-9f444a2fb30adeb0, 0"}, [0, 1]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-9f444a2fb30adeb0,0", "HIP_VISIBLE_DEVICES": "1"}, [1]),
+        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}, [0]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [0]),
+        ({"HIP_VISIBLE_DEVICES": ""}, []),
+        ({"ROCR_VISIBLE_DEVICES": "1,7,0"}, [0]),
+    ],
+)
+def test_amd_gpus_that_are_hidden_are_not_found(
+    tools: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], indices: list[int]
+) -> None:
+    play(tools / "amd-smi", json.dumps(AMD_SMI))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert [gpu.index for gpu in discovery.find_gpus()] == indices
+
+
+@pytest.mark.parametrize(
+    "says",
+    ["hello", "{}", "[1]", '[{"gpu": 0, "bdf": "x", "hip_id": 0}]', '[{"gpu": 0, "hip_id": 0, "hip_uuid": "N/A"}]'],
+)
+def test_what_amds_tool_says_and_nobody_can_read_is_an_error(tools: Path, says: str) -> None:
+    play(tools / "amd-smi", says)
+    if says == "{}":
+        assert discovery.find_gpus() == []
+        return
+    with pytest.raises(WorkerError, match="amd-smi list -e --json gives an answer that can't be read"):
+        discovery.find_gpus()
+
+
+def test_a_part_of_a_gpu_is_one_by_itself(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(tools / "nvidia-smi", SMI)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-abc,MIG-def")
+    assert [(gpu.index, gpu.uid) for gpu in discovery.find_gpus()] == [(0, "MIG-abc"), (1, "MIG-def")]
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "told"),
+    [
+        ("Failed to initialize NVML: Driver/library version mismatch", 18, "status 18 and says: Failed to initialize"),
+        ("", 9, "status 9 and says: nothing"),
+        ("hello", 0, "nvidia-smi shows a line that can't be read: 'hello'"),
+        (f"zero, {UUIDS[0]}, NVIDIA, 1, x", 0, "can't be read"),
+        ("0, 11111111, NVIDIA, 1, x", 0, "can't be read"),
+        (f"{SMI}1, GPU-x", 0, "can't be read: '1, GPU-x'"),
+    ],
+)
+def test_a_tool_that_talks_nonsense_is_quoted_and_the_cpus_are_found_all_the_same(
+    tools: Path, says: str, status: int, told: str
+) -> None:
+    play(tools / "nvidia-smi", says + "\n", status=status)
+    with pytest.raises(WorkerError) as raised:
+        discovery.find_gpus()
+    assert told in str(raised.value)
+    machine = discovery.discover()
+    assert machine.gpus == []
+    assert told in machine.problems["gpu"]
+    assert machine.cpu_sets
+
+
+def test_a_tool_that_does_not_answer_is_not_waited_for(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tools / "nvidia-smi").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(discovery, "_TOOL_S", 0.2)
+    with pytest.raises(WorkerError, match=r"no answer in 0\.2 s"):
+        discovery.find_gpus()
+
+
+def test_a_tool_that_is_no_program_is_said_so(tools: Path) -> None:
+    (tools / "nvidia-smi").write_bytes(b"\x7fELF")
+    (tools / "nvidia-smi").chmod(0o755)
+    with pytest.raises(WorkerError, match="nvidia-smi can't be run"):
+        discovery.find_gpus()
+
+
+NEURON = [
+    {"neuron_device": 1, "bdf": "00:1f.0", "nc_count": 2, "neuroncore_ids": [2, 3], "numa_node": "1"},
+    {"neuron_device": 0, "bdf": "00:1e.0", "nc_count": 2, "neuroncore_ids": [0, 1], "numa_node": "-1"},
+]
+#: Older tools name no cores.
+OLDER = [{name: value for name, value in each.items() if name in ("neuron_device", "nc_count")} for each in NEURON]
+
+
+@pytest.mark.parametrize(("answer", "nodes"), [(NEURON, [None, None, 1, 1]), (OLDER, [None] * 4)])
+def test_neuron_cores_are_counted_over_all_devices(
+    tools: Path, answer: list[dict[str, object]], nodes: list[int | None]
+) -> None:
+    play(tools / "neuron-ls", json.dumps(answer))
+    found = discovery.find_neuron_cores()
+    assert [(core.kind, core.index, core.uid) for core in found] == [("neuron", at, str(at)) for at in range(4)]
+    assert [core.node for core in found] == nodes
+
+
+def test_neurons_tool_is_found_where_its_package_puts_it(tools: Path, tmp_path: Path) -> None:
+    play(tmp_path / "aws" / "neuron-ls", json.dumps(NEURON))
+    assert len(discovery.find_neuron_cores()) == 4
+
+
+def test_hidden_neuron_cores_are_not_found(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(tools / "neuron-ls", json.dumps(NEURON))
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "1-2")
+    assert [core.index for core in discovery.find_neuron_cores()] == [1, 2]
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "one")
+    with pytest.raises(SettingsError, match="NEURON_RT_VISIBLE_CORES 'one'"):
+        discovery.find_neuron_cores()
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "no JSON", "{}x", "[1]", '{"neuron_devices": []}', '[{"nc_count": 2}]', '[{"neuron_device": 0}]']
+)
+def test_an_answer_about_neuron_cores_that_makes_no_sense(tools: Path, answer: str) -> None:
+    play(tools / "neuron-ls", answer + "\n")
+    with pytest.raises(WorkerError, match="neuron-ls --json-output gives an answer that can't be read"):
+        discovery.find_neuron_cores()
+
+
+def choose(device: str, gpu: str | None = None, neuron_core: int | None = None) -> Accelerator | None:
+    return discovery.choose_accelerator("mine", device, gpu=gpu, neuron_core=neuron_core)  # type: ignore[arg-type]  # any text
+
+
+def test_a_gpu_is_chosen_by_number_or_uuid(tools: Path) -> None:
+    play(tools / "nvidia-smi", SMI)
+    for named, index in (("1", 1), (UUIDS[2], 2), ("GPU-1", 0)):
+        chosen = choose("gpu", named)
+        assert chosen is not None
+        assert chosen.index == index
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "core", "told"),
+    [
+        ("cpu", "0", None, '--gpu 0: class mine runs on a CPU: leave --gpu out, or choose a class with device = "gpu"'),
+        ("cpu", None, 0, "--neuron-core 0: class mine runs on a CPU"),
+        ("gpu", None, 0, "--neuron-core 0: class mine runs on a GPU"),
+        ("gpu", "7", None, f"--gpu 7: there is no such GPU. Here: 0 ({UUIDS[0]}), 1 "),
+        ("gpu", "GPU-22", None, "--gpu GPU-22: several fit"),
+        (
+            "gpu",
+            None,
+            None,
+            "class mine runs on one GPU, and there are 3: choose one with --gpu, or start `emb",
+        ),
+        ("neuron", None, None, "class mine needs a Neuron core, and none is found here: neuron-ls shows none"),
+    ],
+)
+def test_a_choice_that_can_t_be_had(tools: Path, device: str, gpu: str | None, core: int | None, told: str) -> None:
+    play(tools / "nvidia-smi", SMI)
+    with pytest.raises(SettingsError) as raised:
+        choose(device, gpu, core)
+    assert told in str(raised.value)
+
+
+def test_the_only_accelerator_need_not_be_named(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(tools / "nvidia-smi", SMI)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert choose("gpu") == Accelerator("gpu", 2, UUIDS[2], "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SettingsError, match="nvidia-smi shows none that CUDA_VISIBLE_DEVICES leaves visible"):
+        choose("gpu")
+    assert choose("cpu") is None
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Two nodes of two cores with two hyper-threads each, numbered as Linux does, and one that has memory only."""
+    cores = {cpu: (cpu % 4 // 2, cpu % 2) for cpu in range(8)}
+    monkeypatch.setattr(devices, "_CPU_FOLDER", fake_topology(tmp_path / "cpu", cores))
+    for node, cpus in enumerate(("0-1,4-5", "2-3,6-7", "")):
+        (tmp_path / "node" / f"node{node}").mkdir(parents=True)
+        (tmp_path / "node" / f"node{node}" / "cpulist").write_text(f"{cpus}\n")
+    monkeypatch.setattr(discovery, "_NODES", tmp_path / "node")
+    return tmp_path / "node"
+
+
+def grant(monkeypatch: pytest.MonkeyPatch, quota: float) -> None:
+    monkeypatch.setattr(discovery, "cpu_quota", lambda: quota)
+
+
+def found(cpus: set[int]) -> list[tuple[list[set[int]], int, int | None]]:
+    sets = discovery.find_cpu_sets(frozenset(cpus))
+    return [([set(core) for core in each.cores], each.threads, each.node) for each in sets]
+
+
+def test_cpus_are_split_by_node_and_hyper_threads_stay_with_their_core(
+    nodes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant(monkeypatch, math.inf)
+    assert found(set(range(8))) == [([{0, 4}, {1, 5}], 2, 0), ([{2, 6}, {3, 7}], 2, 1)]
+    assert found({0, 1, 3, 5}) == [([{0}, {1, 5}], 2, 0), ([{3}], 1, 1)]
+    assert found({2, 6}) == [([{2, 6}], 1, 1)]
+
+
+def test_cpus_of_no_node_are_a_set_of_their_own(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grant(monkeypatch, math.inf)
+    assert found({0, 9}) == [([{0}], 1, 0), ([{9}], 1, None)]
+    monkeypatch.setattr(discovery, "_NODES", nodes / "nothing")
+    assert [node for _, _, node in found({0, 1, 2, 3})] == [None]
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads"),
+    [(3, [1, 2]), (4, [2, 2]), (100, [2, 2])],
+)
+def test_a_quota_is_shared_by_the_nodes(
+    nodes: Path, monkeypatch: pytest.MonkeyPatch, quota: float, threads: list[int]
+) -> None:
+    grant(monkeypatch, quota)
+    assert [of_set for _, of_set, _ in found(set(range(8)))] == threads
+
+
+@pytest.mark.parametrize("quota", [1, 2])
+def test_a_quota_that_one_node_can_use_up_makes_one_set_of_all_cpus(
+    nodes: Path, monkeypatch: pytest.MonkeyPatch, quota: int
+) -> None:
+    grant(monkeypatch, quota)
+    assert found(set(range(8))) == [([{0, 4}, {1, 5}, {2, 6}, {3, 7}], quota, None)]
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "workers", "parts"),
+    [
+        (4, 4, 1, [({0, 1, 2, 3}, 4)]),
+        (4, 4, 2, [({0, 1}, 2), ({2, 3}, 2)]),
+        (5, 5, 2, [({0, 1}, 2), ({2, 3, 4}, 3)]),
+        (8, 3, 2, [({0, 1, 2, 3}, 1), ({4, 5, 6, 7}, 2)]),
+        (2, 2, 3, [({0}, 1), ({0}, 1), ({1}, 1)]),
+        (1, 1, 2, [({0}, 1), ({0}, 1)]),
+    ],
+)
+def test_a_set_is_shared_out_evenly(cores: int, threads: int, workers: int, parts: list[tuple[set[int], int]]) -> None:
+    shared = CpuSet(tuple(frozenset({core}) for core in range(cores)), threads, 0).shared_out(workers)
+    assert [(set(each.cpus), each.threads) for each in shared] == parts

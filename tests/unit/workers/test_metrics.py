@@ -1,0 +1,252 @@
+"""What a worker counts, and the page that says so."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import REGISTRY
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from embedctl.store import Claim, ClaimAnswer
+from embedctl_config.errors import MissingExtra
+from embedctl_config.hardware import HardwareClass, Thresholds
+from embedctl_config.settings import Settings
+from embedctl_config.wire import ErrorCode
+from embedctl_workers.accuracy.report import Check, Report
+from embedctl_workers.arrays.distance import Measured
+from embedctl_workers.serving import lifecycle
+from embedctl_workers.serving.health import Health
+from embedctl_workers.serving.in_hand import Held, InHand
+from embedctl_workers.serving.metrics import RESULT_ANSWERS, STAGES, Metrics
+from embedctl_workers.serving.telemetry import Telemetry
+
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+MODEL = "org/model"
+ENTRY = HardwareClass(backend="dummy", precision="int8")
+
+
+class Runner:
+    """As much of a runner as metrics read."""
+
+    def __init__(self) -> None:
+        self.in_hand, self.progressed_ms = InHand(), 0
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("tiny", ENTRY, [MODEL, "other"])
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"embedctl_{name}", {"hardware_class": "tiny", "model": MODEL, **labels})
+
+
+def report() -> Report:
+    measured = Measured(0.25, 0.75, 0.875, 0.0, 0)
+    check = Check("in batches", 27, measured, Thresholds(), 1.0, normalized=True, worst="", failures={})
+    return Report("title", Thresholds(), "", [check])
+
+
+def everything(metrics: Metrics) -> None:
+    """Let all that can happen happen once."""
+    metrics.watch(Runner())
+    metrics.gated(MODEL, report())
+    metrics.observer("claim", 0.001, True)
+    metrics.observer("claim", 10.0, False)
+
+
+def test_whatever_can_be_foreseen_begins_at_zero(metrics: Metrics) -> None:
+    for code in ErrorCode:
+        assert value(metrics, "record_errors_total", code=code) == 0
+    for answer in ClaimAnswer:
+        assert value(metrics, "claims_total", answer=answer) == 0
+    for answer in RESULT_ANSWERS:
+        assert value(metrics, "results_total", answer=answer) == 0
+    for stage in STAGES:
+        assert value(metrics, "stage_seconds_count", stage=stage) == 0
+    for outcome in ("done", "failed"):
+        assert value(metrics, "records_total", outcome=outcome) == 0
+    assert value(metrics, "padding_tokens_total", model="other") == 0
+    assert value(metrics, "chunk_failures_total") == 0
+
+
+def test_what_is_not_known_is_not_there(metrics: Metrics) -> None:
+    assert value(metrics, "gate_passed") is None
+    assert value(metrics, "chunks_in_hand") is None
+
+
+def test_records_count_once_redis_has_their_result(metrics: Metrics) -> None:
+    metrics.answered(MODEL, "refused", 5, [ErrorCode.EMPTY])
+    assert value(metrics, "records_total", outcome="done") == 0
+    metrics.answered(MODEL, "ok", 5, [ErrorCode.EMPTY, ErrorCode.TOO_LONG, ErrorCode.EMPTY])
+    assert value(metrics, "records_total", outcome="done") == 5
+    assert value(metrics, "records_total", outcome="failed") == 3
+    assert value(metrics, "record_errors_total", code="empty") == 2
+    assert value(metrics, "record_errors_total", code="too_long") == 1
+    assert value(metrics, "results_total", answer="ok") == value(metrics, "results_total", answer="refused") == 1
+    assert value(metrics, "records_total", outcome="done", model="other") == 0
+
+
+def test_tokens_and_padding_add_up_to_what_the_device_was_given(metrics: Metrics) -> None:
+    metrics.encoded(MODEL, 15, 25)
+    metrics.encoded(MODEL, 10, 10)
+    assert (value(metrics, "tokens_total"), value(metrics, "padding_tokens_total")) == (25, 10)
+
+
+def test_attempts_beyond_the_first_stand_apart_and_a_refused_claim_is_none(metrics: Metrics) -> None:
+    metrics.claimed(MODEL, Claim(ClaimAnswer.OK, attempt=1), 0.3)
+    metrics.claimed(MODEL, Claim(ClaimAnswer.OK, attempt=3), None)
+    metrics.claimed(MODEL, Claim(ClaimAnswer.BUSY), 7.0)
+    assert (
+        value(metrics, "attempts_total", attempt="first") == value(metrics, "attempts_total", attempt="repeated") == 1
+    )
+    assert value(metrics, "claims_total", answer="ok") == 2
+    assert value(metrics, "claims_total", answer="busy") == 1
+    assert value(metrics, "queue_wait_seconds_count") == 1
+    assert value(metrics, "queue_wait_seconds_sum") == 0.3
+
+
+def test_times_go_to_their_stage(metrics: Metrics) -> None:
+    metrics.batched(MODEL, 0.2)
+    metrics.staged(MODEL, "store", 2.0)
+    assert value(metrics, "batch_seconds_sum") == 0.2
+    assert value(metrics, "stage_seconds_sum", stage="store") == 2.0
+    assert value(metrics, "stage_seconds_count", stage="encode") == 0
+    metrics.failed(MODEL)
+    assert value(metrics, "chunk_failures_total") == 1
+
+
+def test_the_gates_figures_are_those_of_its_first_check(metrics: Metrics) -> None:
+    metrics.gated(MODEL, report())
+    figures = [value(metrics, f"gate_{name}") for name in ("passed", "max_abs_error", "min_cosine", "mean_cosine")]
+    assert figures == [1, 0.25, 0.75, 0.875]
+    assert value(metrics, "gate_passed", model="other") is None
+
+
+def test_what_a_worker_holds_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
+    runner = Runner()
+    metrics.watch(runner)
+    name, labels = "embedctl_last_progress_timestamp_seconds", {"hardware_class": "tiny"}
+    assert value(metrics, "chunks_in_hand") == metrics.registry.get_sample_value(name, labels) == 0
+    held = [Held("job", chunk, f"token {chunk}", MODEL) for chunk in range(2)]
+    for each in held:
+        runner.in_hand.take(each)
+    runner.progressed_ms = 1_700_000_000_500
+    assert value(metrics, "chunks_in_hand") == 2
+    assert value(metrics, "chunks_in_hand", model="other") == 0
+    assert metrics.registry.get_sample_value(name, labels) == 1_700_000_000.5
+    runner.in_hand.drop(held[0])
+    assert value(metrics, "chunks_in_hand") == 1
+
+
+def test_round_trips_and_silences_count_by_command(metrics: Metrics) -> None:
+    metrics.observer("SET", 0.25, True)
+    metrics.observer("SET", 40.0, False)
+    labels = {"hardware_class": "tiny", "command": "SET"}
+    assert metrics.registry.get_sample_value("embedctl_redis_round_trip_seconds_sum", labels) == 0.25
+    assert metrics.registry.get_sample_value("embedctl_redis_unanswered_total", labels) == 1
+
+
+def test_workers_of_one_process_share_nothing(metrics: Metrics) -> None:
+    other = Metrics("tiny", ENTRY, [MODEL])
+    metrics.encoded(MODEL, 15, 25)
+    assert value(other, "tokens_total") == 0
+    assert not [family.name for family in REGISTRY.collect() if family.name.startswith("embedctl")]
+
+
+def test_the_page_is_in_the_form_that_its_reader_knows(metrics: Metrics) -> None:
+    everything(metrics)
+    kind, page = metrics.page("")
+    assert kind.startswith("text/plain")
+    names = {family.name for family in parse(page.decode())}
+    assert {"embedctl_tokens", "embedctl_batch_seconds", "process_resident_memory_bytes"} <= names
+    kind, page = metrics.page("application/openmetrics-text;version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    assert "embedctl_tokens" in {family.name for family in parse_openmetrics(page.decode())}
+    (build,) = [family for family in parse(metrics.page("")[1].decode()) if family.name == "embedctl_build_info"]
+    (sample,) = build.samples
+    assert (sample.labels["backend"], sample.labels["precision"], sample.value) == ("dummy", "int8", 1)
+
+
+def test_no_label_can_have_ever_more_values(metrics: Metrics) -> None:
+    everything(metrics)
+    labels = {label for family in metrics.registry.collect() for sample in family.samples for label in sample.labels}
+    bounded = {"hardware_class", "model", "outcome", "code", "stage", "answer", "attempt", "command", "le"}
+    assert labels - bounded == {"version", "python", "backend", "precision"}  # of the build
+
+
+def test_who_does_not_ask_is_not_told_of_round_trips() -> None:
+    assert Telemetry().observer is None
+
+
+# The page in docs/
+
+
+def families(metrics: Metrics) -> dict[str, tuple[str, str, str]]:
+    """Name → type, labels and meaning, as Prometheus sees them."""
+    everything(metrics)
+    suffixes = {"counter": "_total", "info": "_info"}
+    found = {}
+    for family in metrics.registry.collect():
+        if family.name.startswith("embedctl_"):
+            labels = [name for name in family.samples[0].labels if name != "le"]
+            kind = "gauge" if family.type == "info" else family.type
+            listed = ", ".join(f"`{name}`" for name in labels)
+            found[family.name + suffixes.get(family.type, "")] = (kind, listed, family.documentation)
+    return found
+
+
+def test_the_docs_table_is_the_registry(metrics: Metrics) -> None:
+    rows = re.findall(r"^\| `(embedctl_\w+)` \| (\w+) \| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
+    assert {name: tuple(rest) for name, *rest in rows} == families(metrics)
+
+
+def test_the_docs_name_no_metric_that_is_not_there(metrics: Metrics) -> None:
+    known = families(metrics)
+    for name in re.findall(r"\bembedctl_\w+", PAGE):
+        assert name.removesuffix("_bucket") in known or name == "embedctl_", name
+
+
+def test_the_docs_examples_for_prometheus_are_yaml_with_labels_that_exist(metrics: Metrics) -> None:
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+    assert blocks[0]["scrape_configs"][0]["job_name"] == "embedctl"
+    rules = blocks[1]["groups"][0]["rules"]
+    assert len({rule["alert"] for rule in rules}) == len(rules) > 5
+    everything(metrics)
+    samples = [(sample.name, sample.labels) for family in metrics.registry.collect() for sample in family.samples]
+    for rule in rules:
+        for name, label, wanted in re.findall(r'(embedctl_\w+)\{(\w+)="(\w+)"\}', rule["expr"]):
+            assert any(name == found and labels.get(label) == wanted for found, labels in samples), rule
+
+
+# Where it is asked for
+
+
+def served(settings: Settings) -> tuple[Telemetry, str]:
+    with ExitStack() as stack:
+        return lifecycle._telemetry(settings, "tiny", ENTRY, [MODEL], Health(), stack)
+
+
+def test_there_are_none_unless_a_port_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    telemetry, url = served(Settings())
+    assert (type(telemetry), url) == (Telemetry, "")
+
+
+def test_a_port_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "embedctl_workers.serving.metrics")
+    with pytest.raises(MissingExtra, match=r"metrics_port needs .* pip install 'embedctl\[metrics\]'"):
+        served(Settings(metrics_port=free_port))
+
+
+def test_with_both_there_are(free_port: int) -> None:
+    telemetry, url = served(Settings(metrics_port=free_port))
+    assert type(telemetry).__name__ == "Metrics"
+    assert url == f"http://127.0.0.1:{free_port}"

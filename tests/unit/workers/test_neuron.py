@@ -1,0 +1,259 @@
+"""AWS Neuron without its device: what is refused and why, options, and how rows become runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import MissingExtra, SettingsError, WorkerError
+from embedctl_workers.backends.neuron import runtime
+from embedctl_workers.backends.neuron.options import TraceOptions
+from embedctl_workers.backends.neuron.runs import positions_of, runs_of
+from embedctl_workers.commands.model import TARGETS as CLI_TARGETS
+from tests.support.neuron_site import fake_machine, installed, use_site
+
+#: What `torch_neuronx/__init__.py` of the wheel 1.0 on PyPI does; it also names the repository, which is AWS's own.
+PLACEHOLDER = """
+raise ImportError("WRONG PACKAGE. Please install the package from Neuron Repository")
+"""
+
+
+def package(folder: Path, version: str, code: str, patch: pytest.MonkeyPatch) -> None:
+    installed(folder, "torch-neuronx", version)
+    (folder / "torch_neuronx.py").write_text(code)
+    use_site(folder, patch)
+
+
+@pytest.fixture(autouse=True)
+def no_torch_neuronx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch_neuronx", raising=False)
+
+
+def test_a_runtime_that_is_not_installed_is_a_missing_extra() -> None:
+    if importlib.util.find_spec("torch_neuronx") is not None:
+        pytest.skip("torch_neuronx is installed here")
+    with pytest.raises(MissingExtra, match=r"backend 'neuron' needs .* pip install 'embedctl\[neuron\]'"):
+        runtime.load_runtime()
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "torch", "message"),
+    [
+        (
+            "1.0",
+            PLACEHOLDER,
+            "2.9.1",
+            "torch-neuronx 1.0 is PyPI's placeholder, and the real one comes from AWS' own index",
+        ),
+        ("2.11.0.1", "def is_available(): ...", "2.11.0", "torch-neuronx 2.11.0.1 is TorchNeuron, another product"),
+        (
+            "2.9.0.2.13.24727+8e870898",
+            "def trace(): ...",
+            "2.13.0+cpu",
+            "needs PyTorch 2.9 (at most 2.9, for torch_neuronx.trace), and 2.13.0+cpu is installed",
+        ),
+        (
+            "2.9.0.2.13",
+            "import ctypes; ctypes.CDLL('/no/_XLAC.so')",
+            "2.13.0",
+            "needs PyTorch 2.9 .*2.13.0 is installed",
+        ),
+        (
+            "2.9.0.2.13",
+            "import ctypes; ctypes.CDLL('/no/_XLAC.so')",
+            "2.9.1",
+            "can't be imported (OSError: /no/_XLAC.so",
+        ),
+        ("2.9.0.2.13", "import torch_xla_of_neuron", "2.9.1", "No module named 'torch_xla_of_neuron'"),
+    ],
+    ids=["placeholder", "TorchNeuron", "torch too new", "torch too new to import", "broken", "incomplete"],
+)
+def test_what_is_not_the_runtime_is_refused_with_what_to_install_instead(
+    version: str, code: str, torch: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, version, code, monkeypatch)
+    versions = {"torch": torch, "torch-neuronx": version}
+    monkeypatch.setattr(runtime, "version_of", versions.__getitem__)
+    with pytest.raises(WorkerError) as refused:
+        runtime.load_runtime()
+    said = str(refused.value)
+    assert all(part in said for part in message.split(".*"))
+    assert said.endswith("use AWS' image pytorch-inference-neuronx with torch_neuronx.trace (docs/neuron.md)")
+    assert "\n" not in said
+
+
+def test_the_right_runtime_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "2.9.0.2.13.24727+8e870898", "def trace(): ...", monkeypatch)
+    versions = {"torch": "2.9.1", "torch-neuronx": "2.9.0.2.13.24727+8e870898"}
+    monkeypatch.setattr(runtime, "version_of", versions.__getitem__)
+    assert hasattr(runtime.load_runtime(), "trace")
+
+
+def test_a_machine_without_the_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_DEVICES", tmp_path)
+    (tmp_path / "neuron_monitor").touch()
+    with pytest.raises(
+        WorkerError, match=r"there is no Neuron device here .* `embedctl model build MODEL --target inf2`"
+    ):
+        runtime.require_device()
+    fake_machine(tmp_path / "machine", monkeypatch)
+    runtime.require_device()
+
+
+@pytest.mark.parametrize(
+    ("product", "target"),
+    [
+        ("inf2.xlarge", "inf2"),
+        ("trn1.32xlarge", "trn1"),
+        ("trn1n.32xlarge", "trn1"),
+        ("trn2.48xlarge", "trn2"),
+        ("trn2u.48xlarge", "trn2"),
+    ],
+)
+def test_the_target_is_the_instances_own(
+    product: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_machine(tmp_path, monkeypatch, product)
+    assert runtime.machine_target() == target
+
+
+@pytest.mark.parametrize("product", ["c7i.large", "inf1.xlarge", "g5.inf2.xlarge", ""])
+def test_another_machine_has_no_target(product: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_machine(tmp_path, monkeypatch, product)
+    with pytest.raises(WorkerError, match="set the class's option target to one of inf2, trn1, trn2"):
+        runtime.machine_target()
+    (tmp_path / "product_name").unlink()
+    with pytest.raises(WorkerError, match="it has none"):
+        runtime.machine_target()
+
+
+def test_the_command_line_offers_the_same_targets() -> None:
+    assert ("neuron", *runtime.TARGETS) == CLI_TARGETS
+
+
+@pytest.mark.parametrize(
+    ("message", "lost"),
+    [
+        ('nrt_execute status=101 message="Execution Unit cannot recover"', "NRT_EXEC_UNIT_UNRECOVERABLE (101)"),
+        (
+            'The following operation failed.\nRuntimeError: nrt_infer status=1202 message="…"',
+            "NRT_EXEC_HW_ERR_NC_UE (1202)",
+        ),
+        ("NRT Error NRT_TIMEOUT(5): Failed to execute", "NRT_TIMEOUT (5)"),
+        ("NRT Error NRT_HW_ERROR(6)", "NRT_HW_ERROR (6)"),
+        ('nrt_load_collectives status=4 message="Allocation Failure"', None),
+        ('nrt_execute status=1003 message="NaN"', None),
+        ("Expected input of shape [4, 32]", None),
+        ("HTTP status=101", None),
+    ],
+)
+def test_errors_after_which_a_core_is_lost(message: str, lost: str | None) -> None:
+    found = runtime.device_lost(RuntimeError(message))
+    assert (None if found is None else str(found)) == (lost and f"the Neuron core is lost: {lost}")
+
+
+def test_options_have_defaults() -> None:
+    options = TraceOptions.parse({})
+    assert options == TraceOptions([], 16, "matmult", "")
+    assert options.flags == ["--model-type", "transformer", "--auto-cast", "matmult", "--auto-cast-type", "bf16"]
+    assert options.buckets_for(512) == [32, 64, 128, 256, 512]
+    assert options.buckets_for(384) == [32, 64, 128, 256, 384]
+    assert options.buckets_for(1000) == [32, 64, 128, 256, 512, 1000]
+    assert options.buckets_for(20) == [20]
+
+
+def test_options_of_a_class() -> None:
+    options = TraceOptions.parse({"buckets": "128, 16,64", "batch": 8, "auto_cast": "none", "target": "trn1"})
+    assert options == TraceOptions([16, 64, 128], 8, "none", "trn1")
+    assert options.flags == ["--model-type", "transformer", "--auto-cast", "none"]
+    assert options.buckets_for(128) == [16, 64, 128]
+    assert options.buckets_for(100) == [16, 64, 100]
+    assert options.buckets_for(10) == [10]
+    with pytest.raises(SettingsError, match="ends at 128 tokens, and the model takes 512: add 512"):
+        options.buckets_for(512)
+    assert TraceOptions.parse({"buckets": 256}).buckets == [256]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("buckets", "32;64"),
+        ("buckets", "1,32"),
+        ("buckets", -5),
+        ("buckets", True),
+        ("buckets", 32.5),
+        ("batch", 0),
+        ("batch", "16"),
+        ("batch", True),
+        ("auto_cast", "fp16"),
+        ("target", "inf1"),
+    ],
+)
+def test_a_wrong_option_is_named(option: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=f"option {option} of backend neuron: {value!r} is"):
+        TraceOptions.parse({option: value})
+
+
+@pytest.mark.parametrize("changed", [{"buckets": "64"}, {"batch": 8}, {"auto_cast": "none"}])
+def test_every_option_that_decides_a_trace_is_in_its_recipe(changed: dict[str, Any]) -> None:
+    assert TraceOptions.parse(changed).recipe != TraceOptions().recipe
+
+
+def test_shorter_rows_fill_up_runs_of_longer_ones() -> None:
+    lengths = np.array([5, 60, 33, 7, 64, 8, 9])
+    runs = runs_of(lengths, [8, 32, 64], batch=4)
+    assert [(run.bucket, run.at.tolist()) for run in runs] == [(64, [4, 1, 2, 6]), (8, [5, 3, 0])]
+    assert positions_of(lengths, [8, 32, 64], batch=4) == 4 * 64 + 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("length", "bucket"), [(1, 8), (7, 8), (8, 8), (9, 32), (31, 32), (32, 32), (33, 64), (64, 64)]
+)
+def test_a_row_is_run_in_the_shortest_bucket_that_holds_it(length: int, bucket: int) -> None:
+    assert [run.bucket for run in runs_of(np.array([length]), [8, 32, 64], 4)] == [bucket]
+
+
+def test_every_row_is_in_one_run() -> None:
+    rng = np.random.default_rng(0)
+    for rows in (1, 3, 4, 5, 8, 9, 100):
+        lengths = rng.integers(1, 65, rows)
+        runs = runs_of(lengths, [8, 32, 64], 4)
+        assert len(runs) == -(-rows // 4)
+        assert sorted(np.concatenate([run.at for run in runs]).tolist()) == list(range(rows))
+        assert all(lengths[run.at].max() <= run.bucket and 1 <= len(run.at) <= 4 for run in runs)
+
+
+PINNED = """
+import json, os, sys
+import embedctl_workers.commands.worker, embedctl_workers.commands.model
+from embedctl_workers.machine import devices
+heavy = ("torch", "torch_neuronx", "numpy", "onnxruntime", "tokenizers")
+before = [name for name in heavy if name in sys.modules]
+devices.pin(None, accelerator=devices.Accelerator("neuron", 3, "3"))
+after = [name for name in heavy if name in sys.modules]
+from embedctl_workers.backends.neuron import runtime
+print(json.dumps([before, after, runtime.load_runtime().SEEN]))
+"""
+
+
+def test_the_core_is_chosen_before_anything_that_opens_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(
+        tmp_path, "2.9.0.2.13", "import os\nSEEN = os.environ['NEURON_RT_VISIBLE_CORES']\ndef trace(): ...", monkeypatch
+    )
+    installed(tmp_path, "torch", "2.9.1")
+    environment = {name: value for name, value in os.environ.items() if name != "NEURON_RT_VISIBLE_CORES"}
+    done = subprocess.run(
+        [sys.executable, "-c", PINNED], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[], [], "3"]

@@ -1,0 +1,259 @@
+"""What is read from the cache is this user's, and nobody else could have put it there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import ModelError
+from embedctl_config.hardware import HardwareClass
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.artifacts import ArtifactStore
+from embedctl_workers.models.cache import is_trusted, private_folder
+from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.gate_texts import TEXTS
+from embedctl_workers.models.references import _load, references_path
+from embedctl_workers.models.tuning import Tuned, load_tuned, save_tuned
+from tests.unit.workers.test_artifacts import MINE, Fill
+
+FILES = ModelFiles("a/model", Path("/models/a"), "ab" * 32)
+TUNED = Tuned(budgets={1: 512}, workers=1, threads=1, cpus=1, tokens_per_s=1.0)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o755)
+    return folder
+
+
+def everybody_may_write_to(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o002)
+
+
+def somebody_elses(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give a file away")
+    os.chown(path, 65534, -1)
+
+
+SPOILED = {
+    everybody_may_write_to: "may be written to by everybody (mode ",
+    somebody_elses: "belongs to somebody else (user 65534, and this is user ",
+}
+SAVED: dict[str, Callable[[Path], Path]] = {
+    "references": lambda cache: _save_references(cache),
+    "tuned": lambda cache: save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache),
+    "artefact": lambda cache: ArtifactStore(cache).build(MINE, Fill()).folder,
+    "a file of an artefact": lambda cache: ArtifactStore(cache).build(MINE, Fill()).folder / "model.onnx",
+}
+
+
+def _save_references(cache: Path) -> Path:
+    path = references_path(FILES, Host(1, cache))
+    private_folder(path.parent)
+    vectors = np.zeros((len(TEXTS), 3), np.float32)
+    with path.open("wb") as file:
+        np.savez(file, plain=vectors, prompted=vectors)
+    path.chmod(0o644)
+    return path
+
+
+def _found(kind: str, cache: Path) -> object:
+    if kind == "references":
+        return _load(references_path(FILES, Host(1, cache)))
+    if kind == "tuned":
+        return load_tuned(HardwareClass(), FILES.fingerprint, cache)
+    return ArtifactStore(cache).find(MINE)
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+@pytest.mark.parametrize("kind", list(SAVED))
+def test_what_somebody_else_may_have_written_is_not_read(
+    kind: str, spoil: Callable[[Path], None], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = SAVED[kind](cache)
+    assert _found(kind, cache) is not None
+    with caplog.at_level(logging.WARNING):
+        spoil(path)
+        assert _found(kind, cache) is None
+    assert f"{path} {SPOILED[spoil]}" in caplog.text
+
+
+@pytest.mark.parametrize("kind", list(SAVED))
+def test_nothing_is_read_from_below_a_folder_in_which_everybody_may_put_another(kind: str, cache: Path) -> None:
+    SAVED[kind](cache)
+    cache.chmod(0o777)
+    assert _found(kind, cache) is None
+    cache.chmod(0o1777)  # as /tmp: only its owner may rename what is there
+    assert _found(kind, cache) is not None
+
+
+def test_nothing_is_made_there_either(cache: Path) -> None:
+    cache.chmod(0o777)
+    with pytest.raises(ModelError, match=f"{cache} may be written to by everybody.*chmod go-w {cache}"):
+        save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache)
+    with pytest.raises(ModelError, match="chmod go-w"):
+        ArtifactStore(cache).build(MINE, Fill())
+
+
+@pytest.mark.parametrize("kind", ["tuned", "artefact", "a file of an artefact"])
+def test_a_wide_umask_does_no_harm(kind: str, cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = SAVED[kind](cache)
+    finally:
+        os.umask(before)
+    assert is_trusted(path)
+    assert _found(kind, cache) is not None
+
+
+def a_groups(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+@pytest.mark.parametrize("spoil", [a_groups, somebody_elses, everybody_may_write_to])
+@pytest.mark.parametrize("kind", list(SAVED))
+def test_who_may_swap_a_folder_above_may_swap_what_is_in_it(
+    kind: str, spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
+    above = tmp_path / "above"
+    cache = above / "between" / "cache"
+    SAVED[kind](cache)
+    assert _found(kind, cache) is not None
+    spoil(above)
+    assert _found(kind, cache) is None
+    with pytest.raises(ModelError, match=f"replace it: {above} (belongs|may be)"):
+        private_folder(cache)
+
+
+MINE_IN_THERE, NOBODYS = 1000, 65534
+#: What is wrong with a mounted folder and the one above it, as owner, group and mode; and who the worker is.
+MOUNTS: dict[str, tuple[tuple[int, int, int], tuple[int, int, int], int]] = {
+    "a host's folder, to root in a container": ((0, 0, 0o755), (1000, 1000, 0o755), 0),
+    "and its user's group may write to it": ((0, 0, 0o755), (1000, 1000, 0o775), 0),
+    "a volume of a group": ((0, 0, 0o755), (0, 2000, 0o2775), MINE_IN_THERE),
+    "a volume for everybody": ((0, 0, 0o755), (0, 0, 0o777), MINE_IN_THERE),
+    "one's own, with a wide umask": ((0, 0, 0o755), (1000, 1000, 0o775), MINE_IN_THERE),
+    "somebody else's, and open": ((0, 0, 0o755), (NOBODYS, NOBODYS, 0o777), MINE_IN_THERE),
+    "and so is the one above": ((NOBODYS, 0, 0o775), (NOBODYS, NOBODYS, 0o777), MINE_IN_THERE),
+}
+
+
+@pytest.fixture
+def mount() -> Iterator[Path]:
+    """A folder with a space in its name in one that every user can reach."""
+    above = Path(tempfile.mkdtemp())  # pytest's own folders are root's alone
+    try:
+        (above / "a mount").mkdir()
+        yield above / "a mount"
+    finally:
+        shutil.rmtree(above)
+
+
+@pytest.mark.parametrize("setup", MOUNTS)
+def test_the_commands_that_are_told_mend_it_at_once(setup: str, mount: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give folders away")
+    above, itself, worker = MOUNTS[setup]
+    for path, (owner, group, mode) in ((mount.parent, above), (mount, itself)):
+        os.chown(path, owner, group)
+        path.chmod(mode)
+    told = _private_folder_as(worker, mount / "references")
+    reason = "belongs to somebody else (user" if itself[0] not in (0, worker) else "may be written to by"
+    assert f"{mount} {reason}" in told
+    assert "EMBEDCTL_CACHE_DIR" in told
+    by_root = worker and itself[0] != worker
+    commands = told.partition(" (as root): " if by_root else "To mend it: ")[2].partition(". Or choose")[0]
+    whoever = {} if by_root or not worker else {"user": worker}
+    subprocess.run(["/bin/sh", "-c", commands], check=True, **whoever)  # type: ignore[call-overload]
+    assert _private_folder_as(worker, mount / "references") == ""
+    assert _private_folder_as(worker, mount / "artifacts") == ""
+
+
+def _private_folder_as(user: int, folder: Path) -> str:
+    """What is said to a worker of that user, in group 2000 too; empty where all is well."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        told = b"?"
+        try:
+            if user:
+                os.setgroups([2000])
+                os.setgid(user)
+                os.setuid(user)
+            private_folder(folder)
+            (folder / "file").write_text("kept")
+            told = b""
+        except BaseException as error:  # noqa: BLE001  (of a child that must not run pytest's own end)
+            told = str(error).encode()
+        finally:
+            os.write(writing, told)
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        told = stream.read()
+    os.waitpid(child, 0)
+    return told.decode()
+
+
+def test_a_link_on_the_way_is_its_owners_to_lead_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o755)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    assert is_trusted(link)
+    folder = private_folder(link / "below")
+    assert is_trusted(folder)
+    if os.geteuid():
+        pytest.skip("needs root, to give a link away")
+    os.chown(link, 65534, -1, follow_symlinks=False)
+    assert not is_trusted(folder)
+    assert not is_trusted(link)
+
+
+@pytest.mark.parametrize(("uid_map", "trusted"), [("0 0 4294967295\n", False), ("1000 1000 1\n", True), ("?", False)])
+def test_root_may_be_shown_as_nobody_where_it_is_not_mapped(
+    uid_map: str, trusted: bool, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Apptainer, where `/` belongs to nobody."""
+    somebody_elses(tmp_path)
+    (tmp_path / "uid_map").write_text(uid_map)
+    monkeypatch.setattr("embedctl_workers.models.cache._UID_MAP", tmp_path / "uid_map")
+    assert is_trusted(cache) is trusted
+
+
+def test_folders_that_are_made_are_private_under_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        private_folder(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(before)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(cache: Path) -> None:
+    precious = cache / "precious"
+    precious.write_text("precious")
+    artifacts = private_folder(cache / "artifacts")
+    (artifacts / f".{MINE.name}.lock").symlink_to(precious)
+    with pytest.raises(ModelError, match="can't be written"):
+        ArtifactStore(cache).build(MINE, Fill())
+    (artifacts / f".{MINE.name}.lock").unlink()
+    (artifacts / f".{MINE.name}.lock").write_text("kept")
+    ArtifactStore(cache).build(MINE, Fill())
+    assert precious.read_text() == "precious"
+    assert (artifacts / f".{MINE.name}.lock").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "a/../../b", ".."])
+def test_a_models_name_leads_to_no_other_file(name: str, cache: Path) -> None:
+    named = ModelFiles(name, FILES.folder, FILES.fingerprint)
+    assert references_path(named, Host(1, cache)) == references_path(FILES, Host(1, cache))
+    assert references_path(named, Host(1, cache)).resolve().is_relative_to(cache.resolve())
