@@ -1,9 +1,9 @@
-"""Write a corpus of real English: the paragraphs of Python's own documentation strings.
+"""Write a corpus of real English: the paragraphs of Python's own docstrings.
 
     python corpus.py corpus.jsonl [--limit 6000]
 
-Source files of the standard library and of some installed packages are parsed, never imported. An id says where a
-passage stands: `asyncio.queues.Queue.get#2` is the second paragraph of that method's docstring.
+The program parses source files of the standard library and of some installed packages, and never imports them. An id
+says where a passage stands: `asyncio.queues.Queue.get#2` is the second paragraph of that method's docstring.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 PACKAGES = Path(sysconfig.get_path("purelib"))
-#: Installed packages to read, and folders whose docstrings explain nothing.
+#: Installed packages to read, and folders to skip because their docstrings explain nothing.
 DOCUMENTED = ("celery", "click", "kombu", "redis", "rich")
 SKIPPED = {"__pycache__", "ensurepip", "idlelib", "lib2to3", "site-packages", "test", "tests", "turtledemo", "_vendor"}
 
-#: Words that English prose can hardly do without, and code and tables can.
+#: Words that are common in English prose, and rare in code and tables.
 COMMON = re.compile(
     r"\b(a|all|an|and|are|as|at|be|but|by|can|for|from|has|if|in|into|is|it|its|no|not|of|on|or|that|the|then|there|"
     r"these|this|to|used|was|when|where|which|will|with|would|you|your)\b",
@@ -36,7 +36,7 @@ NOT_PROSE = re.compile(r">>>|\.\. |[=*_~^-]{4}|[|+]--|\w+ : |^\s*[-*:@|#]|^\w+\(
 
 
 def passages() -> Iterator[tuple[str, str]]:
-    """Ids and texts, in the same order every time; exact duplicates come once."""
+    """Yield ids and texts, in the same order every time and without exact duplicates."""
     seen: set[str] = set()
     for root, base in [(STANDARD_LIBRARY, STANDARD_LIBRARY), *((PACKAGES / name, PACKAGES) for name in DOCUMENTED)]:
         for path in sorted(root.rglob("*.py")):
@@ -49,14 +49,14 @@ def passages() -> Iterator[tuple[str, str]]:
 
 
 def module_name(path: Path) -> str:
-    """`asyncio/queues.py` as `asyncio.queues`."""
+    """The dotted name of a source file: `asyncio.queues` for `asyncio/queues.py`."""
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
 def docstrings(path: Path, module: str) -> Iterator[tuple[str, str]]:
-    """The docstrings of a source file, with the dotted names of what they document."""
+    """Yield the docstrings of a source file, each with the dotted name of the object that it documents."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # other people's invalid escapes
+        with warnings.catch_warnings(action="ignore"):  # invalid escapes in other people's code
             tree = ast.parse(path.read_bytes())
     except SyntaxError:
         return
@@ -73,16 +73,16 @@ def _docstrings_below(node: ast.Module | ast.ClassDef | ast.stmt, name: str) -> 
 
 
 def paragraphs(docstring: str) -> Iterator[str]:
-    """Blocks between empty lines, each on one line."""
+    """Yield the blocks between empty lines, each joined to one line; '' for a block that is not prose."""
     for block in re.split(r"\n\s*\n", docstring):
         lines = block.splitlines()
-        # A block whose lines stand at different depths is a list or code; joined to one line it would read as neither.
+        # A block whose lines have different indents is a list or code, and makes no sense on one line.
         indents = {len(line) - len(line.lstrip()) for line in lines}
         yield " ".join(block.split()) if len(indents) == 1 and not NOT_PROSE.search(block) else ""
 
 
 def is_prose(text: str) -> bool:
-    """Whether a paragraph is a sentence or more of English."""
+    """Whether a paragraph consists of English sentences."""
     words = text.split()
     letters = sum(character.isalpha() or character == " " for character in text)
     return (
@@ -97,13 +97,13 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--limit", type=int, default=6000, help="most passages (default: 6000)")
+    parser.add_argument("--limit", type=int, default=6000, help="maximum number of passages (default: 6000)")
     arguments = parser.parse_args()
     found = list(passages())
     count = min(arguments.limit, len(found))
     with arguments.output.open("w", encoding="utf-8") as stream:
         for number in range(count):
-            label, text = found[number * len(found) // count]  # spread evenly over all that there are
+            label, text = found[number * len(found) // count]  # spread evenly over all passages
             stream.write(json.dumps({"id": label, "text": text}, ensure_ascii=False) + "\n")
     print(f"{count:,} of {len(found):,} passages written to {arguments.output}")
 

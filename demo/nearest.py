@@ -1,8 +1,8 @@
-"""Show the passages whose vectors are nearest to those of some questions.
+"""Show the passages whose vectors are nearest to those of given questions.
 
     python nearest.py corpus.npy corpus.jsonl queries.npy queries.txt
 
-Vectors of unit length: their dot product is their cosine.
+The vectors have unit length, so the dot product of two is their cosine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What `make demo` runs: embed a corpus and three questions on this machine, then look up the nearest passages.
+# `make demo` runs this: embed a corpus and three questions on this machine, then find the nearest passages.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 export PATH="$PWD/../.venv/bin:$PATH"
-unset "${!EMBEDCTL_@}" # your own settings and your own Redis stay out of it
+unset "${!EMBEDCTL_@}" # the demo does not touch your own settings and your own Redis
 export EMBEDCTL_STATE_DIR="$PWD/out/state"
 export EMBEDCTL_CACHE_DIR="$PWD/out/cache"
 mkdir -p out
@@ -25,8 +25,8 @@ step python ../nearest.py corpus.npy corpus.jsonl queries.npy ../queries.txt
 records=$(wc -l <corpus.jsonl)
 cat <<END
 
-$records passages embedded in $seconds s, $((records / seconds)) a second, start and stop included. In demo/out:
-  corpus.jsonl      the passages: one {"id": …, "text": …} a line
-  corpus.npy        their vectors: one row a passage, in the same order
-  corpus.ids.jsonl  their ids, likewise
+$records passages embedded in $seconds s, $((records / seconds)) per second, start and stop included. In demo/out:
+  corpus.jsonl      the passages: one {"id": …, "text": …} per line
+  corpus.npy        their vectors: one row per passage, in the same order
+  corpus.ids.jsonl  their ids: one per line, in the same order
 END

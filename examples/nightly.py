@@ -1,18 +1,18 @@
-"""Embed what is new or changed in a corpus since the last time, and keep the vectors of all of it in a folder.
+"""Embed the documents of a corpus that are new or changed since the last run, and keep all vectors in a folder.
 
     python nightly.py corpus.jsonl store     # from cron, say
 
-A line of the corpus is {"id": …, "text": …}. The store grows by a *part* whenever something has changed:
+Each line of the corpus is {"id": …, "text": …}. Whenever something has changed, a run adds a *part* to the store:
 
-    000007.npy      float32, a row for each document that was embedded that night
-    000007.jsonl    {"id": …, "sha256": …} for each row, with "error" where the document failed and the row is NaN;
+    000007.npy      float32, one row for each document that was embedded that night
+    000007.jsonl    {"id": …, "sha256": …} for each row, with "error" if the document failed and its row is NaN;
                     then {"id": …} for each document that is gone from the corpus
 
-Newer parts win over older ones; `newest` reads them. It may be killed at any moment and run again:
+Newer parts override older ones; `newest` reads them. You may kill the program at any moment and run it again:
 
-- A part counts once its .jsonl is there, which is written last and under another name at first.
-- The same changes make the same idempotency key, so the same job: its texts are not queued twice, and what workers have
-  encoded meanwhile is there. The key holds no date: what crashed before midnight is taken up after it.
+- A part counts once its .jsonl exists. That file is written last, under a temporary name, and then renamed.
+- The same changes make the same idempotency key, and so the same job: no text is queued twice, and everything that
+  workers have encoded meanwhile is there. The key contains no date: a run that crashed before midnight continues after.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def documents(corpus: Path) -> Iterator[tuple[str, str]]:
-    """Ids and texts, one at a time: a corpus may be larger than memory."""
+    """Yield ids and texts one at a time: a corpus may be larger than memory."""
     with corpus.open(encoding="utf-8") as lines:
         for line in lines:
             document = json.loads(line)
@@ -42,19 +42,19 @@ def documents(corpus: Path) -> Iterator[tuple[str, str]]:
 
 
 def digest(value: object) -> str:
-    """What tells whether a text has changed."""
+    """A hash that shows whether a text has changed."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def rows(store: Path) -> Iterator[tuple[Path, int, dict[str, str]]]:
-    """The parts' .npy files, with their rows and what these hold; the oldest first."""
+    """Yield each row of each part: the .npy file, the row's number and its entry; the oldest part first."""
     for part in sorted(store.glob("[0-9]*.jsonl")):
         for row, line in enumerate(part.read_text(encoding="utf-8").splitlines()):
             yield part.with_suffix(".npy"), row, json.loads(line)
 
 
 def newest(store: Path) -> dict[str, Vector]:
-    """The vector of each document that has one: what a search reads."""
+    """The vector of each document that has one, for a search to read."""
     last = {entry["id"]: (file, row, entry) for file, row, entry in rows(store)}
     there = {name: (file, row) for name, (file, row, entry) in last.items() if {"id", "sha256"} == set(entry)}
     opened = {file: np.load(file, mmap_mode="r") for file, _ in there.values()}
@@ -62,18 +62,18 @@ def newest(store: Path) -> dict[str, Vector]:
 
 
 def embed(corpus: Path, changed: Mapping[str, str], part: str) -> Job:
-    """The job of these changes, ended: a new one, or that of a run which was killed."""
+    """The ended job of these changes: a new job, or the job of a run that was killed."""
     key = digest([str(corpus.resolve()), part, list(changed.items())])
-    # Read again, as only the digests were kept. What has changed since then is left for the next night.
+    # Read the corpus again, because only the digests were kept. Texts that have changed since wait for the next night.
     texts = ({"id": name, "text": text} for name, text in documents(corpus) if changed.get(name) == digest(text))
     job = enqueue_embeddings(texts, idempotency_key=f"nightly-{key}")
-    if job.wait().failed and job.retry_failed():  # perhaps it was the worker's fault
+    if job.wait().failed and job.retry_failed():  # perhaps a worker was at fault
         job.wait()
     return job
 
 
 def check_model(store: Path, job: Job) -> None:
-    """Refuse to mix the vectors of two models: such a store would answer searches, and wrongly."""
+    """Refuse to mix the vectors of two models: searches in such a store would give wrong answers without an error."""
     file, fingerprint = store / "model", str(job.status().model_fingerprint)
     if not file.exists():
         file.write_text(fingerprint)
@@ -82,7 +82,7 @@ def check_model(store: Path, job: Job) -> None:
 
 
 def write_vectors(file: Path, job: Job, changed: Mapping[str, str]) -> list[dict[str, str]]:
-    """Write a job's vectors, one chunk at a time; what each row holds."""
+    """Write a job's vectors, one chunk at a time; return one entry per row."""
     status = job.status()
     vectors = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(status.records, status.dim or 0))
     entries: list[dict[str, str]] = []
@@ -96,14 +96,14 @@ def write_vectors(file: Path, job: Job, changed: Mapping[str, str]) -> list[dict
 
 
 def publish(file: Path, target: Path) -> None:
-    """Give a whole file its name, once the disk has it."""
+    """Rename a complete file to its final name, once it is on the disk."""
     with file.open("rb") as stream:
         os.fsync(stream.fileno())
     file.replace(target)
 
 
 def night(corpus: Path, store: Path) -> str:
-    """Bring the store up to date; what was done, in a line."""
+    """Bring the store up to date; return a one-line summary."""
     known = {entry["id"]: entry.get("sha256") for _, _, entry in rows(store)}
     today = {name: digest(text) for name, text in documents(corpus)}
     changed = {name: sha256 for name, sha256 in today.items() if known.get(name) != sha256}
@@ -121,7 +121,7 @@ def night(corpus: Path, store: Path) -> str:
     (store / ".part.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     publish(store / ".part.jsonl", store / f"{part}.jsonl")  # from here on the part counts
     if job is not None:
-        job.discard()  # the store has everything, and Redis needs its memory
+        job.discard()  # the store has everything; free the memory of Redis
     failed = sum("error" in entry for entry in entries)
     return f"part {part}: {len(changed)} documents embedded, of which {failed} failed; {len(gone)} gone"
 

@@ -1,14 +1,14 @@
-"""A web application that embeds what it is sent, and never waits for it: one process serves any number of clients.
+"""A web application that embeds the texts it receives without blocking: one process serves any number of clients.
 
     python web_app.py --port 8000
 
-    curl --data-binary @texts.txt localhost:8000/jobs    one text a line; answers with a job as soon as they are queued
-    curl localhost:8000/jobs/JOB                         how far it is
+    curl --data-binary @texts.txt localhost:8000/jobs    one text per line; answers with a job once they are queued
+    curl localhost:8000/jobs/JOB                         the job's progress
     curl --no-buffer localhost:8000/jobs/JOB/vectors     a JSON line for each text, in order, as soon as it is encoded
-    curl --request DELETE localhost:8000/jobs/JOB        frees it
+    curl --request DELETE localhost:8000/jobs/JOB        frees the job
 
 Needs a Redis, a worker, and tornado, which comes with Flower: pip install 'embedctl[flower]'. It has no users and no
-passwords, and so listens to this machine alone.
+passwords, so it accepts connections only from this machine.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from embedctl import (
     aenqueue_embeddings,
 )
 
-#: The first that fits.
+#: The HTTP status for each error; the first entry that matches counts.
 STATUS_OF_ERROR = {CorpusChanged: 409, InputError: 400, JobNotFound: 404, JobCancelled: 410, BrokerUnavailable: 503}
 LARGEST_BODY = 16 * 1024 * 1024
 
 
 @contextmanager
 def told_to_the_client() -> Iterator[None]:
-    """Errors of the library as answers: their messages are made to be read by whoever can mend the cause."""
+    """Turn the library's errors into HTTP errors: their messages tell the client what to fix."""
     try:
         yield
     except EmbedctlError as error:
@@ -51,7 +51,7 @@ def told_to_the_client() -> Iterator[None]:
 
 
 class Handler(RequestHandler):
-    """What all pages share."""
+    """The base of all handlers."""
 
     def write_error(self, status_code: int, **details: Any) -> None:
         """Answer with the library's message."""
@@ -64,7 +64,7 @@ class Jobs(Handler):
     async def post(self) -> None:
         """Queue the texts of the body."""
         texts = self.request.body.decode(errors="replace").splitlines()
-        # A client that did not hear the answer sends the same again, and gets the same job.
+        # A client that missed the answer sends the same request again, and gets the same job.
         key = self.request.headers.get("Idempotency-Key")
         with told_to_the_client():
             job = await aenqueue_embeddings(texts, idempotency_key=key)
@@ -77,13 +77,13 @@ class OneJob(Handler):
     """`/jobs/JOB`."""
 
     async def get(self, job_id: str) -> None:
-        """Say how far it is."""
+        """Answer with the job's progress."""
         with told_to_the_client():
             status = await (await AsyncJob.get(job_id)).status()
         self.write({"state": status.state, "records": status.records, "done": status.done, "failed": status.failed})
 
     async def delete(self, job_id: str) -> None:
-        """Free it."""
+        """Free the job."""
         with told_to_the_client():
             await (await AsyncJob.get(job_id)).discard()
         self.set_status(204)
@@ -114,7 +114,7 @@ class Vectors(Handler):
             await self.flush()  # waits for a client that reads slowly
 
     def on_connection_close(self) -> None:
-        """End the wait for a client that hung up; its job goes on."""
+        """Stop answering a client that hung up; its job goes on."""
         if self._answering is not None:
             self._answering.cancel()
 
