@@ -204,6 +204,7 @@ class _Campaign:
         """Workers that say they live, and encode nothing although there is enough for all."""
         stack, deadline = self._stack, time.monotonic() + _WORKING_S
         begun_ms = time.time_ns() // 1_000_000
+        probes: list[Job] = []
         while True:
             rows = stack.rows()
             idle = [
@@ -212,10 +213,12 @@ class _Campaign:
                 if worker.pid not in rows or rows[worker.pid].progressed_ms < begun_ms
             ]
             if not idle or time.monotonic() > deadline:
+                for probe in probes:  # what is not encoded when workers stop would be kept for a week
+                    probe.discard()
                 return idle
             for hardware in {worker.hardware for worker in idle}:
                 texts = [f"for everybody {at}" for at in range(100)]
-                enqueue_embeddings(
+                probe = enqueue_embeddings(
                     texts,
                     model=self._options.model,
                     hardware=hardware,
@@ -223,6 +226,7 @@ class _Campaign:
                     ttl=self._options.ttl,
                     settings=stack.settings,
                 )
+                probes.append(probe)
             time.sleep(2)
 
     def _discard_abandoned(self) -> int:

@@ -239,7 +239,7 @@ class Producers:
                 stderr=subprocess.PIPE,
             )
             status, printed, said = self._end_of(order, process)
-            for job_id in _JOB_ID.findall(printed + said):
+            for job_id in own_ids(printed, said):
                 order.made(job_id)
             if is_good_end(order, status, printed, said):
                 break
@@ -278,6 +278,13 @@ class Producers:
                 break
             time.sleep(1.0)
         self.release(order)
+
+
+def own_ids(printed: str, said: str) -> list[str]:
+    """The jobs that a producer speaks of as its own. On standard error its reaper also speaks of others' jobs."""
+    lines = said.splitlines()
+    own = [line for line in lines if ": its submission " in line or not line.startswith("job ")]
+    return _JOB_ID.findall("\n".join([printed, *own]))
 
 
 def is_good_end(order: Order, status: int, printed: str, said: str) -> bool:

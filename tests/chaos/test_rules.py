@@ -12,7 +12,7 @@ from tests.chaos.check import is_spent
 from tests.chaos.faults import FAULTS, faults_named
 from tests.chaos.jobs import _SPECIAL, DummyWorkload, Plan
 from tests.chaos.options import Options
-from tests.chaos.producers import Order, is_good_end
+from tests.chaos.producers import Order, is_good_end, own_ids
 from tests.chaos.pulse import Silence, most_deaths, unexplained
 from tests.chaos.storm import Event
 
@@ -123,3 +123,12 @@ def test_jobs_may_speak_of_no_more_deaths_than_there_were() -> None:
     assert most_deaths(1, 3, [kill], 0) == 2
     assert most_deaths(1, 3, [kill, freeze], 0) == 4
     assert most_deaths(0, 3, [], 1) == 6
+
+
+def test_a_producer_does_not_own_the_jobs_that_its_reaper_speaks_of() -> None:
+    own, other = "20261122-150243-c30a9a2488", "20261122-150102-06f8e5c283"
+    reaper = f"job {other}: the process died that retried its failed records; those queued go on\n"
+    waiting = f"job {own}: its submission waits for another producer of this job\n"
+    assert own_ids(f"{own}\n", reaper) == [own]
+    assert own_ids("", waiting + reaper) == [own]
+    assert own_ids("", f"{reaper}JobCancelled: job {own} was cancelled\n") == [own]
