@@ -18,6 +18,8 @@ import yaml
 
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import ENV_PREFIX, FLAGS, Settings
+from tests.support.browser import chromium, errors_logged
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ("request", "matrix", "study", "grid")
@@ -214,3 +216,14 @@ def test_the_site_holds_the_pages_and_links_to_no_file_that_it_leaves_out(site: 
 def test_a_link_to_a_source_file_becomes_its_path(site: Path) -> None:
     page = (site / "docs" / "accuracy.html").read_text(encoding="utf-8")
     assert "texts (<code>workers/embedctl_workers/models/gate_texts.py</code>)" in page
+
+
+@pytest.mark.browser
+def test_the_site_is_searched_from_its_folder_without_a_server_or_a_network(site: Path) -> None:
+    with chromium("--window-size=1300,900", "--host-resolver-rules=MAP * ~NOTFOUND") as browser:
+        browser.get((site / "docs" / "library.html").as_uri())
+        browser.find_element("css selector", ".md-search__input").send_keys("noeviction")
+        links = "return [...document.querySelectorAll('.md-search-result__link')].map(link => link.pathname)"
+        page = str(site / "docs" / "operations.html")
+        eventually(lambda: page in browser.execute_script(links), what=f"{page} among the results")
+        assert errors_logged(browser) == []
