@@ -92,6 +92,10 @@ format: $(VENV)/.dev ## mend what ruff can mend
 docs: $(VENV)/.dev ## write docs/cli.md and docs/settings.md from the source
 	$(PY) docs/generate.py
 
+.PHONY: site
+site: $(VENV)/.dev ## build the pages as a site with a search: build/site/index.html
+	$(PY) -m mkdocs build
+
 .PHONY: constraints
 constraints: ## write constraints.txt from a fresh environment with the newest versions
 	$(PYTHON) -m venv --clear build/newest

@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urljoin
 
 import click
 import pytest
+import yaml
 
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import ENV_PREFIX, FLAGS, Settings
+from tests.support.browser import chromium, errors_logged
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ("request", "matrix", "study", "grid")
@@ -27,6 +33,9 @@ WITHOUT_VARIABLE = {
     *((f"embedctl bench {name}", option) for name in BENCHMARKS for option in ("--model", "--class")),
 }
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+#: What a page of the site loads, and where its links lead.
+LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\s(?:src|href)=\"?([^\"\s>]+)")
+LINKED = re.compile(r"<a\b[^>]*?\shref=\"?([^\"\s>]+)")
 
 
 def load_generator():
@@ -149,3 +158,72 @@ def test_a_mark_that_an_example_is_not_run_stands_just_before_one(page: Path) ->
         if mark.startswith("<!-- not run"):
             assert re.fullmatch(r"<!-- not run: .+ -->", mark)
             assert after in ("```console", "```python")
+
+
+def leaves(entry: object) -> Iterator[str]:
+    """The pages in a part of the site's navigation."""
+    if isinstance(entry, str):
+        yield entry
+        return
+    for each in entry.values() if isinstance(entry, dict) else entry:
+        yield from leaves(each)
+
+
+def test_every_page_stands_in_the_navigation_of_the_site_once() -> None:
+    # The base loader leaves the tag of the function that makes anchors alone.
+    site = yaml.load(read("mkdocs.yml"), Loader=yaml.BaseLoader)
+    assert sorted(leaves(site["nav"])) == sorted(str(page.relative_to(ROOT)) for page in PAGES)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: a link or an anchor that leads nowhere fails the build."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def found(pattern: re.Pattern[str], site: Path) -> Iterator[str]:
+    """Each target of each page, as seen from the top of the site; the page for wrong addresses needs a server."""
+    for page in site.rglob("*.html"):
+        if page.name != "404.html":
+            where = str(page.relative_to(site))
+            for target in pattern.findall(page.read_text(encoding="utf-8")):
+                yield urljoin(where, target).partition("#")[0].partition("?")[0]
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere_and_shows_every_picture(site: Path) -> None:
+    loaded = set(found(LOADED, site))
+    assert [each for each in loaded if not (site / each).is_file()] == []
+    pictures = {str(each.relative_to(ROOT)) for each in (ROOT / "docs").rglob("*.svg")}
+    assert pictures | {"docs/iframe-worker.js"} <= loaded
+    assert not [each for each in site.rglob("*.css") if re.search(r"url\(.?(https?:)?//", each.read_text("utf-8"))]
+
+
+@pytest.mark.slow
+def test_the_site_holds_the_pages_and_links_to_no_file_that_it_leaves_out(site: Path) -> None:
+    pages = {str(page.relative_to(ROOT).with_suffix(".html")) for page in PAGES} - {"README.html"} | {"index.html"}
+    held = {str(page.relative_to(site)) for page in site.rglob("*.html")} - {"404.html"}
+    assert held == pages
+    assert [each for each in found(LINKED, site) if "://" not in each and not (site / each).is_file()] == []
+    assert not [*site.rglob("*.py"), *site.rglob("*.pyc")]
+
+
+@pytest.mark.slow
+def test_a_link_to_a_source_file_becomes_its_path(site: Path) -> None:
+    page = (site / "docs" / "accuracy.html").read_text(encoding="utf-8")
+    assert "texts (<code>workers/embedctl_workers/models/gate_texts.py</code>)" in page
+
+
+@pytest.mark.browser
+def test_the_site_is_searched_from_its_folder_without_a_server_or_a_network(site: Path) -> None:
+    with chromium("--window-size=1300,900", "--host-resolver-rules=MAP * ~NOTFOUND") as browser:
+        browser.get((site / "docs" / "library.html").as_uri())
+        browser.find_element("css selector", ".md-search__input").send_keys("noeviction")
+        links = "return [...document.querySelectorAll('.md-search-result__link')].map(link => link.pathname)"
+        page = str(site / "docs" / "operations.html")
+        eventually(lambda: page in browser.execute_script(links), what=f"{page} among the results")
+        assert errors_logged(browser) == []
