@@ -377,11 +377,11 @@ def test_a_plan_that_tensorrt_refuses_is_built_again_once(here: Runtime, files: 
 
 
 def test_a_plan_of_other_profiles_is_refused(here: Runtime, files: ModelFiles, own: Host) -> None:
-    from embedctl_workers.backends.tensorrt.engine import Engine
+    from embedctl_workers.backends.tensorrt.engine import LoadedPlan
 
     load(files, own, **SMALL)
     with pytest.raises(PlanRefused, match="has 3 profiles, not 1"):
-        Engine(here, plan_of(own.cache).read_bytes(), profiles_for(32, 200))
+        LoadedPlan(here, plan_of(own.cache).read_bytes(), profiles_for(32, 200))
 
 
 def test_without_building_the_message_says_what_there_is(here: Runtime, files: ModelFiles, own: Host) -> None:

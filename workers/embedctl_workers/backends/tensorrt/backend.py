@@ -17,7 +17,7 @@ from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.onnx.inputs import GraphInputs
 from embedctl_workers.backends.tensorrt import runtime as runtimes
 from embedctl_workers.backends.tensorrt.device import Event
-from embedctl_workers.backends.tensorrt.engine import Begun, Engine, PlanRefused
+from embedctl_workers.backends.tensorrt.engine import Begun, LoadedPlan, PlanRefused
 from embedctl_workers.backends.tensorrt.profiles import Piece, pieces_of
 from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions, artifact_for, profiles_of
 from embedctl_workers.backends.tensorrt.runtime import Runtime
@@ -56,8 +56,8 @@ class TensorRTBackend:
         self._runtime = runtime
         self._profiles = profiles_of(artifact.folder, options)
         plan = (artifact.folder / PLAN).read_bytes()
-        engine = Engine(runtime, plan, self._profiles)
-        self._engine: Engine | None = engine
+        engine = LoadedPlan(runtime, plan, self._profiles)
+        self._engine: LoadedPlan | None = engine
         self._inputs = GraphInputs(artifact.folder, engine.inputs)
         self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
         self.engine = f"TensorRT {runtime.version}, {artifact.manifest['graph']['name']}, {runtime.device.name}"

@@ -32,7 +32,7 @@ class Begun:
     held: Sequence[torch.Tensor]
 
 
-class Engine:
+class LoadedPlan:
     """A plan on the device, with a context for each of its profiles.
 
     Args:
