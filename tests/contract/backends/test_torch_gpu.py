@@ -506,7 +506,7 @@ def test_a_model_that_does_not_fit_is_refused(load: Load, monkeypatch: pytest.Mo
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    monkeypatch.setattr("embedctl_workers.backends.gpu.backend.PackedEngine", full)
+    monkeypatch.setattr("embedctl_workers.backends.gpu.backend.PackedGpuEngine", full)
     with pytest.raises(
         ModelError, match=r"'tiny' does not fit into the free memory of the CPU as a stand-in: .*20.00 MiB"
     ):

@@ -18,10 +18,10 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.gpu.compiled import BUCKETS, Compiler, compiler
 from embedctl_workers.backends.gpu.device import Device, open_gpu, watched
-from embedctl_workers.backends.gpu.engine import Engine
+from embedctl_workers.backends.gpu.engine import GpuEngine
 from embedctl_workers.backends.gpu.memory import MOST_TOKENS, SAMPLE_TOKENS, Limit, affordable
-from embedctl_workers.backends.gpu.packed import PackedEngine
-from embedctl_workers.backends.gpu.padded import PaddedEngine
+from embedctl_workers.backends.gpu.packed import PackedGpuEngine
+from embedctl_workers.backends.gpu.padded import PaddedGpuEngine
 from embedctl_workers.backends.gpu.precision import DTYPES, Choice, choose, forced, full_precision
 from embedctl_workers.backends.gpu.transfer import Output, Transfer
 from embedctl_workers.backends.torch.backend import SentenceModel
@@ -135,7 +135,7 @@ class TorchGpuBackend(SentenceModel):
         del self._engine, self._model
         self._device.empty_cache()
 
-    def _begin(self, engine: Engine, tokens: Tokens, rows: Rows) -> Output:
+    def _begin(self, engine: GpuEngine, tokens: Tokens, rows: Rows) -> Output:
         with torch.inference_mode():
             batch = engine.batch(tokens, rows)
             inputs = self._transfer.upload(batch.arrays)
@@ -156,21 +156,23 @@ class TorchGpuBackend(SentenceModel):
 
         return choose(self._device.dtypes, references_for(files, host), encode)
 
-    def _engine_in(self, dtype: torch.dtype) -> Engine:
+    def _engine_in(self, dtype: torch.dtype) -> GpuEngine:
         device = self._device.device
-        engine: Engine
+        engine: GpuEngine
         if self._packs and (found := packable(self._model)):
             weights, rest = found
-            engine = PackedEngine(weights, [module.to(device) for module in rest], self._device, dtype, self.max_tokens)
+            engine = PackedGpuEngine(
+                weights, [module.to(device) for module in rest], self._device, dtype, self.max_tokens
+            )
         else:
-            engine = PaddedEngine(self._model, Padding.of(self._tokenizer), device, dtype, self.max_tokens)
+            engine = PaddedGpuEngine(self._model, Padding.of(self._tokenizer), device, dtype, self.max_tokens)
         # Weights were copied on another stream than the one that computes.
         self._device.synchronize()
         return engine
 
     def _compile(self, compiler: Compiler) -> bool:
         """Whether the layers are compiled; what can't be is run as it is, with a line in the log."""
-        if not isinstance(self._engine, PackedEngine):
+        if not isinstance(self._engine, PackedGpuEngine):
             log.warning("model %s is not compiled: only packed models are", self._name)
             return False
         if not self._engine.compiles:

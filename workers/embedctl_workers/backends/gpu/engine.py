@@ -25,7 +25,7 @@ class Batch:
     facts: Any
 
 
-class Engine(Protocol):
+class GpuEngine(Protocol):
     """A model's layers and what makes a text's vector of its tokens', on the device.
 
     Attributes:

@@ -36,7 +36,7 @@ class _Facts:
     bucket: Bucket | None
 
 
-class PackedEngine:
+class PackedGpuEngine:
     """Runs an encoder of the BERT family on packed tokens. Pooling and what follows are done in float32.
 
     Args:

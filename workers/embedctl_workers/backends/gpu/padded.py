@@ -20,7 +20,7 @@ from embedctl_workers.backends.torch.packed.inputs import check_within
 _STEP = 16
 
 
-class PaddedEngine:
+class PaddedGpuEngine:
     """Runs a model by its own modules.
 
     Args:

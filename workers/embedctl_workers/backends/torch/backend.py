@@ -29,7 +29,7 @@ _WARM_UP_LENGTHS = (8, 32, 128, 256)
 _PROMPTS_KEPT = 16
 
 #: Runs a model on some of the texts: rows × dim, not normalised unless the model itself does so.
-Engine = Callable[[Tokens, Rows], torch.Tensor]
+CpuEngine = Callable[[Tokens, Rows], torch.Tensor]
 
 
 class SentenceModel:
@@ -95,7 +95,7 @@ class TorchBackend(SentenceModel):
         super().__init__(files)
         self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         packed = packed_engine(self._model, host) if engine == "auto" else None
-        self._engine: Engine = packed or _Padded(self._model, Padding.of(self._tokenizer))
+        self._engine: CpuEngine = packed or _Padded(self._model, Padding.of(self._tokenizer))
         self.engine = packed.name if packed else "padded, torch"
         self._pads = packed is None
         self.batch_cost = PADDED_BATCH_COST if self._pads else None
