@@ -26,7 +26,7 @@ _TOLERANCE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionPlan:
     """How the texts of a batch are attended to.
 
     Attributes:
@@ -46,11 +46,11 @@ class Attention(Protocol):
     #: For people.
     NAME: ClassVar[str]
 
-    def plan(self, offsets: Rows) -> Plan:
+    def plan(self, offsets: Rows) -> AttentionPlan:
         """The part of a batch that is decided on the host; `offsets` as in :class:`.packed.inputs.Packed`."""
         ...
 
-    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         """tokens × 3 × heads × size → tokens × heads × size; `inputs` are the plan's arrays and the offsets."""
         ...
 
@@ -67,10 +67,10 @@ class Varlen:
     def __init__(self, function: Any) -> None:
         self._function = function
 
-    def plan(self, offsets: Rows) -> Plan:
-        return Plan({}, (), int(np.diff(offsets).max()))
+    def plan(self, offsets: Rows) -> AttentionPlan:
+        return AttentionPlan({}, (), int(np.diff(offsets).max()))
 
-    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         query, key, value = qkv.unbind(1)
         at = inputs["offsets"]
         found: torch.Tensor = self._function(query, key, value, at, at, plan.longest, plan.longest)
@@ -82,7 +82,7 @@ class Bucketed:
 
     NAME: ClassVar[str] = "SDPA"
 
-    def plan(self, offsets: Rows) -> Plan:
+    def plan(self, offsets: Rows) -> AttentionPlan:
         lengths = np.diff(offsets)
         widths = _widths_of(lengths)
         gathered, lengths_in_order, groups = [], [], []
@@ -104,9 +104,9 @@ class Bucketed:
             "place": place,
             "padded_lengths": np.concatenate(lengths_in_order),
         }
-        return Plan(arrays, tuple(groups), int(lengths.max()))
+        return AttentionPlan(arrays, tuple(groups), int(lengths.max()))
 
-    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         heads, size = qkv.shape[2:]
         made, token, text = [], 0, 0
         for rows, width in plan.groups:

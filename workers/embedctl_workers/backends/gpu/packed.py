@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from embedctl_workers.arrays.tokens import Rows, Tokens
-from embedctl_workers.backends.gpu.attention import Attention, Plan, attention_for
+from embedctl_workers.backends.gpu.attention import Attention, AttentionPlan, attention_for
 from embedctl_workers.backends.gpu.compiled import Bucket, Compiler, bucket_of
 from embedctl_workers.backends.gpu.device import Device
 from embedctl_workers.backends.gpu.engine import Batch
@@ -30,7 +30,7 @@ class _Facts:
         bucket: what it was filled up to; None where it runs as it is.
     """
 
-    plan: Plan
+    plan: AttentionPlan
     tokens: int
     prompt_tokens: int | None
     bucket: Bucket | None
@@ -84,7 +84,9 @@ class PackedGpuEngine:
         ids, positions, offsets = packed.ids, packed.positions, packed.offsets
         if bucket is not None:
             ids, positions = bucket.filled(ids), bucket.filled(positions)
-            plan = Plan(plan.arrays, plan.groups, self._longest)  # any other number would be compiled for again
+            plan = AttentionPlan(
+                plan.arrays, plan.groups, self._longest
+            )  # any other number would be compiled for again
         arrays = {
             **plan.arrays,
             "ids": ids,
@@ -126,7 +128,7 @@ class _Stack:
     def __init__(self, weights: Weights, attention: Attention, device: torch.device, dtype: torch.dtype) -> None:
         self._layers = [_Layer(layer, weights, attention, device, dtype) for layer in weights.layers]
 
-    def run(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def run(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         """tokens × hidden, after the embeddings → the last hidden state."""
         for layer in self._layers:
             x = layer(x, inputs, plan)
@@ -147,7 +149,7 @@ class _Layer:
         self._down = _Linear([layer.down], device, dtype)
         self._norm = _Norm(layer.norm, device, dtype)
 
-    def __call__(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         tokens, hidden = x.shape
         qkv = self._qkv(x).view(tokens, 3, self._heads, hidden // self._heads)
         context = self._attention(qkv, inputs, plan).reshape(tokens, hidden)
