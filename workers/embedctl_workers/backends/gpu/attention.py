@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from embedctl_workers.arrays.tokens import Rows
-from embedctl_workers.backends.gpu.device import Device
+from embedctl_workers.backends.gpu.device import GpuDevice
 from embedctl_workers.redaction import first_line
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Bucketed:
         return torch.cat(made)[inputs["place"]]
 
 
-def attention_for(device: Device, dtype: torch.dtype, heads: int, size: int) -> Attention:
+def attention_for(device: GpuDevice, dtype: torch.dtype, heads: int, size: int) -> Attention:
     """The fastest attention that this device has for heads of a size, tried out."""
     fitting = dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= _LARGEST_HEAD
     if not (device.varlen and fitting):

@@ -17,7 +17,7 @@ from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.gpu.compiled import BUCKETS, Compiler, compiler
-from embedctl_workers.backends.gpu.device import Device, open_gpu, watched
+from embedctl_workers.backends.gpu.device import GpuDevice, open_gpu, watched
 from embedctl_workers.backends.gpu.engine import GpuEngine
 from embedctl_workers.backends.gpu.memory import MOST_TOKENS, SAMPLE_TOKENS, Limit, affordable
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
@@ -57,7 +57,7 @@ class TorchGpuBackend(SentenceModel):
         self,
         files: ModelFiles,
         host: Host,
-        device: Device,
+        device: GpuDevice,
         *,
         dtype: str = "auto",
         engine: str = "auto",

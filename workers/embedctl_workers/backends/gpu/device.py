@@ -41,7 +41,7 @@ class Event(Protocol):
         ...
 
 
-class Device(Protocol):
+class GpuDevice(Protocol):
     """What the engines use of a device besides tensors on it.
 
     Attributes:
@@ -102,7 +102,7 @@ class Peak:
 
 
 class Gpu:
-    """The first device of `torch.cuda`; see :class:`Device`."""
+    """The first device of `torch.cuda`; see :class:`GpuDevice`."""
 
     def __init__(self) -> None:
         facts = torch.cuda.get_device_properties(0)
@@ -201,7 +201,7 @@ def _try_out(device: torch.device) -> None:
 
 
 @contextmanager
-def watched(device: Device) -> Iterator[None]:
+def watched(device: GpuDevice) -> Iterator[None]:
     """Give errors of the device their meaning.
 
     Its caller should hold no tensors of its own: what frames below it hold is let go before memory is given back.
@@ -225,7 +225,7 @@ def watched(device: Device) -> Iterator[None]:
         raise
 
 
-def _lost_or_not(device: Device, error: RuntimeError) -> None:
+def _lost_or_not(device: GpuDevice, error: RuntimeError) -> None:
     """After most errors of CUDA nothing else succeeds in the process; a few concern the call alone."""
     try:
         device.synchronize()

@@ -13,7 +13,7 @@ from torch.nn import functional
 from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.gpu.attention import Attention, AttentionPlan, attention_for
 from embedctl_workers.backends.gpu.compiled import Bucket, Compiler, bucket_of
-from embedctl_workers.backends.gpu.device import Device
+from embedctl_workers.backends.gpu.device import GpuDevice
 from embedctl_workers.backends.gpu.engine import Batch
 from embedctl_workers.backends.torch.packed.inputs import packed_texts
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
@@ -49,7 +49,7 @@ class PackedGpuEngine:
         self,
         weights: Weights,
         rest: list[torch.nn.Module],
-        device: Device,
+        device: GpuDevice,
         dtype: torch.dtype,
         longest: int,
     ) -> None:

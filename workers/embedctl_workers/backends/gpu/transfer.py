@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from embedctl_workers.arrays.tokens import Vectors
-from embedctl_workers.backends.gpu.device import Device, Event
+from embedctl_workers.backends.gpu.device import Event, GpuDevice
 
 #: What each array begins at a multiple of: kernels read whole lines of a cache.
 _ALIGNED = 32
@@ -32,7 +32,7 @@ class Output:
 class Transfer:
     """Copies to the device, computing there, and copies back: each on a stream of its own."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: GpuDevice) -> None:
         self._device = device
         self._inward, self._outward = device.stream(), device.stream()
         self._compute = device.stream()

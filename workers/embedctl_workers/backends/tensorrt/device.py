@@ -22,7 +22,7 @@ class Event(Protocol):
         ...
 
 
-class Device(Protocol):
+class PlanDevice(Protocol):
     """A GPU with a stream of its own, in which everything here is done and in the order in which it was asked for."""
 
     #: Its model, such as `NVIDIA A10G`, and its compute capability, such as `8.6`.
@@ -61,7 +61,7 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """The first GPU that torch sees; see :class:`Device`.
+    """The first GPU that torch sees; see :class:`PlanDevice`.
 
     Raises:
         WorkerError: there is none for this torch, or it is none of NVIDIA's.

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from embedctl_config.errors import MissingExtra, WorkerError
-from embedctl_workers.backends.tensorrt.device import CudaDevice, Device
+from embedctl_workers.backends.tensorrt.device import CudaDevice, PlanDevice
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Runtime:
     """
 
     trt: Any  # it has no types
-    device: Device
+    device: PlanDevice
     log: Any  # of a class that is made of one of the vendor's
 
     @property
