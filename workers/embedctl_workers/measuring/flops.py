@@ -20,7 +20,7 @@ _KNOWN: Mapping[str, tuple[str, str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class EncoderShape:
     """The matrices of an encoder of the BERT family: `layers` of them, `hidden` wide, `inner` wide in between."""
 
     hidden: int
@@ -41,14 +41,14 @@ class Shape:
         return float(weights * tokens.sum() + 4 * self.layers * self.hidden * (tokens**2).sum())
 
 
-def shape_of(folder: Path) -> Shape | None:
+def shape_of(folder: Path) -> EncoderShape | None:
     """The shape of the model in a folder; None where its architecture is none that is known here."""
     config = _config(folder)
     names = _KNOWN.get(str(config.get("model_type")))
     if names is None or any(not isinstance(config.get(name), int) for name in names):
         return None
     hidden, inner, layers = (int(config[name]) for name in names)
-    return Shape(hidden, inner, layers)
+    return EncoderShape(hidden, inner, layers)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.measuring.flops import Shape, shape_of
+from embedctl_workers.measuring.flops import EncoderShape, shape_of
 from embedctl_workers.measuring.matrix_products import MatrixProducts, matrix_products
 from embedctl_workers.measuring.rates import Load, encoding_rate, loads_for, tokenising_rate
 from embedctl_workers.measuring.spread import Spread
@@ -109,7 +109,7 @@ class _Rounds:
     encoded: list[float] = field(default_factory=list)
     tokenised: list[float] = field(default_factory=list)
 
-    def rate(self, shape: Shape | None, matrix: Sequence[float]) -> Rate:
+    def rate(self, shape: EncoderShape | None, matrix: Sequence[float]) -> Rate:
         lengths = self.load.lengths
         tokens = float(lengths.sum())
         share = None
