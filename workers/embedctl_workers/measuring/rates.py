@@ -1,4 +1,4 @@
-"""How fast a loaded model is on its device, in a worker's own batches."""
+"""The rates of a loaded model on its device, in a worker's batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from embedctl_workers.encoding.encoder import ChunkEncoder, Stopped
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.measuring.sample_texts import long_texts, mixed_texts
 
-#: Texts of a chunk: the default of `chunk_size`; of long ones as many as have about as many tokens.
+#: Texts per chunk: the default of `chunk_size`, and the number of long texts that have about as many tokens.
 _MIXED, _LONG = 512, 48
-#: The longest texts that are measured (tokens), which most models take.
+#: The longest texts that are measured (tokens): most models take texts of this length.
 LONGEST = 450
 
 
@@ -29,7 +29,7 @@ class Load:
 
     Attributes:
         texts: UTF-8.
-        prepared: its batches stand in an order of chance, so that a part of them is like the whole.
+        prepared: its batches are in random order, so that a part of them is like the whole.
     """
 
     name: str
@@ -56,9 +56,9 @@ def loads_for(encoder: ChunkEncoder) -> list[Load]:
 
 
 def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
-    """Tokens/s of a chunk that is encoded again and again for so long; it is tokenised already.
+    """Tokens/s of encoding a tokenised chunk again and again, for a time in seconds.
 
-    As in a worker: where the backend works ahead, the next chunk is begun while the last batches of one are awaited.
+    As in a worker, if the backend works ahead, the next chunk begins while the last batches of this one are awaited.
 
     Raises:
         ModelError: some of the texts can't be encoded.
@@ -90,7 +90,7 @@ def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
 
 
 def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
-    """Tokens/s of preparing a chunk again and again for so long, with nothing else going on."""
+    """Tokens/s of preparing a chunk again and again, for a time in seconds, while nothing else runs."""
     started, tokens = time.perf_counter(), 0
     while (spent := time.perf_counter() - started) < seconds:
         tokens += int(_prepare(encoder, load.texts).tokens.lengths.sum())
