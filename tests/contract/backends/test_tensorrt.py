@@ -474,9 +474,11 @@ def test_a_model_of_which_no_plan_is_right_is_refused(
     spoilt: set[str], here: Runtime, files: ModelFiles, own: Host
 ) -> None:
     spoilt |= {"fp16", "bf16"}
-    with pytest.raises(ModelError, match=r"no plan gives its vectors \(fp16: max abs .*; bf16: max abs .*torch-gpu"):
+    with pytest.raises(
+        ModelError, match=r"no plan reproduces its vectors \(fp16: max abs .*; bf16: max abs .*torch-gpu"
+    ):
         load(files, own, **SMALL)
-    with pytest.raises(ModelError, match=r"no plan gives its vectors \(fp16: max abs [^;]*\): use"):
+    with pytest.raises(ModelError, match=r"no plan reproduces its vectors \(fp16: max abs [^;]*\): use"):
         load(files, own, dtype="fp16", **SMALL)
     assert not list(own.cache.glob(f"artifacts/*/{PLAN}"))
 
