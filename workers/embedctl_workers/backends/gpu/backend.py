@@ -35,20 +35,20 @@ from embedctl_workers.redaction import first_line
 log = logging.getLogger(__name__)
 
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
-#: The longest text with which memory is measured: a batch of longer ones takes little more a token.
+#: The longest text that memory is measured with (tokens): longer texts take little more memory per token.
 _SAMPLE_LENGTH = 512
 
 
 class TorchGpuBackend(SentenceModel):
     """A sentence-transformers model on the one GPU that this process sees.
 
-    Models of the BERT family run on packed tokens, all others by their own modules on batches padded to a width. Either
-    way pooling and what follows it are done in float32.
+    Models of the BERT family run on packed tokens. All others run through their own modules, on padded batches. Either
+    way, pooling and everything after it run in float32.
 
     Options:
         compile: whether torch compiles the layers of packed models, for a few sizes of batches.
-        dtype: `auto`: fp16 or bf16, whichever is nearer to fp32 on the gate's texts; or `fp16`, `bf16`, `fp32`.
-        engine: `auto`, or `padded` to run any model by its own modules.
+        dtype: `auto` for fp16 or bf16, the one nearer to fp32 on the gate's texts; or `fp16`, `bf16`, `fp32`.
+        engine: `auto`, or `padded` to run any model through its own modules.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("compile", "dtype", "engine")
@@ -88,7 +88,8 @@ class TorchGpuBackend(SentenceModel):
         """As :meth:`~embedctl_workers.backends.base.Backend.load`.
 
         Raises:
-            ModelError: it can't be found, is of a kind that this backend does not support, or does not fit.
+            ModelError: the model can't be found, is of a kind that this backend does not support, or does not fit into
+                the GPU's memory.
             SettingsError: an option is wrong.
             WorkerError: there is no GPU that torch can use.
         """
@@ -101,14 +102,14 @@ class TorchGpuBackend(SentenceModel):
     def finish(self, output: Output, *, normalize: bool) -> Vectors:
         with watched(self._device):
             vectors = output.wait()
-        with np.errstate(invalid="ignore"):  # what overflowed is told apart by whoever reads the vectors
+        with np.errstate(invalid="ignore"):  # the caller looks for vectors that overflowed
             return unit(vectors) if normalize else vectors
 
     def positions(self, lengths: Rows) -> int:
         return self._engine.positions(lengths)
 
     def warm_up(self) -> None:
-        """Run batches of several lengths, measure what a token takes, and have every size compiled that there is.
+        """Run batches of several lengths, measure the memory per token, and compile every size within the budget.
 
         Raises:
             ModelError: the device has no memory for a small batch.
@@ -120,7 +121,7 @@ class TorchGpuBackend(SentenceModel):
                 positions = self._run_dummies(_SAMPLE_LENGTH, tokens=SAMPLE_TOKENS)
             self.token_budget = affordable(peak.bytes, positions, self._device.free_memory())
             if known := self._limit.load():
-                log.info("the device ran out of memory before: the token budget is %d at most", known)
+                log.info("the device ran out of memory in an earlier run: the token budget is at most %d", known)
                 self.token_budget = min(self.token_budget, known)
             if self._compiles:
                 for size in BUCKETS:
@@ -144,7 +145,7 @@ class TorchGpuBackend(SentenceModel):
             return self._transfer.download(vectors)
 
     def _nearest(self, files: ModelFiles, host: Host) -> Choice:
-        """The type of 16 bits whose vectors of the gate's texts are nearest to those of float32."""
+        """The 16-bit type whose vectors of the gate's texts are nearest to those of float32."""
         texts = self.tokenize(gate_texts(), None)
 
         def encode(dtype: torch.dtype) -> Vectors:
@@ -166,23 +167,25 @@ class TorchGpuBackend(SentenceModel):
             )
         else:
             engine = PaddedGpuEngine(self._model, Padding.of(self._tokenizer), device, dtype, self.max_tokens)
-        # Weights were copied on another stream than the one that computes.
+        # The weights were copied on another stream than the computing one.
         self._device.synchronize()
         return engine
 
     def _compile(self, compiler: Compiler) -> bool:
-        """Whether the layers are compiled; what can't be is run as it is, with a line in the log."""
+        """Compile the layers, and return True; or log why they can't be compiled, and return False."""
         if not isinstance(self._engine, PackedGpuEngine):
             log.warning("model %s is not compiled: only packed models are", self._name)
             return False
         if not self._engine.compiles:
-            log.warning("model %s is not compiled: %s can't be, for batches of one size", self._name, self._engine.name)
+            log.warning(
+                "model %s is not compiled: %s can't be compiled for batches of one size", self._name, self._engine.name
+            )
             return False
         self._engine.compile(compiler)
         return True
 
     def _run_dummies(self, length: int, *, tokens: int) -> int:
-        """Encode about so many tokens in texts of about a length; how many were computed."""
+        """Encode about `tokens` tokens, in texts of about `length` tokens; the number of tokens that were computed."""
         text = self.tokenize(["a " * min(length, self.max_tokens)], "")
         rows = np.zeros(max(1, tokens // int(text.lengths[0])), np.int64)
         self.finish(self.forward(text, rows), normalize=True)
@@ -190,7 +193,11 @@ class TorchGpuBackend(SentenceModel):
 
     @contextmanager
     def _within_memory(self) -> Iterator[None]:
-        """Say what it means that the device has no memory before the first batch."""
+        """Turn a lack of memory before the first batch into an error that explains it.
+
+        Raises:
+            ModelError: the model does not fit into the device's free memory.
+        """
         try:
             with watched(self._device):
                 yield

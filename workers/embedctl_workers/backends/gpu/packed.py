@@ -1,4 +1,4 @@
-"""Encoders of the BERT family on packed tokens, in 16 bits or 32."""
+"""Encoders of the BERT family on packed tokens, in 16 or 32 bits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Of a batch.
+    """Facts of a batch that are not in its arrays.
 
     Attributes:
-        plan: of the attention.
-        tokens: how many are real.
+        plan: the plan of its attention.
+        tokens: the number of real tokens.
         prompt_tokens: as in :class:`~embedctl_workers.arrays.tokens.Tokens`.
-        bucket: what it was filled up to; None where it runs as it is.
+        bucket: the size that it was filled up to; None if it runs as it is.
     """
 
     plan: AttentionPlan
@@ -37,11 +37,11 @@ class _Facts:
 
 
 class PackedGpuEngine:
-    """Runs an encoder of the BERT family on packed tokens. Pooling and what follows are done in float32.
+    """Runs an encoder of the BERT family on packed tokens. Pooling and everything after it run in float32.
 
     Args:
-        weights: of the model, float32; copied.
-        rest: the model's own modules that make a text's vector of its tokens', on the device in float32.
+        weights: the model's, float32; copied.
+        rest: the model's own modules that turn tokens' vectors into a text's vector, on the device in float32.
         longest: most tokens of a text.
     """
 
@@ -60,7 +60,7 @@ class PackedGpuEngine:
         self._norm = _Norm(weights.norm, device.device, torch.float32)
         self._dtype = dtype
         self._stack = _Stack(weights, self._attention, device.device, dtype)
-        # Without the layers, and with the tables on the device alone: those of the host are large.
+        # The layers are dropped, and the tables stay on the device only: the host's copies are large.
         words, places = weights.words.to(device.device, dtype), weights.places.to(device.device, dtype)
         self._weights = replace(weights, words=words, places=places, layers=[])
         self._compiled: Callable[..., torch.Tensor] | None = None
@@ -86,7 +86,7 @@ class PackedGpuEngine:
             ids, positions = bucket.filled(ids), bucket.filled(positions)
             plan = AttentionPlan(
                 plan.arrays, plan.groups, self._longest
-            )  # any other number would be compiled for again
+            )  # a constant, because each new number would compile again
         arrays = {
             **plan.arrays,
             "ids": ids,
@@ -106,7 +106,7 @@ class PackedGpuEngine:
         features: dict[str, Any] = {
             "token_embeddings": x[: facts.tokens].float()[None],
             "cu_seq_lens_q": inputs["cu_seq_lens"],
-            # Which text a token is of: pooling would find out by asking the device, and wait for the answer.
+            # The text of each token. Without it, pooling would ask the device and wait for the answer.
             "seq_idx": inputs["text"][None],
         }
         if facts.prompt_tokens is not None:
@@ -158,7 +158,7 @@ class _Layer:
 
 
 class _Linear:
-    """Linear layers side by side."""
+    """Linear layers side by side, in one product."""
 
     def __init__(self, modules: list[torch.nn.Linear], device: torch.device, dtype: torch.dtype) -> None:
         self._weight = torch.cat([module.weight.detach().float() for module in modules]).to(device, dtype)
@@ -169,7 +169,7 @@ class _Linear:
 
 
 class _Norm:
-    """A LayerNorm; its statistics are computed in float32 whatever the type."""
+    """A LayerNorm; its statistics are computed in float32, whatever the type."""
 
     def __init__(self, module: torch.nn.LayerNorm, device: torch.device, dtype: torch.dtype) -> None:
         self._weight = module.weight.detach().to(device, dtype)
