@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A batch that the device has been given; see :class:`Begun`."""
+    """A batch that was handed to the device; see :class:`Begun`."""
 
     pieces: Sequence[tuple[Piece, Begun]]
     done: Event
@@ -39,10 +39,10 @@ class Output:
 class TensorRTBackend:
     """A sentence-transformers model as one plan, pooling included, built for the GPU at hand.
 
-    Texts are tokenised once, unpadded. A batch is cut into pieces by the plan's profiles, one a bucket of lengths, and
-    each piece is padded to little more than its own longest row.
+    Texts are tokenised once, unpadded. A batch is cut into pieces by the plan's profiles, one per bucket of lengths.
+    Each piece is padded to little more than its own longest row.
 
-    Options: `dtype`, what it computes in: `auto`, `fp16`, `bf16` or `fp32`; `batch_tokens`: of a usual batch.
+    Options: `dtype`, the type to compute in: `auto`, `fp16`, `bf16` or `fp32`; `batch_tokens`, tokens of a usual batch.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("dtype", "batch_tokens")
@@ -50,7 +50,7 @@ class TensorRTBackend:
     def __init__(self, files: ModelFiles, artifact: Artifact, runtime: Runtime, options: PlanOptions) -> None:
         self.fingerprint = files.fingerprint
         self.reference: Reference | None = Reference(files)
-        # One batch on the device, and one behind it.
+        # One batch is on the device, and one is queued behind it.
         self.ahead, self.token_budget = 1, options.batch_tokens
         self.batch_cost: int | None = None
         self._runtime = runtime
@@ -94,7 +94,7 @@ class TensorRTBackend:
                     batch = self._inputs.batch(tokens, rows[piece.places], piece.width)
                     begun.append((piece, engine.begin(piece.profile, batch)))
             except Exception:
-                device.wait()  # the pieces before this one are let go, which the device must be done with
+                device.wait()  # the earlier pieces are dropped, so the device must be done with them
                 raise
             return Output(begun, device.mark())
 
@@ -117,7 +117,7 @@ class TensorRTBackend:
         self._engine = None
 
     def _run_once(self, profile: int, rows: int, width: int) -> Begun:
-        """Run on rows of nothing but the first token of the vocabulary; what the device was given."""
+        """Run a piece whose rows hold only the first token of the vocabulary, and return it."""
         assert self._engine is not None
         device = self._runtime.device
         ones, zeros = np.ones((rows, width), np.int64), np.zeros((rows, width), np.int64)
