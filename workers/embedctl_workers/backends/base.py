@@ -57,7 +57,7 @@ class Backend(Protocol):
     max_tokens: int
     #: The software that executes the model, in words for people.
     engine: str
-    #: The gate measures the vectors against this before the backend is used; None: the vectors promise nothing.
+    #: The gate compares the vectors with this reference before the backend is used; None: nothing is promised of them.
     reference: Reference | None
     #: How many batches may wait for :meth:`finish` while the next one is begun; 0 if :meth:`forward` returns only when
     #: the batch is done.

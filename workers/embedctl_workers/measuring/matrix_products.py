@@ -38,7 +38,7 @@ class MatrixProducts:
     wait: Callable[[], None]
 
     def rate(self, seconds: float) -> float:
-        """FLOP/s, measured over about this time in seconds."""
+        """FLOP/s, measured for about `seconds`."""
         self.multiply()
         self.wait()
         done, at_once = 0, 1

@@ -43,7 +43,7 @@ class Load:
 
 
 def loads_for(encoder: ChunkEncoder) -> list[Load]:
-    """A chunk of mixed lengths, and one of texts as long as the model takes."""
+    """A chunk of mixed lengths, and a chunk of long texts: the model's maximum, or :data:`LONGEST` if that is less."""
     chosen = {"mixed lengths": mixed_texts(_MIXED), "long texts": long_texts(_LONG, encoder.backend, LONGEST)}
     loads = []
     for name, texts in chosen.items():
@@ -56,7 +56,7 @@ def loads_for(encoder: ChunkEncoder) -> list[Load]:
 
 
 def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
-    """Tokens/s of encoding a tokenised chunk again and again, for a time in seconds.
+    """Tokens/s of encoding a tokenised chunk repeatedly, for `seconds`.
 
     As in a worker, if the backend works ahead, the next chunk begins while the last batches of this one are awaited.
 
@@ -90,7 +90,7 @@ def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
 
 
 def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
-    """Tokens/s of preparing a chunk again and again, for a time in seconds, while nothing else runs."""
+    """Tokens/s of preparing a chunk repeatedly, for `seconds`, while nothing else runs."""
     started, tokens = time.perf_counter(), 0
     while (spent := time.perf_counter() - started) < seconds:
         tokens += int(_prepare(encoder, load.texts).tokens.lengths.sum())
