@@ -10,7 +10,7 @@ from embedctl_config.errors import EmbedctlError
 
 _LONGEST = 200
 #: The longest chain of causes that is reported.
-_DEEPEST = 10
+_LONGEST_CHAIN = 10
 
 
 class MessageLeftOut(Exception):
@@ -40,7 +40,7 @@ def kind_and_place(error: Exception) -> str:
 
 def without_message(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     """The `exc_info` of an error for the log: tracebacks and kinds of its whole chain of causes, no messages."""
-    return type(error), _stand_in(error, _DEEPEST), error.__traceback__
+    return type(error), _stand_in(error, _LONGEST_CHAIN), error.__traceback__
 
 
 def _stand_in(error: BaseException, depth: int) -> MessageLeftOut:

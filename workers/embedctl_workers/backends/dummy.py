@@ -82,7 +82,7 @@ class DummyBackend:
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         if self._poison:
-            _suffer({word for text in texts for word in text.split()}, Poison.CRASH_TOKENIZER, Poison.FAIL_TOKENIZER)
+            _misbehave({word for text in texts for word in text.split()}, Poison.CRASH_TOKENIZER, Poison.FAIL_TOKENIZER)
         words = [[_token(word) for word in ((prompt or "") + text).split()] for text in texts]
         lost = np.array([max(0, len(row) - self.max_tokens) for row in words], np.int64)
         first = [row[: self.max_tokens] for row in words]
@@ -103,7 +103,7 @@ class DummyBackend:
         vectors = np.stack([self._vector(ids[row]) for row in rows])
         if self._poison:
             words = [{_WORDS[token] for token in ids[row] if token in _WORDS} for row in rows]
-            _suffer(set().union(*words), *Poison)
+            _misbehave(set().union(*words), *Poison)
             vectors[[Poison.NOT_A_NUMBER in each for each in words]] = np.nan
         return vectors
 
@@ -140,7 +140,7 @@ def _token(word: str) -> int:
 _WORDS = {_token(word): word for word in Poison}
 
 
-def _suffer(words: Collection[str], *kinds: Poison) -> None:
+def _misbehave(words: Collection[str], *kinds: Poison) -> None:
     """Misbehave in the first of these ways that is among the words."""
     for kind in kinds:
         if kind not in words:

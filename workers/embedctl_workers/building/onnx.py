@@ -41,9 +41,9 @@ _FP32 = HardwareClass(backend="onnx")
 _INT8 = HardwareClass(backend=ONNX_INT8, precision="int8")
 _ROUNDS = 5
 #: The plain graph is preferred if it is faster by this factor: less is noise.
-_CLEARLY = 1.05
+_MIN_SPEEDUP = 1.05
 #: The instruction sets that decide the speed.
-_TELLING = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
+_SPEED_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
 #: The packages that affect a graph.
 PACKAGES = (
     "embedctl",
@@ -140,7 +140,7 @@ class _Builder:
             "engine": best.backend.engine,
             "built": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {"python": platform.python_version(), **versions(*PACKAGES)},
-            "cpu": {"machine": platform.machine(), "flags": [flag for flag in _TELLING if flag in cpu_flags()]},
+            "cpu": {"machine": platform.machine(), "flags": [flag for flag in _SPEED_FLAGS if flag in cpu_flags()]},
             "graph": {"name": best.name.partition(" ")[0], **graphs.describe(folder / GRAPH)},
             "accuracy": accuracy_of(best.report),
             "rate": rate_of(best.backend, best.texts_per_s, self._host.threads),
@@ -171,7 +171,7 @@ class _Builder:
             candidate.texts_per_s = max(candidate.texts_per_s, rate)
         best = candidates[0]
         for candidate in candidates[1:]:
-            if candidate.texts_per_s > best.texts_per_s * _CLEARLY:
+            if candidate.texts_per_s > best.texts_per_s * _MIN_SPEEDUP:
                 best = candidate
         shown = ", ".join(f"{each.name} {each.texts_per_s:.0f} texts/s" for each in candidates)
         self._say(f"kept {best.name}: {shown}")

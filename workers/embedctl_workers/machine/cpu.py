@@ -7,7 +7,7 @@ from pathlib import Path
 
 _CPU_INFO = Path("/proc/cpuinfo")
 #: Lines that distinguish kinds of CPU: those of x86, then those of ARM.
-_TELLING = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+_IDENTIFYING = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 
 
 def cpu_name() -> str:
@@ -24,7 +24,7 @@ def cpu_flags() -> frozenset[str]:
 
 def cpu_identity() -> str:
     """Text that distinguishes this CPU's kind and instruction sets from others', because machines may share a cache."""
-    telling = {line for line in _lines() if line.startswith(_TELLING)}
+    telling = {line for line in _lines() if line.startswith(_IDENTIFYING)}
     return "\n".join([platform.machine(), *sorted(telling)])
 
 

@@ -156,7 +156,7 @@ def find_nvidia_gpus() -> list[Accelerator]:
     Raises:
         WorkerError: the tool fails, or its answer can't be read.
     """
-    answer = _ask(_NVIDIA_SMI, shutil.which(_NVIDIA_SMI[0]))
+    answer = _output_of(_NVIDIA_SMI, shutil.which(_NVIDIA_SMI[0]))
     if answer is None:
         return []
     lines = [line for line in answer.splitlines() if line.strip()]
@@ -172,7 +172,7 @@ def find_amd_gpus() -> list[Accelerator]:
         WorkerError: the tool fails, or its answer can't be read.
     """
     for command, read in ((_AMD_SMI, _amd_smi_gpus), (_ROCM_SMI, _rocm_smi_gpus)):
-        answer = _ask(command, shutil.which(command[0]) or shutil.which(command[0], path=_ROCM_TOOLS))
+        answer = _output_of(command, shutil.which(command[0]) or shutil.which(command[0], path=_ROCM_TOOLS))
         if answer is None:
             continue
         try:
@@ -193,7 +193,7 @@ def find_neuron_cores() -> list[Accelerator]:
         WorkerError: the tool fails, or its answer can't be read.
         SettingsError: the variable can't be parsed.
     """
-    answer = _ask(_NEURON_LS, shutil.which(_NEURON_LS[0]) or shutil.which(_NEURON_LS[0], path=_NEURON_TOOLS))
+    answer = _output_of(_NEURON_LS, shutil.which(_NEURON_LS[0]) or shutil.which(_NEURON_LS[0], path=_NEURON_TOOLS))
     cores = [] if answer is None else _neuron_cores(answer)
     variable = VISIBLE_VARIABLES["neuron"]
     if visible := os.environ.get(variable):
@@ -267,7 +267,7 @@ def _nodes() -> dict[int | None, frozenset[int]]:
     return nodes
 
 
-def _ask(command: list[str], tool: str | None) -> str | None:
+def _output_of(command: list[str], tool: str | None) -> str | None:
     """The output of a vendor's tool; None if it is not installed.
 
     Raises:

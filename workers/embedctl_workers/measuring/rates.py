@@ -85,7 +85,7 @@ def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
         except Stopped:
             return
 
-    _beside_each_other(encode, 2 if encoder.backend.ahead else 1)
+    _in_threads(encode, 2 if encoder.backend.ahead else 1)
     return tokens / (time.perf_counter() - started)
 
 
@@ -101,7 +101,7 @@ def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:
     return encoder.prepare(ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), texts), {})
 
 
-def _beside_each_other(function: Callable[[], None], threads: int) -> None:
+def _in_threads(function: Callable[[], None], threads: int) -> None:
     with ThreadPoolExecutor(threads) as pool:
         for future in [pool.submit(function) for _ in range(threads)]:
             future.result()

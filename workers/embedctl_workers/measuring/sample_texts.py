@@ -11,7 +11,7 @@ from embedctl_workers.models.gate_texts import TEXTS
 #: below 20 words, one in twenty above 90).
 _MEDIAN_WORDS, _SPREAD = 20.0, 0.9
 #: Words of a long text before it is cut to length: every tokenizer makes at least one token of a word.
-_MANY_WORDS = 450
+_WORDS_BEFORE_CUT = 450
 
 
 def mixed_texts(rows: int) -> list[str]:
@@ -26,10 +26,10 @@ def long_texts(rows: int, backend: Backend, most_tokens: int) -> list[str]:
     """Texts of about the model's largest number of tokens, or of `most_tokens` if that is less."""
     rng = np.random.default_rng(0)
     words = TEXTS["over-long"].split()
-    texts = [list(rng.choice(words, _MANY_WORDS)) for _ in range(rows)]
+    texts = [list(rng.choice(words, _WORDS_BEFORE_CUT)) for _ in range(rows)]
     whole = backend.tokenize([" ".join(text) for text in texts], None)
     wanted = min(backend.max_tokens, most_tokens)
     return [
-        " ".join(text[: max(1, int(_MANY_WORDS * wanted / tokens))])
+        " ".join(text[: max(1, int(_WORDS_BEFORE_CUT * wanted / tokens))])
         for text, tokens in zip(texts, (whole.lengths + whole.lost).tolist(), strict=True)
     ]

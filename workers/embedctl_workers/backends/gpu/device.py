@@ -221,11 +221,11 @@ def watched(device: GpuDevice) -> Iterator[None]:
                 raise torch.OutOfMemoryError(first_line(error)) from error
             raise
         if isinstance(error, torch.AcceleratorError) or any(words in str(error) for words in _OF_THE_DEVICE):
-            _lost_or_not(device, error)
+            _raise_if_lost(device, error)
         raise
 
 
-def _lost_or_not(device: GpuDevice, error: RuntimeError) -> None:
+def _raise_if_lost(device: GpuDevice, error: RuntimeError) -> None:
     """Raise DeviceLost if the device no longer computes.
 
     After most CUDA errors, nothing else succeeds in the process. A few errors concern only their own call.

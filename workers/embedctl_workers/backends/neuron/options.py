@@ -10,9 +10,9 @@ from embedctl_config.errors import SettingsError
 from embedctl_workers.backends.neuron.runtime import TARGETS
 
 #: The shortest default bucket (tokens). Each further one is twice as long as the one before.
-_SHORTEST = 32
+_SHORTEST_DEFAULT = 32
 #: The shortest bucket allowed (tokens): the example needs room for padding, or tracing would leave out the mask.
-_LEAST = 2
+_SHORTEST_ALLOWED = 2
 _CASTS = ("matmult", "none")
 
 
@@ -71,7 +71,7 @@ class TraceOptions:
         Raises:
             SettingsError: the buckets that are set are too short for the model.
         """
-        buckets = list(self.buckets) or [_SHORTEST]
+        buckets = list(self.buckets) or [_SHORTEST_DEFAULT]
         while not self.buckets and buckets[-1] < max_tokens:
             buckets.append(2 * buckets[-1])
         if buckets[-1] < max_tokens:
@@ -88,7 +88,7 @@ def _buckets(value: object) -> list[int]:
         if not isinstance(value, str | int) or isinstance(value, bool):
             raise ValueError  # noqa: TRY004, TRY301  (one message for every fault)
         buckets = sorted({int(part) for part in str(value).split(",") if part.strip()})
-        if buckets and buckets[0] < _LEAST:
+        if buckets and buckets[0] < _SHORTEST_ALLOWED:
             raise ValueError  # noqa: TRY301  (as above)
     except ValueError:
         raise SettingsError(
