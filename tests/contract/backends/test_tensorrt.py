@@ -293,7 +293,7 @@ def test_plans_are_built_for_the_gpu_at_hand_and_of_our_graph(
     ("options", "message"),
     [
         ({"dtype": "int8"}, "dtype 'int8' of backend tensorrt is none of auto, fp16, bf16, fp32"),
-        ({"batch_tokens": 63}, "batch_tokens 63 of backend tensorrt is no whole number from 64 to"),
+        ({"batch_tokens": 63}, "batch_tokens 63 of backend tensorrt is not a whole number from 64 to"),
         ({"batch_tokens": "many"}, "batch_tokens 'many'"),
         ({"batch_tokens": True}, "batch_tokens True"),
     ],

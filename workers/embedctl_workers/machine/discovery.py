@@ -258,7 +258,7 @@ def _chosen(found: Sequence[Accelerator], asked: str | None, hardware: str, devi
 
 
 def _nodes() -> dict[int | None, frozenset[int]]:
-    """The CPUs of each NUMA node; empty where the kernel shows none."""
+    """The CPUs of each NUMA node; empty if the kernel shows none."""
     nodes: dict[int | None, frozenset[int]] = {}
     for folder in sorted(_NODES.glob("node[0-9]*"), key=lambda each: int(each.name[4:])):
         listed = (folder / "cpulist").read_text(encoding="ascii").strip()

@@ -36,7 +36,7 @@ _STATUS = re.compile(r"\bnrt_\w+ status=(\d+)")
 
 
 def version_of(package: str) -> str:
-    """The installed version of a package; empty where there is none."""
+    """The installed version of a package; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -141,8 +141,8 @@ def pooling_excludes_prompt(model: SentenceTransformer, files: ModelFiles) -> bo
         modes = getattr(part, "pooling_mode", "")
         if "weightedmean" in (modes if isinstance(modes, tuple) else (modes,)):
             raise ModelError(
-                f"model {files.name!r} weights tokens by position and leaves out the prompt: no graph is made of such "
-                'a model: use a class with backend = "torch"'
+                f"model {files.name!r} weights tokens by position and leaves out the prompt; such a model has no graph "
+                'here: use a class with backend = "torch"'
             )
     return bool(pooling)
 

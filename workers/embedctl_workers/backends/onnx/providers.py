@@ -158,7 +158,7 @@ def raise_if_lost(error: Exception, provider: str) -> None:
     """Raise DeviceLost if an error of a session's run means that the GPU is lost.
 
     Raises:
-        DeviceLost: it is a CUDA error after which this process can no longer use the device.
+        DeviceLost: after this error of CUDA, the process can no longer use the device.
     """
     lost = "CUDA failure" in str(error) and "out of memory" not in str(error) and not is_out_of_memory(error)
     if provider != CPU and lost:

@@ -55,7 +55,7 @@ class PlanOptions:
         whole = isinstance(self.batch_tokens, int) and not isinstance(self.batch_tokens, bool)
         if not whole or not _FEWEST_BATCH_TOKENS <= self.batch_tokens <= _MOST_BATCH_TOKENS:
             raise SettingsError(
-                f"batch_tokens {self.batch_tokens!r} of backend tensorrt is no whole number from "
+                f"batch_tokens {self.batch_tokens!r} of backend tensorrt is not a whole number from "
                 f"{_FEWEST_BATCH_TOKENS} to {_MOST_BATCH_TOKENS}"
             )
 
