@@ -76,7 +76,7 @@ def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work
     ]
     assert table[1].split()[:3] == ["check", "texts", "max"]
     assert any(line.startswith("in batches") and line.endswith("FAILED") for line in table)
-    assert "bounds of the class's own: max_abs_error 1e-12" in table
+    assert "bounds set by the class: max_abs_error 1e-12" in table
     status = job.status()
     assert (status.state, status.claims, status.live_workers) == (JobState.QUEUED, 0, 0)
     assert raw.llen(queue) == tickets

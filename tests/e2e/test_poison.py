@@ -107,7 +107,7 @@ def test_a_record_that_costs_the_device_is_named_after_two_ends(settings: Settin
         assert (status.done, status.failed) == (19, 1)
         assert [(e.position, e.code) for e in job.errors()] == [(14, "crashed_worker")]
         assert deaths(workers) == [71, 71]
-        assert "told to lose its device for: ending this process" in workers[0].log()
+        assert "makes this backend lose its device: ending this process" in workers[0].log()
 
 
 def test_a_batch_too_large_for_the_memory_is_split_and_the_limit_remembered(settings: Settings, start_worker) -> None:

@@ -47,7 +47,7 @@ class StandInEvent:
 
 
 class StandIn:
-    """A :class:`~embedctl_workers.backends.gpu.device.Device` that is the CPU.
+    """A :class:`~embedctl_workers.backends.gpu.device.GpuDevice` that is the CPU.
 
     Attributes:
         waits: how often the host waited for an event.

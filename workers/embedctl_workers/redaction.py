@@ -1,4 +1,4 @@
-"""What may be told of an error that may quote a text: its kind and its place, but not its message."""
+"""Redaction: an error whose message may quote a text is reported by its kind and its place only."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from types import TracebackType
 from embedctl_config.errors import EmbedctlError
 
 _LONGEST = 200
-#: Errors that caused one another, of which at most so many are told.
-_DEEPEST = 10
+#: The longest chain of causes that is reported.
+_LONGEST_CHAIN = 10
 
 
 class MessageLeftOut(Exception):
-    """Stands in a log for an error whose message may quote a text."""
+    """Replaces, in a log, an error whose message may quote a text."""
 
 
 def first_line(error: Exception) -> str:
-    """Kind and beginning of an error's message, for whoever may read the record: some quote the text."""
+    """The kind of an error and the first line of its message, up to 200 characters.
+
+    Some messages quote a text: use this only where the reader may see the record.
+    """
     line = str(error).partition("\n")[0][:_LONGEST]
     return f"{type(error).__name__}: {line}"
 
 
 def kind_and_place(error: Exception) -> str:
-    """What went wrong, for everybody: a message of ours, or the kind of any other error and the line that raised it."""
+    """An error in a form that anyone may read.
+
+    embedctl's own errors keep their message. Any other error becomes its kind and the line that raised it.
+    """
     if isinstance(error, EmbedctlError):
         return first_line(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -33,8 +39,8 @@ def kind_and_place(error: Exception) -> str:
 
 
 def without_message(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """An error as `exc_info` for the log, with the tracebacks and kinds of all that led to it and no message."""
-    return type(error), _stand_in(error, _DEEPEST), error.__traceback__
+    """The `exc_info` of an error for the log: tracebacks and kinds of its whole chain of causes, no messages."""
+    return type(error), _stand_in(error, _LONGEST_CHAIN), error.__traceback__
 
 
 def _stand_in(error: BaseException, depth: int) -> MessageLeftOut:

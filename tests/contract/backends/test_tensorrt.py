@@ -293,7 +293,7 @@ def test_plans_are_built_for_the_gpu_at_hand_and_of_our_graph(
     ("options", "message"),
     [
         ({"dtype": "int8"}, "dtype 'int8' of backend tensorrt is none of auto, fp16, bf16, fp32"),
-        ({"batch_tokens": 63}, "batch_tokens 63 of backend tensorrt is no whole number from 64 to"),
+        ({"batch_tokens": 63}, "batch_tokens 63 of backend tensorrt is not a whole number from 64 to"),
         ({"batch_tokens": "many"}, "batch_tokens 'many'"),
         ({"batch_tokens": True}, "batch_tokens True"),
     ],
@@ -377,11 +377,11 @@ def test_a_plan_that_tensorrt_refuses_is_built_again_once(here: Runtime, files: 
 
 
 def test_a_plan_of_other_profiles_is_refused(here: Runtime, files: ModelFiles, own: Host) -> None:
-    from embedctl_workers.backends.tensorrt.engine import Engine
+    from embedctl_workers.backends.tensorrt.engine import LoadedPlan
 
     load(files, own, **SMALL)
     with pytest.raises(PlanRefused, match="has 3 profiles, not 1"):
-        Engine(here, plan_of(own.cache).read_bytes(), profiles_for(32, 200))
+        LoadedPlan(here, plan_of(own.cache).read_bytes(), profiles_for(32, 200))
 
 
 def test_without_building_the_message_says_what_there_is(here: Runtime, files: ModelFiles, own: Host) -> None:
@@ -474,9 +474,11 @@ def test_a_model_of_which_no_plan_is_right_is_refused(
     spoilt: set[str], here: Runtime, files: ModelFiles, own: Host
 ) -> None:
     spoilt |= {"fp16", "bf16"}
-    with pytest.raises(ModelError, match=r"no plan gives its vectors \(fp16: max abs .*; bf16: max abs .*torch-gpu"):
+    with pytest.raises(
+        ModelError, match=r"no plan reproduces its vectors \(fp16: max abs .*; bf16: max abs .*torch-gpu"
+    ):
         load(files, own, **SMALL)
-    with pytest.raises(ModelError, match=r"no plan gives its vectors \(fp16: max abs [^;]*\): use"):
+    with pytest.raises(ModelError, match=r"no plan reproduces its vectors \(fp16: max abs [^;]*\): use"):
         load(files, own, dtype="fp16", **SMALL)
     assert not list(own.cache.glob(f"artifacts/*/{PLAN}"))
 

@@ -478,7 +478,7 @@ def test_a_budget_that_was_too_large_is_smaller_at_the_next_start(
     path.chmod(path.stat().st_mode | stat.S_IWOTH)
     assert start().token_budget == memory.MOST_TOKENS
     assert caplog.text.count("budget of the last run can't be read") == 1
-    assert "is not read, for it is not trusted" in caplog.text
+    assert "is not read, because it is not trusted" in caplog.text
 
 
 def test_what_a_failed_batch_held_is_let_go_before_memory_is_given_back(load: Load) -> None:
@@ -506,7 +506,7 @@ def test_a_model_that_does_not_fit_is_refused(load: Load, monkeypatch: pytest.Mo
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-    monkeypatch.setattr("embedctl_workers.backends.gpu.backend.PackedEngine", full)
+    monkeypatch.setattr("embedctl_workers.backends.gpu.backend.PackedGpuEngine", full)
     with pytest.raises(
         ModelError, match=r"'tiny' does not fit into the free memory of the CPU as a stand-in: .*20.00 MiB"
     ):
@@ -620,7 +620,7 @@ def test_a_torch_without_cuda_is_refused() -> None:
     [
         (
             "Found no NVIDIA driver on your system. Please check …",
-            r"can use no GPU: `nvidia-smi` shows .*, and CUDA_VISIBLE_DEVICES=GPU-1 is set\. It says: .*no NVIDIA",
+            r"can use no GPU: `nvidia-smi` shows .*, and CUDA_VISIBLE_DEVICES=GPU-1 is set\. Its error: .*no NVIDIA",
         ),
         ("No CUDA GPUs are available", "can use no GPU"),
         (

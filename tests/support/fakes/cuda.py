@@ -32,7 +32,7 @@ class FakeEvent:
 
 
 class FakeDevice:
-    """See :class:`embedctl_workers.backends.tensorrt.device.Device`.
+    """See :class:`embedctl_workers.backends.tensorrt.device.PlanDevice`.
 
     Attributes:
         broken: set, nothing more can be done with it in this process.

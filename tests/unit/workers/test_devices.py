@@ -174,4 +174,4 @@ def test_threads_may_be_fewer_than_cores_and_not_more_than_cpus() -> None:
     code = "from embedctl_workers.machine import devices; print(devices.pin({cpus!r}, threads={threads}).threads)"
     assert python(code.format(cpus=None, threads=1)).stdout == "1\n"
     refused = python(code.format(cpus=str(FIRST), threads=2))
-    assert f"SettingsError: --threads 2: there are only the CPUs {FIRST}" in refused.stderr
+    assert f"SettingsError: --threads 2: only the CPUs {FIRST}" in refused.stderr

@@ -263,7 +263,7 @@ def test_a_gpu_is_chosen_by_number_or_uuid(tools: Path) -> None:
         ("cpu", None, 0, "--neuron-core 0: class mine runs on a CPU"),
         ("gpu", None, 0, "--neuron-core 0: class mine runs on a GPU"),
         ("gpu", "7", None, f"--gpu 7: there is no such GPU. Here: 0 ({UUIDS[0]}), 1 "),
-        ("gpu", "GPU-22", None, "--gpu GPU-22: several fit"),
+        ("gpu", "GPU-22", None, "--gpu GPU-22: several match"),
         (
             "gpu",
             None,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl_workers.measuring.flops import Shape, shape_of
+from embedctl_workers.measuring.flops import EncoderShape, shape_of
 
 BERT = {"model_type": "bert", "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6}
 DISTIL = {"model_type": "distilbert", "dim": 384, "hidden_dim": 1536, "n_layers": 6}
-MINILM = Shape(hidden=384, inner=1536, layers=6)
+MINILM = EncoderShape(hidden=384, inner=1536, layers=6)
 
 
 def folder_with(tmp_path: Path, config: Any, name: str = "config.json") -> Path:
@@ -41,7 +41,7 @@ def test_of_others_nothing_is_claimed(tmp_path: Path, config: Any) -> None:
 
 
 def test_a_token_costs_two_operations_a_weight_and_more_in_longer_texts() -> None:
-    shape = Shape(hidden=2, inner=3, layers=5)
+    shape = EncoderShape(hidden=2, inner=3, layers=5)
     weights = 5 * (4 * 2 * 2 + 2 * 2 * 3)
     attention = 2 * 2 * 5 * 2  # scores and sums, a multiplication and an addition each, over 2 components in 5 layers
     assert shape.flop(np.array([1])) == 2 * weights + attention

@@ -326,7 +326,7 @@ def test_bounds_of_a_class_s_own_let_pass_what_its_precision_would_not_and_are_s
     with pytest.raises(GateFailed):
         run_gate(encoder, strict, host)
     report = run_gate(encoder, replace(strict, max_abs_error=0.01), host)
-    assert str(report).endswith("bounds of the class's own: max_abs_error 0.01")
+    assert str(report).endswith("bounds set by the class: max_abs_error 0.01")
 
 
 def test_a_backend_of_which_nothing_is_promised_is_not_measured(host: Host) -> None:

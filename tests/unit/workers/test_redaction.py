@@ -28,7 +28,7 @@ def caught() -> ValueError:
 
 def test_the_kind_and_the_place_are_told() -> None:
     told = kind_and_place(caught())
-    assert told.startswith("ValueError in fail_twice (test_quoting.py, line ")
+    assert told.startswith("ValueError in fail_twice (test_redaction.py, line ")
     assert SECRET not in told
 
 

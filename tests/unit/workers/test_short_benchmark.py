@@ -164,7 +164,7 @@ def test_what_there_is_no_share_of_is_said(tmp_path: Path, monkeypatch: pytest.M
     unknown = benchmark(referring(tmp_path, '{"model_type": "modernbert"}'), HardwareClass(), 1)
     assert [rate.share for rate in unknown.rates] == [None, None]
     assert unknown.as_json()["matrix"] == "made up"
-    assert "it is not known what a model of this architecture has to compute" in str(unknown)
+    assert "the operations of a model of this architecture are unknown" in str(unknown)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_what_there_is_no_share_of_is_said(tmp_path: Path, monkeypatch: pytest.M
     [
         (SHIPPED_CLASSES["neuron"], "Neuron core"),
         (SHIPPED_CLASSES["cpu-int8"], "int8"),
-        (HardwareClass(precision="fp16"), "on CPUs only products in fp32"),
+        (HardwareClass(precision="fp16"), "on CPUs, there are only products in fp32"),
     ],
 )
 def test_where_nothing_can_be_multiplied_for_comparison_it_says_why(hardware: HardwareClass, why: str) -> None:

@@ -1,4 +1,4 @@
-"""Are a backend's vectors those of the model? Measured before a worker takes its first ticket."""
+"""The accuracy gate: compares a backend's vectors with the model's, before a worker takes its first ticket."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _UNIT_ERROR = 1e-5
 
 
 def run_gate(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Report | None:
-    """Hold a loaded model to its class's promise.
+    """Check that a loaded model keeps its class's promise of precision.
 
     Returns:
-        The report of a model that passed; None for a backend of which nothing is promised.
+        The report of a model that passed; None for a backend without a reference, which promises nothing.
 
     Raises:
-        GateFailed: it did not pass; the message is the table.
+        GateFailed: the model did not pass; the message is the table.
         MissingExtra, ModelError: there are no references; see :func:`references_for`.
     """
     report = measure_backend(encoder, hardware, host)
@@ -45,10 +45,10 @@ def run_gate(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Repo
 
 
 def measure_backend(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) -> Report | None:
-    """As :func:`run_gate`, and without raising where a figure is beyond its bound.
+    """As :func:`run_gate`, but a figure beyond its bound raises nothing.
 
     Raises:
-        GateFailed: the vectors are not as long as the references.
+        GateFailed: the vectors and the references differ in their number of dimensions.
         MissingExtra, ModelError: as for :func:`run_gate`.
     """
     backend = encoder.backend
@@ -72,13 +72,13 @@ def measure_backend(encoder: ChunkEncoder, hardware: HardwareClass, host: Host) 
 
 
 class _Gate:
-    """Encodes the texts as chunks are encoded, in batches as they come or of its own."""
+    """Encodes the gate's texts like a chunk, in the encoder's batches or in chosen ones."""
 
     def __init__(self, encoder: ChunkEncoder, bounds: Thresholds) -> None:
         self._encoder = encoder
         self._bounds = bounds
-        # The largest error of a vector that these bounds let pass, and so of its length: an error e, relative to that,
-        # turns a vector to a cosine of 1 - e²/2.
+        # The largest error of a vector within these bounds; the error of its length can't be larger. A relative error
+        # of e turns a vector to a cosine of 1 - e²/2.
         self._raw_error = min(
             bounds.max_abs_error * math.sqrt(encoder.backend.dim), math.sqrt(2 * (1 - bounds.min_cosine))
         )
@@ -140,7 +140,7 @@ class _Gate:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """Vectors of texts, float32, texts × dimensions, and by name why texts have none."""
+    """Vectors of texts, float32, texts × dimensions; and text → why it has none."""
 
     names: Sequence[str]
     vectors: Vectors

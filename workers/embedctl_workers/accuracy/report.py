@@ -9,20 +9,20 @@ from dataclasses import asdict, dataclass
 from embedctl_config.hardware import Thresholds
 from embedctl_workers.arrays.distance import Measured
 
-#: Texts that are encoded alone and in batches of our own: too few for a mean cosine that says anything.
+#: Number of texts that are encoded alone and in chosen batches: too few for a meaningful mean cosine.
 FEW = 6
-#: The table's columns that hold words and not figures.
+#: The table's columns of words, not figures.
 _WORDS = (0, 7, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One way to encode the texts, what came of it and what it is held to.
+    """One way to encode the texts, with its result and its bounds.
 
     Attributes:
-        texts: how many; of a few, the mean cosine says nothing and has no bound.
-        length_bound: of `measured.length_error`.
-        normalized: whether that is the distance from length 1.
+        texts: their number; for a few, the mean cosine is not meaningful and has no bound.
+        length_bound: the bound of `measured.length_error`.
+        normalized: whether that error is the distance from length 1.
         worst: the name of the text that differs most.
         failures: text → why it has no vector.
     """
@@ -42,7 +42,7 @@ class Check:
         return not self.failures and self.measured.within(self.bounds, self.length_bound)
 
     def as_row(self) -> tuple[str, ...]:
-        """Its line of the report's table."""
+        """This check's row of the report's table."""
         found = self.measured
         length = f"{found.length_error:.1e}"
         return (
@@ -60,8 +60,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All checks of one model as one class runs it, against torch in fp32: the first in the batches that a chunk would
-    be cut into, the second of raw vectors."""
+    """All checks of one model as one class runs it, against torch in fp32.
+
+    The first check encodes in the batches that a chunk would be cut into. The second compares raw vectors.
+    """
 
     title: str
     bounds: Thresholds
@@ -70,17 +72,17 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every check did."""
+        """Whether every check passed."""
         return all(check.passed for check in self.checks)
 
     @property
     def figures(self) -> str:
-        """The first check in a few words."""
+        """The first check's figures, in one line."""
         found = self.checks[0].measured
         return f"max abs {found.max_abs_error:.1e}, cosine min {found.min_cosine:.6f} mean {found.mean_cosine:.6f}"
 
     def as_json(self) -> dict[str, object]:
-        """Everything in it, for programs; null is a figure that is no finite number, or no bound."""
+        """The whole report, for programs; null stands for a figure that is not finite, or for no bound."""
         return {
             "title": self.title,
             "passed": self.passed,
@@ -127,7 +129,7 @@ class Report:
             for row in rows
         ]
         lost = [f"{check.name}: text {name!r}: {why}" for check in self.checks for name, why in check.failures.items()]
-        own = [f"bounds of the class's own: {self.overrides}"] if self.overrides else []
+        own = [f"bounds set by the class: {self.overrides}"] if self.overrides else []
         return "\n".join([self.title, *lines, *lost, *own])
 
 

@@ -1,4 +1,4 @@
-"""Ways to turn tokens into vectors, by name; loaded when asked for."""
+"""The backends, by alias. A backend is imported when a model is loaded into it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from embedctl_workers.backends.base import Backend
     from embedctl_workers.machine.host import Host
 
-#: Alias → (module:class, the extra that brings what it needs).
+#: Alias → (module:class, the extra that installs its packages).
 BACKENDS = {
     "dummy": ("embedctl_workers.backends.dummy:DummyBackend", ""),
     "neuron": ("embedctl_workers.backends.neuron.backend:NeuronBackend", "neuron"),
@@ -39,13 +39,13 @@ def load_backend(
 
     Args:
         alias: a key of :data:`BACKENDS`.
-        model: the name under which jobs ask for it; `entry` says where it comes from.
-        host: what it may use of this machine.
+        model: the name that jobs use; `entry` says where the model comes from.
+        host: the resources of this machine that the backend may use.
         options: the hardware class's settings for this backend.
 
     Raises:
-        SettingsError: there is no such backend, or an option that it does not know.
-        MissingExtra: what it needs is not installed.
+        SettingsError: there is no such backend, or it has no option of a given name.
+        MissingExtra: packages that the backend needs are not installed.
         ModelError: the model can't be found or loaded.
     """
     if alias not in BACKENDS:

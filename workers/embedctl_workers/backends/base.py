@@ -1,4 +1,4 @@
-"""What a backend is: tokenise, run the device, post-process."""
+"""The protocol of a backend: tokenise, run the device, post-process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from embedctl_workers.models.files import ModelFiles
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a backend's vectors are measured against: torch in fp32 on these files.
+    """The reference that a backend's vectors are measured against: torch in fp32 on these files.
 
     Attributes:
-        bounds: those that the artefact which the backend runs states for itself; the precision's where None.
+        bounds: the bounds that the backend's artefact states for itself; None for the precision's.
     """
 
     files: ModelFiles
@@ -25,10 +25,11 @@ class Reference:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a backend failed for want of memory, on the host or on its device.
+    """Whether a backend failed because memory ran out, on the host or on its device.
 
-    Told by names, so that no runtime is imported: `torch.OutOfMemoryError` is a RuntimeError, and torch's allocator for
-    the CPU raises a bare one (c10/core/CPUAllocator.cpp). onnxruntime's errors are of many kinds that say nothing.
+    The check goes by names and messages, so that no runtime is imported. `torch.OutOfMemoryError` is a RuntimeError,
+    and torch's allocator for the CPU raises a bare RuntimeError (c10/core/CPUAllocator.cpp). onnxruntime raises errors
+    of many types, which do not tell the cause.
     """
     return (
         isinstance(error, MemoryError)
@@ -40,31 +41,31 @@ def is_out_of_memory(error: Exception) -> bool:
 class Backend(Protocol):
     """A loaded model on a device.
 
-    Calls of :meth:`forward` never overlap; :meth:`tokenize` and :meth:`finish` may run beside any other call, in
-    several threads. :meth:`forward` and :meth:`finish` raise :class:`~embedctl_config.errors.DeviceLost` where the
-    device is of no use any more to this process; whatever else they raise is taken to be the doing of the batch's rows.
+    Calls of :meth:`forward` never overlap. :meth:`tokenize` and :meth:`finish` may run at the same time as any other
+    call, in several threads. :meth:`forward` and :meth:`finish` raise :class:`~embedctl_config.errors.DeviceLost` if
+    this process can no longer use the device. Any other error of theirs is blamed on the rows of the batch.
     """
 
     #: Names of the options that a hardware class may set.
     OPTIONS: ClassVar[tuple[str, ...]]
 
-    #: sha256 in hexadecimal over what decides the vectors.
+    #: sha256 in hexadecimal over everything that determines the vectors.
     fingerprint: str
-    #: Length of a vector.
+    #: Number of dimensions of a vector.
     dim: int
     #: Most tokens of a text, special ones included.
     max_tokens: int
-    #: What executes the model, in words for people.
+    #: The software that executes the model, in words for people.
     engine: str
-    #: What its vectors are measured against before it is used; None: nothing is promised of them.
+    #: The gate compares the vectors with this reference before the backend is used; None: nothing is promised of them.
     reference: Reference | None
-    #: How many batches may have been begun, and wait for :meth:`finish`, while the next one is begun: 0 where
-    #: :meth:`forward` returns when all is done.
+    #: How many batches may wait for :meth:`finish` while the next one is begun; 0 if :meth:`forward` returns only when
+    #: the batch is done.
     ahead: int
-    #: Upper bound of rows × longest row of a batch where neither the class nor `model tune` says another, in tokens.
+    #: Default upper bound of rows × longest row of a batch, in tokens; the class or `model tune` may set another.
     token_budget: int
-    #: What a batch costs beside its padded rows, in tokens, for which batches are cut where that saves more padding;
-    #: None where rows are not padded, or to the sizes of buckets.
+    #: The cost of a batch in addition to its padded rows, in tokens: batches are cut where that saves more padding than
+    #: it costs. None if rows are not padded, or are padded to the sizes of buckets.
     batch_cost: int | None
 
     @classmethod
@@ -72,7 +73,7 @@ class Backend(Protocol):
         """Load a model.
 
         Raises:
-            ModelError: it can't be found, or is of a kind that this backend does not support.
+            ModelError: the model can't be found, or is of a kind that this backend does not support.
         """
         ...
 
@@ -81,14 +82,17 @@ class Backend(Protocol):
         ...
 
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
-        """Core: run the device on some of the texts. What comes back is for :meth:`finish` alone.
+        """Core: run the device on some of the texts. Only :meth:`finish` understands the result.
 
-        It may return before the device is done.
+        The call may return before the device is done.
         """
         ...
 
     def finish(self, output: Any, *, normalize: bool) -> Vectors:
-        """Post-process: wait for the device; float32, rows × dim, in host memory; of unit length if `normalize`."""
+        """Post-process: wait for the device, and return vectors.
+
+        They are float32, rows × dim, in host memory, and of unit length if `normalize`.
+        """
         ...
 
     def positions(self, lengths: Rows) -> int:
@@ -96,18 +100,18 @@ class Backend(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Do whatever makes the first real batch slower than the next."""
+        """Do all one-time work that would make the first real batch slower than the next."""
         ...
 
     def close(self) -> None:
-        """Give back the device's memory."""
+        """Release the device's memory."""
         ...
 
 
 @runtime_checkable
 class RemembersBudget(Protocol):
-    """A backend whose next start begins with the token budget that this one was brought down to."""
+    """A backend that keeps its reduced token budget for its next start."""
 
     def remember_budget(self, tokens: int) -> None:
-        """Keep it: the device ran out of memory with a larger one."""
+        """Keep this token budget, because the device ran out of memory with a larger one."""
         ...

@@ -1,4 +1,4 @@
-"""Vectors without a model: deterministic, for tests of everything around it and for load tests of the queue."""
+"""Deterministic vectors without a model: for tests of everything around a model, and for load tests of the queue."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Poison(StrEnum):
 
 
 class DummyBackend:
-    """A vector is drawn from the sha256 of its tokens; a token is a word.
+    """Makes a text's vector from a hash of its tokens; a token is a word.
 
-    Options: `dim`, `max_tokens`, `seconds_to_load` and `seconds_per_batch` (sleeps that long), `seed` (another one is
-    another fingerprint), `memory_tokens` (a batch of more rows × longest row is out of memory), `poison` (the words of
-    :class:`Poison` act).
+    Options: `dim`, `max_tokens`, `seconds_to_load` and `seconds_per_batch` (it sleeps that long), `seed` (changes the
+    vectors and the fingerprint), `memory_tokens` (a batch with more rows × longest row runs out of memory), `poison`
+    (the words of :class:`Poison` take effect).
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = (
@@ -82,7 +82,7 @@ class DummyBackend:
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         if self._poison:
-            _suffer({word for text in texts for word in text.split()}, Poison.CRASH_TOKENIZER, Poison.FAIL_TOKENIZER)
+            _misbehave({word for text in texts for word in text.split()}, Poison.CRASH_TOKENIZER, Poison.FAIL_TOKENIZER)
         words = [[_token(word) for word in ((prompt or "") + text).split()] for text in texts]
         lost = np.array([max(0, len(row) - self.max_tokens) for row in words], np.int64)
         first = [row[: self.max_tokens] for row in words]
@@ -103,7 +103,7 @@ class DummyBackend:
         vectors = np.stack([self._vector(ids[row]) for row in rows])
         if self._poison:
             words = [{_WORDS[token] for token in ids[row] if token in _WORDS} for row in rows]
-            _suffer(set().union(*words), *Poison)
+            _misbehave(set().union(*words), *Poison)
             vectors[[Poison.NOT_A_NUMBER in each for each in words]] = np.nan
         return vectors
 
@@ -121,7 +121,7 @@ class DummyBackend:
 
     def _vector(self, ids: Sequence[int]) -> Vectors:
         words = hashlib.shake_256(f"{self._seed} {list(ids)}".encode()).digest(2 * self.dim)
-        # Centred on zero and never all zero, so that it has a direction.
+        # The values are centred on zero, and none is zero, so that every vector has a direction.
         return (np.frombuffer(words, "<u2").astype(np.float32) - 32767.5) / 32767.5
 
 
@@ -140,21 +140,21 @@ def _token(word: str) -> int:
 _WORDS = {_token(word): word for word in Poison}
 
 
-def _suffer(words: Collection[str], *kinds: Poison) -> None:
-    """What the first of these kinds that is among the words does to a process."""
+def _misbehave(words: Collection[str], *kinds: Poison) -> None:
+    """Misbehave in the first of these ways that is among the words."""
     for kind in kinds:
         if kind not in words:
             continue
         match kind:
             case Poison.CRASH_TOKENIZER | Poison.CRASH_ENCODER:
-                signal.raise_signal(signal.SIGSEGV)  # this thread, at once, as a real fault
+                signal.raise_signal(signal.SIGSEGV)  # in this thread and at once, like a real fault
             case Poison.FAIL_TOKENIZER | Poison.FAIL_ENCODER:
-                raise RuntimeError("a text holds a word that this backend was told to fail on")
+                raise RuntimeError("a text holds a word that makes this backend fail")
             case Poison.HANG_ENCODER:
                 time.sleep(24 * 3600)
             case Poison.LOSE_DEVICE:
-                raise DeviceLost("a text holds a word that this backend was told to lose its device for")
+                raise DeviceLost("a text holds a word that makes this backend lose its device")
             case Poison.OUT_OF_MEMORY:
-                raise MemoryError("a text holds a word that this backend was told to have no memory for")
+                raise MemoryError("a text holds a word that makes this backend run out of memory")
             case Poison.NOT_A_NUMBER:
-                pass  # it fails nothing but its own vector
+                pass  # it spoils only its own text's vector

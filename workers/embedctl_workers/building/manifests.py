@@ -1,4 +1,4 @@
-"""What the builders of artefacts put into their manifests alike."""
+"""The entries that all builders put into an artefact's manifest."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from embedctl_workers.models.gate_texts import gate_texts
 
 
 def model_of(files: ModelFiles) -> dict[str, Any]:
-    """What a manifest says of the model."""
+    """The manifest's entry about the model."""
     weights = sum(path.stat().st_size for path in files.folder.glob("*.safetensors"))
     return {"name": files.name, "source": str(files.folder), "weights_bytes": weights}
 
 
 def accuracy_of(report: Report) -> dict[str, Any]:
-    """What a manifest says of the vectors."""
+    """The manifest's entry about the accuracy of the vectors."""
     measured = report.checks[0].measured
     return {
         "against": "sentence-transformers on torch in fp32, text by text, normalised",
@@ -31,7 +31,7 @@ def accuracy_of(report: Report) -> dict[str, Any]:
 
 
 def rate_of(backend: Backend, texts_per_s: float, threads: int) -> dict[str, Any]:
-    """What a manifest says of the speed, measured on the gate's texts."""
+    """The manifest's entry about the speed, measured on the gate's texts."""
     lengths = backend.tokenize(gate_texts(), None).lengths
     return {
         "sentences_per_s": round(texts_per_s, 1),

@@ -1,7 +1,7 @@
-"""`python -m embedctl_workers.building.neuron REQUEST`: fill the folder of an artefact; what `recipe` runs.
+"""`python -m embedctl_workers.building.neuron REQUEST`: fill an artefact's folder. The backend's `recipe` runs this.
 
-A process of its own, so that a worker never holds the model beside its traces, nor the core while it is compiled for.
-Progress goes to standard output; the last line there is a JSON object: what the manifest is to say, or `error`.
+This is a separate process, so that a worker never holds both the model and its traces, nor the core during compilation.
+Progress goes to standard output. The last line there is a JSON object: the contents of the manifest, or `error`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from embedctl_workers.models.gate_texts import gate_texts
 
 _PACKAGES = ("embedctl", "torch", "transformers", "sentence-transformers", "tokenizers", RUNTIME, COMPILER)
 _ROUNDS = 5
-#: How often each text stands in what is timed, so that few rows of a run are dummies.
+#: Copies of each text in the timed batch, so that few rows of a run are dummies.
 _REPEATED = 16
 
 
@@ -42,10 +42,10 @@ def main() -> None:
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Fill `request["folder"]`; measured where a device is at hand.
+    """Fill `request["folder"]`, and return the contents of the manifest, with measurements if a device is at hand.
 
     Raises:
-        EmbedctlError: it can't be traced here.
+        EmbedctlError: the model can't be traced here.
     """
     files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"])
     folder, options = Path(request["folder"]), TraceOptions.parse(request["options"])
@@ -64,7 +64,7 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
 def _measured(
     files: ModelFiles, folder: Path, request: Mapping[str, Any], say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Accuracy and rate on the device at hand."""
+    """The manifest's entries about accuracy and rate, measured on the device at hand."""
     say("comparing with torch")
     backend = NeuronBackend(files, folder)
     try:
@@ -74,7 +74,7 @@ def _measured(
         assert report is not None
         say(report.figures)
         if not report.passed:
-            say('warning: not accurate enough, a worker\'s gate will refuse it; try auto_cast = "none"')
+            say('warning: not accurate enough, and a worker\'s gate will refuse it; try auto_cast = "none"')
         say("measuring")
         rate, lengths = _rate(backend)
     finally:
@@ -91,7 +91,7 @@ def _measured(
 
 
 def _rate(backend: NeuronBackend) -> tuple[float, float]:
-    """Texts a second, and tokens a text."""
+    """Texts per second, and tokens per text."""
     tokens = backend.tokenize(gate_texts(), None)
     rows = np.tile(np.arange(len(tokens.lengths)), _REPEATED)
     seconds = []

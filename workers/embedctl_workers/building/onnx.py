@@ -1,8 +1,8 @@
-"""`python -m embedctl_workers.building.onnx REQUEST`: fill the folder of an artefact; what `recipe` runs.
+"""`python -m embedctl_workers.building.onnx REQUEST`: fill an artefact's folder. The backend's `recipe` runs this.
 
-A process of its own, so that a worker never holds torch. Every way to the graph is held to the accuracy gate, and the
-fastest of those that pass is kept. Progress goes to standard output; the last line there is a JSON object: what the
-manifest is to say, or `error`.
+This is a separate process, so that a worker never holds torch. Each candidate graph goes through the accuracy gate, and
+the fastest one that passes is kept. Progress goes to standard output. The last line there is a JSON object: the
+contents of the manifest, or `error`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
 _FP32 = HardwareClass(backend="onnx")
 _INT8 = HardwareClass(backend=ONNX_INT8, precision="int8")
 _ROUNDS = 5
-#: The plain graph has to be this much faster to be preferred: less is noise.
-_CLEARLY = 1.05
-#: Of the instruction sets, those that decide how fast it is.
-_TELLING = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
-#: Those that have a part in a graph.
+#: The plain graph is preferred if it is faster by this factor: less is noise.
+_MIN_SPEEDUP = 1.05
+#: The instruction sets that decide the speed.
+_SPEED_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
+#: The packages that affect a graph.
 PACKAGES = (
     "embedctl",
     "torch",
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Fill `request["folder"]`.
+    """Fill `request["folder"]`, and return the contents of the manifest.
 
     Raises:
         ModelError: no graph gives the model's vectors.
@@ -114,7 +114,7 @@ class _Builder:
         right = [each for each in candidates if each.report.passed]
         if not right:
             raise ModelError(
-                f"its ONNX graph does not give its vectors ({candidates[-1].report.figures}): "
+                f"its ONNX graph does not reproduce its vectors ({candidates[-1].report.figures}): "
                 'use a class with backend = "torch"'
             )
         if kind != ONNX_INT8:
@@ -130,17 +130,17 @@ class _Builder:
             small.append(self._candidate(folder, OnnxInt8Backend, _INT8))
         passed = [each for each in small if each.report.passed]
         if not passed:
-            self._say("warning: int8 is not accurate enough for this model, a worker's gate will refuse it")
+            self._say("warning: int8 is not accurate enough for this model, and a worker's gate will refuse it")
         return self._fastest(passed or small)
 
     def facts(self, best: Candidate, folder: Path) -> dict[str, Any]:
-        """What the manifest says."""
+        """The contents of the manifest."""
         return {
             "model": model_of(self._files),
             "engine": best.backend.engine,
             "built": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {"python": platform.python_version(), **versions(*PACKAGES)},
-            "cpu": {"machine": platform.machine(), "flags": [flag for flag in _TELLING if flag in cpu_flags()]},
+            "cpu": {"machine": platform.machine(), "flags": [flag for flag in _SPEED_FLAGS if flag in cpu_flags()]},
             "graph": {"name": best.name.partition(" ")[0], **graphs.describe(folder / GRAPH)},
             "accuracy": accuracy_of(best.report),
             "rate": rate_of(best.backend, best.texts_per_s, self._host.threads),
@@ -156,7 +156,10 @@ class _Builder:
         return Candidate(name, folder, backend, report)
 
     def _fastest(self, candidates: list[Candidate]) -> Candidate:
-        """The first one, unless another is clearly faster. By turns, as other work on this machine comes and goes."""
+        """The first candidate, unless another is clearly faster.
+
+        The candidates are measured in turn, because other work on this machine comes and goes.
+        """
         self._say("measuring")
         for candidate in candidates * _ROUNDS:
             backend = candidate.backend
@@ -168,7 +171,7 @@ class _Builder:
             candidate.texts_per_s = max(candidate.texts_per_s, rate)
         best = candidates[0]
         for candidate in candidates[1:]:
-            if candidate.texts_per_s > best.texts_per_s * _CLEARLY:
+            if candidate.texts_per_s > best.texts_per_s * _MIN_SPEEDUP:
                 best = candidate
         shown = ", ".join(f"{each.name} {each.texts_per_s:.0f} texts/s" for each in candidates)
         self._say(f"kept {best.name}: {shown}")

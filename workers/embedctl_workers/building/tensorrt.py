@@ -1,7 +1,8 @@
-"""`python -m embedctl_workers.building.tensorrt REQUEST`: fill the folder of a plan; what `recipe` runs.
+"""`python -m embedctl_workers.building.tensorrt REQUEST`: fill a plan's folder. The backend's `recipe` runs this.
 
-A process of its own, so that a worker does not keep what the builder loads, and a builder that crashes is an error. A
-plan is kept where its vectors pass the accuracy gate of 16 bits. It says what `embedctl_workers.building.onnx` says.
+This is a separate process, so that a worker does not keep what the builder loads, and a crash of the builder becomes an
+error. A plan is kept if its vectors pass the accuracy gate for 16 bits. Progress and result are printed as by
+`embedctl_workers.building.onnx`.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ def main() -> None:
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Fill `request["folder"]`; what the manifest is to say.
+    """Fill `request["folder"]`, and return the contents of the manifest.
 
     Raises:
         ModelError: no plan gives the model's vectors.
-        MissingExtra, WorkerError: there is nothing to build it with.
+        MissingExtra, WorkerError: TensorRT or the GPU is missing or unusable.
     """
     builder = _Builder(request, say)
     asked = builder.options.dtype
@@ -70,7 +71,7 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
                     shutil.move(made / name, folder / name)
                 return facts
             failed.append(f"{dtype}: {report.figures}")
-    raise ModelError(f'no plan gives its vectors ({"; ".join(failed)}): use a class with backend = "torch-gpu"')
+    raise ModelError(f'no plan reproduces its vectors ({"; ".join(failed)}): use a class with backend = "torch-gpu"')
 
 
 class _Builder:
@@ -83,7 +84,7 @@ class _Builder:
         self._runtime = runtimes.open_runtime()
 
     def build(self, dtype: str, folder: Path) -> tuple[Report, dict[str, Any]]:
-        """Fill a folder with a plan of a type; how good it is, and what the manifest is to say of it."""
+        """Fill a folder with a plan in a type; its accuracy report, and the contents of its manifest."""
         self._say(f"converting the graph to {dtype}")
         graphs.convert(self._graph / GRAPH, folder / GRAPH, dtype)
         self._say(f"building a plan in {dtype}, which takes minutes")
@@ -115,7 +116,7 @@ class _Builder:
         }
 
     def _texts_per_s(self, backend: TensorRTBackend) -> float:
-        """Of the gate's texts, in one batch: the best of a few rounds."""
+        """The rate of the gate's texts in one batch: the best of a few rounds."""
         tokens = backend.tokenize(gate_texts(), None)
         rows = np.arange(len(tokens.lengths))
         best = 0.0

@@ -11,15 +11,15 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 
 def cpu_quota() -> float:
-    """CPUs' worth of time that cgroup v2 or v1 grants, rounded up: the least of our group and those above it.
+    """The CPU quota of cgroup v2 or v1, in CPUs, rounded up; infinite without a quota.
 
-    Infinite without a quota.
+    The smallest quota counts, among those of this process's group and the groups above it.
     """
     return min(map(_granted, _groups()), default=math.inf)
 
 
 def _groups() -> Iterator[Path]:
-    """The folders of the groups that hold this process, as far as they are mounted."""
+    """The folders of this process's groups and of the groups above them, under the mount points."""
     try:
         lines = _MEMBERSHIP.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -33,7 +33,7 @@ def _groups() -> Iterator[Path]:
         else:
             continue
         names = [name for name in path.split("/") if name]
-        # In a container the path may be the host's, or lead out of what is mounted: its own group is then on top.
+        # In a container, the path may be the host's, or lead out of the mount. The container's group is then the mount.
         names = [] if ".." in names else names
         for mount in mounts:
             yield from (mount.joinpath(*names[:depth]) for depth in range(len(names) + 1))

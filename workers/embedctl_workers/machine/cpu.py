@@ -1,4 +1,4 @@
-"""What kind of CPU this machine has, as Linux tells it."""
+"""The kind of CPU of this machine, as Linux reports it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import platform
 from pathlib import Path
 
 _CPU_INFO = Path("/proc/cpuinfo")
-#: Lines that tell kinds of CPU apart: x86's, then ARM's.
-_TELLING = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+#: Lines that distinguish kinds of CPU: those of x86, then those of ARM.
+_IDENTIFYING = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 
 
 def cpu_name() -> str:
-    """The CPU's model; its architecture where Linux does not name it."""
+    """The CPU's model, or its architecture if Linux does not name the model."""
     names = (line.partition(":")[2].strip() for line in _lines() if line.startswith("model name"))
     return next(names, platform.machine())
 
 
 def cpu_flags() -> frozenset[str]:
-    """Its instruction sets, by the kernel's names; empty where it does not say."""
+    """The CPU's instruction sets, by the kernel's names; empty if the kernel lists none."""
     flags = next((line for line in _lines() if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
 
 
 def cpu_identity() -> str:
-    """What tells this CPU's kind and instruction set from another's: machines may share a cache."""
-    telling = {line for line in _lines() if line.startswith(_TELLING)}
+    """Text that distinguishes this CPU's kind and instruction sets from others', because machines may share a cache."""
+    telling = {line for line in _lines() if line.startswith(_IDENTIFYING)}
     return "\n".join([platform.machine(), *sorted(telling)])
 
 

@@ -12,19 +12,20 @@ from typing import Literal
 from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_workers.machine.cgroup import cpu_quota
 
-#: What OpenMP, MKL, OpenBLAS and the tokenizers' thread pool read as they load.
+#: OpenMP, MKL, OpenBLAS and the tokenizers' thread pool read these when they load.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-#: How often GNU OpenMP's threads look for work before they sleep. Its own 300,000 take milliseconds, in which they hold
-#: back whatever else wants the CPU: beside another process, two threads were 2 to 10 times slower (docs/tuning.md).
+#: How often GNU OpenMP's threads poll for work before they sleep. The default of 300,000 takes milliseconds, and keeps
+#: the CPU from everything else: beside another process, two threads were 2 to 10 times slower (docs/tuning.md).
 SPIN_VARIABLE, _SPINS = "GOMP_SPINCOUNT", "1000"
-#: Unless this is 1 as it loads, onnxruntime tells its maker what it runs, and numbers this machine in the home folder.
+#: Unless this is 1 when onnxruntime loads, it reports to its vendor what it runs, and writes an id of this machine to
+#: the home folder.
 SILENCE_VARIABLE = "ORT_DISABLE_TELEMETRY"
 _SIZES_THREADS_AT_IMPORT = ("torch", "numpy", "onnxruntime", "tokenizers")
 _SPAN = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
-#: What restricts a process to some devices of a kind; read by the vendors' libraries as they open them.
+#: The variable that restricts a process to some devices of a kind. The vendors' libraries read it on opening devices.
 VISIBLE_VARIABLES = {"gpu": "CUDA_VISIBLE_DEVICES", "neuron": "NEURON_RT_VISIBLE_CORES"}
-#: What ROCm's runtime reads, which takes UUIDs, and then HIP, which numbers what the former leaves.
+#: ROCm's runtime reads the first, and accepts UUIDs. HIP then reads the others, and numbers the GPUs that are left.
 ROCM_VARIABLE, HIP_VARIABLES = "ROCR_VISIBLE_DEVICES", ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
@@ -33,10 +34,10 @@ class Accelerator:
     """A GPU or a Neuron core.
 
     Attributes:
-        index: the number that people call it by: what `nvidia-smi` shows, or the core's.
-        uid: what selects it: a GPU's UUID, which stays the same when others are hidden, or the core's number.
+        index: its number for people: the one that `nvidia-smi` shows, or the core's.
+        uid: its id for selection: a GPU's UUID, which stays the same when others are hidden, or the core's number.
         name: its model, for people.
-        node: the NUMA node that it is near; None where that can't be told.
+        node: the nearest NUMA node; None if unknown.
         rocm: whether it is an AMD GPU.
     """
 
@@ -48,7 +49,7 @@ class Accelerator:
     rocm: bool = False
 
     def hide_others(self) -> None:
-        """Let what opens devices in this process from now on see this one alone."""
+        """Make this the only device that libraries of this process can open from now on."""
         if self.rocm:
             for variable in HIP_VARIABLES:
                 os.environ.pop(variable, None)
@@ -59,12 +60,12 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What this process runs on.
+    """The CPUs and the accelerator that this process runs on.
 
     Attributes:
-        cpus: those that its threads may use.
-        threads: compute threads: one a physical core, within the cgroup's quota, unless it was told otherwise.
-        accelerator: the only one that it sees; None for a worker of CPUs.
+        cpus: the CPUs that its threads may use.
+        threads: compute threads: one per physical core, within the cgroup's quota, unless a number was given.
+        accelerator: the only one that the process sees; None for a CPU worker.
     """
 
     cpus: frozenset[int]
@@ -73,7 +74,7 @@ class Pinned:
 
     @property
     def label(self) -> str:
-        """The device as the worker's name has it: CPUs such as `0-3,8`, or an accelerator's number."""
+        """The device as it appears in the worker's name: CPUs such as `0-3,8`, or an accelerator's number."""
         return self.cpu_list if self.accelerator is None else str(self.accelerator.index)
 
     @property
@@ -88,19 +89,19 @@ class Pinned:
 
 
 def pin(cpus: str | None, *, accelerator: Accelerator | None = None, threads: int | None = None) -> Pinned:
-    """Restrict this process to CPUs, and to one accelerator if there is one, and set its thread counts.
+    """Restrict this process to CPUs, and to one accelerator if one is given, and set its thread counts.
 
     Args:
-        cpus: such as `0-3` or `0,2`; None for all that it may use.
-        threads: compute threads; one a physical core, within the cgroup's quota, where None.
+        cpus: such as `0-3` or `0,2`; None for all that the process may use.
+        threads: compute threads; None for one per physical core, within the cgroup's quota.
 
     Raises:
-        SettingsError: that is no list of CPUs, or some of them are not to be had, or they are fewer than the threads.
-        WorkerError: something that sizes its thread pool at import is imported already.
+        SettingsError: `cpus` is not a list of CPUs, or names unavailable ones; or `threads` exceeds their number.
+        WorkerError: a library that sizes its thread pool at import is imported already.
     """
     chosen = usable_cpus(cpus)
     if threads is not None and threads > len(chosen):
-        raise SettingsError(f"--threads {threads}: there are only the CPUs {format_cpus(chosen)} to run them on")
+        raise SettingsError(f"--threads {threads}: only the CPUs {format_cpus(chosen)} are available")
     if too_early := [name for name in _SIZES_THREADS_AT_IMPORT if name in sys.modules]:
         raise WorkerError(f"{', '.join(too_early)} was imported before the worker was pinned")
     threads = threads or thread_count(chosen)
@@ -119,7 +120,7 @@ def usable_cpus(cpus: str | None) -> frozenset[int]:
     """The CPUs that `--cpus` names, or all that this process may use.
 
     Raises:
-        SettingsError: that is no list of CPUs, or some of them are not to be had.
+        SettingsError: `cpus` is not a list of CPUs, or some of them are not available.
     """
     allowed = os.sched_getaffinity(0)
     chosen = allowed if cpus is None else parse_cpus(cpus)
@@ -131,12 +132,12 @@ def usable_cpus(cpus: str | None) -> frozenset[int]:
 
 
 def thread_count(cpus: set[int] | frozenset[int]) -> int:
-    """Compute threads for a set of CPUs: its physical cores, but no more than the cgroup's quota pays for."""
+    """Compute threads for a set of CPUs: one per physical core, within the cgroup's quota."""
     return max(1, int(min(len(cores_of(cpus)), cpu_quota())))
 
 
 def cores_of(cpus: set[int] | frozenset[int]) -> list[frozenset[int]]:
-    """The physical cores of a set of CPUs, each with those of its hyper-threads that are in the set, in order."""
+    """The physical cores of a set of CPUs, in order, each with its hyper-threads that are in the set."""
     cores: dict[tuple[str, str], set[int]] = {}
     for cpu in sorted(cpus):
         cores.setdefault(_core_of(cpu), set()).add(cpu)
@@ -144,26 +145,26 @@ def cores_of(cpus: set[int] | frozenset[int]) -> list[frozenset[int]]:
 
 
 def parse_cpus(text: str, source: str = "--cpus") -> set[int]:
-    """`0-3,8` as a set.
+    """Parse `0-3,8` into a set of numbers.
 
     Args:
-        source: where the text comes from, for the message.
+        source: the option or file of the text, for the message.
 
     Raises:
-        SettingsError: it is not of that form.
+        SettingsError: the text is not of that form.
     """
     cpus: set[int] = set()
     for part in text.split(","):
         found = _SPAN.fullmatch(part.strip())
         span = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
         if not span:
-            raise SettingsError(f"{source} {text!r} is no list of numbers such as 0-3 or 0,2")
+            raise SettingsError(f"{source} {text!r} is not a list of numbers such as 0-3 or 0,2")
         cpus.update(span)
     return cpus
 
 
 def format_cpus(cpus: set[int] | frozenset[int]) -> str:
-    """A set of CPUs as `0-3,8`."""
+    """Format a set of CPUs as `0-3,8`."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and cpu == spans[-1][1] + 1:
@@ -174,7 +175,7 @@ def format_cpus(cpus: set[int] | frozenset[int]) -> str:
 
 
 def _core_of(cpu: int) -> tuple[str, str]:
-    """Package and core of a CPU: hyper-threads share them. A CPU whose topology is hidden counts as a core."""
+    """Package and core of a CPU, which hyper-threads share. A CPU with a hidden topology counts as a core."""
     topology = _CPU_FOLDER / f"cpu{cpu}" / "topology"
     try:
         package = (topology / "physical_package_id").read_text().strip()

@@ -1,4 +1,4 @@
-"""Find what this machine has to encode on: sets of CPUs, GPUs, Neuron cores. Imports nothing that opens them."""
+"""Find the devices of this machine: sets of CPUs, GPUs, Neuron cores. Imports nothing that opens a device."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from embedctl_workers.machine.devices import (
 
 log = logging.getLogger(__name__)
 
-#: What the kinds of devices are called in messages.
+#: The names of the kinds of devices in messages.
 DEVICE_NAMES: Mapping[Device, str] = {"cpu": "CPU", "gpu": "GPU", "neuron": "Neuron core"}
-#: The options of `embedctl worker` that choose one.
+#: The options of `embedctl worker` that choose a device.
 DEVICE_OPTIONS: Mapping[Device, str] = {"gpu": "--gpu", "neuron": "--neuron-core"}
 _NODES = Path("/sys/devices/system/node")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_SMI = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
 _NEURON_LS = ["neuron-ls", "--json-output"]
 _AMD_SMI = ["amd-smi", "list", "-e", "--json"]
-#: The tool before that one.
+#: The predecessor of amd-smi.
 _ROCM_SMI = ["rocm-smi", "--showuniqueid", "--showbus", "--json"]
-#: Where the vendors' packages put their tools, which is not always on PATH.
+#: The vendors' packages put their tools into these folders, which are not always on PATH.
 _NEURON_TOOLS, _ROCM_TOOLS = "/opt/aws/neuron/bin", "/opt/rocm/bin"
-#: The longest that a vendor's tool may take (seconds): on a GPU's first use it waits for the driver.
+#: Time limit of a vendor's tool (seconds): on a GPU's first use, it waits for the driver.
 _TOOL_S = 60
 
 
@@ -51,8 +51,8 @@ class CpuSet:
 
     Attributes:
         cores: the physical cores, each with its hyper-threads.
-        threads: compute threads that the cgroup's quota pays for, at most one a core.
-        node: their NUMA node; None where there is no telling, or where they are on several.
+        threads: compute threads within the cgroup's quota, at most one per core.
+        node: their NUMA node; None if it is unknown, or if they are on several.
     """
 
     cores: tuple[frozenset[int], ...]
@@ -65,7 +65,7 @@ class CpuSet:
         return frozenset().union(*self.cores)
 
     def shared_out(self, workers: int) -> list[CpuSet]:
-        """As many sets, of as equal a number of cores as can be; several have the same core if there are too few."""
+        """Split the cores as equally as possible, one set per worker; workers share a core if there are too few."""
         cores, parts = len(self.cores), []
         for at in range(workers):
             first, end = at * cores // workers, (at + 1) * cores // workers
@@ -77,10 +77,10 @@ class CpuSet:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found here.
+    """The devices that were found on this machine.
 
     Attributes:
-        problems: by kind of device, why a vendor's tool that is installed did not tell of any.
+        problems: kind of device → why the vendor's tool, although installed, listed none.
     """
 
     cpu_sets: Sequence[CpuSet]
@@ -89,18 +89,18 @@ class Machine:
     problems: Mapping[str, str] = field(default_factory=dict)
 
     def accelerators(self, kind: Device) -> Sequence[Accelerator]:
-        """Those of a kind; none for CPUs."""
+        """The accelerators of a kind; none for CPUs."""
         return {"gpu": self.gpus, "neuron": self.neuron_cores}.get(kind, ())
 
 
 def discover(cpus: str | None = None) -> Machine:
-    """Look for everything that this process may use.
+    """Find all devices that this process may use.
 
     Args:
-        cpus: such as `0-3`, to leave the others alone.
+        cpus: such as `0-3`, to use no other CPUs.
 
     Raises:
-        SettingsError: that is no list of CPUs that are to be had, or a variable that hides devices can't be read.
+        SettingsError: `cpus` is not a list of available CPUs, or a variable that hides devices can't be parsed.
     """
     problems: dict[str, str] = {}
 
@@ -120,10 +120,10 @@ def discover(cpus: str | None = None) -> Machine:
 
 
 def find_cpu_sets(cpus: frozenset[int]) -> list[CpuSet]:
-    """Split CPUs into one set for each NUMA node; into one for all where the cgroup's quota is no more than one node.
+    """Split CPUs into one set per NUMA node, or into a single set if one node can hold the cgroup's whole quota.
 
-    A quota limits the threads and not the CPUs: another container's process that counts to the same number would
-    otherwise sit on the same ones.
+    A quota limits threads, not CPUs. Without the single set, several containers with equal quotas would pin their
+    processes to the same CPUs.
     """
     by_node = {node: cores_of(cpus & of_node) for node, of_node in _nodes().items() if cpus & of_node}
     if elsewhere := cpus - frozenset().union(*(core for cores in by_node.values() for core in cores)):
@@ -142,7 +142,7 @@ def find_cpu_sets(cpus: frozenset[int]) -> list[CpuSet]:
 
 
 def find_gpus() -> list[Accelerator]:
-    """The GPUs that the vendors' tools show and no variable hides; none where there is no such tool.
+    """The GPUs that the vendors' tools show and no variable hides; none if no tool is installed.
 
     Raises:
         WorkerError: a tool fails, or its answer can't be read.
@@ -151,12 +151,12 @@ def find_gpus() -> list[Accelerator]:
 
 
 def find_nvidia_gpus() -> list[Accelerator]:
-    """The GPUs that `nvidia-smi` shows and CUDA_VISIBLE_DEVICES does not hide; none where there is no such tool.
+    """The GPUs that `nvidia-smi` shows and CUDA_VISIBLE_DEVICES does not hide; none without the tool.
 
     Raises:
         WorkerError: the tool fails, or its answer can't be read.
     """
-    answer = _ask(_NVIDIA_SMI, shutil.which(_NVIDIA_SMI[0]))
+    answer = _output_of(_NVIDIA_SMI, shutil.which(_NVIDIA_SMI[0]))
     if answer is None:
         return []
     lines = [line for line in answer.splitlines() if line.strip()]
@@ -166,13 +166,13 @@ def find_nvidia_gpus() -> list[Accelerator]:
 
 
 def find_amd_gpus() -> list[Accelerator]:
-    """The GPUs that `amd-smi`, or else `rocm-smi`, shows and no variable hides; none where there is no such tool.
+    """The GPUs that `amd-smi`, or else `rocm-smi`, shows and no variable hides; none without these tools.
 
     Raises:
         WorkerError: the tool fails, or its answer can't be read.
     """
     for command, read in ((_AMD_SMI, _amd_smi_gpus), (_ROCM_SMI, _rocm_smi_gpus)):
-        answer = _ask(command, shutil.which(command[0]) or shutil.which(command[0], path=_ROCM_TOOLS))
+        answer = _output_of(command, shutil.which(command[0]) or shutil.which(command[0], path=_ROCM_TOOLS))
         if answer is None:
             continue
         try:
@@ -191,9 +191,9 @@ def find_neuron_cores() -> list[Accelerator]:
 
     Raises:
         WorkerError: the tool fails, or its answer can't be read.
-        SettingsError: the variable can't be read.
+        SettingsError: the variable can't be parsed.
     """
-    answer = _ask(_NEURON_LS, shutil.which(_NEURON_LS[0]) or shutil.which(_NEURON_LS[0], path=_NEURON_TOOLS))
+    answer = _output_of(_NEURON_LS, shutil.which(_NEURON_LS[0]) or shutil.which(_NEURON_LS[0], path=_NEURON_TOOLS))
     cores = [] if answer is None else _neuron_cores(answer)
     variable = VISIBLE_VARIABLES["neuron"]
     if visible := os.environ.get(variable):
@@ -205,16 +205,16 @@ def find_neuron_cores() -> list[Accelerator]:
 def choose_accelerator(
     hardware: str, device: Device, *, gpu: str | None = None, neuron_core: int | None = None
 ) -> Accelerator | None:
-    """The one accelerator that a worker of a class is pinned to; None for a class of CPUs.
+    """The one accelerator that a worker of a class is pinned to; None for a CPU class.
 
     Args:
         gpu: a GPU's number or UUID; None for the only one.
         neuron_core: a core's number; None for the only one.
 
     Raises:
-        SettingsError: the class is for another kind of device, or there is none of its kind here, or not that one, or
-            there are several and none was chosen.
-        WorkerError: what tells of the devices can't be read.
+        SettingsError: an option is for another kind of device than the class; or this machine has no device of the
+            class's kind, or not the chosen one, or several and none was chosen.
+        WorkerError: a vendor's tool fails, or its answer can't be read.
     """
     asked: dict[Device, str | None] = {"gpu": gpu, "neuron": None if neuron_core is None else str(neuron_core)}
     for kind, option in DEVICE_OPTIONS.items():
@@ -230,7 +230,7 @@ def choose_accelerator(
 
 
 def nothing_found(hardware: str, device: Device, problem: str = "") -> SettingsError:
-    """What to raise for a class whose kind of device this machine does not have, or does not show."""
+    """The error for a class whose kind of device this machine lacks or hides."""
     tool = {"gpu": _NVIDIA_SMI[0], "neuron": _NEURON_LS[0]}.get(device, "")
     hidden = VISIBLE_VARIABLES[device] in os.environ
     why = problem or f"{tool} shows none" + (f" that {VISIBLE_VARIABLES[device]} leaves visible" if hidden else "")
@@ -246,19 +246,19 @@ def _chosen(found: Sequence[Accelerator], asked: str | None, hardware: str, devi
         if len(found) > 1:
             raise SettingsError(
                 f"class {hardware} runs on one {name}, and there are {len(found)}: choose one with {option}, or start "
-                f"`embedctl up`, which has a worker on each. Here: {shown}"
+                f"`embedctl up`, which runs a worker on each. Here: {shown}"
             )
         return found[0]
     fitting = [each for each in found if asked in (each.uid, str(each.index))]
     fitting = fitting or [each for each in found if not asked.isdecimal() and each.uid.startswith(asked)]
     if len(fitting) != 1:
-        wrong = "several fit" if fitting else f"there is no such {name}"
+        wrong = "several match" if fitting else f"there is no such {name}"
         raise SettingsError(f"{option} {asked}: {wrong}. Here: {shown}")
     return fitting[0]
 
 
 def _nodes() -> dict[int | None, frozenset[int]]:
-    """The CPUs of each NUMA node; empty where the kernel shows none."""
+    """The CPUs of each NUMA node; empty if the kernel shows none."""
     nodes: dict[int | None, frozenset[int]] = {}
     for folder in sorted(_NODES.glob("node[0-9]*"), key=lambda each: int(each.name[4:])):
         listed = (folder / "cpulist").read_text(encoding="ascii").strip()
@@ -267,11 +267,11 @@ def _nodes() -> dict[int | None, frozenset[int]]:
     return nodes
 
 
-def _ask(command: list[str], tool: str | None) -> str | None:
-    """What a vendor's tool prints; None where there is none.
+def _output_of(command: list[str], tool: str | None) -> str | None:
+    """The output of a vendor's tool; None if it is not installed.
 
     Raises:
-        WorkerError: it fails, or takes too long.
+        WorkerError: the tool fails, or takes too long.
     """
     if tool is None:
         return None
@@ -293,7 +293,7 @@ def _gpu(row: Sequence[str]) -> Accelerator:
     try:
         index, uuid, name, _memory, *bus = row
         if not uuid.startswith("GPU-"):
-            raise ValueError  # noqa: TRY301  (one message for whatever is wrong with a line)
+            raise ValueError  # noqa: TRY301  (one message for every fault of a line)
         return Accelerator("gpu", int(index), uuid, name, _node_of(bus[0]) if bus else None)
     except ValueError:
         raise WorkerError(f"{_NVIDIA_SMI[0]} shows a line that can't be read: {', '.join(row)!r}") from None
@@ -315,11 +315,11 @@ def _known_node(text: str) -> int | None:
 
 
 def _visible_gpus(gpus: Sequence[Accelerator], visible: str) -> list[Accelerator]:
-    """Those that CUDA_VISIBLE_DEVICES names, as CUDA reads it: in its order, up to the first that does not exist."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, as CUDA reads it: in its order, up to the first that does not exist."""
     found: list[Accelerator] = []
     for name in visible.split(",") if visible.strip() else []:
         wanted = name.strip()
-        if wanted.startswith("MIG-"):  # a part of a GPU, which the query for GPUs does not show
+        if wanted.startswith("MIG-"):  # a part of a GPU: the query for GPUs does not show it
             found.append(Accelerator("gpu", len(found), wanted))
             continue
         fitting = [gpu for gpu in gpus if str(gpu.index) == wanted]
@@ -333,7 +333,7 @@ def _visible_gpus(gpus: Sequence[Accelerator], visible: str) -> list[Accelerator
 
 
 def _amd_smi_gpus(answer: list[dict[str, Any]]) -> list[Accelerator]:
-    """In the order in which HIP numbers them; that of the tool is another one."""
+    """The GPUs in HIP's order, which is not the tool's."""
     shown = [each for each in answer if "gpu" in each]
     return [
         _amd_gpu(int(each["gpu"]), str(each["hip_uuid"]), str(each["bdf"]))
@@ -342,7 +342,7 @@ def _amd_smi_gpus(answer: list[dict[str, Any]]) -> list[Accelerator]:
 
 
 def _rocm_smi_gpus(answer: dict[str, dict[str, Any]]) -> list[Accelerator]:
-    """In the order of the tool."""
+    """The GPUs in the tool's order."""
     shown = sorted((int(name[4:]), facts) for name, facts in answer.items() if name.startswith("card"))
     return [
         _amd_gpu(index, f"GPU-{int(str(facts['Unique ID']), 16):016x}", str(facts["PCI Bus"])) for index, facts in shown
@@ -356,7 +356,7 @@ def _amd_gpu(index: int, uid: str, bus: str) -> Accelerator:
 
 
 def _visible_amd_gpus(gpus: Sequence[Accelerator], variable: str, visible: str) -> list[Accelerator]:
-    """Those that a variable names, by UUID or by their place among those that are left."""
+    """The GPUs that a variable names, by UUID or by position among the GPUs that are still visible."""
     found: list[Accelerator] = []
     for name in visible.split(",") if visible.strip() else []:
         wanted = name.strip()
@@ -369,7 +369,7 @@ def _visible_amd_gpus(gpus: Sequence[Accelerator], variable: str, visible: str) 
 
 
 def _neuron_cores(answer: str) -> list[Accelerator]:
-    """The cores of every device in the answer of `neuron-ls`, numbered as its runtime numbers them."""
+    """The cores of every device in the answer of `neuron-ls`, with the numbers of Neuron's runtime."""
     try:
         devices: list[dict[str, Any]] = sorted(json.loads(answer), key=lambda device: int(device["neuron_device"]))
         cores: list[Accelerator] = []

@@ -8,12 +8,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a backend may use of this machine.
+    """The resources of this machine that a backend may use.
 
     Attributes:
         threads: compute threads; the process is pinned already.
         cache: the folder that keeps what was built for this machine.
-        build: whether to build what is not in the cache, or to refuse.
+        build: whether to build what the cache lacks; False refuses instead.
     """
 
     threads: int

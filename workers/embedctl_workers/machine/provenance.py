@@ -1,4 +1,4 @@
-"""What a measurement ran on: the device, its driver, and the versions of all that takes part."""
+"""The provenance of a measurement: its device, the driver, and the versions of all software involved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from embedctl_workers.machine.cpu import cpu_name
 from embedctl_workers.machine.devices import Accelerator, Pinned
 
-#: Distributions that may take part in making a vector; those that are installed are named.
+#: Distributions that may take part in computing a vector. The installed ones are listed.
 _PACKAGES = (
     "embedctl",
     "numpy",
@@ -35,7 +35,7 @@ _TOOL_S = 60
 
 
 def describe(pinned: Pinned) -> dict[str, str]:
-    """The device, its CPUs, its driver, the system and what else it is busy with, in words."""
+    """The device, its driver, the CPUs, the system and its load, in words."""
     accelerator = pinned.accelerator
     facts = {"device": f"CPU {cpu_name()}"}
     if accelerator is not None:
@@ -48,7 +48,7 @@ def describe(pinned: Pinned) -> dict[str, str]:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Of Python and of the packages that are installed here, those that are named besides among them."""
+    """The versions of Python and of the installed packages, including those of `more`."""
     found = {"python": platform.python_version()}
     for package in (*_PACKAGES, *more):
         try:
@@ -59,7 +59,7 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def _driver(accelerator: Accelerator) -> str:
-    """The driver's version, by its vendor's tool, else by the kernel."""
+    """The driver's version, from the vendor's tool, or else from the kernel."""
     nvidia = accelerator.kind == "gpu" and not accelerator.rocm
     tool = shutil.which(_NVIDIA_SMI[0]) if nvidia else None
     if tool is not None:

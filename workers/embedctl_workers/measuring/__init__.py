@@ -1,1 +1,1 @@
-"""Measuring a loaded model on its device: rates, operations, and what share of the device they are."""
+"""Measuring a loaded model on its device: its rates, its operations, and its share of the device's matrix rate."""

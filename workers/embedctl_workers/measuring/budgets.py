@@ -1,7 +1,8 @@
 """`python -m embedctl_workers.measuring.budgets CLASS MODEL CPUS`: speed by token budget, for `embedctl model tune`.
 
-Prints a JSON object of facts when the model is loaded. Then each line on standard input is a token budget, answered by
-a line with tokens/s. A process of its own: thread counts are for life, and several may be measured at once.
+The process prints a JSON object of facts when the model is loaded. Then each line on standard input is a token budget,
+and the answer is a line with tokens/s. This is a separate process because a process can't change its thread counts, and
+because several may be measured at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from embedctl_workers.machine import devices
 if TYPE_CHECKING:
     from embedctl_workers.backends.base import Backend
 
-#: How long one answer takes (seconds), and a batch more.
+#: Time per answer (seconds); its last batch may exceed that.
 SECONDS = 2.0
 _ROWS = 512
 
@@ -32,7 +33,7 @@ def main() -> None:
     try:
         settings = load_settings()
         pinned = devices.pin(cpus)
-        # Only now: these import what sizes its thread pools as it loads.
+        # Imported only now, because these load libraries that size their thread pools at import.
         from embedctl_workers.encoding.loading import load_encoder
         from embedctl_workers.machine.host import Host
         from embedctl_workers.models.cache import cache_folder
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def _tokens_per_s(backend: Backend, token_budget: int) -> float:
-    """Encode the batches of a chunk, in an order that is the same each time, until the time is over."""
+    """The rate of encoding the batches of a chunk, in the same order each time, until the time is over."""
     import numpy as np
 
     from embedctl_workers.encoding.encoder import ChunkEncoder, Stopped

@@ -1,4 +1,4 @@
-"""How many floating-point operations a model's vectors cost, by its `config.json`."""
+"""The floating-point operations of a model's vectors, from its `config.json`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from embedctl_workers.arrays.tokens import Rows
 
-#: Encoders of one design: attention with four square matrices, then two matrices. Model type → where its configuration
-#: has hidden size, inner size and number of layers.
+#: Encoders of one design: attention with four square matrices, then a feed-forward of two. Model type → the names of
+#: hidden size, inner size and number of layers in its configuration.
 _BERT = ("hidden_size", "intermediate_size", "num_hidden_layers")
 _KNOWN: Mapping[str, tuple[str, str, str]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet"), _BERT),
@@ -20,8 +20,8 @@ _KNOWN: Mapping[str, tuple[str, str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The matrices of an encoder of the BERT family: `layers` of them, `hidden` wide, `inner` wide in between."""
+class EncoderShape:
+    """The sizes of an encoder of the BERT family: `layers` layers, `hidden` wide, with a feed-forward `inner` wide."""
 
     hidden: int
     inner: int
@@ -30,29 +30,29 @@ class Shape:
     def flop(self, lengths: Rows) -> float:
         """Operations for texts of these lengths (tokens): multiplications and additions of matrix products.
 
-        Every token goes through the weights: 2 × layers × (4 × hidden² + 2 × hidden × inner), for a matrix of n weights
-        is n multiplications and n additions a token, and a layer has query, key, value and output, and two matrices
-        behind them. In attention every token meets every token of its text, twice: 4 × layers × hidden × length. So
-        Kaplan et al. count (Scaling Laws for Neural Language Models, table 1, with both directions of attention).
-        Padding, embeddings, pooling and what is not a matrix product are not counted.
+        The weights cost 2 × layers × (4 × hidden² + 2 × hidden × inner) per token: a matrix of n weights is n
+        multiplications and n additions per token, and a layer has query, key, value, output and the two matrices of
+        the feed-forward. Attention costs 4 × layers × hidden × length per token: every token meets every token of its
+        text, twice. Kaplan et al. count in this way (Scaling Laws for Neural Language Models, table 1, with both
+        directions of attention). Padding, embeddings, pooling and all that is not a matrix product are not counted.
         """
         weights = 2 * self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.inner)
         tokens = lengths.astype(float)
         return float(weights * tokens.sum() + 4 * self.layers * self.hidden * (tokens**2).sum())
 
 
-def shape_of(folder: Path) -> Shape | None:
-    """The shape of the model in a folder; None where its architecture is none that is known here."""
+def shape_of(folder: Path) -> EncoderShape | None:
+    """The shape of the model in a folder; None if its architecture is unknown here."""
     config = _config(folder)
     names = _KNOWN.get(str(config.get("model_type")))
     if names is None or any(not isinstance(config.get(name), int) for name in names):
         return None
     hidden, inner, layers = (int(config[name]) for name in names)
-    return Shape(hidden, inner, layers)
+    return EncoderShape(hidden, inner, layers)
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """The transformer's configuration, in the folder or in that of the first of its modules; empty if there is none."""
+    """The transformer's configuration, from the folder or that of the model's first module; empty if there is none."""
     for path in (folder / "config.json", *sorted(folder.glob("0_*/config.json"))):
         try:
             config = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""How many operations a second a device manages in large matrix products alone: a model's rate is a share of that."""
+"""The rate of a device in large matrix products alone: a model's rate is stated as a share of it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from embedctl_config.hardware import HardwareClass
 if TYPE_CHECKING:
     import torch
 
-#: Rows, and rows and columns of the matrix: on a CPU a product takes a tenth of a second or so.
+#: Rows, then rows and columns of the matrix: on a CPU, a product takes about a tenth of a second.
 _ON_CPU = (1024, 4096)
 _ON_GPU = (8192, 8192)
-#: So long (seconds) a device should be busy between two waits: while it is waited for it has nothing to do.
+#: Shortest time of work between two waits (seconds): after a wait, the device idles until it gets more work.
 _AT_LEAST_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixProducts:
-    """A large product, to be done again and again.
+    """A large matrix product, to be repeated.
 
     Attributes:
-        what: precision, sizes and who multiplies, for people.
+        what: precision, sizes and library, for people.
         flop: operations of one product.
-        multiply: does one; on a GPU it only begins it.
-        wait: until the device has done all that was begun.
+        multiply: computes one product; on a GPU, it only begins one.
+        wait: waits until the device has finished all products that were begun.
     """
 
     what: str
@@ -38,7 +38,7 @@ class MatrixProducts:
     wait: Callable[[], None]
 
     def rate(self, seconds: float) -> float:
-        """FLOP/s, measured for about so long."""
+        """FLOP/s, measured for about `seconds`."""
         self.multiply()
         self.wait()
         done, at_once = 0, 1
@@ -56,21 +56,23 @@ class MatrixProducts:
 
 
 def matrix_products(hardware: HardwareClass, threads: int) -> MatrixProducts | str:
-    """Products on the device of a class, in its precision; or why there are none, in words.
+    """Products on the device of a class, in the class's precision; or the reason why there are none.
 
     Args:
-        threads: compute threads of a class of CPUs.
+        threads: compute threads of a CPU class.
     """
     if hardware.device == "neuron":
-        return "there is no plain matrix product to compare with on a Neuron core: whatever runs there is compiled"
+        return (
+            "there is no plain matrix product to compare with on a Neuron core: everything that runs there is compiled"
+        )
     if hardware.precision == "int8":
-        return "torch has no plain matrix product in int8 that could be compared with"
+        return "torch has no plain matrix product in int8 to compare with"
     if find_spec("torch") is None:
         return "torch, which multiplies matrices for comparison, is not installed"
     if hardware.device == "gpu":
         return _on_gpu(hardware.precision == "fp32")
     if hardware.precision != "fp32":
-        return "on CPUs only products in fp32 are compared with"
+        return "on CPUs, there are only products in fp32 to compare with"
     return _on_cpu(threads)
 
 
@@ -100,7 +102,7 @@ def _on_gpu(fp32: bool) -> MatrixProducts | str:
         return "torch sees no GPU"
     kind = torch.float32 if fp32 else torch.bfloat16 if _has_bf16() else torch.float16
     rows, width = _ON_GPU
-    # Random figures: a GPU draws less power, and is faster, where all are 0.
+    # Random values: with zeros, a GPU draws less power and is faster.
     weight, x = (torch.randn(size, width, device="cuda", dtype=kind) for size in (width, rows))
     into = torch.empty(rows, width, device="cuda", dtype=kind)
     what = f"{str(kind).removeprefix('torch.')}, {rows} × {width} × {width} by torch"
@@ -108,7 +110,7 @@ def _on_gpu(fp32: bool) -> MatrixProducts | str:
 
 
 def _has_bf16() -> bool:
-    """Whether the GPU multiplies in bf16 itself, which those before Ampere do not."""
+    """Whether the GPU multiplies in bf16 in hardware; NVIDIA's GPUs before Ampere do not."""
     import torch
 
     return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 0)

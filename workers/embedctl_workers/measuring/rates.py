@@ -1,4 +1,4 @@
-"""How fast a loaded model is on its device, in a worker's own batches."""
+"""The rates of a loaded model on its device, in a worker's batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from embedctl_workers.encoding.encoder import ChunkEncoder, Stopped
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.measuring.sample_texts import long_texts, mixed_texts
 
-#: Texts of a chunk: the default of `chunk_size`; of long ones as many as have about as many tokens.
+#: Texts per chunk: the default of `chunk_size`, and the number of long texts that have about as many tokens.
 _MIXED, _LONG = 512, 48
-#: The longest texts that are measured (tokens), which most models take.
+#: The longest texts that are measured (tokens): most models take texts of this length.
 LONGEST = 450
 
 
@@ -29,7 +29,7 @@ class Load:
 
     Attributes:
         texts: UTF-8.
-        prepared: its batches stand in an order of chance, so that a part of them is like the whole.
+        prepared: its batches are in random order, so that a part of them is like the whole.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Load:
 
 
 def loads_for(encoder: ChunkEncoder) -> list[Load]:
-    """A chunk of mixed lengths, and one of texts as long as the model takes."""
+    """A chunk of mixed lengths, and a chunk of long texts: the model's maximum, or :data:`LONGEST` if that is less."""
     chosen = {"mixed lengths": mixed_texts(_MIXED), "long texts": long_texts(_LONG, encoder.backend, LONGEST)}
     loads = []
     for name, texts in chosen.items():
@@ -56,9 +56,9 @@ def loads_for(encoder: ChunkEncoder) -> list[Load]:
 
 
 def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
-    """Tokens/s of a chunk that is encoded again and again for so long; it is tokenised already.
+    """Tokens/s of encoding a tokenised chunk repeatedly, for `seconds`.
 
-    As in a worker: where the backend works ahead, the next chunk is begun while the last batches of one are awaited.
+    As in a worker, if the backend works ahead, the next chunk begins while the last batches of this one are awaited.
 
     Raises:
         ModelError: some of the texts can't be encoded.
@@ -85,12 +85,12 @@ def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
         except Stopped:
             return
 
-    _beside_each_other(encode, 2 if encoder.backend.ahead else 1)
+    _in_threads(encode, 2 if encoder.backend.ahead else 1)
     return tokens / (time.perf_counter() - started)
 
 
 def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
-    """Tokens/s of preparing a chunk again and again for so long, with nothing else going on."""
+    """Tokens/s of preparing a chunk repeatedly, for `seconds`, while nothing else runs."""
     started, tokens = time.perf_counter(), 0
     while (spent := time.perf_counter() - started) < seconds:
         tokens += int(_prepare(encoder, load.texts).tokens.lengths.sum())
@@ -101,7 +101,7 @@ def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:
     return encoder.prepare(ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), texts), {})
 
 
-def _beside_each_other(function: Callable[[], None], threads: int) -> None:
+def _in_threads(function: Callable[[], None], threads: int) -> None:
     with ThreadPoolExecutor(threads) as pool:
         for future in [pool.submit(function) for _ in range(threads)]:
             future.result()

@@ -1,4 +1,4 @@
-"""A short benchmark of a loaded model: its rates, and what share they are of the device's matrix products."""
+"""A short benchmark of a loaded model: its rates, and their share of the device's rate in matrix products."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.measuring.flops import Shape, shape_of
+from embedctl_workers.measuring.flops import EncoderShape, shape_of
 from embedctl_workers.measuring.matrix_products import MatrixProducts, matrix_products
 from embedctl_workers.measuring.rates import Load, encoding_rate, loads_for, tokenising_rate
 from embedctl_workers.measuring.spread import Spread
 
-#: How often everything is measured, and for how long each time (seconds): a quarter of a minute in all.
+#: The number of rounds, and the time of each measurement (seconds): a quarter of a minute in all.
 ROUNDS = 5
 _ENCODING_S, _TOKENISING_S, _MATRIX_S = 0.8, 0.1, 0.5
 _HEAD = ("texts", "tokens a text", "texts/s", "tokens/s", "share of the matrix rate")
@@ -24,10 +24,10 @@ class Rate:
 
     Attributes:
         tokens_per_text: the mean.
-        tokens_per_s: with the texts tokenised already.
-        tokenised_per_s: tokens/s of tokenising alone.
-        share: of the matrix rate of the same round, 0 to 1; None where there is none, or the model's operations are not
-            known.
+        tokens_per_s: the rate of encoding texts that are tokenised already.
+        tokenised_per_s: the rate of tokenising alone, tokens/s.
+        share: of the matrix rate of the same round, 0 to 1; None if there is no matrix rate, or if the model's
+            operations are unknown.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Rate:
 
     @property
     def texts_per_s(self) -> Spread:
-        """The same by texts."""
+        """The rate of encoding in texts/s."""
         return self.tokens_per_s.times(1 / self.tokens_per_text)
 
     def as_json(self) -> dict[str, object]:
@@ -53,7 +53,7 @@ class Rate:
         }
 
     def as_row(self) -> tuple[str, ...]:
-        """Its line of the table."""
+        """This rate's row of the table."""
         return (
             self.name,
             f"{self.tokens_per_text:.0f}",
@@ -65,12 +65,12 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """All rates, of the same rounds.
+    """All rates, measured in the same rounds.
 
     Attributes:
-        matrix: what was multiplied to compare with; empty where nothing was.
-        matrix_flop_per_s: how fast.
-        notes: why something is missing.
+        matrix: the matrix product that rates are compared with, in words; empty if there is none.
+        matrix_flop_per_s: the rate of that product.
+        notes: why a figure is missing.
     """
 
     rates: Sequence[Rate]
@@ -93,8 +93,7 @@ class Benchmark:
         lines = [f"speed, median of {ROUNDS} rounds (least to most)"]
         lines += _table([_HEAD, *(rate.as_row() for rate in self.rates)])
         lines += [
-            f"tokenising {rate.name}, which is no part of that: {rate.tokenised_per_s:,.0f} tokens/s"
-            for rate in self.rates
+            f"tokenising {rate.name}, not included above: {rate.tokenised_per_s:,.0f} tokens/s" for rate in self.rates
         ]
         if self.matrix_flop_per_s:
             lines.append(f"matrix rate: {self.matrix_flop_per_s.times(1e-12):.3g} TFLOP/s, {self.matrix}")
@@ -103,13 +102,13 @@ class Benchmark:
 
 @dataclass(slots=True)
 class _Rounds:
-    """What was measured of one chunk, tokens/s, a figure a round."""
+    """The measurements of one chunk, tokens/s, one figure per round."""
 
     load: Load
     encoded: list[float] = field(default_factory=list)
     tokenised: list[float] = field(default_factory=list)
 
-    def rate(self, shape: Shape | None, matrix: Sequence[float]) -> Rate:
+    def rate(self, shape: EncoderShape | None, matrix: Sequence[float]) -> Rate:
         lengths = self.load.lengths
         tokens = float(lengths.sum())
         share = None
@@ -126,11 +125,11 @@ class _Rounds:
 
 
 def benchmark(encoder: ChunkEncoder, hardware: HardwareClass, threads: int) -> Benchmark:
-    """Measure everything by turns, so that a drift of the machine touches all alike, after a round to warm up.
+    """Measure everything in turn, after a warm-up round, so that a drift of the machine affects all figures alike.
 
     Raises:
         ModelError: a text can't be encoded.
-        DeviceLost: by the backend.
+        DeviceLost: the backend lost its device.
     """
     notes = []
     products = matrix_products(hardware, threads)
@@ -139,7 +138,7 @@ def benchmark(encoder: ChunkEncoder, hardware: HardwareClass, threads: int) -> B
     reference = encoder.backend.reference
     shape = shape_of(reference.files.folder) if reference else None
     if shape is None:
-        notes.append("no share of the matrix rate: it is not known what a model of this architecture has to compute")
+        notes.append("no share of the matrix rate: the operations of a model of this architecture are unknown")
     rounds, matrix = _measure(encoder, None if isinstance(products, str) else products)
     return Benchmark(
         rates=[each.rate(shape, matrix) for each in rounds],

@@ -1,4 +1,4 @@
-"""A figure that was measured several times."""
+"""The spread of a figure that was measured several times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """The spread of one or more values."""
         return cls(statistics.median(values), min(values), max(values))
 
     def times(self, factor: float) -> Spread:

@@ -1,4 +1,4 @@
-"""What `embedctl model verify` finds out of a model on this machine, and its report."""
+"""The measurements of `embedctl model verify` for a model on this machine, and their report."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Verification:
 
     Attributes:
         about: model, class, backend, engine, precision and fingerprint.
-        place: device, driver and system, before anything was measured.
-        speed: None where the gate failed: how fast wrong vectors are made does not matter.
+        place: device, driver, system and load, as they were before the measurements.
+        speed: None if the gate failed: the speed of wrong vectors does not matter.
     """
 
     measured: datetime
@@ -44,7 +44,7 @@ class Verification:
         return self.accuracy.passed
 
     def as_json(self) -> dict[str, object]:
-        """Everything in it, for programs."""
+        """The whole report, for programs."""
         return {
             **self.about,
             "passed": self.passed,
@@ -64,7 +64,7 @@ class Verification:
             "measured": f"{self.measured:%Y-%m-%d %H:%M} UTC",
         }
         about = "\n".join(f"{name:<12} {value}" for name, value in facts.items())
-        speed = str(self.speed) if self.speed else "speed: not measured, as these are not the model's vectors"
+        speed = str(self.speed) if self.speed else "speed: not measured, because these are not the model's vectors"
         return f"{about}\n\n{self.accuracy}\n\n{speed}"
 
 
@@ -73,7 +73,7 @@ def verify_model(settings: Settings, hardware: str, model: str, pinned: Pinned) 
 
     Raises:
         SettingsError, MissingExtra, ModelError, GateFailed, DeviceLost: as in a worker.
-        ModelError: also where the class's backend runs no model.
+        ModelError: also if the class's backend runs no model.
     """
     entry = settings.hardware_class(hardware)
     host = Host(pinned.threads, cache_folder(settings))
@@ -87,7 +87,7 @@ def verify_model(settings: Settings, hardware: str, model: str, pinned: Pinned) 
             )
         speed = None
         if accuracy.passed:
-            log.info("model %s: measuring how fast it is", model)
+            log.info("model %s: measuring its speed", model)
             speed = benchmark(encoder, entry, pinned.threads)
         return Verification(
             measured=datetime.now(UTC),

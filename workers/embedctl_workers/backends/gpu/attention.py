@@ -12,26 +12,27 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from embedctl_workers.arrays.tokens import Rows
-from embedctl_workers.backends.gpu.device import Device
+from embedctl_workers.backends.gpu.device import GpuDevice
 from embedctl_workers.redaction import first_line
 
 log = logging.getLogger(__name__)
 
-#: What texts are padded to: narrow steps where most texts are, and none that wastes more than a third.
+#: The widths that texts are padded to (tokens): narrow steps where most texts are; above 16, none wastes more than a
+#: third.
 _WIDTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-#: FlashAttention takes heads of a multiple of 8, up to this.
+#: FlashAttention takes head sizes that are multiples of 8, up to this one.
 _LARGEST_HEAD = 256
-#: How far the attention over packed texts may be from the plain one, of values about 1, in 16 bits.
+#: The largest difference allowed between packed and plain attention in 16 bits, for values of about 1.
 _TOLERANCE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How the texts of a batch are attended to.
+class AttentionPlan:
+    """The part of a batch's attention that is decided on the host.
 
     Attributes:
-        arrays: what the device needs for it, by name.
-        groups: (rows, width) of texts that are padded together; empty where nothing is padded.
+        arrays: integer arrays for the device, by name.
+        groups: (rows, width) of texts that are padded together; empty if nothing is padded.
         longest: tokens of the longest text.
     """
 
@@ -41,16 +42,16 @@ class Plan:
 
 
 class Attention(Protocol):
-    """One way to attend."""
+    """An implementation of attention over packed texts."""
 
     #: For people.
     NAME: ClassVar[str]
 
-    def plan(self, offsets: Rows) -> Plan:
-        """The part of a batch that is decided on the host; `offsets` as in :class:`.packed.inputs.Packed`."""
+    def plan(self, offsets: Rows) -> AttentionPlan:
+        """Plan the attention of a batch; `offsets` as in :class:`.packed.inputs.Packed`."""
         ...
 
-    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         """tokens × 3 × heads × size → tokens × heads × size; `inputs` are the plan's arrays and the offsets."""
         ...
 
@@ -67,10 +68,10 @@ class Varlen:
     def __init__(self, function: Any) -> None:
         self._function = function
 
-    def plan(self, offsets: Rows) -> Plan:
-        return Plan({}, (), int(np.diff(offsets).max()))
+    def plan(self, offsets: Rows) -> AttentionPlan:
+        return AttentionPlan({}, (), int(np.diff(offsets).max()))
 
-    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         query, key, value = qkv.unbind(1)
         at = inputs["offsets"]
         found: torch.Tensor = self._function(query, key, value, at, at, plan.longest, plan.longest)
@@ -78,11 +79,11 @@ class Varlen:
 
 
 class Bucketed:
-    """torch's plain attention on texts of like lengths, padded to the same width and masked: any type, any device."""
+    """torch's plain attention on texts of similar lengths, padded to one width and masked: any type, any device."""
 
     NAME: ClassVar[str] = "SDPA"
 
-    def plan(self, offsets: Rows) -> Plan:
+    def plan(self, offsets: Rows) -> AttentionPlan:
         lengths = np.diff(offsets)
         widths = _widths_of(lengths)
         gathered, lengths_in_order, groups = [], [], []
@@ -92,7 +93,7 @@ class Bucketed:
             texts = np.flatnonzero(widths == width)
             step = np.arange(width)
             real = step < lengths[texts, None]
-            # What pads a text is its own last token: always there, and masked.
+            # A text is padded with copies of its own last token: every text has one, and the copies are masked.
             tokens = offsets[texts, None] + np.minimum(step, lengths[texts, None] - 1)
             place[tokens[real]] = before + np.flatnonzero(real.ravel())
             gathered.append(tokens.ravel())
@@ -104,9 +105,9 @@ class Bucketed:
             "place": place,
             "padded_lengths": np.concatenate(lengths_in_order),
         }
-        return Plan(arrays, tuple(groups), int(lengths.max()))
+        return AttentionPlan(arrays, tuple(groups), int(lengths.max()))
 
-    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         heads, size = qkv.shape[2:]
         made, token, text = [], 0, 0
         for rows, width in plan.groups:
@@ -120,8 +121,8 @@ class Bucketed:
         return torch.cat(made)[inputs["place"]]
 
 
-def attention_for(device: Device, dtype: torch.dtype, heads: int, size: int) -> Attention:
-    """The fastest attention that this device has for heads of a size, tried out."""
+def attention_for(device: GpuDevice, dtype: torch.dtype, heads: int, size: int) -> Attention:
+    """The fastest attention that works on this device for heads of this size, as a trial shows."""
     fitting = dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= _LARGEST_HEAD
     if not (device.varlen and fitting):
         return Bucketed()
@@ -140,7 +141,10 @@ def attention_for(device: Device, dtype: torch.dtype, heads: int, size: int) -> 
 
 
 def _difference(attention: Attention, device: torch.device, dtype: torch.dtype, heads: int, size: int) -> float:
-    """How far an attention is from the plain one, on three texts of odd lengths; infinite where it is not finite."""
+    """The largest difference of an attention from the plain one, on three texts of odd lengths.
+
+    Infinite if a value is not finite.
+    """
     offsets = np.array([0, 37, 38, 139])
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(139, 3, heads, size, generator=generator).to(device, dtype)
@@ -157,7 +161,7 @@ def _attend(attention: Attention, qkv: torch.Tensor, offsets: Rows) -> torch.Ten
 
 
 def _widths_of(lengths: Rows) -> Rows:
-    """What each text is padded to; beyond the widest step multiples of it."""
+    """The width that each text is padded to; beyond the widest step, a multiple of it."""
     step = _WIDTHS[-1]
     named = np.array(_WIDTHS)[np.minimum(np.searchsorted(_WIDTHS, lengths), len(_WIDTHS) - 1)]
     return np.where(lengths > step, -(-lengths // step) * step, named)

@@ -17,11 +17,11 @@ from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.gpu.compiled import BUCKETS, Compiler, compiler
-from embedctl_workers.backends.gpu.device import Device, open_gpu, watched
-from embedctl_workers.backends.gpu.engine import Engine
+from embedctl_workers.backends.gpu.device import GpuDevice, open_gpu, watched
+from embedctl_workers.backends.gpu.engine import GpuEngine
 from embedctl_workers.backends.gpu.memory import MOST_TOKENS, SAMPLE_TOKENS, Limit, affordable
-from embedctl_workers.backends.gpu.packed import PackedEngine
-from embedctl_workers.backends.gpu.padded import PaddedEngine
+from embedctl_workers.backends.gpu.packed import PackedGpuEngine
+from embedctl_workers.backends.gpu.padded import PaddedGpuEngine
 from embedctl_workers.backends.gpu.precision import DTYPES, Choice, choose, forced, full_precision
 from embedctl_workers.backends.gpu.transfer import Output, Transfer
 from embedctl_workers.backends.torch.backend import SentenceModel
@@ -35,20 +35,20 @@ from embedctl_workers.redaction import first_line
 log = logging.getLogger(__name__)
 
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
-#: The longest text with which memory is measured: a batch of longer ones takes little more a token.
+#: The longest text that memory is measured with (tokens): longer texts take little more memory per token.
 _SAMPLE_LENGTH = 512
 
 
 class TorchGpuBackend(SentenceModel):
     """A sentence-transformers model on the one GPU that this process sees.
 
-    Models of the BERT family run on packed tokens, all others by their own modules on batches padded to a width. Either
-    way pooling and what follows it are done in float32.
+    Models of the BERT family run on packed tokens. All others run through their own modules, on padded batches. Either
+    way, pooling and everything after it run in float32.
 
     Options:
         compile: whether torch compiles the layers of packed models, for a few sizes of batches.
-        dtype: `auto`: fp16 or bf16, whichever is nearer to fp32 on the gate's texts; or `fp16`, `bf16`, `fp32`.
-        engine: `auto`, or `padded` to run any model by its own modules.
+        dtype: `auto` for fp16 or bf16, the one nearer to fp32 on the gate's texts; or `fp16`, `bf16`, `fp32`.
+        engine: `auto`, or `padded` to run any model through its own modules.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("compile", "dtype", "engine")
@@ -57,7 +57,7 @@ class TorchGpuBackend(SentenceModel):
         self,
         files: ModelFiles,
         host: Host,
-        device: Device,
+        device: GpuDevice,
         *,
         dtype: str = "auto",
         engine: str = "auto",
@@ -88,7 +88,8 @@ class TorchGpuBackend(SentenceModel):
         """As :meth:`~embedctl_workers.backends.base.Backend.load`.
 
         Raises:
-            ModelError: it can't be found, is of a kind that this backend does not support, or does not fit.
+            ModelError: the model can't be found, is of a kind that this backend does not support, or does not fit into
+                the GPU's memory.
             SettingsError: an option is wrong.
             WorkerError: there is no GPU that torch can use.
         """
@@ -101,14 +102,14 @@ class TorchGpuBackend(SentenceModel):
     def finish(self, output: Output, *, normalize: bool) -> Vectors:
         with watched(self._device):
             vectors = output.wait()
-        with np.errstate(invalid="ignore"):  # what overflowed is told apart by whoever reads the vectors
+        with np.errstate(invalid="ignore"):  # the caller looks for vectors that overflowed
             return unit(vectors) if normalize else vectors
 
     def positions(self, lengths: Rows) -> int:
         return self._engine.positions(lengths)
 
     def warm_up(self) -> None:
-        """Run batches of several lengths, measure what a token takes, and have every size compiled that there is.
+        """Run batches of several lengths, measure the memory per token, and compile every size within the budget.
 
         Raises:
             ModelError: the device has no memory for a small batch.
@@ -120,7 +121,7 @@ class TorchGpuBackend(SentenceModel):
                 positions = self._run_dummies(_SAMPLE_LENGTH, tokens=SAMPLE_TOKENS)
             self.token_budget = affordable(peak.bytes, positions, self._device.free_memory())
             if known := self._limit.load():
-                log.info("the device ran out of memory before: the token budget is %d at most", known)
+                log.info("the device ran out of memory in an earlier run: the token budget is at most %d", known)
                 self.token_budget = min(self.token_budget, known)
             if self._compiles:
                 for size in BUCKETS:
@@ -135,7 +136,7 @@ class TorchGpuBackend(SentenceModel):
         del self._engine, self._model
         self._device.empty_cache()
 
-    def _begin(self, engine: Engine, tokens: Tokens, rows: Rows) -> Output:
+    def _begin(self, engine: GpuEngine, tokens: Tokens, rows: Rows) -> Output:
         with torch.inference_mode():
             batch = engine.batch(tokens, rows)
             inputs = self._transfer.upload(batch.arrays)
@@ -144,7 +145,7 @@ class TorchGpuBackend(SentenceModel):
             return self._transfer.download(vectors)
 
     def _nearest(self, files: ModelFiles, host: Host) -> Choice:
-        """The type of 16 bits whose vectors of the gate's texts are nearest to those of float32."""
+        """The 16-bit type whose vectors of the gate's texts are nearest to those of float32."""
         texts = self.tokenize(gate_texts(), None)
 
         def encode(dtype: torch.dtype) -> Vectors:
@@ -156,31 +157,35 @@ class TorchGpuBackend(SentenceModel):
 
         return choose(self._device.dtypes, references_for(files, host), encode)
 
-    def _engine_in(self, dtype: torch.dtype) -> Engine:
+    def _engine_in(self, dtype: torch.dtype) -> GpuEngine:
         device = self._device.device
-        engine: Engine
+        engine: GpuEngine
         if self._packs and (found := packable(self._model)):
             weights, rest = found
-            engine = PackedEngine(weights, [module.to(device) for module in rest], self._device, dtype, self.max_tokens)
+            engine = PackedGpuEngine(
+                weights, [module.to(device) for module in rest], self._device, dtype, self.max_tokens
+            )
         else:
-            engine = PaddedEngine(self._model, Padding.of(self._tokenizer), device, dtype, self.max_tokens)
-        # Weights were copied on another stream than the one that computes.
+            engine = PaddedGpuEngine(self._model, Padding.of(self._tokenizer), device, dtype, self.max_tokens)
+        # The weights were copied on another stream than the computing one.
         self._device.synchronize()
         return engine
 
     def _compile(self, compiler: Compiler) -> bool:
-        """Whether the layers are compiled; what can't be is run as it is, with a line in the log."""
-        if not isinstance(self._engine, PackedEngine):
+        """Compile the layers, and return True; or log why they can't be compiled, and return False."""
+        if not isinstance(self._engine, PackedGpuEngine):
             log.warning("model %s is not compiled: only packed models are", self._name)
             return False
         if not self._engine.compiles:
-            log.warning("model %s is not compiled: %s can't be, for batches of one size", self._name, self._engine.name)
+            log.warning(
+                "model %s is not compiled: %s can't be compiled for batches of one size", self._name, self._engine.name
+            )
             return False
         self._engine.compile(compiler)
         return True
 
     def _run_dummies(self, length: int, *, tokens: int) -> int:
-        """Encode about so many tokens in texts of about a length; how many were computed."""
+        """Encode about `tokens` tokens, in texts of about `length` tokens; the number of tokens that were computed."""
         text = self.tokenize(["a " * min(length, self.max_tokens)], "")
         rows = np.zeros(max(1, tokens // int(text.lengths[0])), np.int64)
         self.finish(self.forward(text, rows), normalize=True)
@@ -188,7 +193,11 @@ class TorchGpuBackend(SentenceModel):
 
     @contextmanager
     def _within_memory(self) -> Iterator[None]:
-        """Say what it means that the device has no memory before the first batch."""
+        """Turn a lack of memory before the first batch into an error that explains it.
+
+        Raises:
+            ModelError: the model does not fit into the device's free memory.
+        """
         try:
             with watched(self._device):
                 yield

@@ -1,4 +1,4 @@
-"""The one GPU that a process sees, as torch has it; and what is told of one that can't be used."""
+"""The one GPU that a process sees, through torch; and the messages about a GPU that can't be used."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from embedctl_workers.backends.base import is_out_of_memory
 from embedctl_workers.machine.devices import HIP_VARIABLES, ROCM_VARIABLE
 from embedctl_workers.redaction import first_line
 
-#: What errors of the device and its libraries hold, besides those of the type `torch.AcceleratorError`.
+#: Words in errors of the device and its libraries. `torch.AcceleratorError` is recognised by its type.
 _OF_THE_DEVICE = ("CUDA error", "HIP error", "CUBLAS_STATUS", "HIPBLAS_STATUS", "cuDNN error", "MIOpen")
-#: Memory that the driver or a library did not get is told of in words of their own.
+#: Words in errors of the driver or a library that got no memory: they differ from torch's.
 _NO_MEMORY = ("error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "HIPBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -25,7 +25,7 @@ class Stream(Protocol):
     """A queue of work on the device."""
 
     def wait_event(self, event: Any) -> None:
-        """Begin nothing that is queued after this before the event has come."""
+        """Hold back the work that is queued after this call until the event has happened."""
         ...
 
 
@@ -33,22 +33,22 @@ class Event(Protocol):
     """A point in the work of a stream."""
 
     def record(self, stream: Any) -> None:
-        """Stand behind all that is queued on a stream."""
+        """Mark the end of the work that is queued on a stream so far."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until that is done."""
+        """Wait until that work is done."""
         ...
 
 
-class Device(Protocol):
-    """What the engines use of a device besides tensors on it.
+class GpuDevice(Protocol):
+    """The services of a device that the engines use, in addition to tensors on it.
 
     Attributes:
         device: where tensors are put.
-        name: of its model, for people.
-        memory: bytes that it has in all.
-        dtypes: the types of 16 bits that it computes in, the more exact one first.
+        name: the name of its model, for people.
+        memory: its total memory in bytes.
+        dtypes: the 16-bit types that it computes in, the more exact one first.
         varlen: whether torch's attention over packed texts may be tried on it.
     """
 
@@ -59,23 +59,23 @@ class Device(Protocol):
     varlen: bool
 
     def stream(self) -> Stream:
-        """A queue of its own."""
+        """A new stream."""
         ...
 
     def event(self) -> Event:
-        """Not recorded yet."""
+        """A new event, not recorded yet."""
         ...
 
     def on(self, stream: Any) -> AbstractContextManager[object]:
-        """What is begun within is queued on this stream."""
+        """A context: work that is begun inside it is queued on this stream."""
         ...
 
     def keep_for(self, stream: Any, tensor: torch.Tensor) -> None:
-        """Let a tensor's memory go to another one only when this stream is done with it."""
+        """Keep a tensor's memory from reuse until this stream is done with the tensor."""
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that the device copies by itself. It may be dropped while a copy is under way."""
+        """Pinned host memory, which the device copies without the CPU. It may be dropped while a copy is under way."""
         ...
 
     def free_memory(self) -> int:
@@ -83,7 +83,7 @@ class Device(Protocol):
         ...
 
     def peak_of(self) -> AbstractContextManager[Peak]:
-        """Measures how much memory is held at most by what is done within, in addition to what was held before."""
+        """A context that measures the peak memory of the work inside it, above what was held before."""
         ...
 
     def synchronize(self) -> None:
@@ -91,18 +91,18 @@ class Device(Protocol):
         ...
 
     def empty_cache(self) -> None:
-        """Give back memory that is held and not used."""
+        """Release memory that is held but not used."""
         ...
 
 
 class Peak:
-    """A figure that is there when its block has been left, in bytes."""
+    """The peak memory of a block, in bytes; known when the block has ended."""
 
     bytes: int = 0
 
 
 class Gpu:
-    """The first device of `torch.cuda`; see :class:`Device`."""
+    """The first device of `torch.cuda`; see :class:`GpuDevice`."""
 
     def __init__(self) -> None:
         facts = torch.cuda.get_device_properties(0)
@@ -111,14 +111,14 @@ class Gpu:
         self.memory = int(facts.total_memory)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self.dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16) if bf16 else (torch.float16,)
-        # FlashAttention needs compute capability 8.0. What it needs of an AMD GPU is found out by trying.
+        # FlashAttention needs compute capability 8.0. On an AMD GPU, a trial shows whether it works.
         self.varlen = torch.version.hip is not None or facts.major >= 8
 
     def stream(self) -> Stream:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def event(self) -> Event:
-        # Blocking: who waits leaves the CPU to the tokenisers.
+        # Blocking: a thread that waits leaves the CPU to the tokenisers.
         return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # as above
 
     def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
@@ -128,7 +128,7 @@ class Gpu:
         tensor.record_stream(stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # From torch's own cache of pinned blocks, which takes a block back when the copies from and to it are done.
+        # torch caches pinned blocks, and reuses one only when the copies from and to it are done.
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def free_memory(self) -> int:
@@ -154,10 +154,10 @@ class Gpu:
 
 
 def open_gpu() -> Gpu:
-    """The GPU that this process sees, tried out.
+    """Open the GPU that this process sees, and try it out.
 
     Raises:
-        WorkerError: torch has no support for GPUs, there is none that it sees, or that one does not compute.
+        WorkerError: torch has no support for GPUs, or sees none, or sees one that does not compute.
     """
     if torch.version.cuda is None and torch.version.hip is None:
         raise WorkerError(
@@ -180,35 +180,35 @@ def _unusable(reason: str) -> str:
     if "too old" in reason or "driver version is insufficient" in reason:
         return (
             f"the GPU's driver is too old for {version}: update the driver, or install a torch that was built for an "
-            f"older one (docs/gpu.md). It says: {reason}"
+            f"older one (docs/gpu.md). Its error: {reason}"
         )
     if "no kernel image" in reason or "invalid device function" in reason:
         return (
-            f"{version} holds no code for this GPU: install a torch that was built for it (docs/gpu.md). It says: "
+            f"{version} holds no code for this GPU: install a torch that was built for it (docs/gpu.md). Its error: "
             f"{reason}"
         )
     tool = "amd-smi list" if torch.version.hip else "nvidia-smi"
     hidden = [f"{name}={os.environ[name]}" for name in (ROCM_VARIABLE, *HIP_VARIABLES) if name in os.environ]
     seen = f", and {' and '.join(hidden)} is set" if hidden else ""
-    return f"{version} can use no GPU: `{tool}` shows those that the driver has{seen}. It says: {reason}"
+    return f"{version} can use no GPU: `{tool}` shows the driver's GPUs{seen}. Its error: {reason}"
 
 
 def _try_out(device: torch.device) -> None:
-    """Compute a little, and wait for it."""
+    """Run a small computation, wait for it, and check the result."""
     found = torch.ones(8, device=device).add_(1).sum().item()
     if found != 16:
         raise RuntimeError(f"the device computes 8 × (1 + 1) = {found}")
 
 
 @contextmanager
-def watched(device: Device) -> Iterator[None]:
-    """Give errors of the device their meaning.
+def watched(device: GpuDevice) -> Iterator[None]:
+    """Classify errors of the device.
 
-    Its caller should hold no tensors of its own: what frames below it hold is let go before memory is given back.
+    The caller should hold no tensors itself: the tensors of the frames below are dropped before memory is released.
 
     Raises:
-        torch.OutOfMemoryError: the device has no memory for this; what was taken is given back.
-        DeviceLost: it does not compute any more.
+        torch.OutOfMemoryError: the device has no memory for the work inside; the memory that it took is released.
+        DeviceLost: the device no longer computes.
     """
     try:
         yield
@@ -221,12 +221,15 @@ def watched(device: Device) -> Iterator[None]:
                 raise torch.OutOfMemoryError(first_line(error)) from error
             raise
         if isinstance(error, torch.AcceleratorError) or any(words in str(error) for words in _OF_THE_DEVICE):
-            _lost_or_not(device, error)
+            _raise_if_lost(device, error)
         raise
 
 
-def _lost_or_not(device: Device, error: RuntimeError) -> None:
-    """After most errors of CUDA nothing else succeeds in the process; a few concern the call alone."""
+def _raise_if_lost(device: GpuDevice, error: RuntimeError) -> None:
+    """Raise DeviceLost if the device no longer computes.
+
+    After most CUDA errors, nothing else succeeds in the process. A few errors concern only their own call.
+    """
     try:
         device.synchronize()
         _try_out(device.device)

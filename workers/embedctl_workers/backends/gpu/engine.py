@@ -1,4 +1,4 @@
-"""What runs a batch on the device, between the copies to it and from it."""
+"""The protocol of an engine: it runs a batch on the device, between the copies to and from it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Batch:
     """A batch before it is copied to the device.
 
     Attributes:
-        arrays: of integers, by name: what is copied.
-        facts: what the engine knows of the batch besides, for itself.
+        arrays: the integer arrays to copy, by name.
+        facts: what else the engine needs to know of the batch; private to the engine.
     """
 
     arrays: Mapping[str, np.ndarray[Any, Any]]
     facts: Any
 
 
-class Engine(Protocol):
-    """A model's layers and what makes a text's vector of its tokens', on the device.
+class GpuEngine(Protocol):
+    """A model on the device: its layers, and the modules that turn tokens' vectors into a text's vector.
 
     Attributes:
         name: for people.
@@ -35,10 +35,10 @@ class Engine(Protocol):
     name: str
 
     def batch(self, tokens: Tokens, rows: Rows) -> Batch:
-        """Some of the texts, made ready on the host.
+        """Prepare some of the texts on the host.
 
         Raises:
-            IndexError: a token or a position that the model has no embedding for.
+            IndexError: the model has no embedding for a token or a position.
         """
         ...
 
@@ -51,5 +51,5 @@ class Engine(Protocol):
         ...
 
     def positions(self, lengths: Rows) -> int:
-        """How many tokens are computed for texts of these lengths, padding included."""
+        """The number of tokens that are computed for texts of these lengths, padding included."""
         ...

@@ -1,4 +1,4 @@
-"""How many tokens a batch may have on a device: what its memory allows, and what it turned out not to."""
+"""The most tokens of a batch on a device: what its memory allows, or fewer if that failed in an earlier run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embedctl_workers.models.cache import distrusted, private_folder
 
 log = logging.getLogger(__name__)
 
-#: Tokens of a batch: more make a GPU no faster.
+#: Most tokens of a batch: more make a GPU no faster.
 MOST_TOKENS = 32_768
 #: Tokens of the batch whose memory is measured.
 SAMPLE_TOKENS = 4_096
@@ -22,10 +22,10 @@ _SHARE = 0.8
 
 
 def affordable(peak: int, tokens: int, free: int) -> int:
-    """Tokens that a batch may have, at most :data:`MOST_TOKENS`, when one of `tokens` took `peak` bytes.
+    """The most tokens of a batch, up to :data:`MOST_TOKENS`, if a batch of `tokens` took `peak` bytes.
 
     Args:
-        free: bytes.
+        free: the free memory in bytes.
     """
     if peak <= 0:
         return MOST_TOKENS
@@ -33,11 +33,11 @@ def affordable(peak: int, tokens: int, free: int) -> int:
 
 
 class Limit:
-    """The budget that a model on a kind of device was brought down to, which outlives the process.
+    """The reduced token budget of a model on a kind of device, kept beyond the process.
 
     Args:
         cache: the cache folder.
-        deciding: what it holds for: the device's name and memory, the model's fingerprint, and the type.
+        deciding: the key of the budget: the device's name and memory, the model's fingerprint, and the type.
     """
 
     def __init__(self, cache: Path, *deciding: object) -> None:
@@ -45,14 +45,14 @@ class Limit:
         self._path = cache / "budgets" / f"{key[:32]}.json"
 
     def load(self) -> int | None:
-        """Tokens; None where it was never brought down, or that can't be read."""
+        """The budget in tokens; None if it was never reduced, or can't be read."""
         try:
             if wrong := distrusted(self._path):
-                log.warning("%s is not read, for it is not trusted: %s", self._path, wrong)
+                log.warning("%s is not read, because it is not trusted: %s", self._path, wrong)
                 return None
             tokens = json.loads(self._path.read_text(encoding="utf-8"))["tokens"]
             if type(tokens) is not int or tokens < 1:
-                raise ValueError(f"tokens is {tokens!r}")  # noqa: TRY301  (one message for whatever is wrong)
+                raise ValueError(f"tokens is {tokens!r}")  # noqa: TRY301  (one message for every fault)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -61,12 +61,12 @@ class Limit:
         return int(tokens)
 
     def save(self, tokens: int) -> None:
-        """Keep it, or say in the log why it can't be kept."""
+        """Keep a budget, or log why it can't be kept."""
         scratch = self._path.with_suffix(f".{os.getpid()}")
         try:
             private_folder(self._path.parent)
             scratch.write_text(json.dumps({"tokens": tokens}), encoding="utf-8")
-            scratch.chmod(0o644)  # whatever the umask: what others may write to is not read again
+            scratch.chmod(0o644)  # whatever the umask: a file that others may write to is not read again
             scratch.replace(self._path)
         except (OSError, ModelError) as error:
             log.warning("the token budget is not kept for the next start: %s", error)

@@ -1,4 +1,4 @@
-"""Encoders of the BERT family on packed tokens, in 16 bits or 32."""
+"""Encoders of the BERT family on packed tokens, in 16 or 32 bits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional
 
 from embedctl_workers.arrays.tokens import Rows, Tokens
-from embedctl_workers.backends.gpu.attention import Attention, Plan, attention_for
+from embedctl_workers.backends.gpu.attention import Attention, AttentionPlan, attention_for
 from embedctl_workers.backends.gpu.compiled import Bucket, Compiler, bucket_of
-from embedctl_workers.backends.gpu.device import Device
+from embedctl_workers.backends.gpu.device import GpuDevice
 from embedctl_workers.backends.gpu.engine import Batch
 from embedctl_workers.backends.torch.packed.inputs import packed_texts
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
@@ -21,27 +21,27 @@ from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Of a batch.
+    """Facts of a batch that are not in its arrays.
 
     Attributes:
-        plan: of the attention.
-        tokens: how many are real.
+        plan: the plan of its attention.
+        tokens: the number of real tokens.
         prompt_tokens: as in :class:`~embedctl_workers.arrays.tokens.Tokens`.
-        bucket: what it was filled up to; None where it runs as it is.
+        bucket: the size that it was filled up to; None if it runs as it is.
     """
 
-    plan: Plan
+    plan: AttentionPlan
     tokens: int
     prompt_tokens: int | None
     bucket: Bucket | None
 
 
-class PackedEngine:
-    """Runs an encoder of the BERT family on packed tokens. Pooling and what follows are done in float32.
+class PackedGpuEngine:
+    """Runs an encoder of the BERT family on packed tokens. Pooling and everything after it run in float32.
 
     Args:
-        weights: of the model, float32; copied.
-        rest: the model's own modules that make a text's vector of its tokens', on the device in float32.
+        weights: the model's, float32; copied.
+        rest: the model's own modules that turn tokens' vectors into a text's vector, on the device in float32.
         longest: most tokens of a text.
     """
 
@@ -49,7 +49,7 @@ class PackedEngine:
         self,
         weights: Weights,
         rest: list[torch.nn.Module],
-        device: Device,
+        device: GpuDevice,
         dtype: torch.dtype,
         longest: int,
     ) -> None:
@@ -60,7 +60,7 @@ class PackedEngine:
         self._norm = _Norm(weights.norm, device.device, torch.float32)
         self._dtype = dtype
         self._stack = _Stack(weights, self._attention, device.device, dtype)
-        # Without the layers, and with the tables on the device alone: those of the host are large.
+        # The layers are dropped, and the tables stay on the device only: the host's copies are large.
         words, places = weights.words.to(device.device, dtype), weights.places.to(device.device, dtype)
         self._weights = replace(weights, words=words, places=places, layers=[])
         self._compiled: Callable[..., torch.Tensor] | None = None
@@ -84,7 +84,9 @@ class PackedEngine:
         ids, positions, offsets = packed.ids, packed.positions, packed.offsets
         if bucket is not None:
             ids, positions = bucket.filled(ids), bucket.filled(positions)
-            plan = Plan(plan.arrays, plan.groups, self._longest)  # any other number would be compiled for again
+            plan = AttentionPlan(
+                plan.arrays, plan.groups, self._longest
+            )  # a constant, because each new number would compile again
         arrays = {
             **plan.arrays,
             "ids": ids,
@@ -104,7 +106,7 @@ class PackedEngine:
         features: dict[str, Any] = {
             "token_embeddings": x[: facts.tokens].float()[None],
             "cu_seq_lens_q": inputs["cu_seq_lens"],
-            # Which text a token is of: pooling would find out by asking the device, and wait for the answer.
+            # The text of each token. Without it, pooling would ask the device and wait for the answer.
             "seq_idx": inputs["text"][None],
         }
         if facts.prompt_tokens is not None:
@@ -126,7 +128,7 @@ class _Stack:
     def __init__(self, weights: Weights, attention: Attention, device: torch.device, dtype: torch.dtype) -> None:
         self._layers = [_Layer(layer, weights, attention, device, dtype) for layer in weights.layers]
 
-    def run(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def run(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         """tokens × hidden, after the embeddings → the last hidden state."""
         for layer in self._layers:
             x = layer(x, inputs, plan)
@@ -147,7 +149,7 @@ class _Layer:
         self._down = _Linear([layer.down], device, dtype)
         self._norm = _Norm(layer.norm, device, dtype)
 
-    def __call__(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         tokens, hidden = x.shape
         qkv = self._qkv(x).view(tokens, 3, self._heads, hidden // self._heads)
         context = self._attention(qkv, inputs, plan).reshape(tokens, hidden)
@@ -156,7 +158,7 @@ class _Layer:
 
 
 class _Linear:
-    """Linear layers side by side."""
+    """Linear layers side by side, in one product."""
 
     def __init__(self, modules: list[torch.nn.Linear], device: torch.device, dtype: torch.dtype) -> None:
         self._weight = torch.cat([module.weight.detach().float() for module in modules]).to(device, dtype)
@@ -167,7 +169,7 @@ class _Linear:
 
 
 class _Norm:
-    """A LayerNorm; its statistics are computed in float32 whatever the type."""
+    """A LayerNorm; its statistics are computed in float32, whatever the type."""
 
     def __init__(self, module: torch.nn.LayerNorm, device: torch.device, dtype: torch.dtype) -> None:
         self._weight = module.weight.detach().to(device, dtype)

@@ -1,4 +1,4 @@
-"""Any model by its own modules, on batches padded to a width: the transformer in 16 bits, the rest in float32."""
+"""Any model through its own modules, on padded batches: the transformer in 16 bits, the rest in float32."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.gpu.engine import Batch
 from embedctl_workers.backends.torch.packed.inputs import check_within
 
-#: Widths are multiples of this: matrix products and attention are fastest so.
+#: Widths are multiples of this, because matrix products and attention are fastest then.
 _STEP = 16
 
 
-class PaddedEngine:
-    """Runs a model by its own modules.
+class PaddedGpuEngine:
+    """Runs a model through its own modules.
 
     Args:
         model: float32, on the host; copied.
-        longest: most tokens of a text, which is as wide as a batch may be.
+        longest: most tokens of a text, and so the largest width of a batch.
 
     Raises:
-        ModelError: its first module is not a transformer of sentence-transformers.
+        ModelError: the model's first module is not a transformer of sentence-transformers.
     """
 
     name = "padded, SDPA"
@@ -45,7 +45,7 @@ class PaddedEngine:
         if not isinstance(self._first, Transformer):
             kind = type(self._first).__name__
             raise ModelError(f"this backend needs a model that begins with a Transformer, not with {kind}")
-        # Buffers stay as they are: the frequencies of rotary embeddings lose the positions of long texts in 16 bits.
+        # Buffers keep their type: in 16 bits, the frequencies of rotary embeddings lose the positions of long texts.
         for parameter in self._first.parameters():
             parameter.data = parameter.data.to(dtype)
         self._padding = padding

@@ -1,4 +1,4 @@
-"""Which type a model computes in: the one of 16 bits that is nearer to float32 on the gate's texts."""
+"""The choice of a model's type: the 16-bit type that is nearer to float32 on the gate's texts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def choose(candidates: Sequence[torch.dtype], references: Vectors, encode: Calla
 
     Args:
         candidates: the first one wins a tie.
-        references: of torch in float32, texts × dim.
-        encode: vectors of the same texts, computed in a type.
+        references: the vectors of torch in float32, texts × dim.
+        encode: computes vectors of the same texts in a type.
 
     Raises:
-        ModelError: none gives vectors that are finite.
+        ModelError: no candidate gives finite vectors.
     """
     errors = {dtype: _error(dtype, references, encode) for dtype in candidates}
     best = min(errors, key=lambda dtype: errors[dtype])
@@ -48,19 +48,19 @@ def choose(candidates: Sequence[torch.dtype], references: Vectors, encode: Calla
 
 
 def forced(dtype: str) -> Choice:
-    """The type of a name."""
+    """The choice of the type with this name."""
     return Choice(DTYPES[dtype], dtype)
 
 
 def full_precision() -> None:
-    """Let float32 be float32, and sums of products be rounded once: no TF32, no partial sums in 16 bits."""
+    """Turn off TF32 and partial sums in 16 bits: float32 keeps its precision, and sums of products are rounded once."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def _error(dtype: torch.dtype, references: Vectors, encode: Callable[[torch.dtype], Vectors]) -> float:
-    """Largest difference of a component, of vectors of unit length; infinite where it can't be computed."""
+    """The largest difference of a component, for vectors of unit length; infinite if it can't be computed."""
     try:
         error = measure(encode(dtype), references).max_abs_error
     except torch.OutOfMemoryError:

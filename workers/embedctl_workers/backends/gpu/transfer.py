@@ -1,4 +1,4 @@
-"""Between host and device, beside what the device computes."""
+"""Copies between host and device, at the same time as the device computes."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import numpy as np
 import torch
 
 from embedctl_workers.arrays.tokens import Vectors
-from embedctl_workers.backends.gpu.device import Device, Event
+from embedctl_workers.backends.gpu.device import Event, GpuDevice
 
-#: What each array begins at a multiple of: kernels read whole lines of a cache.
+#: Each array begins at a multiple of this many elements, because kernels read whole cache lines.
 _ALIGNED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Vectors on their way to the host, float32, rows × dim, which nobody else holds; and when they have arrived."""
+    """Vectors on their way to the host, float32, rows × dim, held by nothing else; and the event of their arrival."""
 
     vectors: torch.Tensor
     arrived: Event
 
     def wait(self) -> Vectors:
-        """Wait for them alone, and take them out of pinned memory."""
+        """Wait for these vectors only, and copy them out of pinned memory."""
         self.arrived.synchronize()
         return np.array(self.vectors.numpy(), np.float32)
 
 
 class Transfer:
-    """Copies to the device, computing there, and copies back: each on a stream of its own."""
+    """Copies to the device, computing there, and copies back, each on a separate stream."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: GpuDevice) -> None:
         self._device = device
         self._inward, self._outward = device.stream(), device.stream()
         self._compute = device.stream()
 
     def computing(self) -> Any:
-        """What is begun within runs on the stream that uploads are for."""
+        """A context: work that is begun inside it runs on the computing stream."""
         return self._device.on(self._compute)
 
     def upload(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, torch.Tensor]:
-        """Arrays of integers on the device, int32, by one copy; to be used on the stream that computes."""
+        """Copy integer arrays to the device in one transfer, as int32, for use on the computing stream."""
         begins, size = {}, 0
         for name, array in arrays.items():
             begins[name] = size
@@ -62,7 +62,7 @@ class Transfer:
         }
 
     def download(self, vectors: torch.Tensor) -> Output:
-        """Have what the stream that computes makes copied to the host."""
+        """Begin to copy vectors to the host, once the computing stream has made them."""
         made, arrived = self._device.event(), self._device.event()
         made.record(self._compute)
         self._outward.wait_event(made)

@@ -1,4 +1,4 @@
-"""Traces of torch_neuronx on one AWS Neuron core. Needs no sentence-transformers: what it runs is in the artefact."""
+"""Runs traces of torch_neuronx on one AWS Neuron core. The artefact suffices: sentence-transformers is not needed."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.redaction import first_line
 
-#: Threads that feed the core: while one waits for it, the next run is in its queue.
+#: Threads that feed the core: while one waits for the core, the other has queued the next run.
 FEEDERS = 2
-#: Rows of the longest length that a batch may have. A batch's last run alone has dummy rows, so batches are large.
+#: Most rows of the longest length in a batch. Batches are large, because only a batch's last run has dummy rows.
 _ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Runs that were handed to the feeding threads, and how many rows they have together."""
+    """Runs that were handed to the feeding threads, and their total number of rows."""
 
     rows: int
     runs: Sequence[Run]
@@ -45,7 +45,7 @@ class Pending:
 class NeuronBackend:
     """A sentence-transformers model as one trace for each length, pooling included.
 
-    Texts are tokenised once, unpadded. A batch is cut into runs of as many rows as the traces have; what a run lacks
+    Texts are tokenised once, unpadded. A batch is cut into runs with as many rows as the traces. A run that lacks rows
     is filled up with copies of one of its rows.
 
     Options: those of :class:`~embedctl_workers.backends.neuron.options.TraceOptions`.
@@ -83,7 +83,7 @@ class NeuronBackend:
         return Pending(len(rows), runs, vectors)
 
     def finish(self, output: Pending, *, normalize: bool) -> Vectors:
-        wait(output.vectors)  # also where one fails: nothing of a batch that failed runs beside what follows
+        wait(output.vectors)  # even if one fails: no run of a failed batch may overlap with later work
         vectors = np.empty((output.rows, self.dim), np.float32)
         for run, part in zip(output.runs, output.vectors, strict=True):
             vectors[run.at] = part.result()
@@ -93,10 +93,10 @@ class NeuronBackend:
         return positions_of(lengths, self._traces.buckets, self._traces.batch)
 
     def warm_up(self) -> None:
-        """Run every trace, and make sure that none of them lets padding or a neighbour into a vector.
+        """Run every trace, and check that neither padding nor neighbouring rows change a vector.
 
         Raises:
-            ModelError: one of them does.
+            ModelError: a trace lets them change a vector.
         """
         check_padding(self._name, self._traces.buckets, self._traces.batch, self.tokenize, self._run)
 
@@ -105,19 +105,19 @@ class NeuronBackend:
         self._modules = {}
 
     def _run(self, tokens: Tokens, rows: Rows, bucket: int) -> Vectors:
-        """Vectors of some of the texts, rows × dim, no more rows than a run has.
+        """Vectors of some of the texts, rows × dim, at most as many rows as a run has.
 
         Raises:
-            DeviceLost: the core is of no use any more.
+            DeviceLost: this process can no longer use the core.
         """
-        # Not rows without any token: their softmax is over nothing, and Neuron fails a whole run for a NaN in it.
+        # Rows without any token would not do: their softmax is NaN, and Neuron fails a whole run for one NaN.
         filled = np.concatenate([rows, np.repeat(rows[:1], self._traces.batch - len(rows))])
         batch = self._inputs.batch(tokens, filled, bucket)
         inputs = [torch.from_numpy(batch[name]) for name in self._traces.inputs]
         try:
             with torch.inference_mode():
                 output = self._modules[bucket](*inputs)
-        except Exception as error:  # torch.jit's own errors are no RuntimeError
+        except Exception as error:  # torch.jit's own errors are not RuntimeErrors
             if (lost := device_lost(error)) is not None:
                 raise lost from error
             raise
@@ -126,7 +126,7 @@ class NeuronBackend:
 
 
 def engine_of(traces: Traces) -> str:
-    """What executes a model, in words for people."""
+    """The software that executes a model, in words for people."""
     shortest, longest = traces.buckets[0], traces.buckets[-1]
     return (
         f"{RUNTIME} {version_of(RUNTIME)}, {len(traces.buckets)} traces of {traces.batch} × {shortest}–{longest} tokens"
@@ -137,13 +137,13 @@ def _load(path: Path, model: str) -> Callable[..., torch.Tensor]:
     """Put a trace on the core.
 
     Raises:
-        WorkerError: it can't be.
+        WorkerError: the core does not take the trace.
     """
     try:
         trace: Callable[..., torch.Tensor] = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # it has no types
-    except Exception as error:  # torch.jit's own errors are no RuntimeError
+    except Exception as error:  # torch.jit's own errors are not RuntimeErrors
         raise WorkerError(
             f"{path.name} of model {model!r} can't be put on the Neuron core ({first_line(error)}): does another "
-            "process have the core, or has it too little memory for so many buckets?"
+            "process use the core, or has the core too little memory for this number of buckets?"
         ) from error
     return trace

@@ -1,4 +1,4 @@
-"""What a hardware class may set of its traces."""
+"""The options of a hardware class for its traces."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from embedctl_config.errors import SettingsError
 from embedctl_workers.backends.neuron.runtime import TARGETS
 
-#: The shortest of the buckets that hold where none are set (tokens); each of the others is twice as long as the last.
-_SHORTEST = 32
-#: A batch's example needs room for padding, which tracing would otherwise leave out.
-_LEAST = 2
+#: The shortest default bucket (tokens). Each further one is twice as long as the one before.
+_SHORTEST_DEFAULT = 32
+#: The shortest bucket allowed (tokens): the example needs room for padding, or tracing would leave out the mask.
+_SHORTEST_ALLOWED = 2
 _CASTS = ("matmult", "none")
 
 
@@ -21,9 +21,9 @@ class TraceOptions:
     """How a model is traced.
 
     Attributes:
-        buckets: lengths in tokens, rising; empty: 32, 64, 128 and so on.
+        buckets: lengths in tokens, ascending; empty: 32, 64, 128 and so on.
         batch: rows of every run of the device.
-        auto_cast: what is computed in bf16: `matmult`, or `none`.
+        auto_cast: the operations that are computed in bf16: `matmult`, or `none`.
         target: the instance family; empty: this machine's.
     """
 
@@ -45,7 +45,7 @@ class TraceOptions:
         auto_cast = options.get("auto_cast", chosen.auto_cast)
         target = options.get("target", chosen.target)
         if type(batch) is not int or batch < 1:
-            raise SettingsError(f"option batch of backend neuron: {batch!r} is no number of rows, such as 16")
+            raise SettingsError(f"option batch of backend neuron: {batch!r} is not a number of rows, such as 16")
         if auto_cast not in _CASTS:
             raise SettingsError(f"option auto_cast of backend neuron: {auto_cast!r} is neither {' nor '.join(_CASTS)}")
         if target not in ("", *TARGETS):
@@ -54,24 +54,24 @@ class TraceOptions:
 
     @property
     def flags(self) -> list[str]:
-        """The compiler's."""
+        """The compiler's flags."""
         flags = ["--model-type", "transformer", "--auto-cast", self.auto_cast]
         # Without --auto-cast the type alone changes nothing.
         return flags if self.auto_cast == "none" else [*flags, "--auto-cast-type", "bf16"]
 
     @property
     def recipe(self) -> dict[str, str]:
-        """All of them that decides what a trace is, but for the target."""
+        """All options that determine a trace, except the target."""
         buckets = " ".join(map(str, self.buckets)) or "doubling"
         return {"buckets": buckets, "batch": str(self.batch), "flags": " ".join(self.flags)}
 
     def buckets_for(self, max_tokens: int) -> list[int]:
-        """The lengths for a model, rising; the last is the most that it takes.
+        """The buckets for a model, ascending, in tokens; the last is the model's maximum.
 
         Raises:
-            SettingsError: those that are set are too short for it.
+            SettingsError: the buckets that are set are too short for the model.
         """
-        buckets = list(self.buckets) or [_SHORTEST]
+        buckets = list(self.buckets) or [_SHORTEST_DEFAULT]
         while not self.buckets and buckets[-1] < max_tokens:
             buckets.append(2 * buckets[-1])
         if buckets[-1] < max_tokens:
@@ -83,15 +83,15 @@ class TraceOptions:
 
 
 def _buckets(value: object) -> list[int]:
-    """`32, 64, 128` as numbers, rising."""
+    """Parse `32, 64, 128` into numbers, ascending."""
     try:
         if not isinstance(value, str | int) or isinstance(value, bool):
-            raise ValueError  # noqa: TRY004, TRY301  (one message for whatever is wrong with it)
+            raise ValueError  # noqa: TRY004, TRY301  (one message for every fault)
         buckets = sorted({int(part) for part in str(value).split(",") if part.strip()})
-        if buckets and buckets[0] < _LEAST:
+        if buckets and buckets[0] < _SHORTEST_ALLOWED:
             raise ValueError  # noqa: TRY301  (as above)
     except ValueError:
         raise SettingsError(
-            f"option buckets of backend neuron: {value!r} is no list of lengths in tokens, such as '32,64,128'"
+            f"option buckets of backend neuron: {value!r} is not a list of lengths in tokens, such as '32,64,128'"
         ) from None
     return buckets

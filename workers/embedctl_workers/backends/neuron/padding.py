@@ -1,4 +1,4 @@
-"""Does padding, or what else is in a run, show in a vector? Asked of every trace before it is used."""
+"""The check, before a trace is used, that neither padding nor the other rows of a run change a vector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 
 _SHORT, _WORD = "a", "word "
-#: A word is some tokens; of texts of ever fewer words, one fills a row.
+#: The number of tokens of a word is unknown: the number of words is halved this often, so that a text fits a row.
 _HALVINGS = 6
 
 
@@ -26,10 +26,10 @@ def check_padding(
     """Encode a short text in every bucket, alone and beside texts that fill their rows.
 
     Args:
-        run: vectors of some of the texts, no more than `batch`, in a bucket.
+        run: computes vectors of some of the texts, at most `batch`, in a bucket.
 
     Raises:
-        ModelError: its vector is not the same everywhere, within the bound of `fp16`.
+        ModelError: the short text's vector differs between runs by more than the bound of `fp16`.
     """
     bound = THRESHOLDS["fp16"].min_cosine
     expected: Vectors | None = None

@@ -1,4 +1,4 @@
-"""Which traces a machine runs, found or built."""
+"""The traces that a machine runs: their recipe, and how they are found or built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from embedctl_workers.models.build_process import run_child
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
-#: The kind of artefact, which is also the name of the backend that runs it.
+#: The kind of artefact. The backend that runs it has the same name.
 NEURON = "neuron"
 
 
@@ -33,7 +33,7 @@ def wanted(files: ModelFiles, options: TraceOptions, target: str) -> Wanted:
     """The artefact for a target.
 
     Raises:
-        MissingExtra: there is no torch_neuronx.
+        MissingExtra: torch_neuronx is not installed.
     """
     runtime = version_of(RUNTIME)
     if not runtime:
@@ -54,17 +54,18 @@ def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
 def artifact_for(
     files: ModelFiles, host: Host, options: TraceOptions, *, target: str = "", revision: str = "", force: bool = False
 ) -> Artifact:
-    """An artefact from the cache, or built now in a process of its own.
+    """An artefact from the cache, or built now in a separate process.
 
     Args:
-        target: what to build for without a device, one of :data:`~.runtime.TARGETS`; empty for the device at hand.
-        revision: the hub's, for the manifest.
-        force: build it even if it is there.
+        target: the target to build for without a device, one of :data:`~.runtime.TARGETS`; empty for the device at
+            hand.
+        revision: the hub's revision of the model, for the manifest.
+        force: build the artefact even if the cache has it.
 
     Raises:
-        ModelError: it is not there and `host.build` forbids to build it, or it can't be built.
-        MissingExtra: what runs or builds it is not installed.
-        WorkerError: there is no device, and no target.
+        ModelError: the cache lacks the artefact and `host.build` forbids building it, or it can't be built.
+        MissingExtra: the packages that run or build it are not installed.
+        WorkerError: there is no device, and no target was given.
     """
     if not target:
         require_device()
@@ -86,7 +87,7 @@ def artifact_for(
 def _build(
     files: ModelFiles, options: TraceOptions, host: Host, want: Wanted, elsewhere: bool, revision: str, folder: Path
 ) -> Mapping[str, Any]:
-    """Fill an artefact's folder; what its manifest says besides."""
+    """Fill an artefact's folder, and return the facts for its manifest."""
     request = {
         "name": files.name,
         "source": str(files.folder),

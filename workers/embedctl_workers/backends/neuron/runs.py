@@ -1,4 +1,4 @@
-"""Rows of any number and length as runs of the few shapes that a device was compiled for."""
+"""Cuts rows of any number and length into runs of the few shapes that a device was compiled for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from embedctl_workers.arrays.tokens import Rows
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the device does at once.
+    """One execution of a trace on the device.
 
     Attributes:
-        bucket: its length, in tokens.
-        at: int64, the places of its rows among those asked for; as many as a run has rows, or fewer.
+        bucket: its length in tokens.
+        at: int64, the indices of its rows in the batch; at most as many as a run has rows.
     """
 
     bucket: int
@@ -25,14 +25,14 @@ class Run:
 
 
 def runs_of(lengths: Rows, buckets: Sequence[int], batch: int) -> list[Run]:
-    """As few runs as there can be, longest first, each as short as its longest row allows.
+    """Cut rows into as few runs as possible, longest first, each as short as its longest row allows.
 
-    A run costs the same however many of its rows are of use. So shorter rows fill up a run of longer ones before they
-    get one of their own.
+    A run costs the same however many of its rows are used. So shorter rows fill up a run of longer rows before they get
+    another run.
 
     Args:
         lengths: int64, tokens of each row, none longer than the last bucket.
-        buckets: rising.
+        buckets: lengths in tokens, ascending.
         batch: rows of a run.
     """
     order = np.argsort(-lengths, kind="stable")
@@ -41,5 +41,5 @@ def runs_of(lengths: Rows, buckets: Sequence[int], batch: int) -> list[Run]:
 
 
 def positions_of(lengths: Rows, buckets: Sequence[int], batch: int) -> int:
-    """How many tokens the device computes for rows of these lengths, padding and dummy rows included."""
+    """The number of tokens that the device computes for rows of these lengths, padding and dummy rows included."""
     return sum(run.bucket * batch for run in runs_of(lengths, buckets, batch))

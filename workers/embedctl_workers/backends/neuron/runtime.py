@@ -1,4 +1,4 @@
-"""AWS Neuron's runtime: is it there, for which device, and what do its errors mean."""
+"""AWS Neuron's runtime: its presence, the device at hand, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from embedctl_config.errors import DeviceLost, MissingExtra, WorkerError
 from embedctl_workers.redaction import first_line
 
-#: The packages that run and that compile.
+#: The packages of the runtime and of the compiler.
 RUNTIME, COMPILER = "torch-neuronx", "neuronx-cc"
-#: The instance families that can be built for, as the compiler calls them.
+#: The instance families that traces can be built for, by the compiler's names.
 TARGETS = ("inf2", "trn1", "trn2")
 _IMAGE = "use AWS' image pytorch-inference-neuronx with torch_neuronx.trace (docs/neuron.md)"
-#: What AWS keeps on PyPI, so that nobody else does: its import raises.
+#: The version of AWS' placeholder on PyPI, which keeps the name from others: its import raises.
 _PLACEHOLDER = "1.0"
 _DEVICES = Path("/dev")
 _PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 _FAMILY = re.compile(rf"({'|'.join(TARGETS)})[a-z]*\.")
-#: The statuses after which a core does nothing more for this process, by nrt_status.h of AWS' Neuron SDK: an "execution
-#: unit" that met a timeout or a hardware error refuses all that follows until the process begins anew
+#: The statuses after which a core does nothing more for this process, from nrt_status.h of AWS' Neuron SDK. After a
+#: timeout or a hardware error, an "execution unit" refuses all further work until the process starts anew
 #: (neuron-runtime/api/nrt-async-api-overview.rst there).
 _LOST = {
     5: "NRT_TIMEOUT",
@@ -36,7 +36,7 @@ _STATUS = re.compile(r"\bnrt_\w+ status=(\d+)")
 
 
 def version_of(package: str) -> str:
-    """The installed version of a package; empty where there is none."""
+    """The installed version of a package; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -44,17 +44,17 @@ def version_of(package: str) -> str:
 
 
 def load_runtime() -> Any:  # torch_neuronx has no types
-    """`torch_neuronx`, the one with `trace`. Importing it teaches `torch.jit.load` what a trace is.
+    """Import the `torch_neuronx` that has `trace`. After that, `torch.jit.load` can load traces.
 
     Raises:
-        MissingExtra: it is not installed.
-        WorkerError: it can't be used; the message says what to install instead.
+        MissingExtra: the package is not installed.
+        WorkerError: the package can't be used; the message says what to install instead.
     """
     name = f"{RUNTIME} {version_of(RUNTIME)}".rstrip()
     try:
         # Importing is the only test: the placeholder is found like any other package.
         runtime = import_module("torch_neuronx")
-    except Exception as error:  # whatever a package of that name may raise
+    except Exception as error:  # a package of that name may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == "torch_neuronx":
             raise MissingExtra("neuron", "backend 'neuron'") from error
         if version_of(RUNTIME) == _PLACEHOLDER:
@@ -71,7 +71,7 @@ def load_runtime() -> Any:  # torch_neuronx has no types
 
 
 def require_device() -> None:
-    """Make sure that there is a Neuron device.
+    """Check that there is a Neuron device.
 
     Raises:
         WorkerError: there is none.
@@ -84,10 +84,10 @@ def require_device() -> None:
 
 
 def machine_target() -> str:
-    """What this machine's own traces are compiled for, one of :data:`TARGETS`.
+    """The target of this machine's own traces, one of :data:`TARGETS`.
 
     Raises:
-        WorkerError: it does not say that it is such an instance.
+        WorkerError: the machine's product name is not that of such an instance.
     """
     try:
         product = _PRODUCT.read_text(encoding="utf-8").strip()
@@ -96,14 +96,14 @@ def machine_target() -> str:
     family = _FAMILY.match(product)
     if family is None:
         raise WorkerError(
-            f"this machine is no Inf2, Trn1 or Trn2 instance by its name ({product or 'it has none'}): set the class's "
-            f"option target to one of {', '.join(TARGETS)}"
+            f"this machine's name is not that of an Inf2, Trn1 or Trn2 instance ({product or 'it has none'}): set the "
+            f"class's option target to one of {', '.join(TARGETS)}"
         )
     return family[1]
 
 
 def device_lost(error: Exception) -> DeviceLost | None:
-    """What to raise for an error of the runtime that leaves the core of no use to this process; None for others."""
+    """The error to raise if an error of the runtime means that this process has lost the core; otherwise None."""
     text = str(error)
     for status in (int(found) for found in _STATUS.findall(text)):
         if status in _LOST:
@@ -115,7 +115,7 @@ def device_lost(error: Exception) -> DeviceLost | None:
 
 
 def _wrong_torch(name: str) -> str:
-    """Why PyTorch is not the one that torch_neuronx was built for, as where something has upgraded it; else empty."""
+    """Why PyTorch does not match torch_neuronx, for example after something upgraded it; empty if it matches."""
     runtime, torch = version_of(RUNTIME), version_of("torch")
     if not runtime or not torch or _release(runtime) == _release(torch):
         return ""

@@ -1,4 +1,4 @@
-"""Which traces an artefact holds."""
+"""The list of the traces in an artefact."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Traces:
     """The traces in a folder.
 
     Attributes:
-        inputs: their arguments, in order.
-        buckets: their lengths in tokens, rising.
-        batch: rows of each.
+        inputs: the names of their arguments, in order.
+        buckets: their lengths in tokens, ascending.
+        batch: the rows of each trace.
     """
 
     inputs: Sequence[str]
@@ -26,14 +26,14 @@ class Traces:
 
     @classmethod
     def read(cls, folder: Path) -> Traces:
-        """From an artefact's folder."""
+        """Read the list from an artefact's folder."""
         return cls(**json.loads((folder / _FILE).read_text(encoding="utf-8")))
 
     def write(self, folder: Path) -> None:
-        """Into an artefact's folder."""
+        """Write the list into an artefact's folder."""
         (folder / _FILE).write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
 
 
 def trace_file(folder: Path, bucket: int) -> Path:
-    """Where the trace of a length is."""
+    """The file of the trace for a length."""
     return folder / f"bucket-{bucket}.pt"

@@ -1,4 +1,4 @@
-"""Traces of a model for Neuron cores, from token ids to vectors, one for each length. Needs sentence-transformers."""
+"""Traces a model for Neuron cores, from token ids to vectors, once for each length. Needs sentence-transformers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from embedctl_workers.models.files import ModelFiles
 def write_traces(
     files: ModelFiles, folder: Path, runtime: Any, options: TraceOptions, target: str, say: Callable[[str], None]
 ) -> Traces:
-    """Write a model's traces, its tokenizer, and what a worker has to know of both.
+    """Write a model's traces, its tokenizer, and the facts about both that a worker needs.
 
     Args:
         runtime: `torch_neuronx`.
         target: the instance family to compile for without a device; empty for the device at hand.
-        say: is told of the progress.
+        say: called with lines about the progress.
 
     Raises:
         ModelError: the model can't be loaded, or is of a kind that can't be traced.
-        SettingsError: the buckets are too short for it.
-        WorkerError: this runtime can't do without a device.
+        SettingsError: the buckets are too short for the model.
+        WorkerError: this runtime can't trace without a device.
     """
     model = load_sentence_transformer(files)
     tokenizer = fast_tokenizer(model, files)
@@ -55,9 +55,10 @@ def write_traces(
 
 
 def example_of(name: str, tokenizer: PreTrainedTokenizerFast, rows: int, width: int) -> torch.Tensor:
-    """One of the inputs that a model is traced with, int64, rows × width: rows of falling lengths.
+    """An input to trace a model with, int64, rows × width: rows of falling lengths.
 
-    Each ends in padding. Models leave out the mask of a batch without any, and a trace keeps what its example did.
+    Each row ends in padding. Models skip the mask of a batch without padding, and a trace repeats what the model did
+    with its example.
     """
     if name == "token_type_ids":
         return torch.zeros(rows, width, dtype=torch.int64)
@@ -65,7 +66,7 @@ def example_of(name: str, tokenizer: PreTrainedTokenizerFast, rows: int, width: 
     mask = (torch.arange(width) < lengths[:, None]).to(torch.int64)
     if name != "input_ids":
         return mask
-    # Any tokens do; those in the middle of the vocabulary are no special ones.
+    # Any tokens will do; those in the middle of the vocabulary are not special tokens.
     ids = (torch.arange(rows * width).reshape(rows, width) + len(tokenizer) // 2) % len(tokenizer)
     return torch.where(mask == 1, ids, torch.full_like(ids, tokenizer.pad_token_id or 0))
 
@@ -73,7 +74,7 @@ def example_of(name: str, tokenizer: PreTrainedTokenizerFast, rows: int, width: 
 def _prepare(model: torch.nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            # Others decide by what is in the mask whether they look at it at all.
+            # Other implementations look at the mask's values to decide whether they use it at all.
             part.set_attn_implementation("eager")
             part.config.use_cache = False
 
@@ -85,8 +86,8 @@ def _trace(
     if target:
         if "cpu_backend" not in inspect.signature(runtime.trace).parameters:
             raise WorkerError(
-                f"{RUNTIME} {version_of(RUNTIME)} can't trace without a device: use a newer one, or build where there "
-                "is one, without --target"
+                f"{RUNTIME} {version_of(RUNTIME)} can't trace without a device: use a newer one, or build on a "
+                "machine with a device, without --target"
             )
         arguments = {"compiler_args": [*flags, "--target", target], "cpu_backend": True}
     with tempfile.TemporaryDirectory(prefix="embedctl-neuron-") as scratch, torch.no_grad():

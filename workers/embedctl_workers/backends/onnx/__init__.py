@@ -1,1 +1,1 @@
-"""Models as ONNX graphs: how they are built. What runs them is `embedctl_workers.backends.onnx.backend`."""
+"""Models as ONNX graphs, exported from sentence-transformers and run by onnxruntime."""

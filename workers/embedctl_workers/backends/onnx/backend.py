@@ -1,4 +1,4 @@
-"""ONNX graphs on onnxruntime, in fp32 or int8, without torch and transformers: all they need is in the artefact."""
+"""ONNX graphs on onnxruntime, in fp32 or int8, without torch and transformers: the artefact holds all they need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
 
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
-#: Of a GPU, which wants larger batches than a CPU (tokens).
+#: The token budget for a GPU, which needs larger batches than a CPU.
 _GPU_TOKEN_BUDGET = 8192
 
 
@@ -40,12 +40,12 @@ class OnnxBackend:
 
     Texts are tokenised once, unpadded; each batch is padded to its own longest row.
 
-    Options: `provider`: what of onnxruntime executes it, `cpu`, `cuda` or `tensorrt`; `fp16`: whether the last may
+    Options: `provider`: onnxruntime's execution provider, `cpu`, `cuda` or `tensorrt`; `fp16`: whether `tensorrt` may
     compute in 16 bits.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("provider", "fp16")
-    #: The kind of artefact that it runs on the CPU.
+    #: The kind of artefact that this backend runs on the CPU.
     KIND: ClassVar[str] = ONNX
 
     def __init__(self, files: ModelFiles, artifact: Artifact, host: Host, options: ProviderOptions = ON_CPU) -> None:
@@ -57,7 +57,7 @@ class OnnxBackend:
         stated = artifact.manifest.get("accuracy", {}).get("bounds")
         self.reference: Reference | None = Reference(files, Thresholds(**stated) if stated else None)
         graph = artifact.folder / GRAPH
-        session = open_session(graph, host.threads)  # TensorRT has to be told the names of the inputs
+        session = open_session(graph, host.threads)  # TensorRT needs the names of the inputs
         names = [each.name for each in session.get_inputs()]
         self._inputs = GraphInputs(artifact.folder, names)
         self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
@@ -77,7 +77,7 @@ class OnnxBackend:
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         chosen = ProviderOptions(**options)
         files = resolve_model(model, entry)
-        # Which of a model's graphs is the faster one was measured on a CPU, and TensorRT knows none of the fused ones.
+        # The choice between a model's graphs was measured on a CPU, and TensorRT does not know the fused operators.
         kind = cls.KIND if chosen.provider == CPU else ONNX_PLAIN
         return cls(files, artifact_for(files, kind, host), host, chosen)
 
@@ -112,11 +112,11 @@ class OnnxBackend:
 
 
 class OnnxInt8Backend(OnnxBackend):
-    """The same, its weights int8 by channel and its activations quantised as they come.
+    """The same in int8: weights are quantised per channel, activations dynamically.
 
-    A batch shares the range of its activations, so that a vector depends on its neighbours, within int8's bounds.
+    The activations of a batch share one range, so a vector depends on its neighbours, within int8's bounds.
     """
 
-    #: It runs on CPUs alone.
+    #: It runs on CPUs only.
     OPTIONS: ClassVar[tuple[str, ...]] = ()
     KIND: ClassVar[str] = ONNX_INT8

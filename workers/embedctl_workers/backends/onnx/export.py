@@ -1,4 +1,4 @@
-"""A sentence-transformers model as one ONNX graph, from token ids to vectors. Needs torch."""
+"""Exports a sentence-transformers model as one ONNX graph, from token ids to vectors. Needs torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_
 from embedctl_workers.backends.torch.backend import fast_tokenizer, load_sentence_transformer
 from embedctl_workers.models.files import ModelFiles
 
-#: LayerNormalization is one operator from 17 on.
+#: From opset 17 on, LayerNormalization is a single operator.
 _OPSET = 17
 #: The example that is traced: two texts of these lengths, so that there is padding for the graph to mask.
 _EXAMPLE = (7, 4)
@@ -25,7 +25,7 @@ _EXAMPLE = (7, 4)
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What the fusing of a graph needs to know of its model."""
+    """The facts about a model that fusing its graph needs."""
 
     model_type: str
     heads: int
@@ -33,16 +33,16 @@ class Exported:
 
 
 def export_own(files: ModelFiles, folder: Path) -> Exported:
-    """Write the graph by `torch.onnx`, the tokenizer, and what a worker has to know of the model.
+    """Write the graph, made by `torch.onnx`, the tokenizer, and the facts about the model that a worker needs.
 
     Raises:
-        ModelError: it can't be loaded, or is of a kind that can't be exported.
+        ModelError: the model can't be loaded, or is of a kind that can't be exported.
     """
     model = load_sentence_transformer(files)
     tokenizer = fast_tokenizer(model, files)
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            # Fused attention of torch's own is opaque to the optimiser, which knows the products and the softmax.
+            # The optimiser recognises attention by its products and its softmax, which torch's fused attention hides.
             part.set_attn_implementation("eager")
     excludes_prompt = pooling_excludes_prompt(model, files)
     names = [name for name in tokenizer.model_input_names if name != "attention_mask"] + ["attention_mask"]
@@ -66,10 +66,10 @@ def export_own(files: ModelFiles, folder: Path) -> Exported:
 
 
 def export_optimum(files: ModelFiles, folder: Path) -> Exported:
-    """The same by optimum's exporter; its graph is taken as it is.
+    """The same with optimum's exporter; its graph is used unchanged.
 
     Raises:
-        ModelError: as :func:`export_own`; or pooling leaves out the prompt, which its graphs have no input for.
+        ModelError: as :func:`export_own`; or pooling leaves out the prompt: optimum's graphs have no input for that.
     """
     from optimum.exporters.onnx import main_export
 
@@ -99,7 +99,7 @@ EXPORTERS: Mapping[str, Callable[[ModelFiles, Path], Exported]] = {"own": export
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The installed versions of those that are installed."""
+    """The versions of the packages that are installed."""
     found = {}
     for name in packages:
         try:
@@ -110,7 +110,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 class WholeModel(torch.nn.Module):
-    """All modules of a model, with tensors for arguments as tracing wants them."""
+    """All modules of a model as one, with tensors as arguments, as tracing requires."""
 
     def __init__(self, model: SentenceTransformer, names: Sequence[str]) -> None:
         super().__init__()
@@ -131,13 +131,17 @@ class WholeModel(torch.nn.Module):
 
 
 def pooling_excludes_prompt(model: SentenceTransformer, files: ModelFiles) -> bool:
-    """Whether pooling leaves out the tokens of the prompt."""
+    """Whether pooling leaves out the tokens of the prompt.
+
+    Raises:
+        ModelError: it does, and also weights tokens by position.
+    """
     pooling = [part for part in model if getattr(part, "include_prompt", True) is False]
     for part in pooling:
         modes = getattr(part, "pooling_mode", "")
         if "weightedmean" in (modes if isinstance(modes, tuple) else (modes,)):
             raise ModelError(
-                f"model {files.name!r} weighs tokens by their place and leaves out the prompt, which has no graph "
+                f"model {files.name!r} weights tokens by position and leaves out the prompt; such a model has no graph "
                 'here: use a class with backend = "torch"'
             )
     return bool(pooling)
@@ -150,7 +154,7 @@ def _example(name: str, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
     mask = torch.tensor([[1] * length + [0] * (width - length) for length in _EXAMPLE])
     if name != "input_ids":
         return mask
-    # Any tokens do; those in the middle of the vocabulary are no special ones.
+    # Any tokens will do; those in the middle of the vocabulary are not special tokens.
     ids = torch.arange(rows * width).reshape(rows, width) + len(tokenizer) // 2
     return torch.where(mask == 1, ids % len(tokenizer), tokenizer.pad_token_id or 0)
 
@@ -158,6 +162,7 @@ def _example(name: str, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
 def write_facts(
     folder: Path, model: SentenceTransformer, tokenizer: PreTrainedTokenizerFast, *, excludes_prompt: bool
 ) -> None:
+    """Write the tokenizer, and the facts about a model that a worker needs, into an artefact's folder."""
     default = model.default_prompt_name
     facts = ModelFacts(
         dim=int(model.encode(["a"], show_progress_bar=False).shape[1]),

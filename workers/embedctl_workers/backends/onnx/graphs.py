@@ -1,4 +1,4 @@
-"""What becomes of an exported graph: its operators fused, its weights quantised, and what is in it."""
+"""Work on an exported graph: fusing its operators, quantising its weights, and describing its contents."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from onnxruntime.transformers import optimizer
 from embedctl_workers.backends.onnx.export import Exported
 from embedctl_workers.backends.onnx.providers import open_session
 
-#: Types of model whose layers onnxruntime's optimiser knows as BERT's.
+#: Types of model whose layers onnxruntime's optimiser recognises as BERT's.
 _LIKE_BERT = {"bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet"}
-#: Protobuf ends at 2 GiB; weights beyond this go to a file beside the graph (bytes).
+#: If a graph exceeds this (bytes), its weights go to a file beside it: Protobuf's limit is 2 GiB.
 _MOST_IN_ONE_FILE = 1_800_000_000
 _FUSED = {
     "attention": {"Attention", "QAttention", "MultiHeadAttention"},
@@ -31,10 +31,14 @@ _FUSED = {
 
 
 def fuse(graph: Path, exported: Exported, target: Path) -> bool:
-    """Write the graph with attention, layer normalisation and GELU each in one operator; False where none is known."""
+    """Write the graph with attention, layer normalisation and GELU fused into one operator each.
+
+    Returns:
+        False if nothing can be fused; then nothing is written.
+    """
     if exported.model_type not in _LIKE_BERT:
         return False
-    # opt_level 0: onnxruntime's own optimisations are made where the graph is loaded, for the CPU there.
+    # opt_level 0: onnxruntime makes its own optimisations when it loads the graph, for the CPU at hand.
     fused = optimizer.optimize_model(
         str(graph), "bert", num_heads=exported.heads, hidden_size=exported.hidden, opt_level=0, use_gpu=False
     )
@@ -45,7 +49,7 @@ def fuse(graph: Path, exported: Exported, target: Path) -> bool:
 
 
 def quantize(graph: Path, target: Path, *, reduce_range: bool) -> None:
-    """Write the graph with int8 weights, by channel; activations are quantised as they come."""
+    """Write the graph with int8 weights, quantised per channel; activations are quantised dynamically."""
     quantize_dynamic(
         graph,
         target,
@@ -53,13 +57,13 @@ def quantize(graph: Path, target: Path, *, reduce_range: bool) -> None:
         reduce_range=reduce_range,
         weight_type=QuantType.QInt8,
         use_external_data_format=is_large(graph),
-        # Fused operators are not onnx's own, so that the types of what they give are not known to it.
+        # Fused operators are not standard, so onnx does not know the types of their outputs.
         extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
     )
 
 
 def describe(graph: Path) -> dict[str, Any]:
-    """The operators of a graph as it is stored and as onnxruntime executes it here, by count, and which are fused."""
+    """The counts of a graph's operators, as stored and as onnxruntime executes it here; and which kinds are fused."""
     with tempfile.TemporaryDirectory(dir=graph.parent) as scratch:
         executed = Path(scratch) / graph.name
         open_session(graph, 1, optimized=executed)
@@ -69,11 +73,11 @@ def describe(graph: Path) -> dict[str, Any]:
 
 
 def operators_of(graph: Path) -> dict[str, int]:
-    """The operators of a graph, by count."""
+    """The operators of a graph with their counts."""
     model = onnx.load(graph, load_external_data=False)
     return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
 
 
 def is_large(graph: Path) -> bool:
-    """Whether the files in its folder are too many bytes for a graph without others beside it."""
+    """Whether the files in a graph's folder are together too large for a single file."""
     return sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file()) > _MOST_IN_ONE_FILE

@@ -1,4 +1,4 @@
-"""Texts as the inputs of a model's graph, by what its artefact says of the model. Needs no runtime."""
+"""Turns texts into the inputs of a model's graph, from the facts in its artefact. Needs no runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embedctl_workers.arrays.tokens import Rows, Tokens
 
 #: The files of an artefact.
 GRAPH, MODEL, TOKENIZER = "model.onnx", "model.json", "tokenizer.json"
-#: The graph's output, and the input of models that leave their prompt out of pooling.
+#: The graph's output, and the extra input of models that leave the prompt out of pooling.
 OUTPUT, POOLING_MASK = "sentence_embedding", "pooling_mask"
 
 #: A graph's inputs by name, int64, rows × width.
@@ -27,15 +27,15 @@ Batch = Mapping[str, npt.NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the graph does not say of its model.
+    """The facts about a model that its graph does not hold.
 
     Attributes:
-        dim: length of a vector.
+        dim: number of dimensions of a vector.
         max_tokens: most tokens of a text, special ones included.
-        keep: which end of a text that is too long is kept.
-        fillers: input → what it is padded with.
-        prompt: put before each text where a job has no prompt of its own.
-        excludes_prompt: whether pooling leaves out the prompt's tokens; the graph then takes a mask for it.
+        keep: the end of an over-long text that is kept.
+        fillers: input → its padding value.
+        prompt: put before each text if the job sets no prompt.
+        excludes_prompt: whether pooling leaves out the prompt's tokens; the graph then has an input with a mask.
         special_ids: the tokenizer's, sorted.
     """
 
@@ -49,11 +49,11 @@ class ModelFacts:
 
     @classmethod
     def read(cls, folder: Path) -> ModelFacts:
-        """From an artefact's folder."""
+        """Read the facts from an artefact's folder."""
         return cls(**json.loads((folder / MODEL).read_text(encoding="utf-8")))
 
     def to_json(self) -> str:
-        """For the artefact's folder."""
+        """The facts as JSON, for the artefact's folder."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
 
@@ -61,7 +61,7 @@ class GraphInputs:
     """Tokenises texts once, unpadded, and makes batches of them.
 
     Args:
-        folder: an artefact's.
+        folder: the artefact's folder.
         names: the graph's inputs.
     """
 
@@ -76,7 +76,7 @@ class GraphInputs:
         )
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
-        """Tokenise texts with a prompt before each; None means the model's own."""
+        """Tokenise texts with a prompt before each; None means the model's default prompt."""
         prompt = self.facts.prompt if prompt is None else prompt
         if not prompt:
             return self._tokenize(texts)
@@ -87,11 +87,11 @@ class GraphInputs:
         """The graph's inputs for some of the texts.
 
         Args:
-            width: tokens of a row, padding included; as many as the longest row has where 0.
+            width: tokens of a row, padding included; 0 for the length of the longest row.
         """
         lengths = tokens.lengths[rows]
         places = np.arange(width or lengths.max())
-        # Padded at the end whatever the tokenizer's side is, so that a token's place is what it is in the text alone.
+        # Padding is at the end, whatever the tokenizer's side, so that a token keeps its position in the text alone.
         used = places < lengths[:, np.newaxis]
         batch = {"attention_mask": used.astype(np.int64)}
         if self.facts.excludes_prompt:
@@ -102,6 +102,6 @@ class GraphInputs:
         return {name: batch[name] for name in self._names}
 
     def _count(self, prompt: str) -> int:
-        """How many tokens pooling leaves out: the prompt's own, without the special one that ends it."""
+        """The number of tokens that pooling leaves out: the prompt's, without the special token at its end."""
         ids = self._tokenize([prompt]).columns["input_ids"][0]
         return len(ids) - (ids[-1] in self.facts.special_ids)

@@ -1,4 +1,4 @@
-"""What of onnxruntime executes a graph: the CPU, CUDA, or TensorRT through onnxruntime. Refused where it is not so."""
+"""onnxruntime's execution providers: the CPU, CUDA, or TensorRT. A session that runs another one is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES: Mapping[str, str] = {
     CUDA: "CUDAExecutionProvider",
     TENSORRT: "TensorrtExecutionProvider",
 }
-#: Rows of a batch for which TensorRT's engine is built: a larger one would have it built again.
+#: Most rows of a batch that TensorRT's engine is built for: a larger batch would rebuild the engine.
 MOST_ROWS = 64
 _ERRORS_ONLY = 3
 _CPU_ONLY = (NAMES[CPU],)
@@ -56,17 +56,17 @@ ON_CPU = ProviderOptions()
 def providers_for(
     options: ProviderOptions, *, inputs: Sequence[str], max_tokens: int, cache: Path, prefix: str
 ) -> Sequence[Any]:
-    """What a session is opened with: onnxruntime's names, in order of preference, with options.
+    """The providers of a session: onnxruntime's names, in order of preference, with options.
 
     Args:
-        inputs: the graph's, each rows × tokens.
+        inputs: the names of the graph's inputs, each rows × tokens.
         cache: the folder that keeps what was built for this machine.
-        prefix: of the names of TensorRT's files: one a graph.
+        prefix: the prefix of TensorRT's file names, unique to the graph.
 
     Raises:
         ModelError: others may write to the folder of TensorRT's files.
     """
-    # Products are rounded to 10 bits of mantissa otherwise, which fp32 does not promise.
+    # TF32 rounds to 10 bits of mantissa, which breaks the promise of fp32.
     cuda = (NAMES[CUDA], {"device_id": "0", "use_tf32": "0"})
     match options.provider:
         case "cuda":
@@ -106,38 +106,38 @@ def open_session(
     """Load a graph.
 
     Args:
-        threads: of this session. A count is given because onnxruntime's own choice ignores the process's affinity.
-        optimized: where to write the graph that is executed.
-        providers: of :func:`providers_for`. The first one executes it, or nothing does.
+        threads: compute threads of the session. onnxruntime's own choice would ignore the process's affinity.
+        optimized: where to write the graph as it is executed.
+        providers: from :func:`providers_for`. The first one must execute the graph.
 
     Raises:
-        ModelError: it can't be loaded.
-        WorkerError: what is to execute it is not to be had.
+        ModelError: the graph can't be loaded.
+        WorkerError: the first provider is not available.
     """
     wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
     _check_available(wanted)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Its threads would wait busily between two operators, on CPUs that the tokeniser of the next chunk needs.
+    # The session's threads would spin between two operators, on CPUs that the tokeniser of the next chunk needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Plans made for one shape of a batch are of no use to the next.
+    # Memory plans for the shape of one batch are useless for the next.
     options.enable_mem_pattern = False
     options.log_severity_level = _ERRORS_ONLY
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
-        # Beside the graph, which may not exceed 2 GiB.
+        # The weights go to a separate file, because a graph's file may not exceed 2 GiB.
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
     try:
         session = onnxruntime.InferenceSession(str(graph), options, providers=list(providers))
-    except Exception as error:  # onnxruntime's errors have no root of their own below it
+    except Exception as error:  # onnxruntime's errors have no narrower base class
         raise ModelError(f"onnxruntime {onnxruntime.__version__} can't load {graph}: {error}") from error
     running = session.get_providers()
     if running[0] != wanted:
         raise WorkerError(
             f"onnxruntime was asked for {wanted} and runs {running[0]}: the libraries of CUDA"
             f"{' or TensorRT' if wanted == NAMES[TENSORRT] else ''} that it needs can't be loaded (docs/tensorrt.md "
-            "says which)"
+            "lists them)"
         )
     return session
 
@@ -150,15 +150,15 @@ def _check_available(wanted: str) -> None:
             f"onnxruntime {onnxruntime.__version__} has no {wanted}: pip uninstall onnxruntime, then pip install "
             "onnxruntime-gpu"
         )
-    # CUDA's libraries come as packages of their own, which nothing finds by itself.
+    # CUDA's libraries come in separate packages, and the loader does not find them there.
     onnxruntime.preload_dlls()
 
 
 def raise_if_lost(error: Exception, provider: str) -> None:
-    """Look at what a session's run raised.
+    """Raise DeviceLost if an error of a session's run means that the GPU is lost.
 
     Raises:
-        DeviceLost: it is an error of CUDA after which this process can do nothing more with the device.
+        DeviceLost: after this error of CUDA, the process can no longer use the device.
     """
     lost = "CUDA failure" in str(error) and "out of memory" not in str(error) and not is_out_of_memory(error)
     if provider != CPU and lost:

@@ -1,4 +1,4 @@
-"""Which artefact a machine runs, found or built."""
+"""The artefact that a machine runs: its recipe, and how it is found or built."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from embedctl_workers.models.build_process import run_child
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
-#: The kinds of artefact, which are also the names of the backends that run them.
+#: The kinds of artefact. The backends that run them have the same names.
 ONNX, ONNX_INT8 = "onnx", "onnx-int8"
 KINDS = (ONNX, ONNX_INT8)
-#: A graph of onnx's own operators alone, for runtimes that know no others.
+#: A graph of ONNX's standard operators only, for runtimes that know no others.
 ONNX_PLAIN = "onnx-plain"
-#: What makes graphs of models.
+#: The exporters that make graphs of models.
 OWN, OPTIMUM = "own", "optimum"
 EXPORTERS = (OWN, OPTIMUM)
-#: Instructions that add products of bytes into 32 bits at once. Without them pairs are added into 16, which overflow.
+#: Instructions that add products of bytes directly into 32 bits. Without them, pairs are added into 16 bits, which can
+#: overflow.
 _BYTE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
@@ -43,10 +44,10 @@ def wanted(files: ModelFiles, kind: str, exporter: str = OWN) -> Wanted:
 
 
 def onnxruntime_version(needed_for: str) -> str:
-    """The installed one's, with or without its providers for GPUs.
+    """The version of the installed onnxruntime, with or without its providers for GPUs.
 
     Raises:
-        MissingExtra: none is.
+        MissingExtra: onnxruntime is not installed.
     """
     for package in ("onnxruntime", "onnxruntime-gpu"):
         try:
@@ -72,16 +73,16 @@ build_onnx_int8 = partial(_build_kind, ONNX_INT8)
 def artifact_for(
     files: ModelFiles, kind: str, host: Host, *, exporter: str = OWN, revision: str = "", force: bool = False
 ) -> Artifact:
-    """An artefact from the cache, or built now in a process of its own.
+    """An artefact from the cache, or built now in a separate process.
 
     Args:
         kind: one of :data:`KINDS`, or :data:`ONNX_PLAIN`.
-        revision: the hub's, for the manifest.
-        force: build it even if it is there.
+        revision: the hub's revision of the model, for the manifest.
+        force: build the artefact even if the cache has it.
 
     Raises:
-        ModelError: it is not there and `host.build` forbids to build it, or it can't be built.
-        MissingExtra: what builds it is not installed.
+        ModelError: the cache lacks the artefact and `host.build` forbids building it, or it can't be built.
+        MissingExtra: the packages that build it are not installed.
     """
     store, want = ArtifactStore(host.cache), wanted(files, kind, exporter)
     found = None if force else store.find(want)
@@ -97,14 +98,14 @@ def artifact_for(
 
 
 def reduced_range() -> bool:
-    """Whether int8 weights have to leave a bit unused, so that sums of products stay exact on this CPU."""
+    """Whether int8 weights must leave one bit unused, so that sums of products stay exact on this CPU."""
     return platform.machine() in ("x86_64", "AMD64") and not _BYTE_PRODUCTS & cpu_flags()
 
 
 def _check_extras(exporter: str) -> None:
     if exporter == OPTIMUM and find_spec("optimum") is None:
         raise MissingExtra(
-            OPTIMUM, "the exporter optimum, in an environment of its own (it needs transformers below 4.58),"
+            OPTIMUM, "the exporter optimum, in a separate environment (it needs transformers below 4.58),"
         )
     for package, extra in (("torch", "torch"), ("sentence_transformers", "torch"), ("onnx", "onnx")):
         if find_spec(package) is None:
@@ -112,7 +113,7 @@ def _check_extras(exporter: str) -> None:
 
 
 def _build(files: ModelFiles, kind: str, exporter: str, host: Host, revision: str, folder: Path) -> Mapping[str, Any]:
-    """Fill an artefact's folder; what its manifest says besides."""
+    """Fill an artefact's folder, and return the facts for its manifest."""
     request = {
         "name": files.name,
         "source": str(files.folder),

@@ -17,7 +17,7 @@ from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.onnx.inputs import GraphInputs
 from embedctl_workers.backends.tensorrt import runtime as runtimes
 from embedctl_workers.backends.tensorrt.device import Event
-from embedctl_workers.backends.tensorrt.engine import Begun, Engine, PlanRefused
+from embedctl_workers.backends.tensorrt.engine import Begun, LoadedPlan, PlanRefused
 from embedctl_workers.backends.tensorrt.profiles import Piece, pieces_of
 from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions, artifact_for, profiles_of
 from embedctl_workers.backends.tensorrt.runtime import Runtime
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A batch that the device has been given; see :class:`Begun`."""
+    """A batch that was handed to the device; see :class:`Begun`."""
 
     pieces: Sequence[tuple[Piece, Begun]]
     done: Event
@@ -39,10 +39,10 @@ class Output:
 class TensorRTBackend:
     """A sentence-transformers model as one plan, pooling included, built for the GPU at hand.
 
-    Texts are tokenised once, unpadded. A batch is cut into pieces by the plan's profiles, one a bucket of lengths, and
-    each piece is padded to little more than its own longest row.
+    Texts are tokenised once, unpadded. A batch is cut into pieces by the plan's profiles, one per bucket of lengths.
+    Each piece is padded to little more than its own longest row.
 
-    Options: `dtype`, what it computes in: `auto`, `fp16`, `bf16` or `fp32`; `batch_tokens`: of a usual batch.
+    Options: `dtype`, the type to compute in: `auto`, `fp16`, `bf16` or `fp32`; `batch_tokens`, tokens of a usual batch.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("dtype", "batch_tokens")
@@ -50,14 +50,14 @@ class TensorRTBackend:
     def __init__(self, files: ModelFiles, artifact: Artifact, runtime: Runtime, options: PlanOptions) -> None:
         self.fingerprint = files.fingerprint
         self.reference: Reference | None = Reference(files)
-        # One batch on the device, and one behind it.
+        # One batch is on the device, and one is queued behind it.
         self.ahead, self.token_budget = 1, options.batch_tokens
         self.batch_cost: int | None = None
         self._runtime = runtime
         self._profiles = profiles_of(artifact.folder, options)
         plan = (artifact.folder / PLAN).read_bytes()
-        engine = Engine(runtime, plan, self._profiles)
-        self._engine: Engine | None = engine
+        engine = LoadedPlan(runtime, plan, self._profiles)
+        self._engine: LoadedPlan | None = engine
         self._inputs = GraphInputs(artifact.folder, engine.inputs)
         self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
         self.engine = f"TensorRT {runtime.version}, {artifact.manifest['graph']['name']}, {runtime.device.name}"
@@ -94,7 +94,7 @@ class TensorRTBackend:
                     batch = self._inputs.batch(tokens, rows[piece.places], piece.width)
                     begun.append((piece, engine.begin(piece.profile, batch)))
             except Exception:
-                device.wait()  # the pieces before this one are let go, which the device must be done with
+                device.wait()  # the earlier pieces are dropped, so the device must be done with them
                 raise
             return Output(begun, device.mark())
 
@@ -117,7 +117,7 @@ class TensorRTBackend:
         self._engine = None
 
     def _run_once(self, profile: int, rows: int, width: int) -> Begun:
-        """Run on rows of nothing but the first token of the vocabulary; what the device was given."""
+        """Run a piece whose rows hold only the first token of the vocabulary, and return it."""
         assert self._engine is not None
         device = self._runtime.device
         ones, zeros = np.ones((rows, width), np.int64), np.zeros((rows, width), np.int64)

@@ -1,4 +1,4 @@
-"""The GPU that this process sees, as much of it as a plan needs: memory, a stream, events. Through torch."""
+"""The parts of this process's GPU that a plan needs: memory, a stream, events. Through torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Event(Protocol):
         ...
 
 
-class Device(Protocol):
-    """A GPU with a stream of its own, in which everything here is done and in the order in which it was asked for."""
+class PlanDevice(Protocol):
+    """A GPU with one stream. All work requested here is done in this stream, in the order of the requests."""
 
     #: Its model, such as `NVIDIA A10G`, and its compute capability, such as `8.6`.
     name: str
@@ -32,15 +32,15 @@ class Device(Protocol):
     stream: int
 
     def current(self) -> AbstractContextManager[object]:
-        """While it is held, what this thread asks torch for is done in the stream."""
+        """A context: what this thread requests of torch inside it is done in the stream."""
         ...
 
     def watched(self) -> AbstractContextManager[object]:
-        """Gives errors of the device their meaning, as :func:`embedctl_workers.backends.gpu.device.watched`."""
+        """A context that classifies errors of the device, as :func:`embedctl_workers.backends.gpu.device.watched`."""
         ...
 
     def put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
-        """A copy on the device, contiguous, which may not be done yet."""
+        """A contiguous copy on the device, perhaps not finished yet."""
         ...
 
     def empty(self, shape: Sequence[int]) -> torch.Tensor:
@@ -48,23 +48,23 @@ class Device(Protocol):
         ...
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory, which may not be done yet."""
+        """A copy in host memory, perhaps not finished yet."""
         ...
 
     def mark(self) -> Event:
-        """An event behind all that was asked for so far."""
+        """An event at the end of all work requested so far."""
         ...
 
     def wait(self) -> None:
-        """Wait until all that was asked for is done."""
+        """Wait until all requested work is done."""
         ...
 
 
 class CudaDevice:
-    """The first GPU that torch sees; see :class:`Device`.
+    """The first GPU that torch sees; see :class:`PlanDevice`.
 
     Raises:
-        WorkerError: there is none for this torch, or it is none of NVIDIA's.
+        WorkerError: this torch sees no usable GPU, or is built for AMD's GPUs.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A plan, loaded and run."""
+"""Loads a plan and runs it."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ class PlanRefused(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A piece of a batch that the device has been given.
+    """A piece of a batch that was handed to the device.
 
     Attributes:
-        vectors: float32, rows × dim, in host memory; there when the stream has come so far.
-        held: what the device reads and writes until then.
+        vectors: float32, rows × dim, in host memory; complete when the stream has come this far.
+        held: the tensors that the device reads and writes until then.
     """
 
     vectors: torch.Tensor
     held: Sequence[torch.Tensor]
 
 
-class Engine:
+class LoadedPlan:
     """A plan on the device, with a context for each of its profiles.
 
     Args:
-        plan: one that was built here, or whose sha256 was checked: others crash the process, or worse.
+        plan: a plan that was built here, or whose sha256 was checked: any other may crash the process, or worse.
 
     Raises:
-        PlanRefused: it can't be loaded, or is not of these profiles.
+        PlanRefused: the plan can't be loaded, or has other profiles.
     """
 
     def __init__(self, runtime: Runtime, plan: bytes, profiles: Sequence[Profile]) -> None:
         trt = runtime.trt
         self._runtime = runtime
-        # The vendor's objects don't keep each other: the engine needs the loader, and the contexts the engine.
+        # The vendor's objects don't keep each other alive: the engine needs the loader, and the contexts the engine.
         self._loader = trt.Runtime(runtime.log)
         try:
             engine = self._loader.deserialize_cuda_engine(plan)
@@ -69,10 +69,11 @@ class Engine:
         runtime.device.wait()
 
     def begin(self, profile: int, batch: Batch) -> Begun:
-        """Give the device a piece of a batch, of shapes that the profile takes. The device's stream is current.
+        """Hand the device a piece of a batch, in shapes that the profile takes. The device's stream must be current.
 
         Raises:
             RuntimeError: the device does not take it.
+            MemoryError: the device has no memory for it.
         """
         context, device = self._contexts[profile], self._runtime.device
         held = []
@@ -102,7 +103,7 @@ class Engine:
         if done:
             return
         errors = self._runtime.last_errors
-        # After an error that kills the device's context this raises too, and tells it from one of the batch.
+        # If the error killed the device's context, this raises too. Otherwise it was an error of the batch.
         self._runtime.device.wait()
         if "out of memory" in errors.lower():
             raise MemoryError(f"TensorRT has no memory for {what}: {errors}")

@@ -1,7 +1,8 @@
-"""A plain fp32 graph in the types that it is to be computed in. TensorRT takes these as they are.
+"""Converts a plain fp32 graph to the types to compute in. TensorRT uses these types as they are.
 
-In 16 bits is what comes after the first weight. In fp32 stay what is made of ids and masks alone (positions, what is
-added to scores), sums, norms and powers, and pooling with all that follows it.
+Everything after the first weight is converted to 16 bits, with exceptions: sums, norms and powers, and pooling with
+everything after it, stay in fp32. So does everything that depends only on ids and masks (positions, terms added to
+scores).
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from embedctl_workers.backends.onnx.graphs import is_large
 
 #: Sums and powers overflow in fp16 (NVIDIA/TensorRT#2564, #1196, #3101).
 _IN_FP32 = [*DEFAULT_OP_BLOCK_LIST, "LayerNormalization", "Softmax", "ReduceMean", "Pow"]
-#: Nodes of the modules behind the transformer, as our exporter names them.
+#: Nodes of the modules after the transformer, as our exporter names them.
 _BEHIND = re.compile(r"/_model\.[1-9]")
-#: What masks a score in place of a number that 16 bits don't hold: enough for its exponential to be nothing.
+#: Masks a score, in place of a number that 16 bits can't hold: large enough that the score's exponential vanishes.
 _MASKED = 1e4
 _LARGEST = float(np.finfo(np.float16).max)
 _WEIGHTS = "weights"
@@ -35,12 +36,12 @@ def convert(source: Path, target: Path, dtype: str) -> None:
     """Write a graph in another type.
 
     Args:
-        source: a graph of :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`.
-        target: in another folder.
-        dtype: `fp16`, `bf16`, or `fp32`, which leaves all numbers but those that mask.
+        source: a graph of the kind :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`.
+        target: a file in another folder.
+        dtype: `fp16`, `bf16`, or `fp32`, which changes only the numbers that mask.
 
     Raises:
-        ModelError: its nodes are not named as those of our exporter.
+        ModelError: the graph's nodes do not have our exporter's names.
     """
     large = is_large(source)
     model = _loaded(source)
@@ -52,7 +53,7 @@ def convert(source: Path, target: Path, dtype: str) -> None:
 
 
 def _loaded(source: Path) -> Any:
-    """The graph, of operators and types that TensorRT has."""
+    """The graph, with only operators and types that TensorRT has."""
     model = onnx.load(source)
     graph = model.graph
     _constants_to_initializers(graph)
@@ -64,7 +65,7 @@ def _loaded(source: Path) -> Any:
 
 
 def _constants_to_initializers(graph: Any) -> None:
-    """Numbers that nodes hold become initializers, of which the conversion knows in which type each use wants them."""
+    """Turn constants of nodes into initializers, because only for these the conversion knows the type of each use."""
     others = []
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
@@ -85,7 +86,10 @@ def _bound_masks(graph: Any) -> None:
 
 
 def _settle_squeezes(graph: Any) -> None:
-    """The exporter asks first whether a dimension is 1, which it is. TensorRT wants both answers of the same rank."""
+    """Drop the exporter's test whether a dimension is 1, which is always true.
+
+    TensorRT would require both branches of the test to have the same rank.
+    """
     for node in graph.node:
         if node.op_type != "If":
             continue
@@ -100,7 +104,10 @@ def _settle_squeezes(graph: Any) -> None:
 
 
 def _count_in_fp32(graph: Any) -> None:
-    """TensorRT sums up floating point numbers alone, which are exact for as many tokens as there are in a text."""
+    """Cast cumulative sums of integers to fp32, because TensorRT sums only floating-point numbers.
+
+    fp32 is exact for the number of tokens of any text.
+    """
     kinds = {node.output[0]: _cast_to(node) for node in graph.node}
     for node in list(graph.node):
         kind = kinds.get(node.input[0]) if node.op_type == "CumSum" else None
@@ -116,11 +123,11 @@ def _count_in_fp32(graph: Any) -> None:
 def _to_fp16(model: Any, folder: Path, *, large: bool) -> Any:
     behind = [node.name for node in model.graph.node if _BEHIND.match(node.name)]
     if not behind:
-        raise ModelError("no nodes of its graph are named as those of pooling: was it made by another exporter?")
+        raise ModelError("its graph has no nodes with the names of pooling: was it made by another exporter?")
     weighted = _behind_weights(model.graph)
     before = [node.name for node in model.graph.node if node.name not in weighted]
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        # Through a file: types are inferred of graphs beyond 2 GiB too.
+        # Through a file, so that types are inferred for graphs above 2 GiB too.
         whole = Path(scratch) / "whole.onnx"
         _save(model, whole, large=large)
         converted = convert_float_to_float16(
@@ -133,7 +140,7 @@ def _to_fp16(model: Any, folder: Path, *, large: bool) -> Any:
 
 
 def _behind_weights(graph: Any) -> set[str]:
-    """The names of the nodes whose numbers depend on a weight, in a graph that is in order."""
+    """The names of the nodes whose numbers depend on a weight, in a topologically sorted graph."""
     dependent = {each.name for each in graph.initializer if each.data_type == TensorProto.FLOAT and len(each.dims) > 1}
     names = set()
     for node in graph.node:
@@ -144,13 +151,13 @@ def _behind_weights(graph: Any) -> set[str]:
 
 
 def _drop_repeated(graph: Any) -> None:
-    """The conversion adds the same cast once for each of the nodes in fp32 that use a number."""
+    """Drop duplicates: the conversion adds the same cast again for each fp32 node that uses a number."""
     _replace(graph.node, list({node.output[0]: node for node in graph.node}.values()))
     _replace(graph.value_info, list({value.name: value for value in graph.value_info}.values()))
 
 
 def _drop_round_trips(graph: Any) -> None:
-    """From one node in fp32 to the next the conversion goes through fp16, and loses what fp32 is for."""
+    """Drop casts to fp16 and back: the conversion puts them between fp32 nodes, which loses the precision of fp32."""
     makers = {output: node for node in graph.node for output in node.output}
     kinds = {each.name: each.type.tensor_type.elem_type for each in graph.value_info}
     same: dict[str, str] = {}
@@ -179,7 +186,7 @@ def _drop_unused(graph: Any) -> None:
 
 
 def _to_bf16(graph: Any, fp32: Any) -> None:
-    """Put bf16 wherever a graph has fp16, its numbers rounded from those of the fp32 one."""
+    """Replace fp16 by bf16 throughout a graph, with numbers rounded from the fp32 graph's."""
     originals = {each.name: each for each in fp32.initializer}
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT16:
@@ -203,7 +210,7 @@ def _values(graph: Any) -> Iterator[Any]:
 
 
 def _bf16(values: Any, name: str) -> Any:
-    """The nearest bf16 of each, ties to even."""
+    """Each value rounded to the nearest bf16, ties to even."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return helper.make_tensor(name, TensorProto.BFLOAT16, values.shape, rounded.tobytes(), raw=True)

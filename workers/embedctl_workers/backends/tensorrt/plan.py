@@ -1,4 +1,4 @@
-"""A graph to a plan: what TensorRT runs, made for one kind of GPU."""
+"""Builds a plan from a graph: the form that TensorRT runs, for one kind of GPU."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from embedctl_workers.backends.tensorrt.timing import TimingCache
 
 #: Memory that a layer may use for intermediate results (bytes).
 _WORKSPACE_BYTES = 4 << 30
-#: How plans are built, for their keys.
+#: How plans are built: part of a plan's key.
 BUILDER = f"strongly typed, no TF32, workspace {_WORKSPACE_BYTES}"
 
 
 def build_plan(runtime: Runtime, graph: Path, profiles: Sequence[Profile], timing: TimingCache) -> bytes:
-    """Build a plan of a graph whose types are those that it is to be computed in.
+    """Build a plan of a graph that already has the types to compute in.
 
     Raises:
-        ModelError: the graph is not one that TensorRT can run.
-        OSError: what was measured can't be kept.
+        ModelError: TensorRT can't run the graph; or others may write to the folder of the timing cache.
+        OSError: the timing cache can't be written.
     """
     trt = runtime.trt
     builder = trt.Builder(runtime.log)
@@ -55,7 +55,7 @@ def _add_profile(runtime: Runtime, builder: Any, network: Any, config: Any, prof
 
 
 def _timing_cache(config: Any, kept: bytes) -> Any:
-    """The cache that the build reads and adds to: what was kept, or an empty one where TensorRT refuses that."""
+    """The timing cache that the build reads and extends: the kept one, or an empty one if TensorRT refuses that."""
     cache = config.create_timing_cache(kept)
     if not config.set_timing_cache(cache, False):
         cache = config.create_timing_cache(b"")

@@ -1,4 +1,4 @@
-"""Which shapes a plan is built for: one profile a bucket of lengths; and how a batch is cut into such shapes."""
+"""The shapes that a plan is built for, one profile per bucket of lengths; and how a batch is cut into these shapes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from embedctl_workers.arrays.tokens import Rows
 
-#: The longest row of each bucket (tokens); further ones double. The last one is the model's maximum.
+#: The longest row of each bucket (tokens). Further edges double; the last one is the model's maximum.
 _EDGES = (32, 64, 128, 256, 512)
-#: Rows are padded to a multiple of this many tokens, as the matrix units want them.
+#: Rows are padded to a multiple of this many tokens, which suits the matrix units.
 _STEP = 8
 
 
@@ -31,7 +31,7 @@ class Profile:
 
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-        """The smallest, the one that the plan is made fastest for, and the largest."""
+        """The smallest shape, the shape that the plan is optimised for, and the largest shape."""
         return (1, self.shortest), (self.usual, self.longest), (self.most, self.longest)
 
     def __str__(self) -> str:
@@ -43,8 +43,8 @@ def profiles_for(max_tokens: int, batch_tokens: int) -> list[Profile]:
 
     Args:
         max_tokens: most tokens of a text.
-        batch_tokens: tokens of a usual batch, padding included. One of short rows may be twice as large, as batches are
-            cut by their longest row.
+        batch_tokens: tokens of a usual batch, padding included. A batch of short rows may be twice as large, because
+            batches are cut by their longest row.
     """
     profiles: list[Profile] = []
     shortest = min(_STEP, max_tokens)
@@ -72,8 +72,8 @@ class Piece:
     """A part of a batch, of one profile's shapes.
 
     Attributes:
-        profile: its number.
-        places: int64: which rows of the batch.
+        profile: the profile's number.
+        places: int64, the indices of its rows in the batch.
         width: tokens of a row, padding included.
     """
 
@@ -83,7 +83,7 @@ class Piece:
 
 
 def pieces_of(profiles: Sequence[Profile], lengths: Rows) -> list[Piece]:
-    """Cut a batch, so that each piece is of shapes that the plan takes.
+    """Cut a batch into pieces whose shapes the plan takes.
 
     Args:
         lengths: int64, tokens of each row of the batch.

@@ -1,4 +1,4 @@
-"""Which plan a machine runs, found or built."""
+"""The plan that a machine runs: its recipe, and how it is found or built."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from embedctl_workers.models.build_process import run_child
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
-#: The kind of artefact, which is also the name of the backend that runs it.
+#: The kind of artefact. The backend that runs it has the same name.
 TENSORRT = "tensorrt"
-#: The artefact's file beside the model's facts and its tokenizer.
+#: The artefact's file with the plan, beside the model's facts and its tokenizer.
 PLAN = "model.plan"
-#: What a plan may compute in. `auto`: the first of these 16-bit types whose vectors pass the gate.
+#: The types that a plan may compute in. `auto`: the first of the 16-bit types whose vectors pass the gate.
 DTYPES = ("auto", "fp16", "bf16", "fp32")
 SIXTEEN_BITS = ("fp16", "bf16")
-#: Changes when the same graph would be converted to another one.
+#: The version of the conversion, part of a plan's key: change it if the same graph would be converted differently.
 CONVERSION = "1"
 _FEWEST_BATCH_TOKENS, _MOST_BATCH_TOKENS = 64, 1 << 20
 
@@ -55,13 +55,13 @@ class PlanOptions:
         whole = isinstance(self.batch_tokens, int) and not isinstance(self.batch_tokens, bool)
         if not whole or not _FEWEST_BATCH_TOKENS <= self.batch_tokens <= _MOST_BATCH_TOKENS:
             raise SettingsError(
-                f"batch_tokens {self.batch_tokens!r} of backend tensorrt is no whole number from "
+                f"batch_tokens {self.batch_tokens!r} of backend tensorrt is not a whole number from "
                 f"{_FEWEST_BATCH_TOKENS} to {_MOST_BATCH_TOKENS}"
             )
 
 
 def profiles_of(folder: Path, options: PlanOptions) -> list[Profile]:
-    """The profiles of a model, of which a folder holds the facts."""
+    """The profiles of the model whose facts are in a folder."""
     return profiles_for(ModelFacts.read(folder).max_tokens, options.batch_tokens)
 
 
@@ -69,7 +69,7 @@ def wanted(files: ModelFiles, graph: Artifact, runtime: Runtime, options: PlanOp
     """The plan that this GPU runs.
 
     Args:
-        graph: of :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`.
+        graph: an artefact of the kind :data:`~embedctl_workers.backends.onnx.recipe.ONNX_PLAIN`.
 
     Raises:
         MissingExtra: onnxruntime, which converts the graph, is not installed.
@@ -101,15 +101,15 @@ def artifact_for(
     revision: str = "",
     force: bool = False,
 ) -> Artifact:
-    """A plan from the cache, or built now in a process of its own.
+    """A plan from the cache, or built now in a separate process.
 
     Args:
-        revision: the hub's, for the manifest.
-        force: build it even if it is there.
+        revision: the hub's revision of the model, for the manifest.
+        force: build the plan even if the cache has it.
 
     Raises:
-        ModelError: it is not there and `host.build` forbids to build it, or it can't be built.
-        MissingExtra: what builds it is not installed.
+        ModelError: the cache lacks the plan and `host.build` forbids building it, or it can't be built.
+        MissingExtra: the packages that build it are not installed.
     """
     store = ArtifactStore(host.cache)
     if not host.build and store.find(onnx_recipe.wanted(files, ONNX_PLAIN)) is None:
@@ -132,19 +132,21 @@ def build(files: ModelFiles, host: Host, how: BuildOptions) -> Artifact:
     if how.target:
         raise SettingsError(f"a plan is built for the GPU at hand: leave --target {how.target} out")
     if how.exporter != OWN:
-        raise SettingsError(f"plans are built of the graph that {OWN} makes: leave --exporter {how.exporter} out")
+        raise SettingsError(
+            f"plans are built from the graph of the exporter {OWN}: leave --exporter {how.exporter} out"
+        )
     chosen = PlanOptions(**how.options)
     return artifact_for(files, runtimes.open_runtime(), host, chosen, revision=how.revision, force=how.force)
 
 
 def _digest(graph: Artifact) -> str:
-    """sha256 over the files of a graph, those of its weights and its tokenizer included."""
+    """sha256 over the files of a graph, including its weights and its tokenizer."""
     files = {name: facts["sha256"] for name, facts in graph.manifest["files"].items()}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def _not_built(files: ModelFiles, host: Host, store: ArtifactStore, runtime: Runtime, missing: str) -> str:
-    """Why there is no plan for this GPU, and which there are for others."""
+    """The message that there is no plan for this GPU, and which other GPUs have one."""
     others = {
         f"{found.manifest['recipe']['gpu']} with TensorRT {found.manifest['recipe']['tensorrt']}"
         for _, found in store.all()
@@ -164,7 +166,7 @@ def _not_built(files: ModelFiles, host: Host, store: ArtifactStore, runtime: Run
 def _build(
     files: ModelFiles, graph: Artifact, host: Host, options: PlanOptions, revision: str, folder: Path
 ) -> Mapping[str, Any]:
-    """Fill an artefact's folder; what its manifest says besides."""
+    """Fill an artefact's folder, and return the facts for its manifest."""
     facts = run_child(
         "embedctl_workers.building.tensorrt",
         {

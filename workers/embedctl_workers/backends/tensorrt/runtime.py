@@ -1,4 +1,4 @@
-"""The vendor's package and the GPU that it runs on; or what is missing, in one line."""
+"""Opens the vendor's package and the GPU that it runs on, or says in one line what is missing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import Any
 
 from embedctl_config.errors import MissingExtra, WorkerError
-from embedctl_workers.backends.tensorrt.device import CudaDevice, Device
+from embedctl_workers.backends.tensorrt.device import CudaDevice, PlanDevice
 
 log = logging.getLogger(__name__)
 
-#: The oldest version that plans are built and run by, as the vendor's names were recorded of (tests/vendor).
+#: The oldest version that plans are built and run with: the vendor's API was recorded from it (tests/support/vendor).
 OLDEST = (10, 16)
 _LEVELS = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}
 _INSTALL = "install tensorrt with its libraries from the vendor's index (docs/tensorrt.md has the lines)"
@@ -21,7 +21,7 @@ _INSTALL = "install tensorrt with its libraries from the vendor's index (docs/te
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What plans are built and run with.
+    """The package and the device that plans are built and run with.
 
     Attributes:
         trt: the vendor's package.
@@ -29,39 +29,39 @@ class Runtime:
     """
 
     trt: Any  # it has no types
-    device: Device
-    log: Any  # of a class that is made of one of the vendor's
+    device: PlanDevice
+    log: Any  # a subclass of one of the vendor's classes
 
     @property
     def version(self) -> str:
-        """The vendor's package's, in full."""
+        """The full version of the vendor's package."""
         return str(self.trt.__version__)
 
     @property
     def last_errors(self) -> str:
-        """What it logged last, for messages."""
+        """The errors that it logged last, for messages."""
         return "; ".join(self.log.errors) or "TensorRT does not say why"
 
 
 def open_runtime() -> Runtime:
-    """What this process has.
+    """Open the GPU and the vendor's package.
 
     Raises:
         MissingExtra: the vendor's package is not installed.
-        WorkerError: it can't be used, or there is no GPU.
+        WorkerError: the package can't be used, or there is no GPU.
     """
-    # The GPU first: without a driver the vendor's functions return null pointers, and worse.
+    # The GPU comes first: without a driver, the vendor's functions return null pointers, or worse.
     device = CudaDevice()
     trt = load_vendor()
     return Runtime(trt, device, make_log(trt))
 
 
 def load_vendor() -> Any:
-    """The vendor's package.
+    """Import the vendor's package.
 
     Raises:
-        MissingExtra: it is not installed.
-        WorkerError: it is a placeholder, its libraries are missing or broken, or it is too old.
+        MissingExtra: the package is not installed.
+        WorkerError: the package is a placeholder or too old, or its libraries are missing or broken.
     """
     try:
         trt = import_module("tensorrt")
@@ -82,7 +82,7 @@ def load_vendor() -> Any:
 
 
 def make_log(trt: Any) -> Any:
-    """A logger of the vendor's that writes to ours."""
+    """A logger for the vendor's package that writes to our log."""
 
     class Log(trt.ILogger):  # type: ignore[misc]  # the vendor's package has no types
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What TensorRT measured of its kernels on a kind of GPU, so that the next plan is built faster."""
+"""TensorRT's timing cache: its measurements of kernels on one kind of GPU, which make the next build faster."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class TimingCache:
-    """The file of one version of TensorRT and one kind of GPU. Its first bytes are the sha256 of the others."""
+    """The file for one version of TensorRT and one kind of GPU. Its first bytes are the sha256 of the rest."""
 
     def __init__(self, runtime: Runtime, cache: Path) -> None:
         facts = json.dumps([runtime.version, runtime.device.name, runtime.device.capability])
         self.path = cache / "tensorrt" / f"timing-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
     def read(self) -> bytes:
-        """What was kept; empty where there is nothing that can be trusted."""
+        """The kept measurements; empty if there are none that can be trusted."""
         try:
             if wrong := distrusted(self.path):
-                log.warning("%s is not read, for it is not trusted: %s", self.path, wrong)
+                log.warning("%s is not read, because it is not trusted: %s", self.path, wrong)
                 return b""
             content = self.path.read_bytes()
         except FileNotFoundError:
             return b""
         except OSError as error:
-            log.warning("not read: %s", error)
+            log.warning("the timing cache can't be read: %s", error)
             return b""
         digest, kept = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if hashlib.sha256(kept).digest() == digest:
             return kept
-        log.warning("%s is damaged and is made again", self.path)
+        log.warning("%s is damaged, and is made again", self.path)
         return b""
 
     def write(self, kept: bytes) -> None:
-        """Replace it. Of two that build at once, what the last one measured stays.
+        """Replace the kept measurements. If two processes build at once, those of the last one stay.
 
         Raises:
-            ModelError: others may write to its folder.
-            OSError: it can't be written.
+            ModelError: others may write to the file's folder.
+            OSError: the file can't be written.
         """
         folder = private_folder(self.path.parent)
         handle, scratch = tempfile.mkstemp(dir=folder, prefix=f".{self.path.name}.")
@@ -56,7 +56,7 @@ class TimingCache:
                 file.write(hashlib.sha256(kept).digest() + kept)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(scratch).chmod(0o644)  # whatever the umask: what others may write to is not read again
+            Path(scratch).chmod(0o644)  # whatever the umask: a file that others may write to is not read again
             Path(scratch).replace(self.path)
         finally:
             Path(scratch).unlink(missing_ok=True)

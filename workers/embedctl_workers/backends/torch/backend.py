@@ -25,20 +25,20 @@ from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
 
 _WARM_UP_LENGTHS = (8, 32, 128, 256)
-#: Of how many prompts the length in tokens is remembered.
+#: Number of prompts whose length in tokens is cached.
 _PROMPTS_KEPT = 16
 
 #: Runs a model on some of the texts: rows × dim, not normalised unless the model itself does so.
-Engine = Callable[[Tokens, Rows], torch.Tensor]
+CpuEngine = Callable[[Tokens, Rows], torch.Tensor]
 
 
 class SentenceModel:
-    """A sentence-transformers model in fp32 on the CPU, and its tokenizer: what backends that run it on torch share.
+    """A sentence-transformers model in fp32 on the CPU, and its tokenizer: the base of the backends that run on torch.
 
     Texts are tokenised once, unpadded.
 
     Raises:
-        ModelError: it can't be loaded, or is no text model with a fast tokenizer.
+        ModelError: the model can't be loaded, or is not a text model with a fast tokenizer.
     """
 
     def __init__(self, files: ModelFiles) -> None:
@@ -48,7 +48,7 @@ class SentenceModel:
         self._tokenizer = tokenizer = fast_tokenizer(self._model, files)
         dim = self._model.get_embedding_dimension()
         if dim is None:
-            raise ModelError(f"model {files.name!r} does not say how long its vectors are")
+            raise ModelError(f"model {files.name!r} does not state the dimension of its vectors")
         self.dim = dim
         self.max_tokens = int(self._model.max_seq_length or tokenizer.model_max_length)
         self._tokenize = TextTokenizer(
@@ -57,7 +57,7 @@ class SentenceModel:
             columns=[name for name in tokenizer.model_input_names if name != "attention_mask"],
             keep="left" if tokenizer.truncation_side == "right" else "right",
         )
-        # A job's chunks come one after the other and bear one prompt, which may be long: a few are kept.
+        # The chunks of a job follow each other with the same prompt, which may be long: a few lengths are cached.
         self._prompt_tokens = lru_cache(maxsize=_PROMPTS_KEPT)(self._count_prompt_tokens)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
@@ -69,9 +69,9 @@ class SentenceModel:
         return replace(tokens, prompt_tokens=self._prompt_tokens(prompt))
 
     def _count_prompt_tokens(self, prompt: str) -> int | None:
-        """How many tokens pooling leaves out, by the model's own account; None where it leaves out none."""
+        """The number of tokens that pooling leaves out, as the model itself counts; None if it leaves out none."""
         length: Any = self._model.preprocess(["a"], prompt=prompt).get("prompt_length")
-        for module in self._model:  # sentence-transformers keeps every prompt as well, and has no bound for that
+        for module in self._model:  # sentence-transformers also caches every prompt, without a bound
             getattr(module, "_prompt_length_mapping", {}).clear()
         return None if length is None else int(length)
 
@@ -79,11 +79,11 @@ class SentenceModel:
 class TorchBackend(SentenceModel):
     """A sentence-transformers model in fp32 on the CPU.
 
-    Models of the BERT family run on packed tokens. For all others each batch is padded to its own longest row, and
-    everything after tokenising is the model's own modules. Either way vectors are those of
+    Models of the BERT family run on packed tokens. For all others, each batch is padded to its own longest row, and the
+    model's own modules do everything after tokenising. Either way, the vectors are those of
     `SentenceTransformer.encode`.
 
-    Options: `engine`: `auto`, or `padded` to run any model by its own modules.
+    Options: `engine`: `auto`, or `padded` to run any model through its own modules.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("engine",)
@@ -95,7 +95,7 @@ class TorchBackend(SentenceModel):
         super().__init__(files)
         self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         packed = packed_engine(self._model, host) if engine == "auto" else None
-        self._engine: Engine = packed or _Padded(self._model, Padding.of(self._tokenizer))
+        self._engine: CpuEngine = packed or _Padded(self._model, Padding.of(self._tokenizer))
         self.engine = packed.name if packed else "padded, torch"
         self._pads = packed is None
         self.batch_cost = PADDED_BATCH_COST if self._pads else None
@@ -128,7 +128,7 @@ class TorchBackend(SentenceModel):
 
 
 class _Padded:
-    """Any model, by its own modules, on batches padded to their longest row."""
+    """Runs any model through its own modules, on batches padded to their longest row."""
 
     def __init__(self, model: SentenceTransformer, padding: Padding) -> None:
         self._model = model
@@ -145,12 +145,12 @@ class _Padded:
 
 
 def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
-    """Load a model in fp32 on the CPU, from its files alone and without running code of theirs.
+    """Load a model in fp32 on the CPU, from its files alone and without running any code in them.
 
     Raises:
-        ModelError: it can't be loaded.
+        ModelError: the model can't be loaded.
     """
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types; its bars would fill the log
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped; progress bars would fill the log
     try:
         model = SentenceTransformer(
             str(files.folder),
@@ -165,6 +165,11 @@ def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
 
 
 def fast_tokenizer(model: SentenceTransformer, files: ModelFiles) -> PreTrainedTokenizerFast:
+    """The model's fast tokenizer.
+
+    Raises:
+        ModelError: it has none, or is not a text model.
+    """
     tokenizer = getattr(model, "tokenizer", None)
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or not model.supports("text"):
         raise ModelError(

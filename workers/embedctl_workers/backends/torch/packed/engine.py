@@ -1,4 +1,4 @@
-"""A batch through the encoder, without padding: all its tokens are the rows of one matrix."""
+"""Runs the encoder on a batch without padding: all tokens of the batch are rows of one matrix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embedctl_workers.machine.host import Host
 
 
 def packed_engine(model: SentenceTransformer, host: Host) -> PackedEngine | None:
-    """An engine for a model of the BERT family; None for any other. It takes the transformer's weights over."""
+    """An engine for a model of the BERT family; None for any other. It takes over the transformer's weights."""
     found = packable(model)
     if found is None:
         return None
@@ -32,7 +32,7 @@ class PackedEngine:
 
     Args:
         weights: copied.
-        rest: what makes a text's vector of its tokens'.
+        rest: the modules that turn the vectors of tokens into the vector of a text.
     """
 
     def __init__(self, weights: Weights, rest: list[torch.nn.Module], kernels: Kernels) -> None:
@@ -48,7 +48,7 @@ class PackedEngine:
         """Vectors of some of the texts, rows × dim.
 
         Raises:
-            IndexError: a token or a position that the model has no embedding for.
+            IndexError: the model has no embedding for a token or a position.
         """
         packed = packed_texts(tokens, rows, self._weights)
         features: dict[str, Any] = {

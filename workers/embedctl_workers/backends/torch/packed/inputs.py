@@ -1,4 +1,4 @@
-"""What the packed engines have in common: which models they run, and a batch's texts side by side."""
+"""Shared by the packed engines: the choice of models that they run, and the packing of a batch's texts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from embedctl_workers.backends.torch.packed.weights import Weights, weights_of
 
 
 def packable(model: SentenceTransformer) -> tuple[Weights, list[torch.nn.Module]] | None:
-    """The weights of a model of the BERT family, and the modules that make a text's vector of its tokens'.
+    """The weights of a model of the BERT family, and the modules that turn tokens' vectors into a text's vector.
 
-    None for any other model. The modules are the model's own, which know packed tokens by `cu_seq_lens_q`.
+    None for any other model. The modules are the model's own. They recognise packed tokens by `cu_seq_lens_q`.
     """
     transformer, *rest = model
     if type(transformer) is not Transformer or not all(type(each) in (Pooling, Normalize, Dense) for each in rest):
@@ -36,9 +36,9 @@ class Packed:
     """Texts side by side.
 
     Attributes:
-        ids: int64, one a token.
-        positions: int64, one a token: of its place in the table of positions.
-        offsets: int64, one more than texts: where each begins, and at the end where the last one ends.
+        ids: int64, one per token.
+        positions: int64, one per token: its row in the table of position embeddings.
+        offsets: int64, one more than texts: the begin of each text, then the end of the last one.
     """
 
     ids: Rows
@@ -47,10 +47,10 @@ class Packed:
 
 
 def packed_texts(tokens: Tokens, rows: Rows, weights: Weights) -> Packed:
-    """Some of the texts.
+    """Pack some of the texts side by side.
 
     Raises:
-        IndexError: a token or a position that the model has no embedding for.
+        IndexError: the model has no embedding for a token or a position.
     """
     offsets = np.concatenate([[0], np.cumsum(tokens.lengths[rows])])
     column = tokens.columns["input_ids"]
@@ -62,17 +62,17 @@ def packed_texts(tokens: Tokens, rows: Rows, weights: Weights) -> Packed:
 
 
 def check_within(indices: Rows, size: int) -> None:
-    """Refuse what a table of embeddings does not have, before a device looks there.
+    """Refuse indices outside a table of embeddings, before a device reads there.
 
     Raises:
-        IndexError: an index is beyond the table.
+        IndexError: an index is outside the table.
     """
     if not 0 <= indices.min() <= indices.max() < size:
         raise IndexError(f"an index of {indices.max()} into a table of {size} embeddings")
 
 
 def positions_of(ids: Rows, offsets: Rows, padding_id: int | None) -> Rows:
-    """Where each token stands, as the model counts: see :class:`.weights.Weights`."""
+    """The position of each token, as the model counts: see :class:`.weights.Weights`."""
     lengths = np.diff(offsets)
     if padding_id is None:
         return np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)

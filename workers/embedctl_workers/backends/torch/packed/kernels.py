@@ -1,4 +1,4 @@
-"""What lies between the matrix products: compiled for the CPU at hand where a compiler is found, else torch."""
+"""The operations between the matrix products: compiled for the CPU at hand if there is a compiler, else torch's."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _OPENMP = re.compile(r"\S*/lib[gi]?omp[^/\s]*\.so\S*")
 
 
 class Kernels(Protocol):
-    """Operations on contiguous float32 matrices with a row a token.
+    """Operations on contiguous float32 matrices with one row per token.
 
-    `offsets` is int64: where each text begins, and at the end where the last one ends.
+    `offsets` is int64: the begin of each text, then the end of the last one.
 
     Attributes:
         name: for people.
@@ -46,7 +46,7 @@ class Kernels(Protocol):
     def embed(
         self, ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor, norm: Norm
     ) -> torch.Tensor:
-        """LayerNorm(words[ids] + places[positions]); int64 ids and positions, which must be within their tables."""
+        """LayerNorm(words[ids] + places[positions]); ids and positions are int64 and must be within their tables."""
         ...
 
     def attention(self, qkv: torch.Tensor, offsets: torch.Tensor, heads: int, context: torch.Tensor) -> None:
@@ -75,7 +75,7 @@ class Norm:
 
 
 class TorchKernels:
-    """The same in torch alone: the reference of the compiled ones, and what runs without a compiler."""
+    """The operations in torch: the reference for the compiled kernels, and the fallback without a compiler."""
 
     name = "torch kernels"
 
@@ -103,16 +103,17 @@ class CompiledKernels:
     """Calls into the shared object made from `kernels.c`.
 
     Args:
-        library: its path.
+        library: the path of the shared object.
 
     Raises:
-        OSError: it can't be loaded.
+        OSError: the library can't be loaded.
     """
 
     name = "compiled kernels"
 
     def __init__(self, library: Path) -> None:
-        # Linked without an OpenMP of its own: two runtimes in one process fight for the CPUs. This is torch's.
+        # The library is linked without OpenMP, because two of its runtimes in one process compete for the CPUs. This
+        # loads torch's.
         for path in sorted(set(_OPENMP.findall(Path("/proc/self/maps").read_text()))):
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         self._library = ctypes.CDLL(str(library), mode=os.RTLD_NOW)
@@ -150,7 +151,7 @@ class CompiledKernels:
 
 
 def load_kernels(host: Host) -> Kernels:
-    """The kernels for this CPU: from the cache, compiled into it, or torch's with one line in the log."""
+    """The kernels for this CPU: from the cache, or compiled into it, or else torch's, with one line in the log."""
     try:
         return _compiled(host)
     except (OSError, ModelError, subprocess.SubprocessError) as error:
@@ -159,11 +160,14 @@ def load_kernels(host: Host) -> Kernels:
 
 
 def _compiled(host: Host) -> CompiledKernels:
-    """The kernels made of this source by this compiler for this CPU; a library that can't be loaded is made again.
+    """The kernels compiled from this source by this compiler for this CPU.
+
+    A library in the cache that can't be loaded is compiled again.
 
     Raises:
-        ModelError: there is no compiler, or it failed.
-        OSError: what it made can't be loaded.
+        ModelError: there is no compiler, or it failed; or the library is not in the cache, and `host.build` forbids
+            compiling it.
+        OSError: the new library can't be loaded.
     """
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
@@ -183,7 +187,7 @@ def _compiled(host: Host) -> CompiledKernels:
         object_file, made = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
         _run([compiler, *_FLAGS, "-c", str(path), "-o", str(object_file)])
         _run([compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
-        made.chmod(0o755)  # whatever the umask: what others may write to is not loaded
+        made.chmod(0o755)  # whatever the umask: a file that others may write to is not loaded
         made.replace(library)
     return CompiledKernels(library)
 
@@ -196,5 +200,5 @@ def _run(command: Sequence[str]) -> None:
 
 def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
     if not tensor.is_contiguous():
-        raise ValueError("a kernel takes contiguous tensors alone")
+        raise ValueError("a kernel takes only contiguous tensors")
     return ctypes.c_void_p(tensor.data_ptr())

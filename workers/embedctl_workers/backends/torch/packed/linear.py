@@ -1,4 +1,4 @@
-"""x · Wᵀ + b, by whichever of torch's matrix products is fastest on this machine."""
+"""x · Wᵀ + b, by the fastest of torch's matrix products on this machine."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import ClassVar, Protocol
 
 import torch
 
-#: Rows for which weights are laid out, and with which the products are compared.
+#: Weights are laid out for this number of rows, and the products are compared with it.
 _ROWS = 512
 _ROUNDS = 5
 _TOLERANCE = 1e-3
 
 
 class Linear(Protocol):
-    """A linear layer of float32, with an exact GELU behind it where `gelu` and it can: rows × in → rows × out."""
+    """A linear layer in float32: rows × in → rows × out. With `gelu`, an exact GELU follows, if the class fuses it."""
 
     #: For people.
     NAME: ClassVar[str]
-    #: Whether it applies GELU itself when asked for.
+    #: Whether the layer itself applies GELU on request.
     FUSES_GELU: ClassVar[bool]
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool = False) -> None: ...
@@ -43,8 +43,8 @@ class BlasLinear:
 class OneDnnLinear:
     """oneDNN on a weight laid out for it beforehand, with bias and GELU in the same pass.
 
-    The operators are those that torch's own compiler emits (torch/_inductor/mkldnn_lowerings.py). They are no public
-    interface: :func:`fastest_linear` makes sure that they are there and right.
+    torch's own compiler emits the same operators (torch/_inductor/mkldnn_lowerings.py). They are not a public
+    interface, so :func:`fastest_linear` checks that they exist and compute correctly.
     """
 
     NAME: ClassVar[str] = "oneDNN"
@@ -61,9 +61,9 @@ class OneDnnLinear:
 
 
 def fastest_linear(weight: torch.Tensor) -> type[Linear]:
-    """The product that is fastest here on a weight of this shape, out × in, among those that give what torch gives.
+    """The fastest product on this machine for a weight of this shape, out × in, among those that agree with torch.
 
-    MKL takes slower ways on CPUs that are not Intel's; oneDNN does not.
+    MKL takes slower code paths on CPUs that are not Intel's; oneDNN does not.
     """
     with torch.inference_mode():
         x, bias = torch.ones(_ROWS, weight.shape[1]), torch.zeros(weight.shape[0])

@@ -1,4 +1,4 @@
-"""The weights of the encoders that can be packed, read from transformers' own modules."""
+"""The weights of encoders that can run on packed tokens, read from transformers' own modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformers.activations import ACT2FN
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One encoder layer: attention, then feed-forward, each added to what went in and normalised (post-norm)."""
+    """One encoder layer: attention, then feed-forward, each added to its input and normalised (post-norm)."""
 
     query: torch.nn.Linear
     key: torch.nn.Linear
@@ -34,14 +34,15 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a packed encoder is made of.
+    """The weights of a packed encoder.
 
     Attributes:
         words: float32, vocabulary × hidden.
-        places: float32, positions × hidden; the token type that every token of a single text has is in it.
-        norm: what the sum of both goes through.
-        padding_id: RoBERTa numbers positions from the padding token's id + 1, and leaves out padding tokens even where
-            they stand in the text; None: positions are 0, 1, 2, …
+        places: float32, positions × hidden; includes the embedding of token type 0, the type of every token of a single
+            text, if the model has token types.
+        norm: applied to the sum of both.
+        padding_id: the padding token's id for RoBERTa, which numbers positions from this id + 1 and skips padding
+            tokens, even inside a text; None: positions are 0, 1, 2, …
         activation: of the feed-forward; None: exact GELU.
     """
 
@@ -57,7 +58,7 @@ class Weights:
 def weights_of(model: PreTrainedModel) -> Weights | None:
     """The weights of an encoder of the BERT family; None for any other model.
 
-    Subclasses are others: what they add is not known here.
+    Subclasses count as other models, because their additions are unknown here.
     """
     if type(model) in (BertModel, RobertaModel, XLMRobertaModel, CamembertModel):
         return None if model.config.is_decoder or model.config.add_cross_attention else _bert(model)
