@@ -12,7 +12,7 @@ import click
 from embedctl import enqueue
 from embedctl.broker import Broker
 from embedctl.cli.options import corpus_options, option, output_option
-from embedctl.cli.results import exit_code, report, save, wait_for
+from embedctl.cli.results import exit_status, report, save, wait_for
 from embedctl.corpus import Corpus, open_corpus
 from embedctl.estimate import estimate
 from embedctl.job import Job
@@ -128,7 +128,7 @@ def submit(
         click.echo(printable(no_worker(status.hardware, status.model)), err=True)
     if status.state.ended:
         report(status, progress)
-    ctx.exit(exit_code(status))
+    ctx.exit(exit_status(status))
 
 
 def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -> Job:

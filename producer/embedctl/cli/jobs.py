@@ -11,7 +11,7 @@ import click
 
 from embedctl.broker import Broker
 from embedctl.cli.options import job_argument, json_option, option, output_option, quiet_option
-from embedctl.cli.results import exit_code, report, save, wait_for
+from embedctl.cli.results import exit_status, report, save, wait_for
 from embedctl.cli.status import job_json
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
@@ -50,7 +50,7 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool)
     with JobProgress(quiet=quiet) as progress:
         ended = wait_for(job, progress, timeout)
     report(ended, progress)
-    ctx.exit(exit_code(ended))
+    ctx.exit(exit_status(ended))
 
 
 @click.command()
@@ -67,7 +67,7 @@ def fetch(ctx: click.Context, /, job_id: str, output: Path, quiet: bool) -> None
     job = Job.get(job_id)
     with JobProgress(quiet=quiet) as progress:
         save(job, output, progress)
-    ctx.exit(exit_code(job.status()))
+    ctx.exit(exit_status(job.status()))
 
 
 @click.command()

@@ -13,7 +13,7 @@ from embedctl.acl import access_list, read_passwords
 from embedctl.cli.options import json_option, option
 from embedctl.doctor import Level, examine
 from embedctl.store.connection import without_password
-from embedctl_config.errors import SettingsError
+from embedctl_config.errors import ExitStatus, SettingsError
 from embedctl_config.printable import printable
 from embedctl_config.redis_url import database_of
 from embedctl_config.settings import Settings, load_settings, survey_settings
@@ -33,7 +33,7 @@ def doctor(ctx: click.Context, /, as_json: bool) -> None:
         click.echo(printable(f"{finding.level:<4}  {finding.subject:<18} {finding.found}"))
         if finding.remedy:
             click.echo(printable(f"{'':<25}→ {finding.remedy}"))
-    ctx.exit(1 if worst else 0)
+    ctx.exit(ExitStatus.FAILURE if worst else ExitStatus.SUCCESS)
 
 
 @click.group()

@@ -8,8 +8,7 @@ from embedctl import output
 from embedctl.job import Job
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
-
-_PARTIAL = 3
+from embedctl_config.errors import ExitStatus
 
 
 def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> JobStatus:
@@ -54,8 +53,8 @@ def report(status: JobStatus, progress: JobProgress) -> None:
     progress.say(line)
 
 
-def exit_code(status: JobStatus) -> int:
-    """The exit status for a job."""
-    if status.state in (JobState.FAILED, JobState.CANCELLED):
-        return 1
-    return _PARTIAL if status.state is JobState.COMPLETED_WITH_ERRORS else 0
+def exit_status(job: JobStatus) -> ExitStatus:
+    """The exit status of a command that has waited for this job."""
+    if job.state in (JobState.FAILED, JobState.CANCELLED):
+        return ExitStatus.FAILURE
+    return ExitStatus.SOME_FAILED if job.state is JobState.COMPLETED_WITH_ERRORS else ExitStatus.SUCCESS

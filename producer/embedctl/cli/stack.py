@@ -18,7 +18,7 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.corpora import CorpusChoice, submit_choice
 from embedctl.cli.options import corpus_options, cpus_option, option, output_option
-from embedctl.cli.results import exit_code, report, save
+from embedctl.cli.results import exit_status, report, save
 from embedctl.output import check_output
 from embedctl.routing import local_class
 from embedctl.terminal.progress import JobProgress
@@ -77,7 +77,7 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
         job.discard()
         broker.close()
     report(status, progress)
-    ctx.exit(exit_code(status))
+    ctx.exit(exit_status(status))
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
