@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 from embedctl.broker import Broker
+from embedctl.cli.json_forms import job_json
 from embedctl.cli.options import job_argument, json_option, option, output_option, quiet_option
 from embedctl.cli.results import exit_status, report, save, wait_for
-from embedctl.cli.status import job_json
 from embedctl.job import Job
+from embedctl.terminal.job_facts import state
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.printable import printable
 from embedctl_config.settings import load_settings
@@ -34,8 +35,7 @@ def list_jobs(limit: int, as_json: bool) -> None:
     row = "{:<26}  {:<21}  {:>11}  {:>11}  {:>7}  {}"
     click.echo(row.format("JOB", "STATE", "RECORDS", "DONE", "FAILED", "MODEL"))
     for job in jobs:
-        state = f"{job.state}{' (stalled)' if job.stalled else ''}"
-        shown = row.format(job.id, state, f"{job.records:,}", f"{job.done:,}", f"{job.failed:,}", job.model)
+        shown = row.format(job.id, state(job), f"{job.records:,}", f"{job.done:,}", f"{job.failed:,}", job.model)
         click.echo(printable(shown))
 
 

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
 from embedctl.routing import start_command
-from embedctl.store import GoneWorker, JobState, JobStatus, WorkerRow
+from embedctl.store import GoneWorker, JobState, WorkerRow
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
+from embedctl.terminal.job_facts import troubles
 
 #: From this width on numbers are written in full, and bars are longer.
 _WIDE = 110
@@ -302,7 +303,7 @@ def _active_block(pace: JobPace, width: int | None) -> Block:
     progress = bar(pace.finished / job.records if job.records else 0.0, length)
     state = plain("stalled", _BAD) if job.stalled else plain(job.state, _STATE_STYLES.get(job.state, ""))
     row = _job_row(pace, state, progress, width)
-    return [row, *(plain(f"  {note}", _WARN) for note in _notes(job))]
+    return [row, *(plain(f"  {name}: {said}", _WARN) for name, said in troubles(job))]
 
 
 def _ended_block(pace: JobPace, now: datetime, width: int | None) -> Block:
@@ -326,18 +327,6 @@ def _job_row(pace: JobPace, state: Text, progress: Text, width: int | None) -> R
         plain(job.hardware),
         plain(job.model),
     ]
-
-
-def _notes(job: JobStatus) -> list[str]:
-    """What keeps an active job from its end, in a line each."""
-    notes = []
-    if job.lost_chunks is not None:
-        notes.append(f"lost by the broker: chunks {job.lost_chunks[0]} to {job.lost_chunks[1]}")
-    if job.mismatch:
-        notes.append(f"mismatch: {job.mismatch} was refused")
-    if job.trouble:
-        notes.append(f"trouble: {job.trouble}")
-    return notes
 
 
 def _job_rows(active: Sequence[Block], ended: Sequence[Block], room: int | None, active_count: int) -> list[Row]:

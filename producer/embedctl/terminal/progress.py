@@ -15,6 +15,7 @@ from embedctl.notices import Reminder
 from embedctl.rates import Rate
 from embedctl.routing import missing_worker
 from embedctl.store import JobStatus
+from embedctl.terminal.job_facts import stalled
 from embedctl_config.printable import printable
 
 #: Without a terminal there is one line in this many seconds.
@@ -88,10 +89,7 @@ class JobProgress:
             self.say(f"A worker with other weights was refused: {job.mismatch}; the job is pinned to {job.pinned_by}")
         if job.stalled and not self._told_stalled:
             self._told_stalled = True
-            self.say(
-                f"The producer of job {job.id} died after {job.records:,} records. Submit its corpus again with the "
-                f"same idempotency key or with --resume {job.id}, or cancel the job"
-            )
+            self.say(stalled(job))
         if self._bar is not None:
             self._bar.update(
                 self._task, description=job.state.partition("_")[0], completed=ended, total=job.records, rate=rate
