@@ -133,7 +133,7 @@ class Waiter:
             self._stalled_since = None
         elif self.sealed_with == status.chunks:
             self.ask(partial(self.broker.jobs.seal, self.job_id, status.chunks), deadline)
-            log.warning("job %s: Redis had lost that all its records are there, and was told again", self.job_id)
+            log.warning("job %s: Redis had lost that the job is sealed; it is sealed again", self.job_id)
         elif not status.stalled or status.done + status.failed < status.records:
             self._stalled_since = None
         else:
@@ -149,7 +149,7 @@ class Waiter:
             self._stalled_since = None  # a producer that waits for memory may not even be able to renew its lease
             return
         raise JobStalled(
-            f"job {self.job_id} has not all its records: its producer died, or Redis lost its last words. The "
+            f"job {self.job_id} has not all its records: its producer died, or Redis lost its last writes. The "
             f"{status.records} that are there are done. Submit the same corpus with --resume {self.job_id} or "
             "with its idempotency key, or cancel the job"
         )

@@ -1,4 +1,4 @@
-"""Jobs: which there are, what came of them, and doing something about them."""
+"""Commands that list, await, fetch, retry, cancel and free jobs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def list_jobs(limit: int, as_json: bool) -> None:
 
 @click.command()
 @job_argument
-@option("--timeout", type=float, help="Seconds to wait at most; then exit with 124.")
+@option("--timeout", type=float, help="Longest wait in seconds; after it, exit with 124.")
 @quiet_option
 @click.pass_context
 def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool) -> None:
@@ -59,10 +59,10 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool)
 @quiet_option
 @click.pass_context
 def fetch(ctx: click.Context, /, job_id: str, output: Path, quiet: bool) -> None:
-    """Write a job's vectors, waiting for those that are not there yet.
+    """Write a job's vectors, and wait for those that are not there yet.
 
-    In .npy a failed record is a row of NaN, and ids and errors stand in files beside it; .jsonl and .parquet hold
-    everything. A fetch that was interrupted is taken up by the next one to the same file.
+    In .npy, a failed record is a row of NaN, and ids and errors are in files next to it; .jsonl and .parquet hold
+    everything. The next fetch to the same file continues one that was interrupted.
     """
     job = Job.get(job_id)
     with JobProgress(quiet=quiet) as progress:
@@ -86,7 +86,7 @@ def errors(job_id: str, as_json: bool) -> None:
 @click.command()
 @job_argument
 def retry(job_id: str) -> None:
-    """Queue the failed records of an ended job once more."""
+    """Queue the failed records of an ended job again."""
     records = Job.get(job_id).retry_failed()
     click.echo(f"{records:,} records queued again", err=True)
 
