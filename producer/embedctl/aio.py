@@ -143,34 +143,34 @@ class AsyncJob:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections of this process that are idle; see :meth:`Job.close`."""
+        """Close the idle connections of this process; see :meth:`Job.close`."""
         await in_shared_thread(self._job.close)
 
     @property
     def id(self) -> str:
-        """Its id; it begins with the time of its creation, in UTC."""
+        """The job's id; it begins with the time of the job's creation, in UTC."""
         return self._job.id
 
     async def status(self) -> JobStatus:
-        """Its facts at this moment."""
+        """The job's facts at this moment."""
         return await in_shared_thread(self._job.status)
 
     async def workers(self) -> list[WorkerRow]:
-        """The live workers that serve its class and model, as they last described themselves."""
+        """The live workers that serve the job's class and model, as they last described themselves."""
         return await in_shared_thread(self._job.workers)
 
     async def gone_workers(self) -> list[GoneWorker]:
-        """The workers of its class and model that went without a good-bye in the last minutes."""
+        """The workers of the job's class and model that ended in the last minutes without a farewell."""
         return await in_shared_thread(self._job.gone_workers)
 
     async def suspects(self) -> list[Suspect]:
-        """The chunks an owner of which died and which have not ended since, each with its history."""
+        """The chunks that have not ended since one of their owners died, each with its history."""
         return await in_shared_thread(self._job.suspects)
 
     async def wait(
         self, timeout: float | None = None, progress: Callable[[JobStatus], None] | None = None
     ) -> JobStatus:
-        """Wait until the job has ended, and look after it meanwhile; see :meth:`Job.wait`.
+        """Wait until the job has ended, and run the reaper meanwhile; see :meth:`Job.wait`.
 
         `progress` is called in the event loop. The end is noticed late by an eighth of the time waited at most, and
         never by more than a second.
@@ -288,7 +288,7 @@ class _Feed:
             yield from batch
 
     def stop(self) -> None:
-        """Read no more; the thread that wants more gets CancelledError."""
+        """Read no more; a thread that asks for more gets CancelledError."""
         self._reading.cancel()
 
     async def close(self) -> None:
@@ -302,7 +302,7 @@ class _Feed:
             await self._room.acquire()
 
     async def _take(self) -> list[RecordLike]:
-        """The texts that were read, at least one; none at the end, where whatever ended it is raised."""
+        """The texts that were read, at least one; none at the end. Raises the error that ended the iterable, if any."""
         texts: list[RecordLike] = []
         while not texts or not self._read.empty():
             text = await self._read.get()

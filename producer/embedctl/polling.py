@@ -28,7 +28,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class NotYet(Exception):
-    """Raised in a thread in place of waiting: the task waits, without the thread."""
+    """Raised in a thread instead of waiting: the task waits, without the thread."""
 
 
 class PollingWaiter(Waiter):
@@ -81,7 +81,7 @@ async def eventually(look: Callable[[], T], relay: ProgressRelay, deadline: floa
     """Look again and again until there is something to see, also while Redis is full, or away for a time.
 
     Args:
-        look: asks with a PollingWaiter, and so raises NotYet where a Waiter would wait. Called in a thread.
+        look: called in a thread; asks with a PollingWaiter, and so raises NotYet instead of waiting.
         relay: is given the job's status by `look`.
         deadline: by the monotonic clock; a look after it does not raise NotYet.
 

@@ -49,7 +49,7 @@ def view_json(view: JobView) -> str:
 
 
 def job_json(job: JobStatus, **more: Sequence[Any]) -> str:
-    """A job, and what stands beside its own facts."""
+    """A job's facts, and more fields."""
     return json.dumps({**_job(job), **more}, default=_value)
 
 
