@@ -27,20 +27,6 @@ PROCESSES: dict[str, click.Command] = {"worker": worker, "up": up, "model": mode
 #: Columns of the terminal for which help is printed.
 WIDTH = 100
 
-MEANINGS = {
-    0: "all is well: every record has its vector, as far as the command waited for them",
-    1: "the job failed or was cancelled, or an error without a status of its own",
-    2: "a wrong option, argument, setting or corpus",
-    3: "some records failed, and all others have their vectors",
-    4: "there is no such job or model",
-    65: "a worker's vectors are not those of its model, within the bounds of its class",
-    69: "Redis can't be reached, refuses us, or is full",
-    71: "a worker can encode nothing any more, because its device or its host fails it; another process may",
-    77: "Redis' access list does not let this user do that",
-    124: "the time to wait is over; the job goes on",
-    130: "Ctrl-C; the message says what becomes of the job",
-}
-
 CLI = """\
 <!-- Written by `make docs` from the source: changes made here are overwritten. -->
 
@@ -150,9 +136,9 @@ def exit_statuses() -> Iterator[tuple[str, str]]:
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, errors.EmbedctlError):
             raised.setdefault(kind.exit_code, []).append(kind.__name__)
-    for status in sorted({*raised, *MEANINGS}):
+    for status in errors.ExitStatus:
         names = f": {listed(raised[status])}" if status in raised else ""
-        yield str(status), MEANINGS[status] + names
+        yield str(status), status.meaning + names
 
 
 def settings_page() -> str:

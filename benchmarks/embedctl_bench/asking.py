@@ -17,7 +17,7 @@ import click
 from embedctl_bench.measuring import machine
 from embedctl_bench.measuring.session import Session
 from embedctl_bench.report.report import Report, write_report
-from embedctl_config.errors import MissingExtra, SettingsError
+from embedctl_config.errors import ExitStatus, MissingExtra, SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.backends import BACKENDS
@@ -27,7 +27,6 @@ from embedctl_workers.machine.devices import format_cpus, usable_cpus
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 #: The module that tells whether an extra is installed.
 _PROOF = {"torch": "torch", "onnx": "onnxruntime"}
-_INTERRUPTED = 130
 
 _Command = Callable[..., Any]
 
@@ -102,7 +101,7 @@ def common(*, peers: bool = False, price: float | None = None) -> Callable[[_Com
 
 
 def conclude(report: Report, asked: Asked, session: Session) -> None:
-    """Write the report with what the session has to say; print the page's path. Exits with 130 after Ctrl-C."""
+    """Write the report with what the session has to say; print the page's path. After Ctrl-C, exit with 130."""
     whole = dataclasses.replace(
         report,
         machine={**(report.machine or asked.machine()), **session.meanwhile()},
@@ -112,7 +111,7 @@ def conclude(report: Report, asked: Asked, session: Session) -> None:
     click.echo(f"also written: {', '.join(path.name for path in others)}", err=True)
     click.echo(str(page))
     if session.stopped:
-        sys.exit(_INTERRUPTED)
+        sys.exit(ExitStatus.INTERRUPTED)
 
 
 _OPTIONS = frozenset({"models", "classes", "cpus", "output", "quick", "peers", "price", "fresh"})

@@ -1,37 +1,46 @@
-"""A group of commands whose errors are one line each.
+"""Command lines whose errors are one line each.
 
-Here, as `embedctl model` must not import `embedctl`, which imports numpy, before it is pinned to its CPUs.
+They are not in the producer's command line: `embedctl model` must not import `embedctl`, and NumPy with it, before its
+process is pinned to its CPUs.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from embedctl_config.errors import EmbedctlError
+from embedctl_config.errors import EmbedctlError, ExitStatus
 from embedctl_config.printable import printable
 
-__all__ = ["CommandGroup"]
+__all__ = ["CommandGroup", "one_line_errors"]
 
-_INTERRUPTED = 130
+
+@contextmanager
+def one_line_errors(name: str | None) -> Iterator[None]:
+    """Print an :class:`EmbedctlError` as one line that begins with this name, and exit with its status."""
+    try:
+        yield
+    except EmbedctlError as error:
+        click.echo(printable(f"{name}: {error}", lines=True), err=True)
+        sys.exit(error.exit_code)
 
 
 class CommandGroup(click.Group):
-    """Turns our errors, and Ctrl-C, into one line and their exit status. Its `name` begins the line."""
+    """A group that prints an error, or Ctrl-C, as one line that begins with its `name`, and exits with its status."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
-        except EmbedctlError as error:
-            click.echo(printable(f"{self.name}: {error}", lines=True), err=True)
-            sys.exit(error.exit_code)
+            with one_line_errors(self.name):
+                return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
             said = f"{self.name}: interrupted{'; ' if interrupt.args else ''}{' '.join(interrupt.args)}"
             click.echo(printable(said), err=True)
-            sys.exit(_INTERRUPTED)
+            sys.exit(ExitStatus.INTERRUPTED)
         except BrokenPipeError:
-            # Whoever read our output has seen enough; Python must not complain again as it flushes.
+            # The reader of our output has closed it. Python would flush standard output at exit, and complain again.
             sys.stdout = None
-            sys.exit(0)
+            sys.exit(ExitStatus.SUCCESS)

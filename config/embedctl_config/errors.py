@@ -1,4 +1,4 @@
-"""Every error that embedctl raises on purpose.
+"""Every error that embedctl raises on purpose, and the exit statuses of its commands.
 
 ::
 
@@ -10,15 +10,15 @@
     ├── MissingExtra              an optional dependency
     ├── BrokerUnavailable         Redis
     │   ├── BrokerFull            it has no memory left
-    │   └── BrokerRefused         it answers, and will not do this whenever it is asked
+    │   └── BrokerRefused         it answers, and would refuse this each time
     ├── NotPermitted              Redis' access list
     ├── JobError
     │   ├── JobNotFound
     │   │   └── JobLost           it was there, and Redis lost it or a part of it
     │   ├── JobUnfinished
-    │   ├── JobStalled            nobody submits the rest of it any more
+    │   ├── JobStalled            its producer died before it had submitted all records
     │   ├── JobCancelled
-    │   └── JobFailed
+    │   └── JobFailed             its error budget is spent
     ├── WaitTimeout
     ├── WireError                 bytes of a chunk or of a result
     │   ├── WireTruncated
@@ -28,11 +28,14 @@
     │   ├── ModelNotFound
     │   └── GateFailed            its vectors are not what the class promises
     └── WorkerError               a worker or a private Redis that does not start
-        ├── DeviceLost            a device that answers no more
-        └── WorkerSick            a worker that can't do any more what it could at its start
+        ├── DeviceLost            a device that this process can no longer use
+        └── WorkerSick            a worker that can no longer encode what it could at its start
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
+from typing import Self
 
 from embedctl_config.printable import printable
 
@@ -40,41 +43,67 @@ from embedctl_config.printable import printable
 _ELSEWHERE = ("neuron", "tensorrt")
 
 
+class ExitStatus(IntEnum):
+    """What the exit status of a command means. Those from 64 to 78 are of sysexits.h, 124 is that of timeout(1)."""
+
+    #: One clause for the documentation.
+    meaning: str
+
+    def __new__(cls, status: int, meaning: str) -> Self:
+        made = int.__new__(cls, status)
+        made._value_ = status
+        made.meaning = meaning
+        return made
+
+    SUCCESS = 0, "success: every record that the command waited for has its vector"
+    FAILURE = 1, "the job failed or was cancelled, or an error without a status of its own"
+    USAGE = 2, "a wrong option, argument, setting or corpus"
+    SOME_FAILED = 3, "some records failed; all others have their vectors"
+    NOT_FOUND = 4, "there is no such job or model"
+    INACCURATE = 65, "a worker's vectors differ from those of its model by more than its class allows"
+    UNAVAILABLE = 69, "Redis can't be reached, refuses the connection or a command, or is full"
+    HUNG = 70, "an encode hung, and the worker ended itself"
+    CANNOT_ENCODE = 71, "a worker can no longer encode, because its device or its host failed; a new process may"
+    NOT_PERMITTED = 77, "Redis' access list does not permit this user to do that"
+    TIMED_OUT = 124, "the wait timed out; the job goes on"
+    INTERRUPTED = 130, "Ctrl-C; the message says what happens to the job"
+
+
 class EmbedctlError(Exception):
     """The root of every error that embedctl raises on purpose."""
 
-    #: The exit status that the command line gives for this error.
-    exit_code: int = 1
+    #: The exit status of a command that ends with this error.
+    exit_code: int = ExitStatus.FAILURE
 
 
 class SettingsError(EmbedctlError, ValueError):
     """Raised when a flag, an environment variable, a configuration entry or an argument is not valid."""
 
-    exit_code = 2
+    exit_code = ExitStatus.USAGE
 
 
 class InputError(EmbedctlError, ValueError):
     """Raised when the corpus can't be read as records; the message names the line, the field and the fix.
 
-    The message quotes the corpus, and so is made printable.
+    The message quotes the corpus, so control characters in it are escaped.
     """
 
-    exit_code = 2
+    exit_code = ExitStatus.USAGE
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class CorpusChanged(InputError):
-    """Raised when a job is resumed with records or options other than those it was begun with."""
+    """Raised when a job is resumed with other records or options than those with which it was begun."""
 
 
 class OutputError(EmbedctlError):
-    """Raised when vectors can't be written; nothing half-written is left under the final name."""
+    """Raised when vectors can't be written; no incomplete file is left under the final name."""
 
 
 class MissingExtra(EmbedctlError, ImportError):
-    """Raised when an optional dependency is not installed; the message holds the `pip install` that mends it."""
+    """Raised when an optional dependency is not installed; the message contains the `pip install` command."""
 
     def __init__(self, extra: str, needed_for: str) -> None:
         super().__init__(
@@ -85,26 +114,26 @@ class MissingExtra(EmbedctlError, ImportError):
 
 
 class BrokerUnavailable(EmbedctlError, ConnectionError):
-    """Raised when Redis can't be reached, refuses us, or can't take more."""
+    """Raised when Redis can't be reached, refuses the connection or a command, or has no memory left."""
 
-    exit_code = 69  # EX_UNAVAILABLE of sysexits.h
+    exit_code = ExitStatus.UNAVAILABLE
 
 
 class BrokerFull(BrokerUnavailable):
-    """Raised when Redis has reached its maxmemory. Producers and workers wait until it has room again."""
+    """Raised when Redis has reached its maxmemory. Producers and workers wait until it has memory again."""
 
 
 class BrokerRefused(BrokerUnavailable):
-    """Raised when Redis answers and refuses a command as it would every time: nobody asks again.
+    """Raised when Redis answers, and refuses a command that it would refuse each time, so a retry is of no use.
 
-    What it refuses for the moment (it is loading, or has become a replica) is a :class:`BrokerUnavailable` alone.
+    A refusal that may pass (Redis is loading, or has become a replica) is a plain :class:`BrokerUnavailable`.
     """
 
 
 class NotPermitted(EmbedctlError):
-    """Raised when Redis' access list does not let this user do what was asked; another user may."""
+    """Raised when Redis' access list does not permit this user to do what was asked; another user may be permitted."""
 
-    exit_code = 77  # EX_NOPERM of sysexits.h
+    exit_code = ExitStatus.NOT_PERMITTED
 
 
 class JobError(EmbedctlError):
@@ -112,9 +141,9 @@ class JobError(EmbedctlError):
 
 
 class JobNotFound(JobError, LookupError):
-    """Raised when Redis knows no job of that id: it never existed here, was freed, or its time ran out."""
+    """Raised when Redis knows no job of that id: it never existed here, was freed, or its time to live ran out."""
 
-    exit_code = 4
+    exit_code = ExitStatus.NOT_FOUND
 
 
 class JobLost(JobNotFound):
@@ -126,24 +155,27 @@ class JobUnfinished(JobError):
 
 
 class JobStalled(JobError):
-    """Raised when a job is waited for whose producer died before it had said that all records are there.
+    """Raised when the producer of an awaited job died before it had submitted all records.
 
-    The same corpus submitted with `--resume`, or with the job's idempotency key, goes on where it stopped.
+    To continue the submission, submit the same corpus with `--resume` or with the job's idempotency key.
     """
 
 
 class JobCancelled(JobError):
-    """Raised when the vectors of a cancelled job are asked for or waited for."""
+    """Raised when a caller wants the vectors of a cancelled job, or adds or retries records of it."""
 
 
 class JobFailed(JobError):
-    """Raised when a job was ended by its error budget (`max_errors`)."""
+    """Raised when more records of a job failed than its error budget (`max_errors`) allows, which ended the job.
+
+    A job in which every record failed has the state `failed` too; this error is not raised for it.
+    """
 
 
 class WaitTimeout(EmbedctlError, TimeoutError):
-    """Raised when what was waited for did not come within the time given. A job that is waited for goes on."""
+    """Raised when a wait reaches its timeout. An awaited job goes on."""
 
-    exit_code = 124  # as timeout(1) exits
+    exit_code = ExitStatus.TIMED_OUT
 
 
 class WireError(EmbedctlError, ValueError):
@@ -155,7 +187,7 @@ class WireTruncated(WireError):
 
 
 class WireForeign(WireError):
-    """Raised when bytes are not a chunk of ours, or contradict themselves."""
+    """Raised when bytes are not a chunk of embedctl's, or are inconsistent."""
 
 
 class WireNewer(WireError):
@@ -163,47 +195,46 @@ class WireNewer(WireError):
 
 
 class ModelError(EmbedctlError):
-    """Raised when a model can't be loaded or is of a kind that the backend does not support."""
+    """Raised when a model can't be loaded, or the backend does not support its kind."""
 
 
 class ModelNotFound(ModelError, LookupError):
     """Raised when a model is neither a local folder, nor an installed package, nor in the hub's cache."""
 
-    exit_code = 4
+    exit_code = ExitStatus.NOT_FOUND
 
 
 class GateFailed(ModelError):
-    """Raised when a backend's vectors are not what its class promises; the message is the table of what was found."""
+    """Raised when a backend's vectors are not what its class promises; the message is the table of differences."""
 
-    exit_code = 65  # EX_DATAERR of sysexits.h
+    exit_code = ExitStatus.INACCURATE
 
 
 class WorkerError(EmbedctlError):
     """Raised when a worker, its device or the private Redis can't be started.
 
-    Where a process of ours said why by its exit status, that is this error's `exit_code` too.
+    Args:
+        exit_code: that of the child process that ended, if there was one.
     """
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
+    def __init__(self, message: str, exit_code: int = ExitStatus.FAILURE) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
 
 class DeviceLost(WorkerError):
-    """Raised when a device answers no more, so that only another process can use it: whatever was running is lost."""
+    """Raised when a device no longer answers this process; the work on it is lost. A new process may use the device."""
 
-    #: EX_OSERR of sysexits.h, as a process ends itself with that has lost its device.
-    exit_code = 71
+    exit_code = ExitStatus.CANNOT_ENCODE
 
     def __init__(self, message: str) -> None:
         super().__init__(message, type(self).exit_code)
 
 
 class WorkerSick(WorkerError):
-    """Raised when a worker can't encode a text of its own, or no longer as at its start: no record is to blame."""
+    """Raised when a worker can no longer encode its own test text as at its start, so no record is to blame."""
 
-    #: As for :class:`DeviceLost`: another process may do what this one can't.
-    exit_code = 71
+    exit_code = ExitStatus.CANNOT_ENCODE
 
     def __init__(self, message: str) -> None:
         super().__init__(message, type(self).exit_code)

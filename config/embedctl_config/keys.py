@@ -15,9 +15,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-#: What all our keys begin with.
-PREFIX = "embed:"
-
 #: Job ids as a pattern of Redis' access lists. Its length is fixed, so that who may see a job's state does not by that
 #: see its chunks, whose keys go on where the job's own ends.
 JOB_IDS = "????????-??????-??????????"

@@ -1,7 +1,7 @@
 """`python -m embedctl.child PARENT-PID COMMAND …`: become COMMAND, and get SIGTERM from the kernel if the parent dies.
 
-Only then does a `kill -9` of `embedctl run` leave neither its Redis nor its worker behind. Linux only; elsewhere the
-command simply runs.
+So a `kill -9` of `embedctl run` leaves neither its Redis nor its worker behind. On Linux only; elsewhere the command
+simply runs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h; it survives exec
 
 
 def guarded(command: Sequence[str]) -> list[str]:
-    """The command as a child that ends when this process does.
+    """The command line of a child process that gets SIGTERM when this process ends.
 
-    Start it from the main thread: to the kernel the parent is the thread that did so.
+    Start it from the main thread: to the kernel, the parent is the thread that starts it.
     """
     return [sys.executable, "-m", "embedctl.child", str(os.getpid()), *command]
 

@@ -1,16 +1,16 @@
-"""What people who wait are told: at once, and again every minute while it stays true."""
+"""Notices to a user who waits: at once, and again every minute while they stay true."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-#: What stays true is said again after this (seconds).
+#: A notice that stays true is repeated after this (seconds).
 AGAIN_AFTER_S = 60.0
 
 
 class Reminder:
-    """Says a sentence once, and again every minute for as long as it is the one to say.
+    """Says a sentence at once, and again every minute while it is repeated.
 
     Args:
         say: takes the sentence.
@@ -22,7 +22,7 @@ class Reminder:
         self._again_at = 0.0
 
     def __call__(self, sentence: str) -> None:
-        """Say this where it is due; an empty sentence says that there is nothing to say at present."""
+        """Say this sentence if it is new or due again; an empty one means that there is nothing to say now."""
         now = time.monotonic()
         if sentence and (sentence != self._last or now >= self._again_at):
             self._again_at = now + AGAIN_AFTER_S

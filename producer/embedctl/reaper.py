@@ -1,4 +1,4 @@
-"""The reaper: brings back what was lost on the way. Any worker runs it, and so does a producer that waits."""
+"""The reaper: ends lapsed leases and sends lost tickets again. Every worker runs it, and every producer that waits."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A round begins nothing new after this (seconds); the next one, of whatever process, goes on where it stopped.
+#: A round begins nothing new after this (seconds); the next one, in any process, continues where it stopped.
 BUDGET_S = 1.0
 #: Jobs that are looked at together.
 _TOGETHER = 100
-#: A job that can't be looked at is tried again after this, then ever later (seconds).
+#: A job that can't be looked after is tried again after this, and then with back-off (seconds).
 _RETRY_S, _LONGEST_RETRY_S = 60.0, 30 * 60.0
 #: The number of such jobs that are remembered.
 _MOST_TROUBLES = 10_000
-#: Leases of a dead worker are ended at once in this many jobs at most; in others they lapse.
+#: Leases of a dead worker are ended at once in at most this many jobs; in others they lapse.
 _MOST_RUNNING = 2000
 
 
 def _now() -> float:
-    """Seconds by a clock that goes on while the machine is suspended, where there is one."""
+    """Seconds by a clock that runs while the machine is suspended, if there is one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -43,7 +43,7 @@ class Reaper:
     """Looks after the active jobs that need it, at most once in an interval among all processes on one Redis.
 
     Args:
-        interval_s: seconds between two rounds; 5, or a third of the lease if that is less, where None.
+        interval_s: seconds between two rounds; if None, 5 or a third of the lease, whichever is less.
         audit_after_s: a job without progress for this long is audited.
     """
 
@@ -57,13 +57,13 @@ class Reaper:
         self._audit_after_s = audit_after_s
         self._next = self._rests_until = 0.0
         self._asked: float | None = None
-        #: Of each job that can't be looked at, when it may be tried again, and how long that was after the last time.
+        #: Each job that can't be looked after → when it may be tried again, and the pause before that (seconds).
         self._troubles: dict[str, tuple[float, float]] = {}
-        #: What this round knows of the queues.
+        #: What this round knows of the queues; see :meth:`Heads.taken_before`.
         self._taken_before: dict[str, int] = {}
 
     def rest(self) -> None:
-        """Redis was away, or full: leave every owner the time of two leases to come back before any is judged."""
+        """Redis was away or full: before any owner is judged, leave all of them two leases to come back."""
         self._rests_until = _now() + 2 * self._broker.settings.lease_s
 
     def round(self, deadline: float | None = None) -> None:
@@ -73,11 +73,11 @@ class Reaper:
             deadline: by `time.monotonic()`; nothing new is begun after it.
 
         Raises:
-            BrokerUnavailable: Redis can't be reached; the next round goes on.
+            BrokerUnavailable: Redis can't be reached; the next round continues.
         """
         now = _now()
         if self._asked is not None and now - self._asked > self._interval_s + self._broker.settings.lease_s:
-            # It was this process that stood still, or was cut off: others may have been too, and be slower to return.
+            # This process stood still or was cut off. Others may have been too, and return later.
             self.rest()
         self._asked = now
         last = math.inf if deadline is None else deadline
@@ -105,7 +105,7 @@ class Reaper:
             return
         now_ms = self._broker.connection.now_ms()
         self._taken_before.clear()
-        # However far away Redis is: some of the jobs in each round, and a part of the sweeps.
+        # However slow Redis is, each round looks after some jobs and does a part of the sweeps.
         seen = set(self._look_after_due(now_ms, min(last, time.monotonic() + BUDGET_S)))
         if time.monotonic() < last:
             self._agenda.sweep(now_ms)
@@ -114,13 +114,13 @@ class Reaper:
             if not self._agenda.keep_turn(turn, held_s):
                 return
             jobs = self._look_after_due(now_ms, until)
-            if seen.issuperset(jobs):  # none, or such as can't even be put off
+            if seen.issuperset(jobs):  # none, or only jobs that can't even be put off
                 break
             seen.update(jobs)
         self._agenda.keep_turn(turn, self._next - _now())
 
     def _make_room(self) -> None:
-        """A full Redis lets nobody take a turn; what ended jobs leave is to go all the same. Any number may do it."""
+        """Settle ended jobs while Redis is full, which lets no process take a turn. Several may do this at once."""
         jobs = self._broker.upkeep.read(self._agenda.due(self._broker.connection.now_ms(), _TOGETHER))
         for job in jobs:
             if isinstance(job, ActiveJob) and job.state.ended and not job.settled:
@@ -132,7 +132,7 @@ class Reaper:
         return jobs
 
     def end_leases_of_the_dead(self) -> None:
-        """Act on the deaths that this machine witnesses. For everybody: whoever has the turn may be elsewhere."""
+        """Act on the deaths that this machine witnesses. Not only in turn: the process that has it may be elsewhere."""
         dead = self._broker.workers.witness()
         if not dead:
             return
@@ -152,7 +152,7 @@ class Reaper:
             elif job.version > wire.VERSION:
                 self._agenda.leave_out([job_id])  # its own version looks after it
             elif job.settled and not (job.stopped or job.state is JobState.CANCELLED):
-                self._agenda.leave_out([job_id])  # ended by an older version, which does not know that it stands here
+                self._agenda.leave_out([job_id])  # ended by an older version, which does not know of the agenda
             elif job.state.ended:
                 ended.append(job)
             else:
@@ -163,8 +163,8 @@ class Reaper:
         self._tidy(ended, now_ms, until)
 
     def _tidy(self, jobs: Sequence[ActiveJob], now_ms: int, until: float) -> None:
-        """What is left of ended jobs is freed, or is to live no longer than it should. What there is no time for is put
-        off, behind what lives."""
+        """Free what is left of ended jobs, or shorten its lifetimes. Jobs for which there is no time are put off,
+        behind live jobs."""
         left = [job.id for job in jobs]
         for job in jobs:
             try:
@@ -180,12 +180,12 @@ class Reaper:
         self._agenda.put_off(left, self._soonest(now_ms))
 
     def _tidied(self, job: ActiveJob) -> bool:
-        """Tidy a slice of a job; whether there is more to do. What is done is forgotten."""
+        """Tidy a slice of a job; returns whether there is more to do. A job that is done is forgotten."""
         upkeep = self._broker.upkeep
         cancelled = job.state is JobState.CANCELLED
         if not cancelled and not job.settled:
             return upkeep.settle_slice(job.id)
-        # Of a job that its budget ended the results stay, to say what went wrong; the text that waited does not.
+        # If its error budget ended the job, the results stay to show what went wrong, and the waiting text is freed.
         if not upkeep.free_slice(job.id, job.chunks, results=cancelled):
             return True
         if cancelled:
@@ -194,13 +194,13 @@ class Reaper:
         return False
 
     def _close_retry(self, job: ActiveJob) -> BrokerRefused | NotPermitted | None:
-        """Seal a job whose retry died; why Redis refuses that, if it does."""
+        """Seal a job whose retry died; returns why Redis refuses that, if it does."""
         try:
             closed = self._broker.jobs.close_retry(job.id)
         except (BrokerRefused, NotPermitted) as error:
             return error
         if closed:
-            log.warning("job %s: the process died that retried its failed records; those queued go on", job.id)
+            log.warning("job %s: the process that retried its failed records died; those it queued go on", job.id)
         return None
 
     def _look_at(self, jobs: Sequence[ActiveJob], now_ms: int, until: float) -> None:
@@ -213,7 +213,7 @@ class Reaper:
         self._taken_before |= self._heads.taken_before(queues, now_ms)
         found = self._broker.upkeep.look(
             jobs,
-            # Also while it is submitted: its producer may wait for room that only a lost chunk takes.
+            # Also while it is submitted: its producer may wait for room that a lost chunk takes up.
             audited=[now_ms - job.progressed_ms > rested_ms for job in jobs],
             taken_before=self._taken_before,
             interval_ms=int(self._interval_s * 1000),
@@ -241,7 +241,7 @@ class Reaper:
         if sender is not None:
             try:
                 sender.forward(tickets)
-            except BrokerRefused:  # for what the key of one queue holds: the others get theirs, perhaps once more
+            except BrokerRefused:  # of one queue's key: the other queues get their tickets, perhaps twice
                 self._send_by_queue(tickets)
 
     def _send_by_queue(self, tickets: Sequence[Ticket]) -> None:
@@ -252,14 +252,14 @@ class Reaper:
                 log.error("no tickets can be sent to queue %s: %s", queue, error)  # noqa: TRY400  (Redis is to blame)
 
     def _go_on(self, job: ActiveJob, found: Looked, now_ms: int, until: float) -> None:
-        """What goes through a job in slices: its audit, and its lifetimes."""
+        """Continue the sweeps that go through a job in slices: its audit and its lifetimes."""
         self._troubles.pop(job.id, None)
         if found.lost:
             log.error("job %s: Redis lost %d of its chunks", job.id, found.lost)
         try:
             if found.audit_at != job.audit_at:
                 self._broker.upkeep.audited_to(job.id, found.audit_at)
-            # What there is no time for now is done at the next look.
+            # If there is no time now, the next look continues.
             more = time.monotonic() >= until or self._broker.upkeep.extend(job, now_ms, self._interval_s)
             if found.audit_at or more:
                 self._agenda.look_at(job.id, self._soonest(now_ms), sooner=True)
@@ -270,7 +270,7 @@ class Reaper:
         return now_ms + int(self._interval_s * 1000)
 
     def _put_off(self, job_id: str, now_ms: int, error: Exception) -> None:
-        """One job that can't be read, or that Redis refuses to touch, must not cost all others their reaper."""
+        """Try a job later that can't be read, or that Redis refuses to touch: it must not keep the others waiting."""
         _, before_s = self._troubles.pop(job_id, (0.0, 0.0))
         wait_s = min(_LONGEST_RETRY_S, 2 * before_s) or _RETRY_S
         log.error("job %s can't be looked after, trying again in %.0f s: %s", job_id, wait_s, error)
@@ -280,7 +280,7 @@ class Reaper:
         self._agenda.look_at(job_id, now_ms + int(wait_s * 1000))
 
     def _is_put_off(self, job_id: str, now_ms: int) -> bool:
-        """Whether it is too soon to try a job again; the sweep, or another script, may have brought it forward."""
+        """Whether it is too early to try a job again; the sweep, or a script, may have brought it forward."""
         left_s = self._troubles.get(job_id, (0.0, 0.0))[0] - _now()
         if left_s > 0:
             self._agenda.look_at(job_id, now_ms + int(left_s * 1000))
@@ -288,10 +288,10 @@ class Reaper:
 
 
 def end_leases(broker: Broker, dead: Collection[str], held: Collection[str]) -> None:
-    """End the leases of workers that are known to have died now, not in their time.
+    """End the leases of dead workers now, before they lapse.
 
     Args:
-        held: jobs of which they said that they held chunks; they may have claimed others since.
+        held: jobs whose chunks the workers said they held; they may have claimed chunks of other jobs since.
     """
     running = broker.upkeep.agenda.running(broker.connection.now_ms(), _MOST_RUNNING)
     broker.jobs.end_leases(list(dict.fromkeys([*held, *running])), dead)

@@ -1,4 +1,4 @@
-"""The results of a job as users see them: vectors, failed records, truncated records."""
+"""A job's results as users see them: vectors, failed records, truncated records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FailedRecord:
 
 @dataclass(frozen=True, slots=True)
 class TruncatedRecord:
-    """A record of which only the first tokens were encoded: how many were used, and how many lost."""
+    """A record whose first tokens alone were encoded: the numbers of tokens used and lost."""
 
     position: int
     id: str | None
@@ -36,11 +36,13 @@ class TruncatedRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChunkVectors:
-    """The results of one chunk: `vectors[i]` belongs to the record at `positions[i]`; a failed one's is NaN.
+    """The results of one chunk: `vectors[i]` belongs to the record at `positions[i]`; a failed record's is NaN.
 
     Attributes:
-        precision: what the vectors hold to, such as `fp32`.
-        bounds: those that the worker's class sets in place of the precision's, in words; empty where it sets none.
+        positions: int64, ascending.
+        vectors: float32, records × dimensions.
+        precision: what the vectors promise, such as `fp32`.
+        bounds: the bounds that the worker's class sets in place of the precision's, in words; empty if it sets none.
     """
 
     positions: npt.NDArray[np.int64]
@@ -53,7 +55,7 @@ class ChunkVectors:
 
 
 def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
-    """A chunk with some of its records replaced by a later try."""
+    """A chunk with some of its records replaced by those of a retry."""
     replaced = set(later.positions.tolist())
     vectors = chunk.vectors.copy()
     vectors[np.searchsorted(chunk.positions, later.positions)] = later.vectors
@@ -69,6 +71,7 @@ def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
 
 
 def chunk_vectors(result: ChunkResult) -> ChunkVectors:
+    """The results of a chunk as decoded from the wire format."""
     positions = (
         np.arange(result.first, result.first + result.rows)
         if result.positions is None

@@ -64,7 +64,7 @@ class Beside:
     def _find_keys(self) -> None:
         """The first one's own keys, and the sorted sets that name it."""
         raw = self.stack.raw
-        for found in raw.scan_iter(match=f"{keys.PREFIX}*", count=1000):
+        for found in raw.scan_iter(match="embed:*", count=1000):
             name = found.decode()
             if self._first in name:
                 self._own.append(name)

@@ -187,7 +187,7 @@ def freed(raw: Any, job_id: str, *, results: bool = True) -> bool:
 
 def keys_without_ttl(raw: Any) -> list[str]:
     """Keys of ours that would stay for good."""
-    names = list(raw.scan_iter(match=f"{keys.PREFIX}*", count=1000))
+    names = list(raw.scan_iter(match="embed:*", count=1000))
     endless = []
     for at in range(0, len(names), _SLICE):
         pipe = raw.pipeline(transaction=False)
@@ -209,7 +209,7 @@ def left_over(raw: Any) -> dict[str, float]:
     shared = {name.encode() for name in _SHARED}
     for pattern in (keys.upkeep("*"), keys.idle("*", "*")):
         shared.update(raw.scan_iter(match=pattern, count=1000))
-    names = [name for name in raw.scan_iter(match=f"{keys.PREFIX}*", count=1000) if name not in shared]
+    names = [name for name in raw.scan_iter(match="embed:*", count=1000) if name not in shared]
     names += [name for name in shared if raw.type(name) == b"zset" and _speaks_of_a_job(raw, name)]
     return {name.decode(): raw.pttl(name) / 1000 for name in names}
 

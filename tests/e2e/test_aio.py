@@ -22,8 +22,8 @@ from embedctl import (
     JobUnfinished,
     WaitTimeout,
     aenqueue_embeddings,
-    aio,
     enqueue_embeddings,
+    polling,
 )
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings
@@ -176,7 +176,7 @@ def test_hundreds_of_waits_leave_room_for_others_and_end_when_cancelled(
             assert (await job.wait()).state is JobState.COMPLETED
             assert await asyncio.to_thread(lambda: "the loop's own threads are free") is not None
         assert not any(wait.done() for wait in waits)
-        assert sum(thread.name.startswith("embedctl_") for thread in threading.enumerate()) <= aio._THREADS
+        assert sum(thread.name.startswith("embedctl_") for thread in threading.enumerate()) <= polling.THREADS
 
         await asyncio.to_thread(worker.stop)  # its reaper looks at jobs too
         began = time.monotonic()

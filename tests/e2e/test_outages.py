@@ -401,7 +401,7 @@ def test_a_hole_is_found_and_repaired_by_the_same_corpus(
     worker = start_worker()
     eventually(lambda: job.status().chunks_done == 7 and worker.logged("can't be claimed: lost", chunk=3))
     assert audit(broker, raw, job) == (3, 3)
-    assert "lost by the broker: chunks 3 to 3" in embedctl("status", job.id).stdout
+    assert "Redis lost chunks 3 to 3" in embedctl("status", job.id).stdout
     with pytest.raises(JobLost, match="--resume"):
         job.wait(timeout=10)
     assert enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings).id == job.id

@@ -387,7 +387,7 @@ def test_ctrl_c_while_a_job_is_resumed_leaves_it_for_another_resume(
     second.process.send_signal(signal.SIGINT)
     _, said = second.end()
     assert second.process.returncode == 130
-    assert "the same command goes on where it stopped" in said
+    assert "the same command continues where it stopped" in said
     assert broker.jobs.status(job_id).state is JobState.SUBMITTING
     write_corpus(short_folder, LINES)
     third = embedctl("submit", "corpus.jsonl", "--resume", job_id)

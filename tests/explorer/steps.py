@@ -311,10 +311,10 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
     threads = SimpleNamespace(**{**vars(threading), "Thread": _NoThread})
     with ExitStack() as stack:
         for place, stand_in in [
-            ("embedctl.job.time", clock),
+            ("embedctl.waiting.time", clock),
             ("embedctl.submission.time", clock),
             ("embedctl.reaper.time", clock),
-            ("embedctl.job.secrets", dice),
+            ("embedctl.retry.secrets", dice),
             ("embedctl.submission.secrets", dice),
             ("embedctl.submission.threading", threads),
             ("embedctl.enqueue._begun", lambda broker, options: broker.jobs.status(options.resume)),

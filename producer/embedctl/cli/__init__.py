@@ -1,4 +1,4 @@
-"""The command line: parse, call the library, print. Job ids and data go to standard output, all else to stderr."""
+"""The command line: parse, call the library, print. Job ids and data go to standard output, the rest to stderr."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ __all__ = ["main"]
 
 @click.group("embedctl", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="embedctl")
-@option("--insecure", is_flag=True, help="For rediss://: check no certificate, so that anybody on the way may listen.")
+@option(
+    "--insecure", is_flag=True, help="For rediss://: check no certificate, so anybody on the network path can listen."
+)
 def main(*, insecure: bool) -> None:
-    """Turn a corpus into embedding vectors, and lose nothing.
+    """Turn a corpus into embedding vectors without losing any.
 
     On one machine: embedctl run corpus.jsonl -o vectors.npy
 
     On many: set EMBEDCTL_REDIS_URL, start `embedctl worker` on each, then `embedctl submit corpus.jsonl`.
 
     Exit status: 0 all vectors, 1 job failed, 2 usage, 3 some records failed, 4 not found, 69 Redis unavailable,
-    77 not permitted, 124 waited too long, 130 interrupted.
+    77 not permitted, 124 timed out, 130 interrupted.
 
     Shell completion: eval "$(_EMBEDCTL_COMPLETE=bash_source embedctl)", or zsh_source, fish_source.
     """
-    if logging.lastResort is not None:  # what warns where no logging is set up
+    if logging.lastResort is not None:  # prints warnings if no logging is configured
         logging.lastResort.setFormatter(PrintableFormatter())
     if insecure:
-        # The setting of this process and of the workers that it starts.
+        # Workers that this process starts have the same setting.
         os.environ[f"{ENV_PREFIX}INSECURE"] = "true"
 
 

@@ -12,7 +12,7 @@ import click
 from embedctl import enqueue
 from embedctl.broker import Broker
 from embedctl.cli.options import corpus_options, option, output_option
-from embedctl.cli.results import exit_code, report, save, wait_for
+from embedctl.cli.results import exit_status, report, save, wait_for
 from embedctl.corpus import Corpus, open_corpus
 from embedctl.estimate import estimate
 from embedctl.job import Job
@@ -27,7 +27,7 @@ from embedctl_config.settings import Settings, load_settings
 
 @dataclass(frozen=True, slots=True)
 class CorpusChoice:
-    """What the options of a command that takes a corpus say."""
+    """A corpus and the options of its job, from the command line."""
 
     corpus: Corpus
     options: enqueue.JobOptions
@@ -57,10 +57,10 @@ class CorpusChoice:
         return cls(corpus, enqueue.JobOptions(**options, max_errors=most, max_errors_share=share), skip_bad_lines)
 
     def check(self) -> None:
-        """Find a bad line before anything is queued, in a file, which can be read twice.
+        """Find a bad line before anything is queued, if the corpus is a file, which can be read twice.
 
         Raises:
-            InputError: a line is no record, there is none at all, or there is no such file.
+            InputError: a line is not a record, there is no record, or there is no such file.
         """
         if self.corpus.rereadable and not self.skip_bad_lines:
             self.corpus.check()
@@ -71,10 +71,10 @@ class CorpusChoice:
         """The records.
 
         Raises:
-            InputError: a line is no record, or there is none at all.
+            InputError: a line is not a record, or there is no record.
         """
         empty = True
-        for record in self.corpus.records(_tell_bad_line if self.skip_bad_lines else None):
+        for record in self.corpus.records(_report_skipped if self.skip_bad_lines else None):
             empty = False
             yield record
         if empty:
@@ -83,13 +83,13 @@ class CorpusChoice:
 
 @click.command()
 @corpus_options
-@option("--class", "hardware", help="The hardware class, or auto for the fastest alive. Default: the setting.")
+@option("--class", "hardware", help="The hardware class, or auto for the fastest live one. Default: the setting.")
 @option("--ttl", "ttl_s", type=float, help="Seconds to keep the job after its end. Default: the setting.")
-@option("--idempotency-key", help="Submitting again with this key takes up or finds the same job.")
-@option("--resume", metavar="JOB", help="Go on with a job whose submission stopped half-way, with the same corpus.")
+@option("--idempotency-key", help="Submitting again with this key continues or finds the same job.")
+@option("--resume", metavar="JOB", help="Continue a job whose submission stopped half-way, with the same corpus.")
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
-@option("--dry-run", is_flag=True, help="Queue nothing; say what the job would take.")
+@option("--dry-run", is_flag=True, help="Queue nothing; print what the job would take.")
 @click.pass_context
 def submit(
     ctx: click.Context,
@@ -105,7 +105,7 @@ def submit(
     """Queue CORPUS and print the job's id.
 
     CORPUS is a .jsonl, .csv, .tsv, .txt or .parquet file, perhaps .gz or .zst, or - for standard input. With --output
-    the vectors are written while workers work; `embedctl fetch` takes that up if it is interrupted.
+    the vectors are written while workers encode; if that is interrupted, `embedctl fetch` continues it.
     """
     settings = load_settings()
     choice = CorpusChoice.of(settings, ttl=ttl_s, **options)
@@ -128,24 +128,24 @@ def submit(
         click.echo(printable(no_worker(status.hardware, status.model)), err=True)
     if status.state.ended:
         report(status, progress)
-    ctx.exit(exit_code(status))
+    ctx.exit(exit_status(status))
 
 
 def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -> Job:
     """Queue a corpus.
 
     Raises:
-        KeyboardInterrupt: with a sentence on how to go on.
+        KeyboardInterrupt: says how to continue.
     """
     try:
         return enqueue.submit(broker, choice.records(), choice.options, progress.submitting)
     except KeyboardInterrupt:
         if choice.options.idempotency_key is None and choice.options.resume is None:
             raise KeyboardInterrupt(
-                "the half-submitted job is cancelled (with --idempotency-key it could have been taken up again)"
+                "the half-submitted job is cancelled (with --idempotency-key, the same command would continue it)"
             ) from None
-        raise KeyboardInterrupt("the same command goes on where it stopped") from None
+        raise KeyboardInterrupt("the same command continues where it stopped") from None
 
 
-def _tell_bad_line(error: InputError) -> None:
+def _report_skipped(error: InputError) -> None:
     click.echo(f"skipped {error}", err=True)

@@ -14,19 +14,19 @@ from embedctl_config.settings import load_settings
 @option(
     "--address",
     "flower_address",
-    help="Where to listen; any address but this machine's own needs --auth-file. Default: the setting, 127.0.0.1.",
+    help="Where to listen; any address but a loopback address needs --auth-file. Default: the setting, 127.0.0.1.",
 )
 @option(
     "--port",
     "flower_port",
     type=click.IntRange(0, 65535),
-    help="The port to listen at; 0: one that is free. Default: the setting, 5555.",
+    help="The port to listen at; 0 for any free port. Default: the setting, 5555.",
 )
 @option(
     "--auth-file",
     "flower_auth_file",
     type=click.Path(),
-    help="A file of lines user:password; whoever looks must be one of them. Default: the setting.",
+    help="A file of lines user:password; only these users may look. Default: the setting.",
 )
 @option(
     "--url-prefix",
@@ -36,8 +36,8 @@ from embedctl_config.settings import load_settings
 def flower(**given: Any) -> None:
     """Show workers, tickets and queues in a browser with Flower, read-only, until stopped with Ctrl-C.
 
-    Needs the extra `flower`. What became of a job is said by `embedctl status JOB` alone: a ticket is only a request to
-    look at one of its chunks.
+    Needs the extra `flower`. Only `embedctl status JOB` says what became of a job: a ticket is just a request to look
+    at one of its chunks.
     """
     settings = load_settings(**given)
     from embedctl.dashboard.serve import serve

@@ -1,4 +1,4 @@
-"""Jobs: which there are, what came of them, and doing something about them."""
+"""Commands that list, await, fetch, retry, cancel and free jobs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 from embedctl.broker import Broker
+from embedctl.cli.json_forms import job_json
 from embedctl.cli.options import job_argument, json_option, option, output_option, quiet_option
-from embedctl.cli.results import exit_code, report, save, wait_for
-from embedctl.cli.status import job_json
+from embedctl.cli.results import exit_status, report, save, wait_for
 from embedctl.job import Job
+from embedctl.terminal.job_facts import state
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.printable import printable
 from embedctl_config.settings import load_settings
@@ -34,14 +35,13 @@ def list_jobs(limit: int, as_json: bool) -> None:
     row = "{:<26}  {:<21}  {:>11}  {:>11}  {:>7}  {}"
     click.echo(row.format("JOB", "STATE", "RECORDS", "DONE", "FAILED", "MODEL"))
     for job in jobs:
-        state = f"{job.state}{' (stalled)' if job.stalled else ''}"
-        shown = row.format(job.id, state, f"{job.records:,}", f"{job.done:,}", f"{job.failed:,}", job.model)
+        shown = row.format(job.id, state(job), f"{job.records:,}", f"{job.done:,}", f"{job.failed:,}", job.model)
         click.echo(printable(shown))
 
 
 @click.command()
 @job_argument
-@option("--timeout", type=float, help="Seconds to wait at most; then exit with 124.")
+@option("--timeout", type=float, help="Longest wait in seconds; after it, exit with 124.")
 @quiet_option
 @click.pass_context
 def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool) -> None:
@@ -50,7 +50,7 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool)
     with JobProgress(quiet=quiet) as progress:
         ended = wait_for(job, progress, timeout)
     report(ended, progress)
-    ctx.exit(exit_code(ended))
+    ctx.exit(exit_status(ended))
 
 
 @click.command()
@@ -59,15 +59,15 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool)
 @quiet_option
 @click.pass_context
 def fetch(ctx: click.Context, /, job_id: str, output: Path, quiet: bool) -> None:
-    """Write a job's vectors, waiting for those that are not there yet.
+    """Write a job's vectors, and wait for those that are not there yet.
 
-    In .npy a failed record is a row of NaN, and ids and errors stand in files beside it; .jsonl and .parquet hold
-    everything. A fetch that was interrupted is taken up by the next one to the same file.
+    In .npy, a failed record is a row of NaN, and ids and errors are in files next to it; .jsonl and .parquet hold
+    everything. The next fetch to the same file continues one that was interrupted.
     """
     job = Job.get(job_id)
     with JobProgress(quiet=quiet) as progress:
         save(job, output, progress)
-    ctx.exit(exit_code(job.status()))
+    ctx.exit(exit_status(job.status()))
 
 
 @click.command()
@@ -86,7 +86,7 @@ def errors(job_id: str, as_json: bool) -> None:
 @click.command()
 @job_argument
 def retry(job_id: str) -> None:
-    """Queue the failed records of an ended job once more."""
+    """Queue the failed records of an ended job again."""
     records = Job.get(job_id).retry_failed()
     click.echo(f"{records:,} records queued again", err=True)
 

@@ -1,4 +1,4 @@
-"""What an operator asks: is everything in order, and where does a setting come from."""
+"""Commands for operators: check everything, show the settings, make an access list for Redis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embedctl.acl import access_list, read_passwords
 from embedctl.cli.options import json_option, option
 from embedctl.doctor import Level, examine
 from embedctl.store.connection import without_password
-from embedctl_config.errors import SettingsError
+from embedctl_config.errors import ExitStatus, SettingsError
 from embedctl_config.printable import printable
 from embedctl_config.redis_url import database_of
 from embedctl_config.settings import Settings, load_settings, survey_settings
@@ -23,17 +23,17 @@ from embedctl_config.settings import Settings, load_settings, survey_settings
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, /, as_json: bool) -> None:
-    """Look at Redis, extras, devices and workers, and say what to do. Exits with 1 if something must be mended."""
-    worst = False
+    """Check Redis, extras, devices and workers, and say what to do. Exits with 1 if something must be fixed."""
+    failed = False
     for finding in examine(load_settings()):
-        worst = worst or finding.level is Level.FAIL
+        failed = failed or finding.level is Level.FAIL
         if as_json:
             click.echo(json.dumps(dataclasses.asdict(finding)))
             continue
         click.echo(printable(f"{finding.level:<4}  {finding.subject:<18} {finding.found}"))
         if finding.remedy:
             click.echo(printable(f"{'':<25}→ {finding.remedy}"))
-    ctx.exit(1 if worst else 0)
+    ctx.exit(ExitStatus.FAILURE if failed else ExitStatus.SUCCESS)
 
 
 @click.group()
@@ -44,7 +44,7 @@ def config() -> None:
 @config.command("show")
 @json_option
 def show(as_json: bool) -> None:
-    """Show every setting, its value and its source. Passwords are left out. What is wrong comes last."""
+    """Show every setting, its value and its source. Passwords are left out. Problems come last."""
     settings, sources, problems = survey_settings()
     _show(settings, sources, as_json=as_json)
     if problems:
@@ -68,15 +68,15 @@ def _show(settings: Settings, sources: Mapping[str, str], *, as_json: bool) -> N
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="The folder of the users' passwords, a file each, which only you can read. What is missing there is made.",
+    help="The folder of the users' passwords: one file each, which only you can read. Missing files are made.",
 )
 @option(
     "--redis-7",
     is_flag=True,
-    help="For Redis 7 and newer alone, which can be told that flower changes nothing of jobs and workers.",
+    help="For Redis 7 and newer only: there, the list also denies flower every change to jobs and workers.",
 )
 def acl(passwords: Path, *, redis_7: bool) -> None:
-    """Print an access list for Redis: its users, the hashes of their passwords, and what each of them may.
+    """Print an access list for Redis: its users, the hashes of their passwords, and what each may do.
 
     Redis reads it as its `aclfile`. Users: producer, worker, monitor, flower, and admin for yourself; nobody else may
     log in. It is for the database that the setting redis_url names, else for database 0.

@@ -19,14 +19,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def option(*names: str, **attributes: Any) -> Callable[[F], F]:
-    """A click option with its variable: a setting's where its parameter bears a setting's name, else the flag's own."""
+    """A click option with its variable: the setting's if its parameter has a setting's name, else the flag's own."""
     flag = names[0].partition("/")[0].removeprefix("--").replace("-", "_")
     name = names[-1] if names[-1] in _SETTINGS else flag
     return click.option(*names, cls=_Option, envvar=ENV_PREFIX + name.upper(), show_envvar=True, **attributes)
 
 
 class _Option(click.Option):
-    """Takes no value from a variable that only bears the same name, as a service of Kubernetes may."""
+    """Ignores a variable that has the same name by chance, such as one that Kubernetes makes for a service."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = super().resolve_envvar_value(ctx)
@@ -52,7 +52,7 @@ model_option = option("--model", help="The model, by the name under which worker
 
 
 def output_option(**attributes: Any) -> Callable[[F], F]:
-    """`--output FILE`; its name tells the format."""
+    """`--output FILE`; the file's name gives the format."""
     return option(
         "--output",
         "-o",
@@ -64,27 +64,27 @@ def output_option(**attributes: Any) -> Callable[[F], F]:
 
 corpus_options = together(
     click.argument("corpus_path", metavar="CORPUS", type=click.Path(allow_dash=True)),
-    option("--format", type=click.Choice(corpus.FORMATS), help="The corpus's format. Default: told by its name."),
+    option("--format", type=click.Choice(corpus.FORMATS), help="The corpus's format. Default: from its name."),
     option("--text-field", default="text", show_default=True, help="The field that holds a record's text."),
     option("--id-field", default="id", show_default=True, help="The field that holds a record's id."),
-    option("--skip-bad-lines", is_flag=True, help="Leave out lines that are no record, and list them on stderr."),
+    option("--skip-bad-lines", is_flag=True, help="Skip lines that are not records, and list them on stderr."),
     model_option,
-    option("--precision", type=click.Choice(PRECISIONS), help="What the vectors must hold to."),
+    option("--precision", type=click.Choice(PRECISIONS), help="The precision that the vectors must have."),
     option("--prompt", help="Put before every text. Default: the model's own."),
     option(
         "--truncation",
         type=click.Choice(["truncate", "error", "mean"]),
         default="truncate",
         show_default=True,
-        help="Texts longer than the model takes: encode their first tokens, fail them, or encode all of them, in "
-        "windows, and take the mean.",
+        help="For texts longer than the model takes: encode the first tokens, fail the record, or encode the whole "
+        "text in windows and average them.",
     ),
-    option("--normalize/--no-normalize", default=True, show_default=True, help="Make vectors of unit length."),
+    option("--normalize/--no-normalize", default=True, show_default=True, help="Scale vectors to unit length."),
     option(
         "--dimensions",
         type=click.IntRange(1),
         metavar="N",
-        help="Keep the first N components of every vector, of models made for that (Matryoshka). Default: all.",
+        help="Keep the first N components of every vector, for models trained for that (Matryoshka). Default: all.",
     ),
     option("--chunk-size", type=click.IntRange(1), help="Most records in a chunk. Default: the setting."),
     option("--max-errors", metavar="N|N%", help="End the job once more records than this have failed."),

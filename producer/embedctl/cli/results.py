@@ -1,4 +1,4 @@
-"""Waiting for jobs and writing what they made, as several commands do."""
+"""Waiting for jobs and writing their vectors, for several commands."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from embedctl import output
 from embedctl.job import Job
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
-
-_PARTIAL = 3
+from embedctl_config.errors import ExitStatus
 
 
 def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> JobStatus:
     """Wait for a job under a progress bar.
 
     Raises:
-        KeyboardInterrupt: with a sentence on how to return to it.
+        KeyboardInterrupt: says how to return to the job.
     """
     try:
         return job.wait(timeout, progress.running)
@@ -28,7 +27,7 @@ def save(job: Job, path: Path, progress: JobProgress) -> list[Path]:
     """Write a job's vectors as they come, under a progress bar.
 
     Raises:
-        KeyboardInterrupt: with a sentence on how to return to it.
+        KeyboardInterrupt: says how to return to the job.
     """
     try:
         written = output.fetch(job, path, progress=progress.running)
@@ -40,22 +39,22 @@ def save(job: Job, path: Path, progress: JobProgress) -> list[Path]:
 
 
 def report(status: JobStatus, progress: JobProgress) -> None:
-    """Say what came of a job, in a line."""
+    """Print a line that sums up an ended job."""
     line = f"{status.done:,} vectors"
     if status.dim:
         line += f" of {status.dim} dimensions"
     line += f"; {status.failed:,} failed, {status.truncated:,} truncated"
-    if progress.taken_up is not None:
-        # The job's own times span the pause.
-        line += f"; it was taken up at {progress.taken_up:,} records"
+    if progress.continued_at is not None:
+        # The job's own times include the pause.
+        line += f"; this command continued it at {progress.continued_at:,} records"
     elif status.started_at is not None and status.ended_at is not None:
         seconds = max(1e-3, (status.ended_at - status.started_at).total_seconds())
         line += f"; {seconds:,.1f} s, {status.done / seconds:,.0f} records/s, {status.tokens / seconds:,.0f} tokens/s"
     progress.say(line)
 
 
-def exit_code(status: JobStatus) -> int:
-    """The exit status for a job."""
-    if status.state in (JobState.FAILED, JobState.CANCELLED):
-        return 1
-    return _PARTIAL if status.state is JobState.COMPLETED_WITH_ERRORS else 0
+def exit_status(job: JobStatus) -> ExitStatus:
+    """The exit status of a command that has waited for this job."""
+    if job.state in (JobState.FAILED, JobState.CANCELLED):
+        return ExitStatus.FAILURE
+    return ExitStatus.SOME_FAILED if job.state is JobState.COMPLETED_WITH_ERRORS else ExitStatus.SUCCESS

@@ -18,7 +18,7 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.corpora import CorpusChoice, submit_choice
 from embedctl.cli.options import corpus_options, cpus_option, option, output_option
-from embedctl.cli.results import exit_code, report, save
+from embedctl.cli.results import exit_status, report, save
 from embedctl.output import check_output
 from embedctl.routing import local_class
 from embedctl.terminal.progress import JobProgress
@@ -37,7 +37,7 @@ _class_option = option("--class", "hardware", help="The hardware class. Default:
 def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, **options: Any) -> None:
     """Embed CORPUS on this machine alone: start what it needs, wait, write the vectors, stop what it started.
 
-    With EMBEDCTL_REDIS_URL set, that Redis is used instead of a private one. The same command after a crash goes on
+    With EMBEDCTL_REDIS_URL set, that Redis is used instead of a private one. After a crash, the same command continues
     where it stopped.
     """
     settings = load_settings()
@@ -61,14 +61,14 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
                 if key is None:
                     job.discard()
                     raise KeyboardInterrupt("what was read from the pipe is gone; nothing is kept") from None
-                raise KeyboardInterrupt("the same command goes on where it stopped") from None
+                raise KeyboardInterrupt("the same command continues where it stopped") from None
             except JobLost as error:
                 if key is None:
                     with suppress(JobNotFound):
                         job.discard()
                     raise
-                raise JobLost(f"{error} The same command does that, and goes on.") from None
-            except (JobNotFound, JobStalled):  # nothing is left to free, or the same command goes on
+                raise JobLost(f"{error} The same command does that, and continues.") from None
+            except (JobNotFound, JobStalled):  # nothing is left to free, or the same command continues
                 raise
             except JobError:
                 job.discard()
@@ -77,7 +77,7 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
         job.discard()
         broker.close()
     report(status, progress)
-    ctx.exit(exit_code(status))
+    ctx.exit(exit_status(status))
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
@@ -91,14 +91,14 @@ def up(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def worker(arguments: tuple[str, ...]) -> None:
     """Encode chunks on this machine until stopped; see `embedctl worker --help`."""
-    # A process of its own image: nothing that this command imported may come before the worker is pinned.
+    # exec, because nothing that this command imported may be loaded before the worker is pinned.
     os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers", *arguments])  # noqa: S606
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def model(arguments: tuple[str, ...]) -> None:
-    """What is built of models on this machine; see `embedctl model --help`."""
+    """Build, check and tune models on this machine; see `embedctl model --help`."""
     os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.commands.model", *arguments])  # noqa: S606
 
 
@@ -115,9 +115,10 @@ def bench(arguments: tuple[str, ...]) -> None:
 def _stack(
     settings: Settings, name: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
 ) -> Iterator[tuple[Settings, Callable[[], None]]]:
-    """A Redis, unless one is configured, and a worker, for as long as the block lasts; and a check that it is alive.
+    """A Redis, unless one is configured, and a worker, for as long as the block lasts.
 
-    What a block that fails leaves in its state folder is found by the next one of this name.
+    Yields the settings for this Redis, and a function that raises WorkerError if the worker has ended. If the block
+    fails, its state folder stays, and the next block of this name continues with it.
     """
     from embedctl import local
 
@@ -133,7 +134,7 @@ def _stack(
 
 
 def _run_key(output: Path, **options: Any) -> str | None:
-    """Names this run: the same command after a crash goes on where it stopped; a changed file is another run."""
+    """The idempotency key of this run, which the same command has again after a crash; a changed file has another."""
     path = Path(options["corpus_path"])
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Lines of text in columns that fit a terminal: narrow columns shrink, and the least needed ones go."""
+"""Tables that fit a terminal: columns shrink, and the least important ones are left out."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        least: cells below which it says nothing and is left out.
-        rank: columns of a higher rank shrink and go first; those of rank 0 never go.
-        floor: cells that it takes where there is room, so that it stands still while its numbers change.
+        least: the width in cells below which it is left out.
+        rank: columns of a higher rank shrink, and are left out, first; those of rank 0 always stay.
+        floor: the least width in cells if there is room, so that the column does not move as its numbers change.
     """
 
     head: str
@@ -35,7 +35,7 @@ class Column:
 
 
 def plain(value: str, style: str = "") -> Text:
-    """A text in one line, whatever characters stand in it: what workers say of themselves goes to a terminal."""
+    """A text in one line, with control characters escaped: names and messages of workers can hold any."""
     return Text(printable(value), style=style, no_wrap=True)
 
 
@@ -50,7 +50,7 @@ def arrange(columns: Sequence[Column], rows: Sequence[Row], width: int | None) -
     """The lines of a table: its heads, then its rows.
 
     Args:
-        width: of the terminal in cells; None: as wide as need be.
+        width: of the terminal in cells; None for no limit.
     """
     cells = [[plain(column.head, "bold") for column in columns], *(row for row in rows if not isinstance(row, Text))]
     natural = [
@@ -65,7 +65,7 @@ def arrange(columns: Sequence[Column], rows: Sequence[Row], width: int | None) -
 
 
 def _fitted(columns: Sequence[Column], natural: Sequence[int], width: int | None) -> tuple[list[int], int]:
-    """The width of each column, 0 for one that is left out, and the gap between them."""
+    """The width of each column, 0 if it is left out, and the gap between columns."""
     widths = list(natural)
     if width is None or sum(widths) + _GAP * (len(widths) - 1) <= width:
         return widths, _GAP
@@ -82,7 +82,7 @@ def _fitted(columns: Sequence[Column], natural: Sequence[int], width: int | None
         leaves = next((at for at in shown if columns[at].rank), None)
         if leaves is None:
             return widths, _NARROW_GAP
-        # What others gave up for it they have back.
+        # The others get back what they gave up for the column that is left out.
         widths = [natural[at] if widths[at] and at != leaves else 0 for at in range(len(columns))]
 
 
@@ -98,7 +98,7 @@ def _line(columns: Sequence[Column], row: Sequence[Text], widths: Sequence[int],
 
 
 def share(room: int, wants: Sequence[int]) -> list[int]:
-    """Lines for each of several parts: none gets more than it wants, and what one leaves the others have."""
+    """Divide lines among several parts: none gets more than it wants, and what it does not want goes to the others."""
     given = [0] * len(wants)
     for done, at in enumerate(sorted(range(len(wants)), key=lambda at: wants[at])):
         given[at] = min(wants[at], room // (len(wants) - done))

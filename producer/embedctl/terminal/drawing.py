@@ -1,4 +1,4 @@
-"""An overview as lines for a terminal, cut to its width and its height."""
+"""Overviews and jobs as lines for a terminal, cut to its width and height."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rich.text import Text
 
 from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
 from embedctl.routing import start_command
-from embedctl.store import GoneWorker, JobState, JobStatus, WorkerRow
+from embedctl.store import GoneWorker, JobState, WorkerRow
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
+from embedctl.terminal.job_facts import troubles
 
-#: From this width on numbers are written in full, and bars are longer.
+#: From this width on, numbers are written in full and bars are longer.
 _WIDE = 110
 _BAR, _WIDE_BAR = 10, 16
 _UNKNOWN = "–"
@@ -57,7 +58,7 @@ _JOBS = (
     Column("CLASS", 5, rank=4),
     Column("MODEL", 8, rank=3),
 )
-#: What belongs together: a line, and those that explain it.
+#: A line and the lines that explain it.
 Block = Sequence[Row]
 
 
@@ -65,8 +66,8 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
     """The sums, the workers, the queues and the jobs.
 
     Args:
-        width: cells of a line, at most; None: as wide as need be.
-        height: lines, at most; None: all that there is to say.
+        width: most cells of a line; None for no limit.
+        height: most lines; None for no limit.
     """
     groups = _groups(overview)
     queues = [_queue_block(queue) for queue in sorted(overview.queues, key=_unserved_first)]
@@ -79,7 +80,7 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
             _length(queues),
             _length(active) + (overview.active_count > len(active)) + _length(ended),
         ]
-        # The sums, and for each part an empty line and its heads.
+        # Seven lines are the sums, and for each part an empty line and its heads.
         rooms = [*share(max(0, height - 7), [max(1, want) for want in wants])]
     parts = [
         (_WORKERS, _worker_rows(groups, rooms[0]) or [plain("none is alive; `embedctl worker` starts one", _WARN)]),
@@ -95,11 +96,10 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
 
 
 def job_lines(pace: JobPace, facts: Sequence[tuple[str, str]], width: int, height: int) -> list[Text]:
-    """A job's facts name by name, and its bar and the time left before that of its model: what it is and what keeps it
-    from its end comes first.
+    """A job's facts name by name; its progress stands before the model, after what keeps the job from its end.
 
     Args:
-        width, height: of the terminal, in cells and lines, at most.
+        width, height: of the terminal, in cells and lines.
     """
     job = pace.job
     share_done = pace.finished / job.records if job.records else 0.0
@@ -116,13 +116,13 @@ def job_lines(pace: JobPace, facts: Sequence[tuple[str, str]], width: int, heigh
 
 
 def bar(share_done: float, width: int) -> Text:
-    """A bar of this many cells, which can be read without colours too."""
+    """A bar of this many cells, which is readable without colours too."""
     full, half = divmod(min(2 * width, int(2 * width * share_done)), 2)
     return Text.assemble(("━" * full + "╸" * half, _GOOD), ("─" * (width - full - half), _DIM), no_wrap=True)
 
 
 def number(value: float | None, width: int | None = None) -> str:
-    """A number in full, or in at most 5 characters where the terminal is narrow."""
+    """A number in full, or in at most 5 characters if the terminal is narrow."""
     if value is None:
         return _UNKNOWN
     if width is None or width >= _WIDE or value < 9_999.5:
@@ -135,7 +135,7 @@ def number(value: float | None, width: int | None = None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time for people, in at most 6 characters while it is below 3 years."""
+    """A time for people, in at most 6 characters if it is below 3 years."""
     if seconds is None:
         return _UNKNOWN
     for length, unit in ((1, "s"), (60, "min"), (3600, "h")):
@@ -164,7 +164,7 @@ def _sums(overview: Overview, width: int | None) -> Text:
 
 
 def _filled(blocks: Sequence[Block], room: int | None, count: int, noun: str) -> list[Row]:
-    """As many blocks as there is room for, and a line that says how many of `count` there are beside them."""
+    """The blocks for which there is room, and a line with the number of those that are not shown, `count` in all."""
     rows: list[Row] = []
     shown = 0
     for block in blocks:
@@ -187,7 +187,11 @@ def _length(blocks: Iterable[Block]) -> int:
 
 @dataclass(slots=True)
 class _Group:
-    """Workers that serve the same models in the same way: the live ones, and the rows of all."""
+    """Workers that serve the same models in the same way.
+
+    Attributes:
+        rows: of the live ones and of those that are gone.
+    """
 
     hardware: str
     models: str
@@ -197,7 +201,7 @@ class _Group:
     rows: list[Row] = field(default_factory=list)
 
     def heading(self, left_out: int = 0) -> Text:
-        """What they have in common, and their counts, some of which have no row."""
+        """What the workers have in common, and how many they are; some may have no row."""
         activities = Counter(each.row.activity for each in self.live)
         alive = f"{len(self.live)} live"
         if len(self.live) > 1:
@@ -222,7 +226,7 @@ def _groups(overview: Overview) -> list[_Group]:
     for each in overview.gone:
         group_of(each.worker).gone.append(each)
     for group in groups.values():
-        # First those that somebody should look at, for there may be no room for all.
+        # Hung and gone workers come first, because there may not be room for all.
         group.live.sort(key=lambda state: (state.row.activity != "hung", state.row.host, _natural(state.row)))
         hung = sum(state.row.activity == "hung" for state in group.live)
         rows = [_worker_row(state, overview.at) for state in group.live]
@@ -267,7 +271,7 @@ def _gone_row(gone: GoneWorker) -> Row:
 def _worker_rows(groups: Sequence[_Group], room: int | None) -> list[Row]:
     if room is None:
         return [row for group in groups for row in (group.heading(), *group.rows)]
-    if room <= len(groups):  # their headings tell the sums
+    if room <= len(groups):  # the headings give the sums
         return _filled([[group.heading()] for group in groups], room, len(groups), "kinds of workers")
     rooms = share(room - len(groups), [len(group.rows) for group in groups])
     return [
@@ -302,7 +306,7 @@ def _active_block(pace: JobPace, width: int | None) -> Block:
     progress = bar(pace.finished / job.records if job.records else 0.0, length)
     state = plain("stalled", _BAD) if job.stalled else plain(job.state, _STATE_STYLES.get(job.state, ""))
     row = _job_row(pace, state, progress, width)
-    return [row, *(plain(f"  {note}", _WARN) for note in _notes(job))]
+    return [row, *(plain(f"  {name}: {said}", _WARN) for name, said in troubles(job))]
 
 
 def _ended_block(pace: JobPace, now: datetime, width: int | None) -> Block:
@@ -326,18 +330,6 @@ def _job_row(pace: JobPace, state: Text, progress: Text, width: int | None) -> R
         plain(job.hardware),
         plain(job.model),
     ]
-
-
-def _notes(job: JobStatus) -> list[str]:
-    """What keeps an active job from its end, in a line each."""
-    notes = []
-    if job.lost_chunks is not None:
-        notes.append(f"lost by the broker: chunks {job.lost_chunks[0]} to {job.lost_chunks[1]}")
-    if job.mismatch:
-        notes.append(f"mismatch: {job.mismatch} was refused")
-    if job.trouble:
-        notes.append(f"trouble: {job.trouble}")
-    return notes
 
 
 def _job_rows(active: Sequence[Block], ended: Sequence[Block], room: int | None, active_count: int) -> list[Row]:

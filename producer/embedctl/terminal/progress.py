@@ -1,4 +1,4 @@
-"""What a person sees while a job is submitted and while it runs. Always on standard error."""
+"""Progress for people, on standard error, while a job is submitted and while it runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from embedctl.notices import Reminder
 from embedctl.rates import Rate
 from embedctl.routing import missing_worker
 from embedctl.store import JobStatus
+from embedctl.terminal.job_facts import stalled
 from embedctl_config.printable import printable
 
-#: Without a terminal there is one line in this many seconds.
+#: Without a terminal, a line is printed this often (seconds).
 _LINE_EVERY_S = 10.0
 
 
@@ -30,15 +31,14 @@ class JobProgress:
         self._task = TaskID(0)
         self._rate = Rate()
         self._next_line = time.monotonic() + _LINE_EVERY_S
-        self._told_stalled = False
         self._remind = Reminder(self.say)
-        self._told_waiting = ""
-        #: How many records were done before this command came to the job; None where it saw the first.
-        self.taken_up: int | None = None
+        self._waits_for = ""
+        self._said: set[str] = set()
+        #: Records that were done before this command first saw the job; None if there were none.
+        self.continued_at: int | None = None
         self._seen = False
-        #: Called whenever something is told; raises if there is no use in waiting any longer.
+        #: Called with each status of a job that has not ended; raises if waiting is of no use any more.
         self.watch: Callable[[], None] = lambda: None
-        self._told_mismatch = False
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and not self._console.quiet:
@@ -61,16 +61,21 @@ class JobProgress:
             self._bar.stop()
 
     def say(self, line: str) -> None:
-        """A line for people, above the bar if there is one."""
+        """Print a line, above the bar if there is one."""
         self._console.print(printable(line), soft_wrap=True, highlight=False, markup=False)
+
+    def _say_once(self, topic: str, line: str) -> None:
+        if topic not in self._said:
+            self._said.add(topic)
+            self.say(line)
 
     def submitting(self, records: int, waiting_for: str) -> None:
         """Records were added, or the producer waits for something."""
         if self._bar is not None:
             self._bar.update(self._task, completed=records, rate=f"waiting for {waiting_for}" if waiting_for else "")
-        elif waiting_for and waiting_for != self._told_waiting:
+        elif waiting_for and waiting_for != self._waits_for:
             self.say(f"{records:,} records submitted; waiting for {waiting_for}")
-        self._told_waiting = waiting_for or self._told_waiting
+        self._waits_for = waiting_for or self._waits_for
 
     def running(self, job: JobStatus) -> None:
         """The job's status at this moment."""
@@ -79,19 +84,17 @@ class JobProgress:
         ended = job.done + job.failed
         if not self._seen:
             self._seen = True
-            self.taken_up = ended if ended and not job.state.ended else None
+            self.continued_at = ended if ended and not job.state.ended else None
         rates = self._rate.add(time.monotonic(), ended, job.tokens)
         rate = "" if rates is None else f"{rates[0]:,.0f} rec/s {rates[1]:,.0f} tok/s"
         self._remind(missing_worker(job))
-        if job.mismatch and not self._told_mismatch:
-            self._told_mismatch = True
-            self.say(f"A worker with other weights was refused: {job.mismatch}; the job is pinned to {job.pinned_by}")
-        if job.stalled and not self._told_stalled:
-            self._told_stalled = True
-            self.say(
-                f"The producer of job {job.id} died after {job.records:,} records. Submit its corpus again with the "
-                f"same idempotency key or with --resume {job.id}, or cancel the job"
+        if job.mismatch:
+            self._say_once(
+                "mismatch",
+                f"A worker with other weights was refused: {job.mismatch}; the job is pinned to {job.pinned_by}",
             )
+        if job.stalled:
+            self._say_once("stalled", stalled(job))
         if self._bar is not None:
             self._bar.update(
                 self._task, description=job.state.partition("_")[0], completed=ended, total=job.records, rate=rate

@@ -1,4 +1,4 @@
-"""Shows something on the whole terminal, again and again, until somebody leaves it."""
+"""Redraws the whole terminal periodically, until the user leaves."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from embedctl_config.errors import BrokerUnavailable
 
 T = TypeVar("T")
 
-#: From one look to the next (seconds).
+#: Time from one look to the next (seconds).
 INTERVAL_S = 2.0
-#: What was seen longer ago than this is said to be old (seconds).
+#: What was seen longer ago than this is marked as old (seconds).
 _OLD_AFTER_S = 3 * INTERVAL_S
-#: Keys, the terminal's size and what the thread saw are looked at this often (seconds).
+#: Keys, the terminal's size and what the thread saw are checked this often (seconds).
 _TICK_S = 0.2
 _LEAVE = b"q"
 _HINT = "q leaves"
@@ -40,7 +40,7 @@ _HINT = "q leaves"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sight(Generic[T]):
-    """What was seen last, when by this host's clocks, and why nothing was seen since; empty where it is of now."""
+    """What was seen last, when by this host's clocks, and the error of the looks since then, if they failed."""
 
     what: T
     at: datetime
@@ -49,16 +49,16 @@ class Sight(Generic[T]):
 
     @property
     def old_s(self) -> int | None:
-        """For how many seconds nothing was seen since; None where that is not worth a word."""
+        """Seconds since it was seen, if that is worth a word; otherwise None."""
         age_s = time.monotonic() - self.moment
         return int(age_s) if self.trouble or age_s > _OLD_AFTER_S else None
 
 
 class Feed(Generic[T]):
-    """Looks again and again in a thread of its own: a Redis that does not answer must not stop the drawing.
+    """Looks periodically in a thread of its own, because a Redis that does not answer must not stop the drawing.
 
     Args:
-        look: called once before this returns, so that what fails at once is raised at once.
+        look: called once before this returns, so an error of the first look is raised here.
     """
 
     def __init__(self, look: Callable[[], T], interval_s: float = INTERVAL_S) -> None:
@@ -76,14 +76,14 @@ class Feed(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Not joined: it may wait for a Redis that does not answer.
+        # Not joined, because it may wait for a Redis that does not answer.
         self._stop.set()
 
     def sight(self) -> Sight[T]:
         """What was seen last.
 
         Raises:
-            EmbedctlError: what the last look raised, but for BrokerUnavailable: Redis may come back.
+            EmbedctlError: what the last look raised, other than BrokerUnavailable: Redis may come back.
         """
         if self._failed is not None:
             raise self._failed
@@ -103,18 +103,18 @@ class Feed(Generic[T]):
 def watch(
     look: Callable[[], T], draw: Callable[[T, int, int], Sequence[Text]], *, title: str, until: Callable[[T], bool]
 ) -> T:
-    """Draw what is seen every :data:`INTERVAL_S` seconds on the terminal, until `q` is pressed or it needs no more.
+    """Look every :data:`INTERVAL_S` seconds and draw it on the terminal, until `q` is pressed or nothing can change.
 
     Args:
-        draw: lines for that many columns and at most that many rows.
-        until: whether what was seen is the last that there is to see.
+        draw: the lines, given the columns of the terminal and the most rows.
+        until: whether what was seen can't change any more.
 
     Returns:
         What was seen last.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C. The terminal is as it was before.
-        EmbedctlError: whatever `look` raises, but for a Redis that goes away later.
+        KeyboardInterrupt: Ctrl-C. The terminal is restored.
+        EmbedctlError: what `look` raises, other than BrokerUnavailable after the first look.
     """
 
     def lines(sight: Sight[T], width: int, height: int) -> Group:
@@ -133,7 +133,7 @@ def watch(
 def _draw_until(
     done: Callable[[Sight[T]], bool], feed: Feed[T], lines: Callable[[Sight[T], int, int], Group]
 ) -> Sight[T]:
-    """Draw until it is done or `q` is pressed; what was seen last. The terminal is as it was before."""
+    """Draw until it is done or `q` is pressed, then restore the terminal; returns what was seen last."""
     console = Console(force_terminal=True, highlight=False)
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         drawn: object = None
@@ -148,7 +148,7 @@ def _draw_until(
 
 
 def looks(look: Callable[[], T]) -> Iterator[T | BrokerUnavailable]:
-    """What is seen every :data:`INTERVAL_S` seconds, or why nothing was; for those who draw nothing.
+    """What is seen every :data:`INTERVAL_S` seconds, or the error if Redis can't be reached; for output in lines.
 
     Raises:
         BrokerUnavailable: Redis can't be reached at the first look.
@@ -164,12 +164,12 @@ def looks(look: Callable[[], T]) -> Iterator[T | BrokerUnavailable]:
 
 
 def can_draw() -> bool:
-    """Whether standard output is a terminal on which lines can be drawn over others."""
+    """Whether standard output is a terminal that can be redrawn."""
     return sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
 def _head(title: str, sight: Sight[T], width: int) -> list[Text]:
-    """The title with the time of what was seen, and if that is old, why."""
+    """The title and the time of what was seen; if that is old, a line says why."""
     right = f"{sight.at:%H:%M:%S} UTC · {_HINT}"
     left = cut(plain(title, "bold"), width - cell_len(right) - 2)
     left.pad_right(width - cell_len(left.plain) - cell_len(right))
@@ -182,7 +182,7 @@ def _head(title: str, sight: Sight[T], width: int) -> list[Text]:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bytes]]:
-    """Turns a terminal's echo off. Yields what waits for that many seconds and tells the keys pressed meanwhile."""
+    """Turns the terminal's echo off. Yields a function that waits for some seconds and returns the pressed keys."""
     if not sys.stdin.isatty():
 
         def none_pressed(seconds: float) -> bytes:
@@ -207,10 +207,10 @@ def _keys() -> Iterator[Callable[[float], bytes]]:
 
 @contextmanager
 def _ctrl_z() -> Iterator[threading.Event]:
-    """Yields an event that Ctrl-Z sets, in place of stopping the program with the terminal as it is."""
+    """Yields an event that Ctrl-Z sets, instead of stopping the program with the terminal as it is."""
     suspended = threading.Event()
     before = signal.getsignal(signal.SIGTSTP)
-    if before != signal.SIG_IGN:  # as a shell sets it that could not let a stopped program go on
+    if before != signal.SIG_IGN:  # a shell without job control ignores it, and could not continue a stopped program
         signal.signal(signal.SIGTSTP, lambda *_: suspended.set())
     try:
         yield suspended
@@ -219,7 +219,7 @@ def _ctrl_z() -> Iterator[threading.Event]:
 
 
 def _stop_as_ctrl_z_does() -> None:
-    """Give the terminal to the shell until that says `fg`. Does nothing where there is no shell to say so."""
+    """Stop until the shell says `fg`. Does nothing if there is no shell with job control."""
     before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, before)
@@ -227,7 +227,7 @@ def _stop_as_ctrl_z_does() -> None:
 
 @contextmanager
 def _sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM ends the program by an exception, so that the terminal is left as it was."""
+    """SIGTERM ends the program with an exception, so that the terminal is restored."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

@@ -9,8 +9,10 @@ import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.job import Job
+from embedctl.reader import ResultReader
 from embedctl.results import FailedRecord
 from embedctl.store import Completed
+from embedctl.waiting import Waiter
 from embedctl_config import keys, wire
 from embedctl_config.errors import JobLost
 from embedctl_config.fingerprint import job_fingerprint
@@ -117,9 +119,9 @@ def test_every_chunk_has_its_turn_so_that_a_reader_can_go_on(broker: Broker) -> 
     job_id = wide_job(broker, 4)
     for chunk in range(4):
         encode(broker, job_id, chunk, (0,) if chunk % 2 else ())
-    job = Job(job_id, broker)
-    assert [len(errors) for errors in job._errors_by_chunk()] == [0, 1, 0, 1]
-    assert [len(errors) for errors in job._errors_by_chunk(3)] == [1]
+    reader = ResultReader(Waiter(job_id, broker))
+    assert [len(errors) for errors in reader.errors_by_chunk()] == [0, 1, 0, 1]
+    assert [len(errors) for errors in reader.errors_by_chunk(3)] == [1]
 
 
 def test_a_head_says_what_the_whole_says_but_for_the_vectors() -> None:

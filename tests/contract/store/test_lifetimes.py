@@ -50,7 +50,7 @@ def extend(broker: Broker, job_id: str, now_ms: int, interval_s: float) -> bool:
 
 
 def without_lifetime(raw) -> list[bytes]:
-    return [key for key in raw.scan_iter(match=f"{keys.PREFIX}*", count=1000) if raw.pttl(key) < 0]
+    return [key for key in raw.scan_iter(match="embed:*", count=1000) if raw.pttl(key) < 0]
 
 
 def test_no_key_of_a_whole_jobs_life_is_without_a_lifetime(broker: Broker, raw) -> None:

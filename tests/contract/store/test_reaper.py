@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from embedctl import AsyncJob, Job, WaitTimeout
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
 from embedctl_config import keys, wire
@@ -50,6 +52,25 @@ def reap(broker: Broker, **options: float) -> None:
             for job_id in client.zrange(keys.upkeep(version), 0, -1):
                 client.zadd(keys.upkeep(version), {job_id: 1})
     Reaper(broker, **options).round()
+
+
+WAITS: dict[str, Callable[[Job], object]] = {
+    "wait": lambda job: job.wait(2),
+    "wait_until_sealed": lambda job: job.wait_until_sealed(timeout=2),
+    "iter_results": lambda job: list(job.iter_results(timeout=2)),
+    "await wait": lambda job: asyncio.run(AsyncJob(job).wait(2)),
+    "await wait_until_sealed": lambda job: asyncio.run(AsyncJob(job).wait_until_sealed(timeout=2)),
+}
+
+
+@pytest.mark.parametrize("call", WAITS)
+def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw, call: str) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, 1, seal=False)
+    assert claim(broker, job_id, 0).answer == "ok"
+    with pytest.raises(WaitTimeout):
+        WAITS[call](Job(job_id, broker))
+    assert tickets(raw) == [(job_id, 0)]  # for the owner's lease has lapsed, and nobody knows the owner
 
 
 def test_one_process_reaps_in_an_interval(broker: Broker, settings: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedctl import enqueue_embeddings, job
+from embedctl import enqueue_embeddings, retry
 from embedctl.broker import Broker
 from embedctl.job import Job
 from embedctl.store import Added, Completed, JobState
@@ -223,7 +223,7 @@ def failing_once(method, calls: list[str]):
 def test_a_long_search_for_failed_records_keeps_the_right_to_retry(
     broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "_SLICE", 1)
+    monkeypatch.setattr(retry, "_SLICE", 1)
     job_id = half_failed(broker)
     found = broker.jobs.failed_chunks
 

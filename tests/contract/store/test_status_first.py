@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 from embedctl.broker import Broker
 from embedctl.cli import main
-from embedctl.cli.status import _all_facts, _one_job
+from embedctl.cli.status import _one_job
 from embedctl.store import JobStatus
 from embedctl.terminal.drawing import job_lines
+from embedctl.terminal.job_facts import all_facts
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.store import MINE, OTHER, QUEUE, add, claim, new_job, overdue, row, spec, work
@@ -101,7 +102,7 @@ def test_lost_chunks_come_first_of_all(broker: Broker, raw: redis_py.Redis, show
     raw.hset(keys.job(job_id), mapping={"lost_first": 0, "lost_last": 1})
     facts = shown(job_id)
     assert names(facts)[2:4] == ["lost", "workers"]
-    assert facts[2][1].startswith("lost by the broker: chunks 0 to 1; ")
+    assert facts[2][1].startswith("Redis lost chunks 0 to 1; ")
     assert names(facts).count("lost") == 1
 
 
@@ -144,5 +145,5 @@ def test_so_it_is_while_one_watches(broker: Broker) -> None:
     view = _one_job(broker, job_id)
     seen = view.look()
     assert isinstance(seen.job, JobStatus)
-    lines = [line.plain.partition(" ")[0] for line in job_lines(seen.pace, _all_facts(seen), 200, 50)]
+    lines = [line.plain.partition(" ")[0] for line in job_lines(seen.pace, all_facts(seen), 200, 50)]
     assert lines[:5] == ["job", "state", "workers", "progress", "model"]

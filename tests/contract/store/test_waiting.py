@@ -176,7 +176,7 @@ def test_a_producer_seals_again_where_redis_lost_that(
     work(broker, job.id, 0, 1, 2, 3)
     lose_the_seal(raw, job.id)
     assert job.wait(60).state is JobState.COMPLETED
-    assert "was told again" in caplog.text
+    assert "is sealed again" in caplog.text
 
 
 def test_a_coroutine_seals_again_likewise(settings: Settings, broker: Broker, raw) -> None:

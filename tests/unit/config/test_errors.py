@@ -8,7 +8,7 @@ import pytest
 
 import embedctl
 from embedctl_config import errors
-from embedctl_config.errors import EmbedctlError, MissingExtra
+from embedctl_config.errors import EmbedctlError, ExitStatus, MissingExtra
 
 ERRORS = [
     each
@@ -68,8 +68,8 @@ def test_errors_are_caught_by_their_builtin_kind_too(error: type[Exception], bui
     assert issubclass(error, builtin)
 
 
-def test_exit_statuses_are_small_and_never_zero() -> None:
-    assert {error.__name__ for error in ERRORS if not 1 <= error.exit_code <= 125} == set()
+def test_every_error_has_an_exit_status_that_is_named() -> None:
+    assert {error.__name__ for error in ERRORS if error.exit_code not in set(ExitStatus) - {0}} == set()
     assert (errors.SettingsError.exit_code, errors.JobNotFound.exit_code, errors.WaitTimeout.exit_code) == (2, 4, 124)
 
 

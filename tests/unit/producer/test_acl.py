@@ -107,7 +107,7 @@ def test_every_key_matches_the_pattern_of_those_who_use_it(name: str) -> None:
 
 def test_constants_are_keys_too() -> None:
     assert {keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.WORKERS} <= set(keys.ACCESS)
-    assert all(pattern.startswith((keys.PREFIX, "embed.")) for pattern in keys.ACCESS)
+    assert all(pattern.startswith(("embed:", "embed.")) for pattern in keys.ACCESS)
 
 
 def test_a_job_id_is_of_the_form_that_its_pattern_has() -> None:

@@ -12,7 +12,17 @@ from concurrent.futures import Future
 
 import pytest
 
-from embedctl import AsyncJob, BrokerUnavailable, Job, Settings, aenqueue_embeddings, aio, enqueue_embeddings
+from embedctl import (
+    AsyncJob,
+    BrokerUnavailable,
+    Job,
+    Settings,
+    aenqueue_embeddings,
+    aio,
+    enqueue_embeddings,
+    patience,
+    polling,
+)
 from embedctl.broker import Broker
 from embedctl.patience import OUTAGE_S
 from embedctl_config.errors import BrokerFull, WaitTimeout
@@ -184,8 +194,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(aio, "time", clock)
-    monkeypatch.setattr(aio.asyncio, "sleep", clock.sleep)
+    for module in (patience, polling):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(polling.asyncio, "sleep", clock.sleep)
     return clock
 
 
@@ -194,8 +205,8 @@ def job() -> AsyncJob:
     return AsyncJob(Job("20261121-000000-0000000000", Broker.connect(Settings(redis_url="unix:///nowhere"))))
 
 
-def looking(job: AsyncJob, look: Callable[[], str], deadline: float | None = None) -> str:
-    return asyncio.run(job._eventually(look, aio._Told(), deadline))
+def looking(look: Callable[[], str], deadline: float | None = None) -> str:
+    return asyncio.run(polling.eventually(look, polling.ProgressRelay(), deadline))
 
 
 def raising_until(clock: Clock, moment: float, error: Exception) -> Callable[[], str]:
@@ -207,8 +218,8 @@ def raising_until(clock: Clock, moment: float, error: Exception) -> Callable[[],
     return look
 
 
-def test_pauses_grow_with_the_time_waited(clock: Clock, job: AsyncJob) -> None:
-    assert looking(job, raising_until(clock, 1100, aio._NotYet())) == "seen"
+def test_pauses_grow_with_the_time_waited(clock: Clock) -> None:
+    assert looking(raising_until(clock, 1100, polling.NotYet())) == "seen"
     assert clock.pauses[0] == pytest.approx(0.05)
     assert clock.pauses[-1] == 1.0
     assert clock.pauses == sorted(clock.pauses)
@@ -216,41 +227,41 @@ def test_pauses_grow_with_the_time_waited(clock: Clock, job: AsyncJob) -> None:
     assert max(late[8:]) <= 1 / 8 + 1e-9
 
 
-def test_a_pause_ends_with_the_time_to_wait(clock: Clock, job: AsyncJob) -> None:
-    assert looking(job, raising_until(clock, 1010, aio._NotYet()), deadline=1010) == "seen"
+def test_a_pause_ends_with_the_time_to_wait(clock: Clock) -> None:
+    assert looking(raising_until(clock, 1010, polling.NotYet()), deadline=1010) == "seen"
     assert clock.now == pytest.approx(1010)
 
 
-def test_a_redis_that_comes_back_in_time_is_asked_again(clock: Clock, job: AsyncJob) -> None:
-    assert looking(job, raising_until(clock, 1000 + OUTAGE_S - 2, BrokerUnavailable("away"))) == "seen"
+def test_a_redis_that_comes_back_in_time_is_asked_again(clock: Clock) -> None:
+    assert looking(raising_until(clock, 1000 + OUTAGE_S - 2, BrokerUnavailable("away"))) == "seen"
 
 
-def test_a_redis_that_stays_away_is_given_up(clock: Clock, job: AsyncJob) -> None:
+def test_a_redis_that_stays_away_is_given_up(clock: Clock) -> None:
     with pytest.raises(BrokerUnavailable, match="away"):
-        looking(job, raising_until(clock, 9999, BrokerUnavailable("away")))
+        looking(raising_until(clock, 9999, BrokerUnavailable("away")))
     assert OUTAGE_S < clock.now - 1000 < OUTAGE_S + 3
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("away"), BrokerFull("full")])
-def test_a_deadline_ends_the_wait_for_redis_as_a_timeout(clock: Clock, job: AsyncJob, error: Exception) -> None:
+def test_a_deadline_ends_the_wait_for_redis_as_a_timeout(clock: Clock, error: Exception) -> None:
     with pytest.raises(WaitTimeout, match=str(error)):
-        looking(job, raising_until(clock, 9999, error), deadline=1010)
+        looking(raising_until(clock, 9999, error), deadline=1010)
     assert clock.now == pytest.approx(1010)
 
 
-def test_a_redis_that_is_away_now_and_then_is_not_given_up(clock: Clock, job: AsyncJob) -> None:
+def test_a_redis_that_is_away_now_and_then_is_not_given_up(clock: Clock) -> None:
     looks = itertools.count()
 
     def look() -> str:
         if clock.now > 1000 + 3 * OUTAGE_S:
             return "seen"
-        raise aio._NotYet if next(looks) % 2 else BrokerUnavailable("away")
+        raise polling.NotYet if next(looks) % 2 else BrokerUnavailable("away")
 
-    assert looking(job, look) == "seen"
+    assert looking(look) == "seen"
 
 
-def test_a_full_redis_is_waited_for_as_long_as_it_takes(clock: Clock, job: AsyncJob) -> None:
-    assert looking(job, raising_until(clock, 1000 + 10 * OUTAGE_S, BrokerFull("full"))) == "seen"
+def test_a_full_redis_is_waited_for_as_long_as_it_takes(clock: Clock) -> None:
+    assert looking(raising_until(clock, 1000 + 10 * OUTAGE_S, BrokerFull("full"))) == "seen"
 
 
 def test_what_asks_once_says_at_once_that_redis_is_away(job: AsyncJob) -> None:

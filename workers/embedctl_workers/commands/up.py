@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,8 +13,8 @@ import click
 
 from embedctl.broker import Broker
 from embedctl.local import state_of, watched_redis
-from embedctl_config.errors import EmbedctlError, ModelError
-from embedctl_config.printable import printable
+from embedctl_config.command_group import one_line_errors
+from embedctl_config.errors import ModelError
 from embedctl_config.settings import ENV_PREFIX, Settings, load_settings
 from embedctl_workers.commands.options import log_level_option
 from embedctl_workers.machine.discovery import discover
@@ -61,31 +60,28 @@ _OF_ONE_WORKER = frozenset(ENV_PREFIX + name for name in ("CPUS", "GPU", "NEURON
     help="Only print the plan: a line for each worker.",
 )
 @log_level_option
+@one_line_errors("embedctl up")
 def main(classes: tuple[str, ...], models: tuple[str, ...], cpus: str | None, log_level: str, *, dry_run: bool) -> None:
     """Keep a worker running on each device of this machine until stopped with SIGTERM or Ctrl-C.
 
     A worker that dies is started again. Without EMBEDCTL_REDIS_URL, a private Redis runs as well; when the workers are
     ready, a line is printed that points other commands and programs at it.
     """
-    try:
-        settings = load_settings()
-        logs.configure(settings.log_format, log_level)
-        plan = make_plan(
-            settings,
-            discover(cpus),
-            classes=classes,
-            models=models,
-            advice=partial(workers_as_tuned, settings),
-        )
-        for note in plan.notes:
-            log.warning("%s", note)
-        if dry_run:
-            click.echo(str(plan))
-        else:
-            _up(settings, plan, log_level)
-    except EmbedctlError as error:
-        click.echo(printable(f"embedctl up: {error}", lines=True), err=True)
-        sys.exit(error.exit_code)
+    settings = load_settings()
+    logs.configure(settings.log_format, log_level)
+    plan = make_plan(
+        settings,
+        discover(cpus),
+        classes=classes,
+        models=models,
+        advice=partial(workers_as_tuned, settings),
+    )
+    for note in plan.notes:
+        log.warning("%s", note)
+    if dry_run:
+        click.echo(str(plan))
+    else:
+        _up(settings, plan, log_level)
 
 
 def _up(settings: Settings, plan: Plan, log_level: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from embedctl_config.errors import GateFailed, OutputError
+from embedctl_config.errors import ExitStatus, OutputError
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.commands.options import class_option, cpus_option, gpu_option, json_option, neuron_core_option
 from embedctl_workers.machine import devices
@@ -69,7 +69,7 @@ def verify(
     except OSError as error:
         raise OutputError(f"the report can't be saved in {path}: {error}") from error
     click.echo(f"saved: {path}", err=True)
-    ctx.exit(0 if found.passed else GateFailed.exit_code)
+    ctx.exit(ExitStatus.SUCCESS if found.passed else ExitStatus.INACCURATE)
 
 
 def _kept(settings: Settings, hardware: str, model: str) -> Path:

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from embedctl_config.errors import EmbedctlError
-from embedctl_config.printable import printable
+from embedctl_config.command_group import one_line_errors
 from embedctl_config.settings import load_settings
 from embedctl_workers.commands.options import gpu_option, log_level_option, neuron_core_option
 from embedctl_workers.machine import devices
@@ -64,6 +63,7 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     show_envvar=True,
     help="For rediss://: check no certificate, so that anybody on the way may listen.",
 )
+@one_line_errors("embedctl worker")
 def main(
     hardware: str | None,
     cpus: str | None,
@@ -81,30 +81,26 @@ def main(
 
     Needs EMBEDCTL_REDIS_URL. Stop it with SIGTERM: it finishes the chunk it encodes and hands back the one it prepared.
     """
-    try:
-        settings = load_settings(insecure=insecure or None)
-        hardware = "cpu" if hardware == "auto" else hardware
-        if ready:
-            from embedctl_workers.supervising.readiness import check_ready
+    settings = load_settings(insecure=insecure or None)
+    hardware = "cpu" if hardware == "auto" else hardware
+    if ready:
+        from embedctl_workers.supervising.readiness import check_ready
 
-            click.echo(f"ready: {', '.join(check_ready(settings, hardware))}")
-            return
-        hardware = hardware or (settings.hardware if settings.hardware != "auto" else "cpu")
-        entry = settings.hardware_class(hardware)
-        accelerator = choose_accelerator(hardware, entry.device, gpu=gpu, neuron_core=neuron_core)
-        pinned = devices.pin(cpus, accelerator=accelerator, threads=threads)
-        # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.
-        from embedctl_workers.serving.lifecycle import run_worker
+        click.echo(f"ready: {', '.join(check_ready(settings, hardware))}")
+        return
+    hardware = hardware or (settings.hardware if settings.hardware != "auto" else "cpu")
+    entry = settings.hardware_class(hardware)
+    accelerator = choose_accelerator(hardware, entry.device, gpu=gpu, neuron_core=neuron_core)
+    pinned = devices.pin(cpus, accelerator=accelerator, threads=threads)
+    # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.
+    from embedctl_workers.serving.lifecycle import run_worker
 
-        code = run_worker(
-            settings,
-            hardware=hardware,
-            models=models or entry.models or (settings.model,),
-            pinned=pinned,
-            log_level=log_level,
-            build=not no_build,
-        )
-    except EmbedctlError as error:
-        click.echo(printable(f"embedctl worker: {error}", lines=True), err=True)
-        sys.exit(error.exit_code)
-    sys.exit(code)
+    status = run_worker(
+        settings,
+        hardware=hardware,
+        models=models or entry.models or (settings.model,),
+        pinned=pinned,
+        log_level=log_level,
+        build=not no_build,
+    )
+    sys.exit(status)

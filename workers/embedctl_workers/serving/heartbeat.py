@@ -11,7 +11,7 @@ from collections.abc import Callable
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
 from embedctl.store import WorkerRow
-from embedctl_config.errors import BrokerRefused, EmbedctlError
+from embedctl_config.errors import BrokerRefused, EmbedctlError, ExitStatus
 from embedctl_workers.serving.in_hand import InHand
 
 log = logging.getLogger(__name__)
@@ -20,8 +20,6 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 5.0
 #: A worker that stops waits no longer for its reaper (seconds): others go on where it stopped.
 _LAST_ROUND_S = 10.0
-#: The process's exit status when its encode hangs (EX_SOFTWARE of sysexits.h).
-HUNG_EXIT = 70
 
 
 class Heartbeat:
@@ -146,4 +144,4 @@ class Heartbeat:
                     "no progress for %.0f s (hang_s is %g): ending this process", quiet_s, longest_s, extra=held.fields
                 )
                 logging.shutdown()
-                os._exit(HUNG_EXIT)
+                os._exit(ExitStatus.HUNG)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from embedctl_config.errors import BrokerUnavailable, DeviceLost, GateFailed, ModelNotFound, NotPermitted, SettingsError
-from embedctl_workers.serving.heartbeat import HUNG_EXIT
+from embedctl_config.errors import ExitStatus
 
 #: Statuses of a worker that will not start however often it is tried: a wrong setting, no such model, wrong vectors, a
 #: user that Redis does not let.
-HOPELESS = frozenset(each.exit_code for each in (SettingsError, ModelNotFound, GateFailed, NotPermitted))
+HOPELESS = frozenset({ExitStatus.USAGE, ExitStatus.NOT_FOUND, ExitStatus.INACCURATE, ExitStatus.NOT_PERMITTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Lives:
         """It has ended, though not because we told it to; the pause before the next, unless it is given up now."""
         if self.ready_at is None:
             # A Redis that is away says nothing of the worker: it is tried for good.
-            self.failed_starts += status != BrokerUnavailable.exit_code
+            self.failed_starts += status != ExitStatus.UNAVAILABLE
             if status in HOPELESS or self.failed_starts >= self._pace.starts:
                 self.given_up = status
         elif now - self.ready_at >= self._pace.lived_s:
@@ -78,9 +77,9 @@ def how_it_ended(status: int) -> str:
     if status < 0:
         known = {int(each): each.name for each in signal.Signals}
         return f"killed by {known.get(-status, f'signal {-status}')}"
-    if status == HUNG_EXIT:
+    if status == ExitStatus.HUNG:
         return f"ended itself with status {status}: an encode hung"
-    if status == DeviceLost.exit_code:
+    if status == ExitStatus.CANNOT_ENCODE:
         return f"ended itself with status {status}: it can encode nothing any more"
     return f"ended with status {status}"
 
@@ -93,4 +92,4 @@ def guilt(status: int) -> bool | None:
     """
     if status == -signal.SIGTERM:
         return False
-    return True if status < 0 or status in (HUNG_EXIT, DeviceLost.exit_code) else None
+    return True if status < 0 or status in (ExitStatus.HUNG, ExitStatus.CANNOT_ENCODE) else None

@@ -1,0 +1,173 @@
+"""Reading the results of one job, chunk by chunk, in input order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from embedctl.patience import TimeLimit
+from embedctl.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, overlaid
+from embedctl.store import JobStatus
+from embedctl.waiting import Progress, Waiter, lost_chunks, refuse_cancelled
+from embedctl_config import wire
+from embedctl_config.errors import JobFailed, JobLost, JobUnfinished
+from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.wire import ChunkResult
+
+#: Chunks whose heads are asked for together.
+_SLICE = 500
+
+_Read = Callable[[str, int], ChunkResult | None]
+_Wait = Callable[[int], JobStatus]
+
+
+class ResultReader:
+    """Reads what became of a job's records. It holds one chunk at a time, and waits for a chunk that is not there.
+
+    Args:
+        waiter: waits for that job.
+    """
+
+    def __init__(self, waiter: Waiter) -> None:
+        self._waiter = waiter
+        self._job_id = waiter.job_id
+        self._broker = waiter.broker
+
+    def ended_status(self) -> JobStatus:
+        """The status of a job that has ended.
+
+        Raises:
+            JobUnfinished, JobCancelled: it has not, or it was cancelled.
+        """
+        status = self._waiter.status()
+        refuse_cancelled(status)
+        if not status.state.ended:
+            raise JobUnfinished(
+                f"job {self._job_id} is {status.state}: {status.done + status.failed} of {status.records} records are "
+                "done"
+            )
+        return status
+
+    def chunks(
+        self,
+        start: int = 0,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+        since: float | None = None,
+    ) -> Iterator[ChunkVectors]:
+        """The results of one chunk after the other; see :meth:`Job.iter_results`.
+
+        Args:
+            start: chunks to leave out.
+            timeout: longest wait for one chunk (seconds); None for no limit.
+            since: when the wait for the first chunk began, by the monotonic clock; None: when it is asked for.
+        """
+        limit = TimeLimit(timeout, time.monotonic() if since is None else since)
+        status = self._waiter.look(progress, limit.deadline)
+        refuse_cancelled(status)
+        index = start
+        while status.original_chunks is None or index < status.original_chunks:
+            wait = partial(self._wait_for_chunk, limit=limit, progress=progress)
+            chunk = self._waiter.ask(partial(self._chunk, index, status, wait), limit.deadline)
+            if chunk is None:
+                status = wait(index)
+            else:
+                yield chunk
+                index += 1
+                limit = TimeLimit(timeout, time.monotonic())
+
+    def empty_vectors(self) -> Vectors:
+        """An array for the vectors of an ended job: float32, records × dimensions, filled with NaN. Raises as
+        :meth:`ended_status`."""
+        status = self.ended_status()
+        return np.full((status.records, status.dim or 0), np.nan, np.float32)
+
+    def fill(self, vectors: Vectors, start: int = 0) -> Iterator[None]:
+        """Put the vectors of one chunk after the other into their rows."""
+        for chunk in self.chunks(start):
+            vectors[chunk.positions] = chunk.vectors
+            yield
+
+    def errors_by_chunk(self, start: int = 0) -> Iterator[list[FailedRecord]]:
+        """The failed records of one chunk after the other; see :meth:`Job.iter_errors`."""
+        status = self.ended_status()
+        chunks = status.original_chunks or status.chunks
+        for at in range(start, chunks, _SLICE):
+            indices = range(at, min(at + _SLICE, chunks))
+            doubtful = (
+                set(indices)
+                if status.stopped_by is not None
+                else self._broker.jobs.chunks_with_errors(self._job_id, at, len(indices))
+            )
+            for index in indices:
+                yield self._errors_of(index, status) if index in doubtful else []
+
+    def _errors_of(self, index: int, status: JobStatus) -> list[FailedRecord]:
+        """The failed records of one chunk of an ended job; none if its error budget kept it from being encoded."""
+        head = self._broker.jobs.result_head
+        wait = partial(self._wait_for_chunk, limit=TimeLimit.from_now(None))
+        while (chunk := self._chunk(index, status, wait, head)) is None and status.stopped_by is None:
+            wait(index)
+        return [] if chunk is None else chunk.errors
+
+    def _wait_for_chunk(self, index: int, limit: TimeLimit, progress: Progress | None = None) -> JobStatus:
+        """Wait until a chunk's result is there, or the job turns out to have no such chunk.
+
+        Raises:
+            JobCancelled, JobFailed, JobLost: the result will never come.
+        """
+
+        def is_there(status: JobStatus) -> bool:
+            refuse_cancelled(status)
+            if status.original_chunks is not None and index >= status.chunks:
+                return True
+            if self._waiter.ask(partial(self._broker.jobs.has_result, self._job_id, index), limit.deadline):
+                return True
+            if status.stopped_by is not None:
+                raise JobFailed(
+                    f"job {self._job_id} was ended by its error budget after {status.failed} failed records; "
+                    f"`embedctl errors {self._job_id}` lists them"
+                )
+            if status.state.ended:
+                raise lost_chunks(self._job_id, *(status.lost_chunks or (index, index)))
+            return False
+
+        return self._waiter.until(is_there, limit, progress)
+
+    def _chunk(self, index: int, status: JobStatus, wait: _Wait, read: _Read | None = None) -> ChunkVectors | None:
+        """A chunk's results, with those of its retried records in their places; None if they are not there yet.
+
+        Args:
+            wait: waits for a chunk of retried records.
+            read: reads one chunk of a job; all of it if None.
+        """
+        read = read or self._whole
+        result = read(self._job_id, index)
+        if result is None:
+            return None
+        fingerprint = job_fingerprint(status.model_fingerprint or self._pinned_fingerprint(), status.options)
+        if result.fingerprint != fingerprint:
+            raise JobLost(
+                f"chunk {index} of job {self._job_id} has vectors of another model ({result.fingerprint[:12]}, not "
+                f"{fingerprint[:12]}): Redis was restored from parts of two states. Submit the corpus again."
+            )
+        chunk = chunk_vectors(result)
+        retried = self._broker.jobs.retried_as(self._job_id, index) if chunk.errors else None
+        if retried is None:
+            return chunk
+        later = self._chunk(retried, status, wait, read)
+        if later is None:
+            wait(retried)
+            later = self._chunk(retried, status, wait, read)
+        return chunk if later is None else overlaid(chunk, later)
+
+    def _whole(self, job_id: str, index: int) -> ChunkResult | None:
+        data = self._broker.jobs.result(job_id, index)
+        return None if data is None else wire.decode_result(data)
+
+    def _pinned_fingerprint(self) -> str:
+        """The model's fingerprint of a job whose status was read before its first claim."""
+        return self._broker.jobs.status(self._job_id).model_fingerprint or ""

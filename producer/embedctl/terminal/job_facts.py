@@ -1,0 +1,180 @@
+"""What `embedctl status` says of one job, name by name, and what keeps a job from its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from embedctl.overview import JobPace
+from embedctl.routing import start_command
+from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
+
+#: A name and what is said under it.
+Fact = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job and its workers at one moment.
+
+    Attributes:
+        high_water_bytes: how much of its text may wait before its producer does.
+    """
+
+    pace: JobPace
+    workers: list[WorkerRow]
+    gone: list[GoneWorker]
+    suspects: list[Suspect]
+    high_water_bytes: int
+
+    @property
+    def job(self) -> JobStatus:
+        """The job's status."""
+        return self.pace.job
+
+
+def all_facts(view: JobView) -> list[Fact]:
+    """What the job is, then what keeps it from its end, then all else."""
+    job = view.job
+    first = [] if job.state.ended else list(_blocking(view))
+    facts = _plain_facts(job, view.workers)
+    if not job.state.ended:
+        facts += [("gone", f"{each.worker.name}, {each.seconds:.0f} s ago: {each.how}") for each in view.gone]
+        facts += [fact for suspect in view.suspects if not suspect.stuck for fact in _history(suspect)]
+    named = {name for name, _ in first if name}
+    return [*facts[:2], *first, *(fact for fact in facts[2:] if fact[0] not in named)]
+
+
+def state(job: JobStatus) -> str:
+    """The job's state, and whether its producer died."""
+    return f"{job.state}{' (stalled)' if job.stalled else ''}"
+
+
+def stalled(job: JobStatus) -> str:
+    """What to say of a job whose producer died, and how to continue."""
+    return (
+        f"The producer of job {job.id} died after {job.records:,} records. Submit its corpus again with the same "
+        f"idempotency key or with --resume {job.id}, or cancel the job"
+    )
+
+
+def troubles(job: JobStatus) -> list[Fact]:
+    """What went wrong with a job, as far as its status says, the gravest first."""
+    found = []
+    if job.lost_chunks:
+        first, last = job.lost_chunks
+        found.append(
+            ("lost", f"Redis lost chunks {first} to {last}; the same corpus with --resume {job.id} repairs them")
+        )
+    if job.mismatch:
+        found.append(("mismatch", f"{job.mismatch} was refused: {job.pinned_by} serves {job.model_fingerprint}"))
+    if job.trouble and not job.state.ended:
+        found.append(("trouble", job.trouble))
+    return found
+
+
+def _blocking(view: JobView) -> Iterator[Fact]:
+    """What keeps a job from its end, the gravest first."""
+    job, workers = view.job, view.workers
+    wrong = dict(troubles(job))
+    if "lost" in wrong:
+        yield "lost", wrong["lost"]
+    if job.stalled:
+        yield "stalled", stalled(job)
+    if not workers:
+        yield _live(job, workers)
+    elif all(worker.precision != job.precision for worker in workers):
+        offered = ", ".join(sorted({worker.precision for worker in workers}))
+        yield "workers", f"{len(workers)} live, but they offer {offered}, and the job asks for {job.precision}"
+    fingerprints = {worker.models[job.model].fingerprint for worker in workers if job.model in worker.models}
+    if "mismatch" in wrong and job.model_fingerprint not in fingerprints:
+        yield "mismatch", wrong["mismatch"]
+    hung = [_hung(worker) for worker in workers if worker.activity == "hung"]
+    if len(hung) == len(workers):
+        yield from hung
+    for suspect in view.suspects:
+        if suspect.stuck:
+            yield from _history(suspect)
+    if job.state is JobState.SUBMITTING and job.producer_alive and job.waiting_bytes > view.high_water_bytes:
+        yield (
+            "waits",
+            f"its producer waits for workers to make room: {job.waiting_bytes:,} bytes of text are not encoded",
+        )
+    if "trouble" in wrong:
+        yield "trouble", wrong["trouble"]
+
+
+def _plain_facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[Fact]:
+    """Everything that the job and its workers say of themselves, without empty facts."""
+    ended_by = f" (ended by {job.stopped_by})" if job.stopped_by else ""
+    facts = [
+        ("job", job.id),
+        ("state", state(job) + ended_by),
+        ("model", job.model),
+        ("class", f"{job.hardware} ({job.precision})"),
+        _live(job, workers),
+        *(("engine", line) for line in _engines(job.model, workers)),
+        *(_hung(worker) for worker in workers if worker.activity == "hung"),
+        *(
+            ("bounds", f"{worker.name} is held to {worker.bounds} in place of {worker.precision}'s own")
+            for worker in workers
+            if worker.bounds
+        ),
+        ("records", f"{job.records:,}{'' if job.sealed else ' so far'}"),
+        ("done", f"{job.done:,}"),
+        ("failed", f"{job.failed:,}"),
+        ("truncated", f"{job.truncated:,}"),
+        ("chunks", f"{job.chunks_done:,} of {job.chunks:,}"),
+        (
+            "repeated",
+            f"leases lapsed: {job.lapsed:,}, of workers gone: {job.deaths:,}, late results: {job.refused:,}"
+            if job.lapsed or job.refused
+            else "",
+        ),
+        ("created", _when(job.created_at)),
+        ("started", _when(job.started_at)),
+        ("ended", _when(job.ended_at)),
+        ("kept", f"{job.expires_in.total_seconds() / 3600:,.1f} hours more"),
+        *troubles(job),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _live(job: JobStatus, workers: Sequence[WorkerRow]) -> Fact:
+    """The live workers by what they do; if there is none, how to start one."""
+    activities = Counter(worker.activity for worker in workers)
+    live = f"{len(workers)} live"
+    if activities:
+        live += f": {', '.join(f'{count} {activity}' for activity, count in sorted(activities.items()))}"
+    elif not job.state.ended:
+        live += f"; start one: {start_command(job.hardware, job.model)}"
+    return "workers", live
+
+
+def _engines(model: str, workers: Sequence[WorkerRow]) -> list[str]:
+    """What executes a model, and how fast all workers together have executed it so far."""
+    rates: dict[str, float] = {}
+    for worker in workers:
+        served = worker.models.get(model)
+        if served is not None and served.engine:
+            rates[served.engine] = rates.get(served.engine, 0.0) + served.tokens_per_s
+    return [f"{engine}; {rate:,.0f} tokens/s" if rate else engine for engine, rate in sorted(rates.items())]
+
+
+def _hung(worker: WorkerRow) -> Fact:
+    return "hung", f"{worker.name}: no batch finished for {worker.quiet_s:.0f} s"
+
+
+def _history(suspect: Suspect) -> Iterator[Fact]:
+    """What is known of a chunk whose owners died: a line for it and one for each death."""
+    so_far = f"rows given up: {', '.join(map(str, suspect.given_up))}" if suspect.given_up else "no row named yet"
+    yield "stuck" if suspect.stuck else "suspect", f"chunk {suspect.chunk}: encoded alone, record by record; {so_far}"
+    for death in suspect.deaths:
+        at_row = "" if death.row is None else f" at row {death.row}"
+        yield "", f"{_when(death.at)}: {death.worker} died{at_row}"
+
+
+def _when(moment: datetime | None) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else ""

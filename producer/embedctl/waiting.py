@@ -1,0 +1,181 @@
+"""Waiting for one job: never for something that cannot come, nor longer than the timeout, nor in silence."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from embedctl.broker import Broker
+from embedctl.notices import Reminder
+from embedctl.patience import TimeLimit, patiently
+from embedctl.reaper import Reaper
+from embedctl.routing import missing_worker
+from embedctl.store import JobState, JobStatus
+from embedctl_config import keys
+from embedctl_config.errors import JobCancelled, JobLost, JobStalled, WaitTimeout
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Takes a job's status whenever something happened, and every second.
+Progress = Callable[[JobStatus], None]
+
+#: The status is read at least this often while a caller waits (seconds).
+_LOOK_EVERY_S = 1.0
+
+
+class Waiter:
+    """Asks Redis about one job, and waits for it in the calling thread.
+
+    It asks again while Redis is away or full (:func:`patiently`), and runs the reaper while it waits, as workers do.
+
+    Args:
+        sealed_with: the number of chunks with which this process sealed the job; None if another process did.
+    """
+
+    def __init__(self, job_id: str, broker: Broker, *, sealed_with: int | None = None) -> None:
+        self.job_id = job_id
+        self.broker = broker
+        self.sealed_with = sealed_with
+        self._reaper = Reaper(broker)
+        self._stalled_since: float | None = None
+        self._remind_of_workers = Reminder(log.warning)
+        self._remind_of_redis = Reminder(log.warning)
+
+    def status(self) -> JobStatus:
+        """The job's status at this moment. Asks once."""
+        status = self.broker.jobs.status(self.job_id)
+        return dataclasses.replace(status, live_workers=self.broker.workers.count(status.queue))
+
+    def ask(self, question: Callable[[], T], deadline: float | None = None) -> T:
+        """The answer to a question that may be asked twice; see :func:`patiently` for the deadline and the errors."""
+        return patiently(question, pausing=self.note_outage, deadline=deadline)
+
+    def next_event(self, seen: str, timeout_s: float, deadline: float | None = None) -> str:
+        """Wait for the job's next event, then run the reaper if a round is due.
+
+        Args:
+            seen: the id of the last event that the caller knows; `0` if it knows none.
+            timeout_s: longest wait for the event (seconds).
+
+        Returns:
+            The id of the last event, which is `seen` if there was no other.
+        """
+        seen = self.ask(partial(self.broker.jobs.wait_event, self.job_id, seen, timeout_s), deadline)
+        self.reap(deadline)
+        return seen
+
+    def reap(self, deadline: float | None) -> None:
+        """Run the reaper if a round is due."""
+        self.ask(partial(self._reaper.round, deadline), deadline)
+
+    def note_outage(self) -> None:
+        """Redis is away or full: its silence about owners means nothing, and the user is to know."""
+        self._reaper.rest()
+        self._remind_of_redis(f"job {self.job_id}: waits for Redis, which is away or full")
+
+    def warn_of_missing_worker(self, status: JobStatus) -> None:
+        """Log, now and then, that no live worker serves the job."""
+        self._remind_of_workers(missing_worker(status))
+
+    def look(self, progress: Progress | None, deadline: float | None) -> JobStatus:
+        """The job's status, passed to `progress`; without that, a missing worker is logged."""
+        status = self.ask(self.status, deadline)
+        (progress or self.warn_of_missing_worker)(status)
+        return status
+
+    def until_ended(self, limit: TimeLimit, progress: Progress | None) -> JobStatus:
+        """Wait until the job has ended. Raises as :meth:`until`."""
+        return self.until(lambda status: status.state.ended, limit, progress)
+
+    def until_sealed(self, limit: TimeLimit, progress: Progress | None) -> JobStatus:
+        """Wait until the job has all its records, or has ended. Raises as :meth:`until`, and JobCancelled."""
+
+        def is_sealed(status: JobStatus) -> bool:
+            refuse_cancelled(status)
+            return status.original_chunks is not None or status.state.ended
+
+        return self.until(is_sealed, limit, progress)
+
+    def until(
+        self, arrived: Callable[[JobStatus], bool], limit: TimeLimit, progress: Progress | None = None
+    ) -> JobStatus:
+        """Wait until something is so.
+
+        Args:
+            arrived: whether it is, by the job's status; raises what ends the wait.
+            progress: called with each status.
+
+        Raises:
+            WaitTimeout: the time is over; the job goes on.
+            JobLost: Redis lost chunks of the job, so it can't end.
+            JobStalled: the job's producer died before it had submitted all records, and the others are done.
+            BrokerUnavailable: Redis stayed away.
+        """
+        deadline, seen = limit.deadline, "0"
+        while True:
+            status = self.look(progress, deadline)
+            if arrived(status):
+                return status
+            self._check_prospects(status, deadline)
+            seen = self.next_event(seen, min(_LOOK_EVERY_S, self._left_s(status, limit)), deadline)
+
+    def _check_prospects(self, status: JobStatus, deadline: float | None) -> None:
+        """See that a job that has not ended still can. Seal it again if this process sealed it and Redis lost that."""
+        if status.lost_chunks is not None:
+            raise lost_chunks(status.id, *status.lost_chunks)
+        if status.original_chunks is not None or status.state is not JobState.SUBMITTING:
+            self._stalled_since = None
+        elif self.sealed_with == status.chunks:
+            self.ask(partial(self.broker.jobs.seal, self.job_id, status.chunks), deadline)
+            log.warning("job %s: Redis had lost that the job is sealed; it is sealed again", self.job_id)
+        elif not status.stalled or status.done + status.failed < status.records:
+            self._stalled_since = None
+        else:
+            self._check_stalled(status, deadline)
+
+    def _check_stalled(self, status: JobStatus, deadline: float | None) -> None:
+        """All records of a stalled job are done: raise, unless another producer may still continue it."""
+        now = time.monotonic()
+        self._stalled_since = self._stalled_since or now
+        if now - self._stalled_since <= keys.PRODUCER_LEASE_S:  # another producer may be about to take over
+            return
+        if self.ask(self.broker.connection.is_full, deadline):
+            self._stalled_since = None  # a producer that waits for memory may not even be able to renew its lease
+            return
+        raise JobStalled(
+            f"job {self.job_id} has not all its records: its producer died, or Redis lost its last writes. The "
+            f"{status.records} that are there are done. Submit the same corpus with --resume {self.job_id} or "
+            "with its idempotency key, or cancel the job"
+        )
+
+    def _left_s(self, status: JobStatus, limit: TimeLimit) -> float:
+        """Seconds until the deadline, which is not over."""
+        if limit.deadline is None:
+            return _LOOK_EVERY_S
+        left_s = limit.deadline - time.monotonic()
+        if left_s <= 0:
+            raise WaitTimeout(
+                f"job {self.job_id} is {status.state} after {limit.timeout:g} s: {status.done + status.failed} of "
+                f"{status.records} records are done, and it goes on"
+            )
+        return left_s
+
+
+def refuse_cancelled(status: JobStatus) -> None:
+    """Raise JobCancelled if the job was cancelled."""
+    if status.state is JobState.CANCELLED:
+        raise JobCancelled(f"job {status.id} was cancelled: it has no vectors")
+
+
+def lost_chunks(job_id: str, first: int, last: int) -> JobLost:
+    """The error for a job of which Redis lost these chunks."""
+    return JobLost(
+        f"Redis lost chunks {first} to {last} of job {job_id}. Submit the same corpus with --resume {job_id} "
+        "to repair it, or with its idempotency key."
+    )
