@@ -110,7 +110,7 @@ class _Discreet(AMQP):
 
 
 def _address(settings: Settings) -> tuple[str, dict[str, Any]]:
-    """The broker's URL in kombu's form, with its password, and the options of TLS, empty without TLS."""
+    """The broker's URL in kombu's form, with its password, and the TLS options, which are empty without TLS."""
     url, tls = _kombu_url(secret_url(settings)), tls_options(settings)
     if tls:
         # Kombu and Flower read options in the URL differently. Flower expects them outside of it.

@@ -13,7 +13,7 @@ from typing import Any
 
 #: The options of a job that determine its vectors.
 DECIDING_OPTIONS = ("prompt", "truncation", "normalize")
-#: Such options that were added later. They count only if a job sets them, so that older jobs keep their fingerprints.
+#: Later additions. They count only if a job sets them, so that older jobs keep their fingerprints.
 LATER_OPTIONS = ("dimensions",)
 
 

@@ -62,7 +62,7 @@ JOBS = _shared("embed:jobs", _PRODUCER, _WORKER, _MONITOR)
 #: When this database was first used, in ms since 1970. A job with an older id was lost with an earlier database.
 BIRTH = _shared("embed:birth", _PRODUCER, _WORKER, _MONITOR)
 
-#: Sorted set of worker instances by the time in ms until which their heartbeat counts.
+#: Sorted set of worker instances by the expiry of their heartbeats in ms.
 WORKERS = _shared("embed:workers", _PRODUCER, _WORKER, _MONITOR)
 
 #: A worker whose heartbeat is older than this is silent: dead, stopped or cut off (seconds).
@@ -104,7 +104,7 @@ def reaper(version: int) -> str:
 
 @_used_by(_PRODUCER, _WORKER)
 def upkeep(version: int | str) -> str:
-    """Sorted set: active jobs of a version by the time in ms at which the reaper looks at them next.
+    """Sorted set: active jobs of a version by the time of the reaper's next look in ms.
 
     Each version has a set, so that a reaper never meets jobs of newer versions. Access lists that are older than this
     key permit its name; the same is true of the next two keys.
@@ -114,7 +114,7 @@ def upkeep(version: int | str) -> str:
 
 @_used_by(_PRODUCER, _WORKER)
 def idle(version: int | str, queue: str) -> str:
-    """Sorted set: jobs of a version that wait for a worker of their queue, by the time in ms at which they expire."""
+    """Sorted set: jobs of a version that wait for a worker of their queue, by their expiry in ms."""
     return f"embed:reaper:idle:{version}:{queue}"
 
 
@@ -133,7 +133,7 @@ def job(job_id: str) -> str:
 
 @_used_by(_PRODUCER, _WORKER)
 def due(job_id: str) -> str:
-    """Sorted set: issued chunks by the time in ms at which they need another ticket."""
+    """Sorted set: issued chunks by the time in ms when they need another ticket."""
     return f"embed:job:{job_id}:due"
 
 
@@ -234,7 +234,7 @@ def machine(machine_id: str) -> str:
 
 @_used_by(_PRODUCER, _WORKER, _MONITOR)
 def queue_workers(queue: str) -> str:
-    """Sorted set: worker instances that consume a queue, by the time in ms until which their heartbeat counts."""
+    """Sorted set: worker instances that consume a queue, by the expiry of their heartbeats in ms."""
     return f"embed:queue:{queue}:workers"
 
 

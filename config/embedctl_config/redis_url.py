@@ -46,8 +46,8 @@ def tls_options(settings: Settings) -> dict[str, Any]:
     """Arguments for redis-py's connections that say how to check Redis' certificate; empty without TLS.
 
     Raises:
-        SettingsError: the URL turns a check off, which only `insecure` may do; it holds options of TLS, but is not
-            rediss://; or `tls_ca_file` holds no certificates.
+        SettingsError: the URL turns a check off, which only `insecure` may do; the URL has TLS options, but not the
+            scheme rediss://; or `tls_ca_file` holds no certificates.
     """
     parts = _parts(settings)
     query = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}

@@ -98,8 +98,8 @@ class Settings:
     insecure: bool = _setting(
         False, "for rediss://: whether to skip all checks of the certificate; anyone can then listen", guarded=True
     )
-    model: str = _setting("all-MiniLM-L6-v2", "the model of jobs and workers without one")
-    hardware: str = _setting("auto", "the hardware class of jobs without one; auto: the fastest with live workers")
+    model: str = _setting("all-MiniLM-L6-v2", "the default model of jobs and workers")
+    hardware: str = _setting("auto", "the default hardware class of jobs; auto: the fastest class with live workers")
     chunk_size: int = _setting(512, "most records in a chunk", unit="records", minimum=1, maximum=MAX_CHUNK_RECORDS)
     chunk_bytes: int = _setting(512 * 1024, "most text in a chunk", unit="bytes", minimum=1024, maximum=MAX_CHUNK_BYTES)
     max_text_bytes: int = _setting(
@@ -112,7 +112,7 @@ class Settings:
         minimum=1024,
     )
     window: int = _setting(8, "most tickets of one job in its queue at once", unit="tickets", minimum=1)
-    window_per_worker: int = _setting(4, "the same per live worker, if that is more", unit="tickets", minimum=1)
+    window_per_worker: int = _setting(4, "the same for each live worker, if that is more", unit="tickets", minimum=1)
     ttl_s: float = _setting(
         7 * 24 * 3600.0,
         "a job is kept this long after its end; until then, it is kept at least 7 days after its last progress",
@@ -136,9 +136,7 @@ class Settings:
     log_format: str = _setting(
         "auto", "the format of workers' logs: text, json, or auto (text on a terminal, json elsewhere)"
     )
-    metrics_host: str = _setting(
-        "127.0.0.1", "the address at which a worker serves its metrics and its health", guarded=True
-    )
+    metrics_host: str = _setting("127.0.0.1", "the address for a worker's metrics and health", guarded=True)
     metrics_port: int = _setting(
         0,
         "the port for metrics and health; each further worker of `embedctl up` uses the next one. 0: none",
@@ -148,7 +146,7 @@ class Settings:
     )
     flower_address: str = _setting(
         "127.0.0.1",
-        "the address at which `embedctl flower` listens; any but 127.0.0.1 needs `flower_auth_file`",
+        "the address of the dashboard; any but 127.0.0.1 needs `flower_auth_file`",
         guarded=True,
     )
     flower_port: int = _setting(
@@ -159,7 +157,7 @@ class Settings:
         "a file of lines `user:password`: the users who may see the dashboard. Empty: everyone on its machine",
         guarded=True,
     )
-    flower_url_prefix: str = _setting("", "the path under which a reverse proxy shows the dashboard")
+    flower_url_prefix: str = _setting("", "the dashboard's path behind a reverse proxy")
     classes: Mapping[str, HardwareClass] = field(
         default_factory=lambda: SHIPPED_CLASSES, metadata={"help": "hardware classes: tables `[classes.NAME]`"}
     )
@@ -219,7 +217,7 @@ def explain_settings(
 def survey_settings(
     environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
 ) -> tuple[Settings, Mapping[str, str], list[str]]:
-    """What :func:`explain_settings` returns, and every problem. The settings are for showing, not for working with.
+    """What :func:`explain_settings` returns, and every problem. Use the settings for display only.
 
     A setting with an unusable value takes the value of the next weaker source. A value out of bounds stays.
     """
@@ -509,7 +507,7 @@ def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: l
     allowed = (str, int) if whole else (str, int, float)
     try:
         if isinstance(value, bool) or not isinstance(value, allowed):
-            raise ValueError  # noqa: TRY004, TRY301  (one message for a value of the wrong type and for text that is no number)
+            raise ValueError  # noqa: TRY004, TRY301  (one message for a value of the wrong type and for text that is not a number)
         values[name] = type(default)(value)
     except ValueError:
         problems.append(f"{where}: {value!r} is not a {'whole ' if whole else ''}number")

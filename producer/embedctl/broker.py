@@ -68,7 +68,7 @@ class Broker:
             from embedctl.tickets import TicketSender
             from embedctl_config.celery_app import make_celery
 
-            # Two threads may each make one at first, which is harmless. A lock could be held during a fork.
+            # No lock, which a fork could copy while it is held. Two threads may each make a sender, which is harmless.
             sender = self.__dict__["_tickets"] = TicketSender(
                 make_celery(self.settings), self.connection.about_now_ms, self.connection.explained
             )

@@ -105,7 +105,7 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
         Level.FAIL,
         "redis mode",
         str(info.get("redis_mode", "standalone")),
-        "use an instance without cluster mode (cluster-enabled no): a cluster keeps the keys of a job apart",
+        "use an instance without cluster mode (cluster-enabled no): a cluster spreads the keys of a job over nodes",
     )
     yield from _connections(info, config)
     if config:
@@ -254,7 +254,7 @@ def _workers(broker: Broker) -> Iterator[Finding]:
                 Level.WARN, "hung worker", found, f"it ends itself after hang_s ({broker.settings.hang_s:g} s)"
             )
     for gone in broker.workers.gone():
-        found = f"{gone.worker.name} is gone for {gone.seconds:.0f} s: {gone.how}"
+        found = f"{gone.worker.name} has been gone for {gone.seconds:.0f} s: {gone.how}"
         yield Finding(Level.WARN, "worker gone", found, "look at its log; start it again")
     if not alive:
         yield Finding(Level.WARN, "workers", "none is alive", start_command("cpu", broker.settings.model))

@@ -63,7 +63,7 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A live worker and the model with which it is encoding; None while it is idle or hung."""
+    """A live worker and the model that it is encoding with; None while it is idle or hung."""
 
     row: WorkerRow
     encodes: ServedModel | None
@@ -194,7 +194,7 @@ def _last_ended(pace: JobPace) -> float:
 
 
 def _encodes(worker: WorkerRow, model_of: dict[str, str]) -> ServedModel | None:
-    """The model with which a busy worker encodes; of several, the model of the chunk that it took first."""
+    """The model that a busy worker encodes with; of several, the model of the chunk that it took first."""
     if worker.activity != "busy":
         return None
     if len(worker.models) == 1:

@@ -1,4 +1,4 @@
-"""Records: one for each input row, from whatever source."""
+"""Records: one per input row, from any source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embedctl_config.wire import RecordKind
 #: The longest id of a record (bytes): the id travels with the record, and comes back with its vector.
 MAX_ID_BYTES = 1024
 
-#: Marks the end of the ids: None is an id's absence.
+#: Marks the end of the ids; None stands for a record without an id.
 _END = object()
 
 #: A record as callers may pass it: text, or a mapping with text and an optional id.

@@ -87,7 +87,7 @@ def no_worker(hardware: str, model: str) -> str:
 
 
 def missing_worker(job: JobStatus) -> str:
-    """The message about a job whose records wait and that no live worker serves; empty if a worker is alive."""
+    """The message about a job with waiting records and no live worker; empty for any other job."""
     waits = not job.state.ended and job.done + job.failed < job.records
     return no_worker(job.hardware, job.model) if waits and not job.live_workers else ""
 

@@ -8,7 +8,7 @@ from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
 
 _IN_CI = "verified in CI"
 _NOT = "not verified on hardware"
-_OWN = "a class of your own, which nobody but you has verified"
+_OWN = "your own class, not verified by the project"
 
 #: Class → statement. A class that the project has run on its device names the device and the day, such as `verified on
 #: an H200 on 2026-12-31`. A run with a stand-in for a device or a vendor's library verifies nothing.

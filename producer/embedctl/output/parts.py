@@ -69,7 +69,7 @@ def publish(path: Path) -> None:
 
 
 class Progress:
-    """A note of an unfinished file's progress, in the same folder, with which the next fetch continues."""
+    """A note of an unfinished file's progress, in the same folder. The next fetch continues from it."""
 
     def __init__(self, path: Path, of: Mapping[str, object]) -> None:
         self._path = path.with_name(f".{path.name}.progress")
@@ -87,7 +87,7 @@ class Progress:
         return facts
 
     def save(self, facts: Mapping[str, int]) -> None:
-        """Note the file's progress. The file must hold these facts' data already."""
+        """Note the file's progress. The file must already contain everything that the facts describe."""
         fresh = self._path.with_suffix(".new")
         fresh.unlink(missing_ok=True)  # it might be a link to another file
         fresh.write_text(json.dumps({"of": self._of, "facts": dict(facts)}), encoding="utf-8")
@@ -112,7 +112,7 @@ class LineFile:
         self._stream: IO[bytes] = os.fdopen(_open_own(part), "r+b")
         if os.fstat(self._stream.fileno()).st_size < size:
             self._stream.close()
-            raise ValueError(f"{part} is shorter than was noted")
+            raise ValueError(f"{part} is shorter than its progress note says")
         self._stream.truncate(size)
         self._stream.seek(size)
 

@@ -65,7 +65,7 @@ _CLUSTER_CLASSES = (
 )
 #: The end of what redis-py puts before a pipeline's error, together with the command and its arguments.
 _IN_PIPELINE = "of pipeline caused error: "
-#: Characters that end the part of a URL in which a password may stand.
+#: Characters that end the user and password part of a URL.
 _SEPARATORS = frozenset("/?#")
 
 
@@ -89,9 +89,9 @@ def answers_by(deadline: float | None) -> Iterator[None]:
 
 
 class _BoundedRetry(Retry):
-    """Retries until the deadline of :func:`answers_by`, and only the outermost call.
+    """Retries only the outermost call, and only until the deadline of :func:`answers_by`.
 
-    redis-py would also retry inside each try of a command: making the connection, and inside that, checking it.
+    redis-py would also retry inside each attempt: making the connection, and inside that, checking it.
     """
 
     def call_with_retry(self, do: Callable[[], T], fail: Callable[..., Any], *args: Any, **options: Any) -> T:
@@ -199,7 +199,7 @@ class Connection:
         # redis-py does not recognise this error inside a script.
         if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
             return BrokerFull(
-                f"Redis at {self._shown_url} is full: `embedctl list` and `embedctl discard` old jobs, or raise "
+                f"Redis at {self._shown_url} is full: discard old jobs (`embedctl list`, `embedctl discard`), or raise "
                 "its maxmemory"
             )
         if isinstance(error, redis.exceptions.NoPermissionError) or _REFUSED_IN_SCRIPT.search(str(error)):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-#: The row of a worker that does not know at which row it fell sick.
+#: The row of a worker that fell sick without knowing its row.
 _UNKNOWN = -1
 #: At most this many workers that fell sick over a chunk are remembered, the last ones.
 _MOST_SICK = 16
@@ -56,14 +56,18 @@ class Doubts:
         return replace(self, unreadable=self.unreadable | {instance}, rounds=self.rounds + 1)
 
     def with_sick(self, instance: str, row: int | None) -> Self:
-        """A copy which records that an instance fell sick over the chunk, in careful mode after this row, or None."""
+        """A copy which records that an instance fell sick over the chunk.
+
+        Args:
+            row: the row after which the instance fell sick in careful mode; None if unknown.
+        """
         sick = {**self.sick, instance: _UNKNOWN if row is None else row}
         named = self.poisonous  # poisonous rows are never forgotten
         forgotten = [each for each in sick if sick[each] not in named][: max(0, len(sick) - _MOST_SICK)]
         return replace(self, sick={each: at for each, at in sick.items() if each not in forgotten})
 
     def as_json(self) -> str:
-        """The form in which the store keeps it."""
+        """The JSON that the store keeps."""
         rows = {instance: sorted(rows) for instance, rows in self.rows.items()}
         facts: dict[str, object] = {"rows": rows, "unreadable": sorted(self.unreadable), "rounds": self.rounds}
         if self.sick:

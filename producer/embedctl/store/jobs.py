@@ -89,8 +89,8 @@ class ClaimAnswer(StrEnum):
 class Claim:
     """The result of a claim: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
 
-    `given_up` is None unless the chunk is suspect because an owner of it died. Then the chunk is to be encoded in
-    careful mode, without the rows in `given_up`, at which earlier owners died. `doubts` are the failures that earlier
+    `given_up` is None unless the chunk is suspect, because an owner of it died. A suspect chunk is to be encoded in
+    careful mode, without the rows in `given_up`: earlier owners died on them. `doubts` are the failures that earlier
     owners reported.
     """
 
@@ -281,8 +281,8 @@ class JobStore(JobReader):
         """Renew a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `newer`.
 
         Args:
-            row: the row of a suspect chunk at which the worker begins now; -1 after the last one. If the worker dies
-                before the next call with a row, that row is given up.
+            row: the row of a suspect chunk that the worker begins now; -1 after the last one. If the worker dies before
+                the next call with a row, this row is given up.
         """
         noted = [] if row is None else [row if row >= 0 else ""]
         return self._ticket_script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
@@ -346,8 +346,8 @@ class JobStore(JobReader):
         """
         if len(payload) >= MAX_RESULT_BYTES:
             raise BrokerRefused(
-                f"its result has {len(payload):,} bytes, and a value in Redis fewer than {MAX_RESULT_BYTES:,}: submit "
-                "the corpus with a smaller chunk_size"
+                f"its result has {len(payload):,} bytes, but Redis takes fewer than {MAX_RESULT_BYTES:,} as one value: "
+                "submit the corpus with a smaller chunk_size"
             )
         temporary = keys.uncommitted_result(job_id, chunk, token)
         script_keys = [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk), temporary]

@@ -35,8 +35,8 @@ local function look_by(at)
   if redis.call('ZADD', upkeep, 'LT', at, ARGV[1]) == 1 then share() end
 end
 
--- Set the time at which an issued chunk next needs a ticket, unless something happens to it earlier. An added half
--- millisecond means that its ticket is on the way.
+-- Set when an issued chunk next needs a ticket, unless something happens to it earlier. An added half millisecond means
+-- that its ticket is on the way.
 local function schedule(chunk, delay_ms, with_ticket)
   redis.call('ZADD', due, now + delay_ms + (with_ticket and 0.5 or 0), chunk)
   redis.call('PEXPIRE', due, keep_ms)

@@ -82,13 +82,13 @@ class Queues:
         for at in range(0, len(answers), _OLDEST + 1):
             *oldest, another = answers[at : at + _OLDEST + 1]
             times = [_not_before_its_job(ticket) for ticket in oldest if another is not None]
-            # The newest of them, because a forwarded ticket keeps the time at which it was first sent.
+            # The newest of them, because a forwarded ticket keeps its first send time.
             found.append(max((time for time in times if time is not None), default=None))
         return found
 
 
 def _not_before_its_job(ticket: bytes) -> int | None:
-    """When a ticket was sent, by its sender's clock. That clock may be wrong, so the time is at least its job's."""
+    """When a ticket was sent, by its sender's clock, which may be wrong; never earlier than its job was made."""
     sent = sent_ms(ticket)
     if sent is None:
         return None

@@ -153,7 +153,7 @@ class Suspect:
     """A chunk whose owners died, until it ends. It is encoded in careful mode: alone, row by row.
 
     Attributes:
-        given_up: the rows at which owners died in careful mode; they fail as `crashed_worker`.
+        given_up: the rows that owners died on in careful mode; they fail as `crashed_worker`.
         stuck: whether owners keep dying before they reach a row, as on a host that disappears.
         deaths: the last deaths, the oldest first.
     """

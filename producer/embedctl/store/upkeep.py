@@ -44,7 +44,7 @@ class ActiveJob:
         ttl_ms: how long it is kept after its end.
         stopped: whether its error budget ended it.
         abandoned: whether a retry of its failed records died before it was finished; the corpus is complete.
-        audit_at, extend_at: the chunks at which these sweeps continue; 0 if none is in progress.
+        audit_at, extend_at: the next chunk of each sweep; 0 if the sweep is not in progress.
         extend_next_ms: when the next sweep of `extend` begins, in ms by Redis' clock.
     """
 
@@ -84,7 +84,7 @@ class Looked:
         issued: chunks that need their first ticket.
         lost: the number of chunks that the audit found missing.
         refused: why Redis refused a part of the look.
-        audit_at: the chunk at which the audit continues; 0 at its end.
+        audit_at: the next chunk of the audit; 0 at its end.
     """
 
     idle: bool
@@ -312,7 +312,7 @@ class Upkeep:
 def _extend_after(ttl_ms: int) -> int:
     """How long after the start of one sweep the next may begin (ms).
 
-    It is less than a quarter of the TTL by the longest time for which the reaper does not look at a job.
+    It is a quarter of the TTL, less the longest pause between two looks at a job.
     """
     return ttl_ms * 3 // 16
 
