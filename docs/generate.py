@@ -54,17 +54,17 @@ A setting can come from several places. The strongest first:
 4. the user's file: `embedctl/config.toml` in `$XDG_CONFIG_HOME`, by default in `~/.config`;
 5. its default.
 
-All are checked together when a command starts, and one message lists every problem with its source; `embedctl config
-show` says where each one comes from. A variable that only begins as ours do, as those that Kubernetes makes for a
-service called `embedctl-redis`, is named in the log and left alone.
+A command checks all settings when it starts, and one message lists every problem with its source. `embedctl config
+show` shows the source of each setting. Variables that only share our prefix, such as those that Kubernetes sets for a
+service called `embedctl-redis`, are logged and ignored.
 
-An `embedctl.toml` that merely lies in the working directory may have come with a repository that you cloned. It may
-choose models, classes and sizes; {guarded} it may not, and a command stops where it does. If the file is yours, say so:
+An `embedctl.toml` that was merely found in the working directory may have come with a repository that you cloned. It
+may set models, classes and sizes, but a command stops if it sets any of these: {guarded}. If the file is yours, say so:
 `export EMBEDCTL_CONFIG=/path/to/embedctl.toml`.
 
-A password is never sent to a Redis that a stronger source names: `redis_password_file` in your own file goes with the
-`redis_url` there, and is left out where a variable names another Redis. The other way round they may come apart: a
-`redis_url` in a file that everybody may read, and `EMBEDCTL_REDIS_PASSWORD_FILE` in the environment.
+A password is never sent to a Redis that a stronger source names: `redis_password_file` in your own file belongs to the
+`redis_url` there, and is ignored if a variable names another Redis. The reverse is allowed: a `redis_url` in a file
+that everyone may read, and `EMBEDCTL_REDIS_PASSWORD_FILE` in the environment.
 
 {scalars}
 All producers and workers on one Redis should have the same `lease_s` and `reissue_s`.
@@ -82,14 +82,14 @@ The shipped classes:
 {shipped}
 ## `[models.NAME]`: models
 
-Where a model comes from, under the name that jobs, workers and queues use. Its source, or the name itself where there
-is no table, is looked for as a folder, then as an installed model package, then in the hub's cache. Nothing is
-downloaded.
+A table says where a model comes from, under the name that jobs, workers and queues use. A worker looks for its source
+(without a table, for the name itself) as a folder, then as an installed model package, then in the hub's cache. Nothing
+is downloaded.
 
 {models}
 ## An example
 
-Of your own file, or of one that `EMBEDCTL_CONFIG` names:
+Your own file, or one that `EMBEDCTL_CONFIG` names, may contain:
 
 ```toml
 redis_url = "redis://queue.example:6379/0"

@@ -19,10 +19,10 @@ TASK = "embedctl.encode"
 
 
 def make_celery(settings: Settings) -> Celery:
-    """A Celery application on the broker of these settings, whatever the environment says of another program's.
+    """A Celery application on the broker of these settings. Celery's environment variables have no effect on it.
 
-    A ticket only says where to look, so redelivery by the transport is a slow backstop: every process must share one
-    visibility timeout, which is why it is no setting.
+    A ticket only says where to look, so redelivery by the transport is only a slow backstop. Its visibility timeout is
+    not a setting, because all processes must use the same one.
 
     Raises:
         SettingsError: as for :func:`~embedctl_config.redis_url.secret_url` and
@@ -37,7 +37,7 @@ def make_celery(settings: Settings) -> Celery:
             "visibility_timeout": 3600,
             "priority_steps": [0],
             "queue_order_strategy": "priority",
-            # A half-open connection hangs for good without these four. Never retry_on_timeout: it turns off
+            # Without these four, a half-open connection hangs forever. Never set retry_on_timeout: it turns off
             # kombu's batched publishing.
             "socket_timeout": 10,
             "socket_connect_timeout": 3,
@@ -46,7 +46,7 @@ def make_celery(settings: Settings) -> Celery:
         },
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        broker_channel_error_retry=True,  # a full Redis is such an error, and must not end a worker
+        broker_channel_error_retry=True,  # a full Redis causes such an error, and must not end a worker
         task_serializer="json",
         accept_content=["json"],
         result_backend=None,
@@ -64,18 +64,18 @@ def make_celery(settings: Settings) -> Celery:
 
 
 class _NoConfiguration(AppLoader):
-    """A loader that leaves the module alone which CELERY_CONFIG_MODULE names."""
+    """A loader that ignores the module named by CELERY_CONFIG_MODULE."""
 
     def read_configuration(self, env: str = "") -> dict[str, Any]:
         return {}
 
 
 class _OfSettings(Celery):
-    """Celery's, but configured by our settings alone.
+    """Celery's application, configured by our settings alone.
 
-    Celery lets variables such as CELERY_BROKER_URL win over what an application says of itself, and with
-    DJANGO_SETTINGS_MODULE set it loads that site. They are meant for another application of the same process, or of the
-    one that started it, and have to stay in its environment.
+    In Celery, variables such as CELERY_BROKER_URL override an application's own configuration, and
+    DJANGO_SETTINGS_MODULE makes it load that site. These variables belong to another application, in this process or in
+    its parent, so they must stay in the environment.
     """
 
     backend_cls = "disabled"
@@ -85,7 +85,7 @@ class _OfSettings(Celery):
         self._embedctl_settings = settings
 
     def connection_for_read(self, url: str | None = None, **kwargs: Any) -> Connection:
-        """A connection to our broker, with the password as it is now; a URL that is given came from the environment."""
+        """A connection to our broker, with the current password. `url` is ignored: it comes from the environment."""
         return super().connection_for_read(_address(self._embedctl_settings)[0], **kwargs)
 
     def connection_for_write(self, url: str | None = None, **kwargs: Any) -> Connection:
@@ -94,10 +94,10 @@ class _OfSettings(Celery):
 
 
 class _DiscreetConnection(Connection):
-    """Kombu's, but what it says of itself holds no secret: workers answer it to whoever inspects them."""
+    """Kombu's connection with a description that holds no secret: workers give it to anyone who inspects them."""
 
     def info(self) -> dict[str, Any]:
-        """The facts of a connection. Celery itself leaves out `password`, which :meth:`as_uri` needs."""
+        """The facts of a connection. `password` stays, for :meth:`as_uri`; Celery removes it from what it shows."""
         facts: dict[str, Any] = super().info()
         facts["hostname"] = maybe_sanitize_url(facts["hostname"])
         if facts["ssl"]:
@@ -110,10 +110,10 @@ class _Discreet(AMQP):
 
 
 def _address(settings: Settings) -> tuple[str, dict[str, Any]]:
-    """The broker's URL in kombu's form, with its password; and how its certificate is checked, empty without TLS."""
+    """The broker's URL in kombu's form, with its password, and the TLS options, which are empty without TLS."""
     url, tls = _kombu_url(secret_url(settings)), tls_options(settings)
     if tls:
-        # Not in the URL: kombu and Flower read it there in two ways, and Flower wants it here.
+        # Kombu and Flower read options in the URL differently. Flower expects them outside of it.
         parts = urlsplit(url)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         tls = {**{name: value for name, value in query.items() if name.startswith("ssl_")}, **tls}
@@ -123,7 +123,7 @@ def _address(settings: Settings) -> tuple[str, dict[str, Any]]:
 
 
 def _kombu_url(redis_url: str) -> str:
-    """A URL in redis-py's form as kombu understands it: `unix://` becomes `redis+socket://`."""
+    """Convert a URL from redis-py's form to kombu's: `unix://` becomes `redis+socket://`."""
     parts = urlsplit(redis_url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     database = query.pop("db", None)

@@ -1,7 +1,7 @@
-"""Fingerprints: sha256 over what decides the vectors.
+"""Fingerprints: sha256 over everything that determines the vectors.
 
-The model's part (weights, tokenizer, pooling, normalisation, maximum length) is known to workers and made there. The
-job's part is hashed here, from the job's options. Backend and device are in neither; the precision stands beside them.
+Workers compute the model's part (weights, tokenizer, pooling, normalisation, maximum length). This module combines it
+with the job's options. Neither part includes backend or device; the precision is kept separately.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-#: The options of a job that decide its vectors.
+#: The options of a job that determine its vectors.
 DECIDING_OPTIONS = ("prompt", "truncation", "normalize")
-#: The same, of options that came later: they count where a job has them, so that older jobs keep their fingerprints.
+#: Later additions. They count only if a job sets them, so that older jobs keep their fingerprints.
 LATER_OPTIONS = ("dimensions",)
 
 

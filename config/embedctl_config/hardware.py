@@ -16,12 +16,12 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """How far vectors may be from those of torch in fp32.
+    """How far vectors may differ from those of torch in fp32.
 
     Attributes:
-        max_abs_error: largest difference of a component, of vectors of unit length.
-        min_cosine: of the worst text.
-        mean_cosine: over all texts.
+        max_abs_error: largest difference of a component between vectors of unit length.
+        min_cosine: smallest cosine of any text.
+        mean_cosine: smallest mean of the cosines of all texts.
     """
 
     max_abs_error: float = math.inf
@@ -29,13 +29,13 @@ class Thresholds:
     mean_cosine: float = -1.0
 
     def stated(self) -> dict[str, float]:
-        """The bounds that say anything, by name."""
+        """The bounds that are set, by name."""
         return {name: value for name, value in asdict(self).items() if value != getattr(_UNBOUNDED, name)}
 
 
 _UNBOUNDED = Thresholds()
-#: What a job's vectors promise. `fp16` stands for 16 bits, be it fp16 or bf16: a backend takes what it measured to be
-#: closer. The int8 artefact of a model may state bounds of its own.
+#: The bounds that each precision promises. `fp16` means 16 bits, either fp16 or bf16: a backend uses the one that it
+#: measured to be closer. A model's int8 artefact may state its own bounds.
 THRESHOLDS: Mapping[str, Thresholds] = {
     "fp32": Thresholds(max_abs_error=1e-4),
     "fp16": Thresholds(min_cosine=0.999),
@@ -50,12 +50,12 @@ class HardwareClass:
     Attributes:
         device: the kind of device that each worker is pinned to.
         backend: an alias known to `embedctl_workers.backends`.
-        precision: what its vectors promise.
+        precision: the accuracy that its vectors promise.
         prefetch: chunks a worker holds at once: one encoding, the others being prepared.
-        token_budget: upper bound of rows × longest row of a batch; 0: as `model tune` found, or the backend's own.
-        models: the models that a worker of this class serves unless told otherwise.
+        token_budget: most tokens in a batch (rows × longest row); 0: what `model tune` found, or the backend's default.
+        models: the models that a worker of this class serves if its command names none.
         options: the backend's own settings.
-        max_abs_error: your own bound for the accuracy gate in place of the precision's, named in every result; 0: none.
+        max_abs_error: your own bound for the accuracy gate, instead of the precision's; every result names it; 0: none.
         min_cosine: as `max_abs_error`, for the cosine of the worst text.
         mean_cosine: as `max_abs_error`, for the mean cosine.
     """
@@ -79,11 +79,11 @@ class HardwareClass:
 
     @property
     def overrides_in_words(self) -> str:
-        """The same for people and for results, such as `min_cosine 0.9`; empty where there are none."""
+        """The same in words, for people and for results, such as `min_cosine 0.9`; empty if there are none."""
         return ", ".join(f"{name} {value:g}" for name, value in self.overrides.items())
 
     def thresholds(self, stated: Thresholds | None = None) -> Thresholds:
-        """What its workers are held to: its own bounds, else an int8 artefact's, else the precision's."""
+        """The bounds that its workers must meet: its own, else those of an int8 artefact, else the precision's."""
         promised = THRESHOLDS[self.precision]
         return replace(stated if stated and self.precision == "int8" else promised, **self.overrides)
 
@@ -93,9 +93,9 @@ class ModelEntry:
     """Where a model comes from, under the name that jobs and queues use.
 
     Attributes:
-        source: a folder, an installed model package or a hub id; the entry's own name where empty.
-        revision: the hub revision to load; the cache's `main` where empty.
-        fingerprint: the only model fingerprint that workers may serve under this name; any where empty.
+        source: a folder, an installed model package or a hub id; empty: the entry's own name.
+        revision: the hub revision to load; empty: the cache's `main`.
+        fingerprint: the only model fingerprint that workers may serve under this name; empty: any.
     """
 
     source: str = ""
@@ -110,6 +110,6 @@ SHIPPED_CLASSES: Mapping[str, HardwareClass] = {
     # One chunk encoding, one whose last results are awaited, and two being prepared.
     "gpu": HardwareClass(device="gpu", backend="torch-gpu", precision="fp16", prefetch=4),
     "gpu-tensorrt": HardwareClass(device="gpu", backend="tensorrt", precision="fp16", prefetch=4),
-    # Two feeding threads a core, and two that prepare.
+    # Two threads that feed the core, and two that prepare.
     "neuron": HardwareClass(device="neuron", backend="neuron", precision="fp16", prefetch=4),
 }

@@ -2,7 +2,7 @@
 
 Under ``embed:`` every key has a TTL, so that an abandoned job frees itself. Queues (``embed.…``) are Celery's lists.
 
-Each key says which roles touch it: `embedctl config acl` makes Redis' access list of that.
+Each key declares the roles that use it. `embedctl config acl` makes Redis' access list from these declarations.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-#: Job ids as a pattern of Redis' access lists. Its length is fixed, so that who may see a job's state does not by that
-#: see its chunks, whose keys go on where the job's own ends.
+#: Job ids as a pattern for Redis' access lists. Its length is fixed: a role that may read a job's hash must not match
+#: the keys of the job's chunks, which begin with the hash's key.
 JOB_IDS = "????????-??????-??????????"
 _JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{10}")
 
-#: Who submits and fetches, who encodes, and who looks at jobs and workers without seeing a text or a vector.
+#: A producer submits and fetches, a worker encodes, and a monitor sees jobs and workers, but no text and no vector.
 _PRODUCER, _WORKER, _MONITOR = ROLES = ("producer", "worker", "monitor")
 
-#: Every key as a pattern of Redis' access lists → the roles that touch it.
+#: Every key, as a pattern for Redis' access lists → the roles that use it.
 ACCESS: dict[str, tuple[str, ...]] = {}
 
 F = TypeVar("F", bound=Callable[..., str])
 
 
 def _shared(key: str, *roles: str) -> str:
-    """A key that there is once."""
+    """Declare a key that exists once."""
     ACCESS[key] = roles
     return key
 
 
 def _used_by(*roles: str, pattern: str = "") -> Callable[[F], F]:
-    """Declare who touches the keys that a function makes.
+    """Declare the roles that use the keys that a function makes.
 
     Args:
-        pattern: of all of them, where that is not what the function makes of wildcards.
+        pattern: a pattern that matches all of these keys; by default, the function's result for wildcards.
     """
 
     def declare(function: F) -> F:
@@ -50,43 +50,43 @@ def _used_by(*roles: str, pattern: str = "") -> Callable[[F], F]:
     return declare
 
 
-#: Sorted set of job ids that still need a reaper, by creation time in ms.
+#: Sorted set of job ids that still need the reaper, by creation time in ms.
 ACTIVE = _shared("embed:active", _PRODUCER, _WORKER, _MONITOR)
 
-#: Sorted set of all job ids by creation time in ms; one whose job is gone is dropped when somebody looks.
+#: Sorted set of all job ids by creation time in ms. The id of a job that is gone is dropped at the next look.
 JOBS = _shared("embed:jobs", _PRODUCER, _WORKER, _MONITOR)
 
-#: When this database was first used, in ms since 1970: a job id older than that was lost with an earlier one.
+#: When this database was first used, in ms since 1970. A job with an older id was lost with an earlier database.
 BIRTH = _shared("embed:birth", _PRODUCER, _WORKER, _MONITOR)
 
-#: Sorted set of worker instances by the time in ms until which their heartbeat counts.
+#: Sorted set of worker instances by the expiry of their heartbeats in ms.
 WORKERS = _shared("embed:workers", _PRODUCER, _WORKER, _MONITOR)
 
 #: A worker whose heartbeat is older than this is silent: dead, stopped or cut off (seconds).
 HEARTBEAT_TTL_S = 15
 
-#: A worker that is gone is remembered for this long: longer than any lease or careful attempt of it may last (seconds).
+#: A worker that is gone is remembered for this long: longer than its leases and careful attempts can last (seconds).
 GONE_TTL_S = 300
 
 #: A result waits this long under its temporary name for `complete` to rename it (seconds).
 UNCOMMITTED_TTL_S = 600
 
-#: A producer that is silent for this long has died, and another may take over its job (seconds).
+#: A producer that is silent for this long counts as dead, and another may take over its job (seconds).
 PRODUCER_LEASE_S = 30
 
-#: A job that has not ended is kept for at least this long after its last progress, however short its TTL: that counts
-#: from its end (seconds).
+#: A job that has not ended is kept for at least this long after its last progress (seconds). Its TTL may be shorter,
+#: because it counts from the job's end.
 UNENDED_TTL_S = 7 * 24 * 3600
 
-#: Lifetime of chunk keys as a multiple of the job's. The reaper renews them every quarter of it while the job is
-#: active, so when a job ends each of them has at least one whole TTL left.
+#: Lifetime of chunk keys as a multiple of the job's lifetime. While the job is active, the reaper renews them every
+#: quarter of the job's lifetime. So when the job ends, each of them has at least one whole TTL left.
 CHUNK_TTL_FACTOR = 1.25
 
-#: The stream of an ended job lives this long: all who wait are told within a second (seconds).
+#: The event stream of an ended job lives this long; every process that waits sees the end within a second (seconds).
 ENDED_EVENTS_S = 60
 
-#: The reaper looks at a job at most this long after its last progress: the process that was to send its next tickets
-#: may have died (seconds).
+#: The reaper looks at a job at most this long after its last progress (seconds): the process that should have sent its
+#: next tickets may have died.
 LOOK_AFTER_S = 5
 
 #: How many events a job's stream keeps.
@@ -95,31 +95,30 @@ EVENTS_KEPT = 256
 
 @_used_by(_PRODUCER, _WORKER)
 def reaper(version: int) -> str:
-    """String: held by the one process of a version that reaps in this interval. Older ones leave newer jobs alone."""
+    """String: held by the one process of a version that reaps in this interval. It skips jobs of newer versions."""
     return f"embed:reaper:{version}"
 
 
 @_used_by(_PRODUCER, _WORKER)
 def upkeep(version: int | str) -> str:
-    """Sorted set: active jobs of a version by the time in ms at which the reaper looks at them next.
+    """Sorted set: active jobs of a version by the time of the reaper's next look in ms.
 
-    A set for each version, so that a reaper does not meet the jobs of newer ones. Its name, as those of the next two,
-    is one that access lists made before it was there let through.
+    Each version has a set, so that a reaper never meets jobs of newer versions. Access lists that are older than this
+    key permit its name; the same is true of the next two keys.
     """
     return f"embed:reaper:due:{version}"
 
 
 @_used_by(_PRODUCER, _WORKER)
 def idle(version: int | str, queue: str) -> str:
-    """Sorted set: jobs of a version that wait for a worker of their queue, by the time in ms at which they expire."""
+    """Sorted set: jobs of a version that wait for a worker of their queue, by their expiry in ms."""
     return f"embed:reaper:idle:{version}:{queue}"
 
 
-#: Hash: what one round of the reaper leaves for the next: how far its sweeps have come, and what the queues' oldest
-#: tickets were.
+#: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and the queues' oldest tickets.
 NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER)
 
-#: What the reaper notes lives for this long (seconds).
+#: Lifetime of the reaper's notes (seconds).
 NOTES_TTL_S = 24 * 3600
 
 
@@ -131,20 +130,20 @@ def job(job_id: str) -> str:
 
 @_used_by(_PRODUCER, _WORKER)
 def due(job_id: str) -> str:
-    """Sorted set: issued chunks by the time in ms at which they need another ticket."""
+    """Sorted set: issued chunks by the time in ms when they need another ticket."""
     return f"embed:job:{job_id}:due"
 
 
 @_used_by(_PRODUCER, _WORKER)
 def owners(job_id: str) -> str:
-    """Hash: leased chunk → `token worker-instance`, and the row that a careful worker is at."""
+    """Hash: leased chunk → `token worker-instance`, and the current row of a worker in careful mode."""
     return f"embed:job:{job_id}:owners"
 
 
 @_used_by(_PRODUCER, _WORKER, _MONITOR)
 def attempts(job_id: str) -> str:
     """Hash: issued chunk → how often it was claimed; `CHUNK:deaths` → the deaths of its owners, as JSON;
-    `CHUNK:doubts` → what owners could not do with it, likewise."""
+    `CHUNK:doubts` → what owners could not do with it, as JSON."""
     return f"embed:job:{job_id}:attempts"
 
 
@@ -162,13 +161,13 @@ def events(job_id: str) -> str:
 
 @_used_by(_PRODUCER, _WORKER)
 def counted(job_id: str) -> str:
-    """Bitmap: the chunks whose records are counted as done or failed; one bit a chunk."""
+    """Bitmap: the chunks whose records are counted as done or failed; one bit per chunk."""
     return f"embed:job:{job_id}:counted"
 
 
 @_used_by(_PRODUCER, _WORKER)
 def cursors(job_id: str) -> str:
-    """Hash: how far each of the reaper's sweeps over the job's chunks has come."""
+    """Hash: the positions of the reaper's sweeps over the job's chunks."""
     return f"embed:job:{job_id}:cursors"
 
 
@@ -192,7 +191,7 @@ def chunk_result(job_id: str, chunk: int | str) -> str:
 
 @_used_by(_PRODUCER, _WORKER)
 def retry_pointer(job_id: str, chunk: int | str) -> str:
-    """String: the chunk into which a chunk's failed records were put to be tried again."""
+    """String: the chunk that retries a chunk's failed records."""
     return f"embed:job:{job_id}:retry:{chunk}"
 
 
@@ -210,11 +209,11 @@ def idempotency(key: str) -> str:
 
 @_used_by(_PRODUCER, _WORKER, _MONITOR)
 def heartbeat(instance: str) -> str:
-    """String: what a worker instance says of itself, as JSON."""
+    """String: a worker instance's heartbeat, as JSON."""
     return f"embed:worker:{instance}"
 
 
-#: In the place of a death: the worker stopped as it was told to, and what it could not give back blames nobody.
+#: Stored in place of a death: the worker stopped on request. Chunks that it could not give back do not become suspect.
 LEFT = "left"
 
 
@@ -226,13 +225,13 @@ def died(instance: str) -> str:
 
 @_used_by(_PRODUCER, _WORKER)
 def machine(machine_id: str) -> str:
-    """Hash: worker instances of one machine → process. Whoever runs there too sees which of them still do."""
+    """Hash: worker instances of one machine → process. Other processes of that machine can see which of them run."""
     return f"embed:machine:{machine_id}"
 
 
 @_used_by(_PRODUCER, _WORKER, _MONITOR)
 def queue_workers(queue: str) -> str:
-    """Sorted set: worker instances that consume a queue, by the time in ms until which their heartbeat counts."""
+    """Sorted set: worker instances that consume a queue, by the expiry of their heartbeats in ms."""
     return f"embed:queue:{queue}:workers"
 
 
@@ -243,12 +242,12 @@ def queue(hardware: str, model: str) -> str:
 
 
 def is_job_id(text: str) -> bool:
-    """Whether this has the form of a job's id: what has not is never made part of a key."""
+    """Whether a text has the form of a job's id. Any other text never becomes part of a key."""
     return _JOB_ID.fullmatch(text) is not None
 
 
 def created_s(job_id: str) -> int:
-    """When a job was made, in seconds since 1970: its id says so.
+    """When a job was made, in seconds since 1970, from its id.
 
     Raises:
         ValueError: this is not a job's id.
@@ -259,13 +258,13 @@ def created_s(job_id: str) -> int:
 
 
 def of_queue(name: str) -> tuple[str, str]:
-    """The hardware class and the model of a queue's name. A class has no dot in its name; a model may have."""
+    """The hardware class and the model in a queue's name. The name of a class has no dot; that of a model may have."""
     hardware, _, model = name.removeprefix("embed.").partition(".")
     return hardware, model
 
 
 def of_job(job_id: str) -> list[str]:
-    """The keys that every script is given first, in the order in which `prelude.lua` names them."""
+    """The first keys of every script, in the order of their names in `prelude.lua`."""
     return [
         job(job_id),
         ACTIVE,

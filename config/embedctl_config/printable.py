@@ -1,4 +1,4 @@
-"""Texts of others, as they may be shown: an id, a name or a message must neither steer a terminal nor forge a line."""
+"""Makes foreign text safe to show: an id, a name or a message must neither control a terminal nor forge a line."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import logging
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""A text with every character that is not printable as its escape, such as `\x1b`; so it is one line.
+    r"""A text with every unprintable character escaped, such as `\x1b`. The result is one line.
 
-    Those are control characters, line ends of every kind, marks that turn the direction of reading, and halves of
-    surrogate pairs.
+    Unprintable are control characters, line ends of every kind, marks that change the direction of reading, and lone
+    surrogates.
 
     Args:
-        lines: the text has several lines by right: each but the first is indented, so that none passes for another.
+        lines: the text may have several lines. Each line but the first is indented, so that none passes for a message
+            of its own.
     """
     if lines:
         return "\n  ".join(map(printable, text.split("\n")))
@@ -22,8 +23,8 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Python's, for logs that people read on a terminal."""
+    """Python's formatter, for logs that people read on a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's lines."""
+        """The record's lines, made printable."""
         return printable(super().format(record), lines=True)

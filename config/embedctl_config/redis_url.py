@@ -1,4 +1,7 @@
-"""Where Redis is, with its password, and how its certificate is checked: the one place where the two are made."""
+"""The URL for connecting to Redis, with its password, and the options that check its certificate.
+
+No other module builds either.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import NO_REDIS, Settings, expanded
 
-#: What may stand in a URL besides: none of it may turn a check off.
+#: Options that a URL may hold → the values allowed for them: none of these turns a check off.
 _CHECKS: Mapping[str, frozenset[str]] = {
     "ssl_cert_reqs": frozenset({"required", "cert_required"}),
     "ssl_check_hostname": frozenset({"true", "1", "yes"}),
@@ -20,11 +23,12 @@ _CERTIFICATES = "ssl_ca_certs"
 
 
 def secret_url(settings: Settings) -> str:
-    """The URL to connect to, in redis-py's form: with the password of `redis_password_file`, and without what
-    :func:`tls_options` says. Never to be shown.
+    """The URL to connect to, in redis-py's form. Never show it.
+
+    It contains the password of `redis_password_file`, and none of the options that :func:`tls_options` returns.
 
     Raises:
-        SettingsError: the URL is empty or can't be read, or the password's file can't.
+        SettingsError: the URL is empty or can't be parsed, the password's file can't be read, or both hold a password.
     """
     parts = _parts(settings)
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -39,10 +43,11 @@ def secret_url(settings: Settings) -> str:
 
 
 def tls_options(settings: Settings) -> dict[str, Any]:
-    """How redis-py checks Redis' certificate, as arguments of its connections; empty without TLS.
+    """Arguments for redis-py's connections that say how to check Redis' certificate; empty without TLS.
 
     Raises:
-        SettingsError: the URL turns a check off, which only `insecure` may, or `tls_ca_file` holds no certificates.
+        SettingsError: the URL turns a check off, which only `insecure` may do; the URL has TLS options, but not the
+            scheme rediss://; or `tls_ca_file` holds no certificates.
     """
     parts = _parts(settings)
     query = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}
@@ -57,8 +62,9 @@ def tls_options(settings: Settings) -> dict[str, Any]:
     for name, harmless in _CHECKS.items():
         if query.get(name, "required" if name == "ssl_cert_reqs" else "true").lower() not in harmless:
             raise SettingsError(
-                f"redis_url: {name} would leave Redis' certificate unchecked, and anybody on the way could read and "
-                "change everything. Name its signer's certificate in tls_ca_file; or, if it must be, say --insecure"
+                f"redis_url: {name} would leave Redis' certificate unchecked, and anyone on the network path could "
+                "read and change everything. Name the authority's certificate in tls_ca_file, or accept the risk "
+                "with --insecure"
             )
     options: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
     if settings.tls_ca_file:
@@ -67,15 +73,15 @@ def tls_options(settings: Settings) -> dict[str, Any]:
 
 
 def database_of(url: str) -> int:
-    """The number of the database that a URL names; 0 where it names none.
+    """The number of the database in a URL; 0 if the URL names none.
 
     Raises:
-        SettingsError: it is no number.
+        SettingsError: the database is not a number.
     """
     parts = urlsplit(url)
     named = dict(parse_qsl(parts.query)).get("db") or ("" if parts.scheme == "unix" else parts.path.strip("/"))
     if named and not (named.isascii() and named.isdecimal()):
-        raise SettingsError("redis_url: its database is no number; write redis://host:port/0")
+        raise SettingsError("redis_url: its database is not a number; write redis://host:port/0")
     return int(named or 0)
 
 
@@ -85,12 +91,12 @@ def _parts(settings: Settings) -> SplitResult:
     try:
         return urlsplit(settings.redis_url)
     except ValueError:
-        # Neither the URL nor the reason is shown: what can't be told apart may be a password.
+        # Show neither the URL nor the reason: a part that can't be parsed may be a password.
         raise SettingsError("redis_url can't be read as redis://[user:password@]host[:port][/database]") from None
 
 
 def _user_and_host(parts: SplitResult, query: dict[str, str]) -> tuple[str, str]:
-    """The user, percent-encoded, and what follows it in the URL; takes the user from the query where it stands there.
+    """The user, percent-encoded, and the host; a user in the query is taken out of it.
 
     Raises:
         SettingsError: the URL holds a password too.
@@ -103,13 +109,13 @@ def _user_and_host(parts: SplitResult, query: dict[str, str]) -> tuple[str, str]
 
 
 def read_password(file: Path, setting: str) -> str:
-    """A file's content but for the end of its line.
+    """A file's content without the line's end.
 
     Args:
-        setting: what named the file, for messages.
+        setting: the setting or option that named the file, for messages.
 
     Raises:
-        SettingsError: it can't be read, or holds nothing.
+        SettingsError: the file can't be read, or is empty.
     """
     try:
         password = file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")

@@ -1,11 +1,11 @@
-"""The settings of producers and workers: read once, validated whole, passed in.
+"""The settings of producers and workers: read once, validated as a whole, passed in.
 
 Sources, the strongest first: explicit arguments, `EMBEDCTL_*` variables, the project's file (`EMBEDCTL_CONFIG`, else
 `embedctl.toml` in the working directory), the user's file (`$XDG_CONFIG_HOME/embedctl/config.toml`), defaults.
 
-An `embedctl.toml` that nobody named may have come with a repository that was cloned. So it decides nothing that leads
-to passwords, to other machines, to files written or to code that is run: such settings are *guarded*. And a password is
-never sent to a Redis that a stronger source names, for it is another's.
+An `embedctl.toml` that nobody named may have come with a cloned repository. So it must not decide which passwords are
+read, which machines are contacted, which files are written or which code is run: such settings are *guarded*. And a
+password is never sent to a Redis that a stronger source names, because that Redis may belong to someone else.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ log = logging.getLogger(__name__)
 
 ENV_PREFIX = "EMBEDCTL_"
 CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
-#: Flags of the command line that are no settings but have a variable all the same. A test holds this to the commands.
+#: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
     cpus dimensions dry_run exporter force format fresh gpu id_field idempotency_key json limit log_level max_errors
     neuron_core no_build normalize output passwords peers precision price prompt quick quiet ready redis_7 report resume
     skip_bad_lines target text_field threads timeout truncation wait watch
-    """.split()  # noqa: SIM905  (as a list it would be a screen of its own)
+    """.split()  # noqa: SIM905  (a list would fill a screen)
 )
-#: The longest that a job may be kept (seconds): ten years, which no clock or counter of ours overflows at.
+#: The longest time that a job may be kept (seconds): ten years. None of our clocks and counters overflows by then.
 MAX_TTL_S = 10 * 365 * 24 * 3600.0
-#: Most records in a chunk. One value in Redis may hold 512 MiB, so chunks have fewer where vectors have more than 7,168
-#: dimensions.
+#: Most records in a chunk. A value in Redis holds at most 512 MiB, so vectors of more than 7,168 dimensions need chunks
+#: of fewer records.
 MAX_CHUNK_RECORDS = 16_384
-#: Most text in a chunk, and so in a record (bytes): with its ids, less than a fifth of that.
+#: Most text in a chunk, and so in a record (bytes). Text and ids together stay below a fifth of those 512 MiB.
 MAX_CHUNK_BYTES = 64 * 1024 * 1024
-#: What to say where a Redis is needed and `redis_url` is empty.
+#: The message if a Redis is needed and `redis_url` is empty.
 NO_REDIS = "no Redis is configured: set EMBEDCTL_REDIS_URL, or use `embedctl run`, which starts one"
-#: What Kubernetes calls the variables of a service, and how one that ends in _PORT begins.
+#: The names that Kubernetes gives to a service's variables, and the beginning of the value of one that ends in _PORT.
 _SERVICE = re.compile(
     r"EMBEDCTL(_\w+?)??_(?P<what>SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
@@ -58,7 +58,7 @@ _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 _SCHEMES = ("redis", "rediss", "unix")
 LAST_PORT = 65535
 _LOG_FORMATS = ("auto", "text", "json")
-#: As click reads them.
+#: The values that click accepts.
 _BOOLEANS: Mapping[object, bool] = {
     **dict.fromkeys((True, "true", "1", "yes", "on"), True),
     **dict.fromkeys((False, "false", "0", "no", "off"), False),
@@ -88,18 +88,18 @@ class Settings:
         "", "Redis: redis://, rediss:// or unix://. Empty: a private one (`embedctl run`)", secret=True, guarded=True
     )
     redis_password_file: str = _setting(
-        "", "a file that holds the password of `redis_url`'s user, which then has none", guarded=True
+        "", "a file with the password of `redis_url`'s user; the URL then contains none", guarded=True
     )
     tls_ca_file: str = _setting(
         "",
-        "for rediss://: the PEM file of the authorities that signed Redis' certificate. Empty: the system's",
+        "for rediss://: a PEM file of the authorities that sign Redis' certificate. Empty: those of the system",
         guarded=True,
     )
     insecure: bool = _setting(
-        False, "for rediss://: whether to check no certificate, so that anybody may listen", guarded=True
+        False, "for rediss://: whether to skip all checks of the certificate; anyone can then listen", guarded=True
     )
-    model: str = _setting("all-MiniLM-L6-v2", "the model of jobs and workers that name none")
-    hardware: str = _setting("auto", "the hardware class of jobs that name none; auto: the fastest alive")
+    model: str = _setting("all-MiniLM-L6-v2", "the default model of jobs and workers")
+    hardware: str = _setting("auto", "the default hardware class of jobs; auto: the fastest class with live workers")
     chunk_size: int = _setting(512, "most records in a chunk", unit="records", minimum=1, maximum=MAX_CHUNK_RECORDS)
     chunk_bytes: int = _setting(512 * 1024, "most text in a chunk", unit="bytes", minimum=1024, maximum=MAX_CHUNK_BYTES)
     max_text_bytes: int = _setting(
@@ -107,15 +107,15 @@ class Settings:
     )
     high_water_bytes: int = _setting(
         256 * 1024 * 1024,
-        "a producer pauses while a job has more text than this waiting",
+        "a producer pauses while more text of its job than this waits for workers",
         unit="bytes",
         minimum=1024,
     )
-    window: int = _setting(8, "fewest tickets of one job in the queue at once", unit="tickets", minimum=1)
-    window_per_worker: int = _setting(4, "tickets of one job for each live worker", unit="tickets", minimum=1)
+    window: int = _setting(8, "most tickets of one job in its queue at once", unit="tickets", minimum=1)
+    window_per_worker: int = _setting(4, "the same for each live worker, if that is more", unit="tickets", minimum=1)
     ttl_s: float = _setting(
         7 * 24 * 3600.0,
-        "a job is kept this long after its end, and at least 7 days after its last progress before",
+        "a job is kept this long after its end; until then, it is kept at least 7 days after its last progress",
         unit="seconds",
         minimum=1,
         maximum=MAX_TTL_S,
@@ -131,33 +131,33 @@ class Settings:
         "", "where the private Redis keeps its data. Empty: the user's state folder", guarded=True
     )
     cache_dir: str = _setting(
-        "", "where what workers build for a model and a machine is kept. Empty: the user's cache folder", guarded=True
+        "", "where workers keep what they build for a model and a machine. Empty: the user's cache", guarded=True
     )
-    log_format: str = _setting("auto", "of workers: text, json, or auto: text on a terminal, json elsewhere")
-    metrics_host: str = _setting(
-        "127.0.0.1", "the address at which a worker serves its metrics and its health", guarded=True
+    log_format: str = _setting(
+        "auto", "the format of workers' logs: text, json, or auto (text on a terminal, json elsewhere)"
     )
+    metrics_host: str = _setting("127.0.0.1", "the address for a worker's metrics and health", guarded=True)
     metrics_port: int = _setting(
         0,
-        "the port for that; the second worker of `embedctl up` has the next one. 0: none",
+        "the port for metrics and health; each further worker of `embedctl up` uses the next one. 0: none",
         unit="port",
         minimum=0,
         maximum=LAST_PORT,
     )
     flower_address: str = _setting(
         "127.0.0.1",
-        "the address at which `embedctl flower` listens; any but 127.0.0.1 needs `flower_auth_file`",
+        "the address of the dashboard; any but 127.0.0.1 needs `flower_auth_file`",
         guarded=True,
     )
     flower_port: int = _setting(
-        5555, "the port for that. 0: one that is free", unit="port", minimum=0, maximum=LAST_PORT
+        5555, "the port of the dashboard. 0: any free port", unit="port", minimum=0, maximum=LAST_PORT
     )
     flower_auth_file: str = _setting(
         "",
-        "a file of lines `user:password`: who may look at the dashboard. Empty: everybody on its machine",
+        "a file of lines `user:password`: the users who may see the dashboard. Empty: everyone on its machine",
         guarded=True,
     )
-    flower_url_prefix: str = _setting("", "the path under which a reverse proxy shows the dashboard")
+    flower_url_prefix: str = _setting("", "the dashboard's path behind a reverse proxy")
     classes: Mapping[str, HardwareClass] = field(
         default_factory=lambda: SHIPPED_CLASSES, metadata={"help": "hardware classes: tables `[classes.NAME]`"}
     )
@@ -166,7 +166,7 @@ class Settings:
     )
 
     def hardware_class(self, name: str) -> HardwareClass:
-        """The hardware class of that name.
+        """The hardware class with this name.
 
         Raises:
             SettingsError: there is none; the message lists those that exist.
@@ -199,12 +199,12 @@ def explain_settings(
     """Read the settings from all their sources.
 
     Args:
-        environ: variables; the process's own where None.
-        directory: where `embedctl.toml` is looked for; the working directory where None.
-        explicit: settings that win over every source; None means not given.
+        environ: environment variables; those of the process if None.
+        directory: the folder to search for `embedctl.toml`; the working directory if None.
+        explicit: settings that override every source; None means not given.
 
     Returns:
-        The settings, and where each of them comes from, in words.
+        The settings, and the source of each of them in words.
 
     Raises:
         SettingsError: something is wrong; the message lists every problem with its source.
@@ -217,9 +217,9 @@ def explain_settings(
 def survey_settings(
     environ: Mapping[str, str] | None = None, *, directory: Path | None = None, **explicit: Any
 ) -> tuple[Settings, Mapping[str, str], list[str]]:
-    """What :func:`explain_settings` returns, and every problem, to be shown and not to be worked with.
+    """What :func:`explain_settings` returns, and every problem. Use the settings for display only.
 
-    A setting whose value can't be used has that of the next weaker source; one that is out of bounds stays.
+    A setting with an unusable value takes the value of the next weaker source. A value out of bounds stays.
     """
     environ = os.environ if environ is None else environ
     problems: list[str] = []
@@ -230,19 +230,19 @@ def survey_settings(
     layers.lay(_ARGUMENTS, {name: value for name, value in explicit.items() if value is not None})
     problems += layers.problems()
     settings = Settings(**layers.values)
-    # The first ones may be why values look wrong.
+    # Problems of a source may be the reason why values look wrong.
     return settings, layers.in_words(), problems or _problems(settings)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where settings come from. `found`: nobody named it, it merely lay in the working directory."""
+    """A source of settings. `found`: a file that nobody named and that was merely found in the working directory."""
 
     file: Path = Path()
     found: bool = False
 
     def words(self, name: str) -> str:
-        """What a person calls it, of a setting."""
+        """The source of this setting, in words."""
         if self is _ARGUMENTS:
             return "argument"
         return ENV_PREFIX + name.upper() if self is _ENVIRONMENT else str(self.file)
@@ -253,24 +253,24 @@ _URL, _PASSWORD = "redis_url", "redis_password_file"
 
 
 class _Layers:
-    """Settings, laid one source over the other, the weakest first."""
+    """Settings from several sources, laid over each other, the weakest first."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self._sources: dict[str, _Source] = {}
-        self._ranks: dict[str, int] = {}  # of sources, by setting: the higher, the stronger
+        self._ranks: dict[str, int] = {}  # by setting, the rank of its source: a higher rank is stronger
         self._laid = 0
         self._refused: dict[str, _Source] = {}
         self._left_out = ""
 
     def lay(self, source: _Source, layer: Mapping[str, Any]) -> None:
-        """What a source says wins over what was laid before, but for what is not its to say."""
+        """Add a source. It overrides the sources before it, except for settings that it may not decide."""
         self._laid += 1
         if source.found:
             self._refused = {name: source for name in layer if _GUARDED[name]}
             layer = {name: value for name, value in layer.items() if name not in self._refused}
         elif _URL in layer and _URL in self._refused:
-            self._refused.pop(_PASSWORD, None)  # it went with the URL there
+            self._refused.pop(_PASSWORD, None)  # it belonged to the refused URL
         if _URL in layer and {_URL, _PASSWORD} <= self._sources.keys() and self._password_goes_with_url():
             self._leave_password_out()
         self._refused = {name: refused for name, refused in self._refused.items() if name not in layer or source.found}
@@ -279,10 +279,10 @@ class _Layers:
         self._ranks.update(dict.fromkeys(layer, self._laid))
 
     def problems(self) -> list[str]:
-        """What a source says that is not its to say."""
+        """A message for each setting that its source may not decide."""
         problems = [
-            f"{source.file}: {name}: not taken from a file that was merely found in the working directory, for it "
-            "may be somebody else's. If it is yours, say so with "
+            f"{source.file}: {name}: not taken from a file that was merely found in the working directory, because "
+            "it may be someone else's. If it is yours, say so with "
             f"{CONFIG_VARIABLE}={shlex.quote(str(source.file))}, or move the setting to your own file "
             f"(~/.config/embedctl/config.toml) or to {ENV_PREFIX}{name.upper()}"
             for name, source in self._refused.items()
@@ -291,17 +291,17 @@ class _Layers:
         if given and not self._password_goes_with_url() and not problems:
             url, password = self._sources[_URL], self._sources[_PASSWORD]
             problems.append(
-                f"redis_password_file is of {password.words(_PASSWORD)}, and redis_url of {url.words(_URL)}, which is "
-                "stronger: a password is not sent to a Redis that another source names over its head, so give it "
-                f"where the URL is, or as {ENV_PREFIX}{_PASSWORD.upper()}"
+                f"redis_password_file comes from {password.words(_PASSWORD)}, and redis_url from {url.words(_URL)}, "
+                "which is stronger. A password is never sent to a Redis that a stronger source names: set the "
+                f"password file in the same place as the URL, or as {ENV_PREFIX}{_PASSWORD.upper()}"
                 if url is not _ARGUMENTS
-                else f"redis_password_file is of {password.words(_PASSWORD)}, and redis_url an argument: a password is "
-                "not sent to a Redis that another source names over its head, so give both as arguments"
+                else f"redis_password_file comes from {password.words(_PASSWORD)}, and redis_url is an argument. A "
+                "password is never sent to a Redis that a stronger source names: give both as arguments"
             )
         return problems
 
     def in_words(self) -> dict[str, str]:
-        """Where each setting comes from."""
+        """The source of each setting, in words."""
         words = {each.name: _words(self._sources.get(each.name), each.name) for each in dataclasses.fields(Settings)}
         if self._left_out and _PASSWORD not in self._sources:
             words[_PASSWORD] = self._left_out
@@ -310,14 +310,14 @@ class _Layers:
         }
 
     def _password_goes_with_url(self) -> bool:
-        """Whether who gave the password knew the URL: it is of the same source or of a stronger one."""
+        """Whether the password's source is the URL's or a stronger one, and so was chosen with the URL in view."""
         return self._ranks[_PASSWORD] >= self._ranks[_URL]
 
     def _leave_password_out(self) -> None:
-        """There is another Redis now: the password belongs to the one that it was given for."""
+        """Drop the password: it belongs to the Redis that it was given for, and a stronger source names another."""
         url, password = (self._sources[name].words(name) for name in (_URL, _PASSWORD))
         where = "there" if url == password else f"of {url}"
-        self._left_out = f"default; that of {password} is for the redis_url {where}"
+        self._left_out = f"default; that of {password} belongs to the redis_url {where}"
         del self.values[_PASSWORD], self._sources[_PASSWORD], self._ranks[_PASSWORD]
 
 
@@ -330,9 +330,9 @@ _GUARDED: Mapping[str, bool] = {each.name: each.metadata.get("guarded", False) f
 
 
 def check_model_name(name: str) -> str | None:
-    """What is wrong with a model's name, or None. It becomes part of a queue's name, so its alphabet is small."""
+    """What is wrong with a model's name, or None. The name becomes part of a queue's name, so its alphabet is small."""
     if not name or len(name) > 200 or not _NAME_CHARACTERS.issuperset(name):
-        return f"model name {name!r}: use 1 to 200 of letters, digits and . _ - / @"
+        return f"model name {name!r}: use 1 to 200 characters, only letters, digits and . _ - / @"
     return None
 
 
@@ -352,7 +352,7 @@ def _config_files(environ: Mapping[str, str], directory: Path) -> Iterable[_Sour
 
 
 def _users_file(environ: Mapping[str, str]) -> Path | None:
-    """Where the user's file would be; None for a user without a home, as in containers of a number alone."""
+    """The path of the user's file; None for a user without a home, such as a container's user without an account."""
     try:
         home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
     except RuntimeError:
@@ -364,17 +364,17 @@ def expanded(path: str, setting: str) -> Path:
     """A path that may begin with `~`.
 
     Args:
-        setting: what it is the value of, or what would replace it, for the message.
+        setting: the setting that holds the path or could hold another one, for the message.
 
     Raises:
-        SettingsError: this user has no home.
+        SettingsError: the path begins with `~`, and this user has no home.
     """
     try:
         return Path(path).expanduser()
     except RuntimeError:
         raise SettingsError(
-            f"{path}: user {os.getuid()} has no home folder, for HOME is not set and there is no account of that "
-            f"number: set HOME, or {setting} to a path that does not begin with ~"
+            f"{path}: user {os.getuid()} has no home folder, because HOME is not set and no account has that number: "
+            f"set HOME, or set {setting} to a path that does not begin with ~"
         ) from None
 
 
@@ -402,7 +402,7 @@ def _from_file(path: Path, below: Mapping[str, Any], problems: list[str]) -> dic
 
 
 def _entries(table: Any, form: type[Any], below: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
-    """The named entries of one table; an entry that exists below is changed, not replaced."""
+    """The named entries of one table; an entry that a weaker source has too is changed, not replaced."""
     if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
         problems.append(f"{where}: expected tables like [classes.cpu] or [models.NAME]")
         return {}
@@ -429,7 +429,7 @@ def _entries(table: Any, form: type[Any], below: Mapping[str, Any], where: str, 
 
 
 def _as_type(value: object, default: object) -> object:
-    """A list as a tuple, and a whole number as a float where that is expected; all else as it is."""
+    """A list as a tuple, and a whole number as a float if a float is expected; anything else unchanged."""
     if isinstance(value, list):
         return tuple(value)
     return float(value) if type(value) is int and type(default) is float else value
@@ -462,10 +462,11 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
 
 
 def is_foreign(variable: str, value: str) -> bool:
-    """Whether a variable of our prefix was not meant for us.
+    """Whether a variable with our prefix was not meant for us.
 
-    Kubernetes describes each service of a namespace to all its containers: for one called `embedctl-metrics`,
-    EMBEDCTL_METRICS_PORT is `tcp://10.0.0.1:9105`. Of what is no setting, only what resembles one is taken for one.
+    Kubernetes sets variables for each service of a namespace in all its containers: for a service called
+    `embedctl-metrics`, EMBEDCTL_METRICS_PORT is `tcp://10.0.0.1:9105`. A variable that is not a setting counts as a
+    misspelt one only if it resembles a setting's name.
     """
     service = _SERVICE.fullmatch(variable)
     if service and (service["what"] != "PORT" or _ADDRESS.match(value)):
@@ -476,8 +477,8 @@ def is_foreign(variable: str, value: str) -> bool:
 
 @functools.cache
 def _tell_foreign(variables: str) -> None:
-    """Once in a process."""
-    log.warning("not settings of embedctl, and left alone: %s", variables)
+    """Log them, once in a process."""
+    log.warning("ignored, because they are not settings of embedctl: %s", variables)
 
 
 def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: list[str]) -> None:
@@ -506,7 +507,7 @@ def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: l
     allowed = (str, int) if whole else (str, int, float)
     try:
         if isinstance(value, bool) or not isinstance(value, allowed):
-            raise ValueError  # noqa: TRY004, TRY301  (one message for a value of the wrong type and for text that is no number)
+            raise ValueError  # noqa: TRY004, TRY301  (one message for a value of the wrong type and for text that is not a number)
         values[name] = type(default)(value)
     except ValueError:
         problems.append(f"{where}: {value!r} is not a {'whole ' if whole else ''}number")
@@ -550,7 +551,7 @@ def _class_problems(name: str, entry: HardwareClass) -> list[str]:
     where = f"classes.{printable(name)}"
     problems = []
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or name == "auto":
-        problems.append(f"{where}: a class's name is of letters, digits, - and _, and not 'auto'")
+        problems.append(f"{where}: a class's name consists of letters, digits, - and _, and is not 'auto'")
     if entry.device not in DEVICES:
         problems.append(f"{where}.device: {entry.device!r} is none of {', '.join(DEVICES)}")
     if entry.precision not in PRECISIONS:

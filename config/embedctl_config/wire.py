@@ -10,7 +10,7 @@ Both begin with the same 36 bytes, all little-endian::
     24  u64  position of the first record
     32  u32  rows
 
-Scripts read the digest from both at the same place. A *column* is u32 lengths, one a row, then the bytes; length
+Scripts read the digest from both at the same place. A *column* is u32 lengths, one per row, then the bytes; length
 0xFFFFFFFF is null.
 
 Input: ``u8 kinds[rows]``, ``column texts``, [``column ids``], [``u64 positions[rows]``].
@@ -18,8 +18,9 @@ Input: ``u8 kinds[rows]``, ``column texts``, [``column ids``], [``u64 positions[
 Result: ``u32 dim``, ``u8 dtype`` (1 = float32), ``32s fingerprint``, ``column (precision, backend)``,
 ``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], ``u32 n``, ``u32 row[n]``,
 ``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``, zero bytes up to a multiple of 64, then
-``rows × dim`` float32, row-major; a failed record's row is NaN. Bounds that a class sets itself follow its precision,
-after a space. The vectors' crc32, eight hexadecimal digits, follows the backend likewise; earlier releases wrote none.
+``rows × dim`` float32, row-major; a failed record's row is NaN. A class's own bounds, if any, follow the precision
+after a space. The vectors' crc32, eight hexadecimal digits, follows the backend after a space; earlier releases omit
+it.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from embedctl_config.errors import WireForeign, WireNewer, WireTruncated
 from embedctl_config.settings import MAX_CHUNK_RECORDS
 
 MAGIC = b"EMBC"
-#: The newest version of jobs, tickets and chunks that is known here. What each one added: 2, the option `dimensions`
-#: and the truncation `mean`.
+#: The newest version of jobs, tickets and chunks that this release knows. Version 2 added the option `dimensions` and
+#: the truncation `mean`.
 VERSION = 2
-#: Where the digest stands, as first and last byte: GETRANGE's arguments.
+#: First and last byte of the digest: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)
-#: Where the number of rows stands, as u32.
+#: Offset of the number of rows, a u32.
 ROWS_AT = 32
 
 _KIND_INPUT, _KIND_RESULT = 1, 2
@@ -76,10 +77,10 @@ class ErrorCode(StrEnum):
 
 
 def version_for(options: Mapping[str, Any]) -> int:
-    """The version that a job with these options carries, and with it its tickets and chunks.
+    """The version of a job with these options, of its tickets and of its chunks.
 
-    It is the lowest that knows all of them: older workers do what they can do right, and leave alone what they would do
-    wrong.
+    It is the lowest version that knows all of the options. So older workers encode every job that they encode
+    correctly, and leave the others alone.
     """
     return 2 if options.get("dimensions") is not None or options.get("truncation") == "mean" else 1
 
@@ -88,8 +89,8 @@ def version_for(options: Mapping[str, Any]) -> int:
 class ChunkInput:
     """Records of one job that travel together.
 
-    `kinds` and `texts` have one entry a row; a text is UTF-8. `ids` is None where the job has none. `positions` is
-    None where the records are consecutive from `first`.
+    `kinds` and `texts` have one entry per row; a text is UTF-8. `ids` is None if the job has none. `positions` is None
+    if the records are consecutive from `first`.
     """
 
     first: int
@@ -102,7 +103,7 @@ class ChunkInput:
         return len(self.kinds)
 
     def row_checksums(self) -> list[int]:
-        """crc32 of each row's kind, text and id: names the record that differs when a corpus changed."""
+        """crc32 of each row's kind, text and id: shows which record differs when a corpus has changed."""
         sums = []
         for row, text in enumerate(self.texts):
             crc = zlib.crc32(text, self.kinds[row])
@@ -113,7 +114,7 @@ class ChunkInput:
         return sums
 
     def select(self, rows: Sequence[int]) -> ChunkInput:
-        """The chunk of these rows alone, at their original positions."""
+        """A chunk of these rows alone, at their original positions."""
         at = self.positions
         return ChunkInput(
             first=self.first,
@@ -126,7 +127,7 @@ class ChunkInput:
 
 @dataclass(frozen=True, slots=True)
 class RecordError:
-    """A record that was given up: its row in the chunk, the reason and a sentence for people."""
+    """A record without a vector: its row in the chunk, the reason and a sentence for people."""
 
     row: int
     code: ErrorCode
@@ -147,7 +148,7 @@ class ChunkResult:
     """The vectors of a chunk: `rows × dim` float32, little-endian, row-major, as bytes.
 
     `fingerprint` is a sha256 in hexadecimal. `checksums` are the input's :meth:`ChunkInput.row_checksums`. `bounds` are
-    those that the vectors were held to in place of the precision's, in words; empty where they were the precision's.
+    the class's own bounds for the vectors, in words; empty if the precision's bounds apply.
     """
 
     first: int
@@ -170,8 +171,8 @@ def encode_input(chunk: ChunkInput, version: int | None = None) -> bytes:
     """The wire form of a chunk's input; its digest covers everything but the digest itself.
 
     Args:
-        version: the job's, so that whoever may read the job can read the chunk; this one's where None. Up to now the
-            formats are the same.
+        version: the job's version, so that every program that reads the job can read the chunk; this release's if
+            None. So far, the format is the same in all versions.
     """
     flags, optional = _optional_columns(chunk.ids, chunk.positions)
     body = b"".join([chunk.kinds, _column(chunk.texts), *optional])
@@ -181,7 +182,7 @@ def encode_input(chunk: ChunkInput, version: int | None = None) -> bytes:
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
-    """The 16 bytes that tell one chunk's input from another."""
+    """The 16 bytes that identify a chunk's input."""
     return bytes(data[DIGEST_RANGE[0] : DIGEST_RANGE[1] + 1])
 
 
@@ -192,7 +193,7 @@ def decode_input(data: bytes | memoryview) -> ChunkInput:
         WireTruncated, WireForeign, WireNewer: the bytes are cut off, not ours, or newer than this version.
     """
     cursor, flags, digest, first, rows = _open(data, _KIND_INPUT)
-    if rows > MAX_CHUNK_RECORDS:  # before anything is made of them: half a gigabyte holds 100 million empty rows
+    if rows > MAX_CHUNK_RECORDS:  # checked before it allocates: half a gigabyte holds 100 million empty rows
         raise WireForeign(f"a chunk's input promises {rows} rows, and no chunk has more than {MAX_CHUNK_RECORDS}")
     body = cursor.rest()
     kinds = cursor.take(rows)
@@ -211,16 +212,16 @@ def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
     """The wire form of a chunk's result.
 
     Args:
-        version: the job's, as for :func:`encode_input`.
+        version: the job's version, as for :func:`encode_input`.
 
     Raises:
-        ValueError: `vectors` is not `rows × dim` float32, or the fingerprint no sha256.
+        ValueError: `vectors` is not `rows × dim` float32, or the fingerprint is not a sha256.
     """
     if len(result.vectors) != result.rows * result.dim * 4:
         raise ValueError(f"{len(result.vectors)} bytes of vectors are not {result.rows} rows × {result.dim} float32")
     fingerprint = bytes.fromhex(result.fingerprint)
     if len(fingerprint) != 32:
-        raise ValueError(f"a fingerprint of {len(fingerprint)} bytes is no sha256")
+        raise ValueError(f"a fingerprint of {len(fingerprint)} bytes is not a sha256")
     flags, optional = _optional_columns(result.ids, result.positions)
     errors, cuts = result.errors, result.truncations
     promise = f"{result.precision} {result.bounds}" if result.bounds else result.precision
@@ -257,17 +258,17 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
 
 
 def decode_result_head(data: bytes | memoryview) -> ChunkResult:
-    """Read what stands before the vectors of a chunk's result: its first bytes will do. `dim` is 0.
+    """Read everything before the vectors of a chunk's result; the result's first bytes suffice. `dim` is 0.
 
     Raises:
-        WireTruncated: that takes more bytes than these.
+        WireTruncated: more bytes are needed.
         WireForeign, WireNewer: as for :func:`decode_result`.
     """
     return replace(_read_head(data)[2], dim=0)
 
 
 def _read_head(data: bytes | memoryview) -> tuple[_Cursor, str, ChunkResult]:
-    """Where the head ends, the vectors' checksum or an empty string, and a result that has no vectors yet."""
+    """A cursor at the end of the head; the vectors' checksum or an empty string; the result without vectors."""
     cursor, flags, digest, first, rows = _open(data, _KIND_RESULT)
     dim, dtype, fingerprint = cursor.unpack(_RESULT_HEAD)
     if dtype != _FLOAT32:
@@ -360,7 +361,7 @@ def _open(data: bytes | memoryview, kind: int) -> tuple[_Cursor, int, bytes, int
 
 
 class _Cursor:
-    """Reads forward through bytes and never past their end, so a bad count can't make us allocate for it."""
+    """Reads bytes forward and never past their end, so that a bad count can't cause a large allocation."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -369,7 +370,7 @@ class _Cursor:
     def take(self, size: int) -> memoryview:
         end = self._at + size
         if end > len(self._data):
-            raise WireTruncated(f"a chunk ends after {len(self._data)} bytes, where it promises {end} or more")
+            raise WireTruncated(f"a chunk ends after {len(self._data)} bytes, but promises {end} or more")
         taken = self._data[self._at : end]
         self._at = end
         return taken

@@ -6,7 +6,7 @@ job = enqueue_embeddings(["first text", "second text"])
 job.wait()
 job.vectors()  # float32, records × dimensions, in input order
 
-`aenqueue_embeddings` and `AsyncJob` are the same, awaited.
+`aenqueue_embeddings` and `AsyncJob` are the asynchronous forms.
 """
 
 from embedctl.aio import AsyncJob, aenqueue_embeddings

@@ -1,7 +1,8 @@
 """Redis' access list: a user for each role, with the keys and commands that it needs, and no others.
 
-Keys come from :mod:`embedctl_config.keys`, and commands of scripts from the scripts. What the store's Python asks for
-stands here, and a test compares it with the source; other tests run everything as these users.
+The keys come from :mod:`embedctl_config.keys`, and the commands of scripts from the scripts. This module lists the
+commands of the store's Python code, and a test compares the list with the code. Other tests run everything as these
+users.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from embedctl_config.errors import SettingsError
 from embedctl_config.keys import ACCESS
 from embedctl_config.redis_url import read_password
 
-#: Redis keeps unsalted sha256: what can be guessed can be found. Those that are made here have 43 characters.
+#: Redis keeps unsalted sha256, so a guessable password can be found from its hash. Passwords made here have 43
+#: characters.
 SHORTEST_PASSWORD = 16
-#: A file beside a user's own whose name ends so holds the password before, which is taken too.
+#: The suffix of a second file next to a user's file. It holds the user's old password, which stays valid.
 OLD = ".old"
 _CALL = re.compile(r"redis\.p?call\('(\w+)'")
 
@@ -35,12 +37,12 @@ class User:
     """What a user of Redis may do.
 
     Attributes:
-        role: the one of :data:`~embedctl_config.keys.ROLES` whose keys are its own.
-        scripts: those of the store that it runs.
-        commands: what it asks for beside them.
-        others: keys of Celery's, as patterns.
-        channels: Celery's, as patterns in which `{db}` is the database's number.
-        reads_only: whether it changes none of the role's keys.
+        role: the one of :data:`~embedctl_config.keys.ROLES` whose keys it uses.
+        scripts: the scripts of the store that it runs.
+        commands: the commands that it calls outside of scripts.
+        others: keys of Celery, as patterns.
+        channels: channels of Celery, as patterns in which `{db}` stands for the database's number.
+        reads_only: whether it only reads the role's keys.
     """
 
     role: str
@@ -51,12 +53,12 @@ class User:
     reads_only: bool = False
 
 
-#: What the store asks for, whoever uses it.
+#: The commands of the store that every user needs.
 _STORE = _words("exists get hgetall hscan info mget ping pttl time zcount zrangebyscore zscore")
 _LOOKING = _STORE | _words("lindex llen zcard zrange zrevrange")
 _REAPING = _words("evalsha hdel hget hmget hset lindex pexpire script|load set unlink zadd zrange zrem")
 
-# What kombu's transport does, learnt from its source (kombu/transport/redis.py of 5.7) and by running it.
+# The commands of kombu's transport, from its source (kombu/transport/redis.py of 5.7) and from running it.
 _SENDING = _words("exec llen lpush multi sadd smembers")
 _CONSUMING = _SENDING | _words(
     """
@@ -91,7 +93,7 @@ USERS: Mapping[str, User] = {
         channels=_CHANNELS,
     ),
     "monitor": User("monitor", commands=_LOOKING, reads_only=True),
-    # The dashboard is one more monitor, and consumes Celery's events.
+    # The dashboard is a monitor that also consumes Celery's events.
     "flower": User(
         "monitor",
         commands=_LOOKING | _CONSUMING,
@@ -100,18 +102,18 @@ USERS: Mapping[str, User] = {
         reads_only=True,
     ),
 }
-#: Does what none of them may, such as to load a changed list. No process of embedctl logs in as it.
+#: The user for everything that no other user may do, such as loading a changed list. No process of embedctl uses it.
 ADMIN = "admin"
 
 
 def access_list(passwords: Mapping[str, tuple[str, ...]], *, database: int, redis_7: bool = False) -> str:
-    """The file that Redis' setting `aclfile` names: a line a user. It holds hashes and no password.
+    """The content of the file that Redis' setting `aclfile` names: one line per user. It holds hashes, no passwords.
 
     Args:
-        passwords: those that each of :data:`USERS` and :data:`ADMIN` may log in with.
-        database: the number of the one that Celery's channels are for.
-        redis_7: write rules that 6.2 does not know: who only reads keys can't be told so there, where commands go for
-            all of a user's keys.
+        passwords: user → its valid passwords, for all of :data:`USERS` and for :data:`ADMIN`.
+        database: the number of the database, for the names of Celery's channels.
+        redis_7: use rules that make keys read-only. Redis 6.2 does not know them: there, a user's commands apply to all
+            of its keys.
     """
     # Redis 6.2 gives a user all channels at first, even after a reset.
     lines = ["user default reset resetchannels off"]
@@ -123,13 +125,13 @@ def access_list(passwords: Mapping[str, tuple[str, ...]], *, database: int, redi
 
 
 def read_passwords(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[Path]]:
-    """The passwords of all users, from a folder with a file for each; one that is missing is made, at random.
+    """The passwords of all users, from a folder with a file for each. A missing file is made, with a random password.
 
     Returns:
         The passwords by user, and the files that were made.
 
     Raises:
-        SettingsError: a file can't be read or made, or holds a password that could be guessed.
+        SettingsError: a file can't be read or made, or its password is too short.
     """
     made = []
     passwords: dict[str, tuple[str, ...]] = {}
@@ -162,7 +164,7 @@ def _rules(user: User, database: int, *, redis_7: bool) -> Iterator[str]:
 
 
 def _make(file: Path) -> bool:
-    """Write a random password that only this user can read, unless there is one; whether there was none."""
+    """Make the file with a random password that only this user can read; false if the file exists already."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -177,6 +179,6 @@ def _read(file: Path) -> str:
     if len(password) < SHORTEST_PASSWORD:
         raise SettingsError(
             f"--passwords: {file} holds fewer than {SHORTEST_PASSWORD} characters, which could be guessed from the "
-            "list: remove it, and a random one is made"
+            "access list: remove the file, and a random password is made"
         )
     return password

@@ -1,4 +1,4 @@
-"""One connection to Redis and everything that speaks over it."""
+"""One connection to Redis and everything that uses it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from embedctl.store.observed import Observer
     from embedctl.tickets import TicketSender
 
-#: The brokers of this many different settings stay ready, the last ones used; others stay while a job holds them.
+#: This many brokers stay connected, the most recently used ones, each for different settings. Others stay connected
+#: while a job holds them.
 _KEPT = 4
 
 
 @dataclass(frozen=True)
 class Broker:
-    """What producers, jobs and workers share. Safe to use from several threads, and in the children of its process."""
+    """The store and the tickets of one Redis. Threads may share it, and so may the children of its process."""
 
     settings: Settings
     connection: Connection
@@ -33,10 +34,10 @@ class Broker:
 
     @classmethod
     def connect(cls, settings: Settings, observer: Observer | None = None) -> Broker:
-        """A broker of the caller's own for the Redis of these settings.
+        """A broker for the Redis of these settings that belongs to the caller alone.
 
         Args:
-            observer: is told of every round trip of the store's; those of Celery are not among them.
+            observer: called after each round trip of the store, but not after those of Celery.
 
         Raises:
             SettingsError: no Redis is configured.
@@ -52,7 +53,7 @@ class Broker:
 
     @classmethod
     def shared(cls, settings: Settings) -> Broker:
-        """The broker of this process for these settings: all its jobs share a few connections.
+        """The broker of this process for these settings. All jobs of the process share its few connections.
 
         Raises:
             SettingsError: no Redis is configured.
@@ -61,13 +62,13 @@ class Broker:
 
     @property
     def tickets(self) -> TicketSender:
-        """Sends tickets; importing Celery waits until somebody does."""
+        """The sender of tickets. Celery is imported when this is first used."""
         sender: TicketSender | None = self.__dict__.get("_tickets")
         if sender is None or sender.process != os.getpid():
             from embedctl.tickets import TicketSender
             from embedctl_config.celery_app import make_celery
 
-            # Two threads may each make one at first: the other's is of no harm, and no lock can be held at a fork.
+            # No lock, which a fork could copy while it is held. Two threads may each make a sender, which is harmless.
             sender = self.__dict__["_tickets"] = TicketSender(
                 make_celery(self.settings), self.connection.about_now_ms, self.connection.explained
             )
@@ -78,7 +79,7 @@ class Broker:
         self.tickets.send(job.queue, job.id, self.jobs.issue(job.id, job.queue), version=job.version)
 
     def close(self) -> None:
-        """Close the connections that are idle. Whatever is asked next opens one, so others may share this broker."""
+        """Close the idle connections. The next call opens a new one, so others may still use this broker."""
         self.connection.close()
         sender: TicketSender | None = self.__dict__.get("_tickets")
         if sender is not None and sender.process == os.getpid():
@@ -98,7 +99,7 @@ class _Shared:
         with self._lock:
             broker = self._live.get(key)
             if broker is None:
-                # Of a copy: tables of the caller's settings may be changed later, and would then be another's too.
+                # From a copy, because the caller may change tables of its settings later, and others share the broker.
                 broker = self._live[key] = Broker.connect(_copied(settings))
             self._last[key] = broker
             self._last.move_to_end(key)
@@ -107,7 +108,7 @@ class _Shared:
         return broker
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock. Brokers know by themselves in which process they are."""
+        """Replace the lock, which another thread of the parent may have held. Brokers notice a fork themselves."""
         self._lock = threading.Lock()
 
 
@@ -115,12 +116,12 @@ _shared = _Shared()
 os.register_at_fork(after_in_child=_shared.after_fork)
 
 
-#: What is a value by itself.
+#: Types that are hashable as they are.
 _PLAIN = (str, int, float, bool, type(None))
 
 
 def _value(each: Any) -> Hashable:
-    """What two settings have in common that say the same, tables included."""
+    """A hashable value that is equal for equal settings, tables included."""
     if names := getattr(each, "__dataclass_fields__", None):
         return _values(getattr(each, name) for name in names)
     if isinstance(each, Mapping):

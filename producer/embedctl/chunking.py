@@ -1,4 +1,4 @@
-"""Records into chunks, bounded by rows and by bytes. The same records and bounds always make the same chunks."""
+"""Cuts records into chunks, bounded by rows and by bytes. The same records and bounds always make the same chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embedctl_config.wire import ChunkInput
 def chunks_of(records: Iterable[Record], *, max_rows: int, max_bytes: int) -> Iterator[ChunkInput]:
     """Cut records into chunks of consecutive records.
 
-    A record longer than `max_bytes` makes a chunk of its own.
+    A record longer than `max_bytes` becomes a chunk with this record alone.
     """
     held: list[Record] = []
     size = first = 0

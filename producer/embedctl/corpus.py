@@ -22,23 +22,23 @@ from embedctl_config.errors import InputError, MissingExtra
 FORMATS = ("jsonl", "csv", "tsv", "txt", "parquet")
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "txt", ".parquet": "parquet"}
 _COMPRESSIONS = (".gz", ".zst")
-#: The longest line that is read at all: one line must not take the machine's memory (bytes).
+#: The longest line that is read (bytes), so that one line can't take the machine's memory.
 MAX_LINE_BYTES = 64 * 1024 * 1024
 _PARQUET_ROWS = 1024
-#: What some editors write before UTF-8.
+#: The byte order mark that some editors write before UTF-8.
 _MARK = b"\xef\xbb\xbf"
 
-#: A record, or what is wrong with the line that should have held one.
+#: A record, or the error of a line that holds no record.
 _Line = Record | InputError
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A file of records, or standard input where `path` is `-`.
+    """A file of records, or standard input if `path` is `-`.
 
-    `txt` holds a record a line, and an empty line is an (empty) record, so that vectors and lines count alike. `jsonl`
-    holds an object a line; empty lines count for nothing. `csv` and `tsv` begin with a line of field names. A name
-    ending in `.gz` or `.zst` is decompressed.
+    `txt` has one record per line; an empty line is an (empty) record, so that vectors and lines have the same numbers.
+    `jsonl` has one object per line and skips empty lines. `csv` and `tsv` begin with a line of field names. A file with
+    the suffix `.gz` or `.zst` is decompressed.
     """
 
     path: str
@@ -49,7 +49,7 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return "standard input" if self.path == "-" else self.path
 
     @property
@@ -62,13 +62,14 @@ class Corpus:
         return Path(self.path).suffix.lower() in _COMPRESSIONS
 
     def records(self, on_bad_line: Callable[[InputError], None] | None = None) -> Iterator[Record]:
-        """Its records, read as they are needed.
+        """Its records, read lazily.
 
         Args:
-            on_bad_line: told of each line that is no record, which is then left out; None makes it an error.
+            on_bad_line: called with the error of each line that is not a record, which is then skipped; if None, the
+                error is raised.
 
         Raises:
-            InputError: the file can't be read, or a line is no record; the message names it.
+            InputError: the file can't be read, or a line is not a record; the message names the line.
         """
         try:
             for line in self._lines():
@@ -83,10 +84,10 @@ class Corpus:
             raise InputError(f"{self.name} can't be read: {reason}") from error
 
     def check(self) -> None:
-        """Read all of it once, so that a bad line is found before anything is queued.
+        """Read the whole file once, to find a bad line before anything is queued.
 
         Raises:
-            InputError: as for :meth:`records`, or it holds no record.
+            InputError: as for :meth:`records`, or the file holds no record.
         """
         if not sum(1 for _ in self.records()):
             raise InputError(f"{self.name} holds no record")
@@ -196,10 +197,10 @@ def open_corpus(
     id_field: str = "id",
     max_bytes: int,
 ) -> Corpus:
-    """A corpus by its path; nothing is read yet.
+    """The corpus at a path; nothing is read yet.
 
     Raises:
-        InputError: the format is unknown, or the name does not tell it.
+        InputError: the format is unknown, or can't be guessed from the name.
     """
     chosen = file_format or guess_format(path)
     if chosen not in FORMATS:
@@ -208,10 +209,10 @@ def open_corpus(
 
 
 def guess_format(path: str) -> str:
-    """The format that a file's name tells; `jsonl` for standard input.
+    """The format by a file's name; `jsonl` for standard input.
 
     Raises:
-        InputError: the name tells none.
+        InputError: the name has no known suffix.
     """
     if path == "-":
         return "jsonl"
@@ -228,7 +229,7 @@ def guess_format(path: str) -> str:
 
 @contextmanager
 def _seekable(stream: BinaryIO, *, plain: bool) -> Iterator[BinaryIO]:
-    """A stream that can be read from its end, as parquet is: one that is no plain file goes to the disk first."""
+    """A stream with random access, which parquet needs; unless it is a plain file, it is copied to the disk first."""
     if plain:
         yield stream
         return
@@ -253,7 +254,7 @@ def _bounded_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
 
 def _load(line: bytes, where: str) -> Mapping[str, Any]:
     try:
-        # Bytes that are not UTF-8 become lone surrogates: they cost one record, not the line's other fields.
+        # Bytes that are not UTF-8 become lone surrogates, so that only the text is bad, not the whole line.
         value = json.loads(line.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""A few threads that keep no process from ending."""
+"""A few threads that do not keep a process from ending."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 class DaemonThreads(Executor):
-    """Like a ThreadPoolExecutor, which a process waits for at its end; what these threads do then is left undone.
+    """Like a ThreadPoolExecutor, but a process does not wait for these threads at its end: it abandons their work.
 
     Args:
-        most: threads at most; each begins when the others are busy.
+        most: most threads; a thread is started when all others are busy.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -26,7 +26,7 @@ class DaemonThreads(Executor):
         self._begun = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Do this in one of the threads; see :meth:`concurrent.futures.Executor.submit`."""
+        """Run a function in one of the threads; see :meth:`concurrent.futures.Executor.submit`."""
         done: Future[Any] = Future()
         self._work.put((done, partial(fn, *args, **kwargs)))
         if not self._idle.acquire(blocking=False):
@@ -44,5 +44,5 @@ class DaemonThreads(Executor):
                     done.set_result(work())
                 except BaseException as error:  # noqa: BLE001  (the caller gets it)
                     done.set_exception(error)
-            del done, work  # what they hold is not to live until the next work comes
+            del done, work  # otherwise they would keep their objects alive until the next work comes
             self._idle.release()

@@ -1,4 +1,4 @@
-"""Looks at everything that a job depends on and says what to do about what is not right."""
+"""Checks everything that a job depends on, and says how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from embedctl_config.errors import BrokerRefused, BrokerUnavailable
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 
-#: How much of a machine's memory Redis may be given.
+#: The largest share of a machine's memory for Redis.
 LARGEST_SHARE = 0.6
-#: How many of the clients that Redis takes may be there in everyday use: a restart of all workers needs more.
+#: The largest share of Redis' maxclients in everyday use: a restart of all workers needs more connections.
 LARGEST_SHARE_OF_CLIENTS = 0.7
 #: Most connections that a worker holds.
 CLIENTS_OF_A_WORKER = 10
 
-#: What each extra brings; `embedctl[extra]` installs it.
+#: Extra → its packages; `embedctl[extra]` installs them.
 EXTRAS = {
     "torch": ("torch", "sentence-transformers"),
     "onnx": ("onnxruntime",),
@@ -55,7 +55,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something looked at: what it is, what was found, and what to do about it."""
+    """The result of one check: its subject, what was found, and how to fix it."""
 
     level: Level
     subject: str
@@ -64,7 +64,7 @@ class Finding:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Look at the extras, the devices, the classes, Redis and the workers; one finding after the other."""
+    """Check the extras, the devices, the classes, Redis and the workers, and yield one finding after the other."""
     yield from _extras()
     accelerators = _accelerators()
     yield from _devices(accelerators)
@@ -73,7 +73,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             Level.WARN,
             "redis",
-            "none is configured: only `embedctl run` and `embedctl up` work, with a private one",
+            "none is configured: only `embedctl run` and `embedctl up` work, with a private Redis",
             "set EMBEDCTL_REDIS_URL to share jobs between machines",
         )
         return
@@ -84,9 +84,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
         if not _is_cluster(info):
             yield from _workers(broker)
     except BrokerRefused as error:
-        yield Finding(Level.FAIL, "redis", str(error), "a database of its own, and no proxy before it")
+        yield Finding(Level.FAIL, "redis", str(error), "give embedctl its own database, and connect without a proxy")
     except BrokerUnavailable as error:
-        yield Finding(Level.FAIL, "redis", str(error), "start it, or mend EMBEDCTL_REDIS_URL")
+        yield Finding(Level.FAIL, "redis", str(error), "start Redis, or correct EMBEDCTL_REDIS_URL")
     finally:
         broker.close()
 
@@ -95,7 +95,7 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
     """Judge a Redis by its INFO and its CONFIG.
 
     Args:
-        machine_bytes: the memory of this machine, which is the Redis' own in small deployments.
+        machine_bytes: the memory of this machine; in small deployments, Redis runs on it.
     """
     version = str(info["redis_version"])
     old = tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS
@@ -105,13 +105,13 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
         Level.FAIL,
         "redis mode",
         str(info.get("redis_mode", "standalone")),
-        "use an instance without cluster mode (cluster-enabled no): a cluster keeps the keys of a job apart",
+        "use an instance without cluster mode (cluster-enabled no): a cluster spreads the keys of a job over nodes",
     )
     yield from _connections(info, config)
     if config:
         yield from _settings_alone(config)
     else:
-        yield Finding(Level.OK, "redis settings", "not all are looked at: CONFIG GET is not allowed to this user")
+        yield Finding(Level.OK, "redis settings", "only some are checked: this user may not run CONFIG GET")
         config = _settings_in(info)
     yield _judge(
         config.get("appendonly") == "yes",
@@ -146,7 +146,7 @@ def _is_cluster(info: Mapping[str, Any]) -> bool:
 
 
 def _connections(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Finding]:
-    """Judge how near the clients of Redis are to as many as it takes; it tells that of 7 or by CONFIG alone."""
+    """Judge how close the number of clients is to maxclients, which only Redis 7 or CONFIG tells."""
     most, now = int(info.get("maxclients") or config.get("maxclients") or 0), int(info.get("connected_clients", 0))
     if most:
         yield _judge(
@@ -154,13 +154,13 @@ def _connections(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator
             Level.WARN,
             "connections",
             f"{now:,} of {most:,} (maxclients)",
-            f"raise maxclients, and the files that Redis may open: a worker holds up to {CLIENTS_OF_A_WORKER}, and who "
-            "comes when all are taken is turned away",
+            "raise maxclients, and the number of files that Redis may open: a worker holds up to "
+            f"{CLIENTS_OF_A_WORKER} connections, and Redis refuses clients beyond maxclients",
         )
 
 
 def _settings_in(info: Mapping[str, Any]) -> dict[str, str]:
-    """What INFO says of the settings."""
+    """The settings that INFO shows."""
     return {
         "appendonly": "yes" if info["aof_enabled"] else "no",
         "maxmemory": str(info["maxmemory"]),
@@ -169,13 +169,13 @@ def _settings_in(info: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _settings_alone(config: Mapping[str, str]) -> Iterator[Finding]:
-    """Judge what only CONFIG tells."""
+    """Judge the settings that only CONFIG shows."""
     yield _judge(
         config.get("auto-aof-rewrite-percentage") != "0",
         Level.WARN,
         "AOF rewrite",
         f"at {config.get('auto-aof-rewrite-percentage')} % growth",
-        "auto-aof-rewrite-percentage 100: otherwise the file grows for good",
+        "auto-aof-rewrite-percentage 100: otherwise the file grows without limit",
     )
     eager = [name for name in _LAZY if config.get(name) != "yes"]
     yield _judge(
@@ -183,7 +183,7 @@ def _settings_alone(config: Mapping[str, str]) -> Iterator[Finding]:
         Level.WARN,
         "lazy freeing",
         f"off: {', '.join(eager)}" if eager else "on",
-        "set them to yes: freeing a large value otherwise stalls everybody",
+        "set them to yes: otherwise, freeing a large value stalls all clients",
     )
 
 
@@ -196,16 +196,16 @@ def _extras() -> Iterator[Finding]:
             except metadata.PackageNotFoundError:
                 missing.append(package)
         found = ", ".join([*present, *(f"no {package}" for package in missing)])
-        # A missing extra is no fault: a producer needs none of them.
+        # A missing extra is not a fault: a producer needs none of them.
         remedy = f"pip install 'embedctl[{extra}]' if this machine needs it" if missing else ""
         yield Finding(Level.OK, f"extra {extra}", found, remedy)
 
 
 def class_findings(classes: Mapping[str, HardwareClass], accelerators: Collection[str]) -> Iterator[Finding]:
-    """Say of each hardware class whether it is known to work, and whether its device is here.
+    """Report for each hardware class whether it is verified, and whether its device is here.
 
     Args:
-        accelerators: the kinds of devices, other than CPUs, that are here.
+        accelerators: the kinds of devices on this machine, other than CPUs.
     """
     for name, entry in classes.items():
         here = entry.device == "cpu" or entry.device in accelerators
@@ -227,7 +227,7 @@ def _devices(accelerators: Sequence[tuple[str, str, int]]) -> Iterator[Finding]:
 
 
 def _accelerators() -> list[tuple[str, str, int]]:
-    """Kind, name and number of the accelerators that the kernel shows, whether or not this user may open them."""
+    """Kind, name and number of the accelerators that the kernel shows, even if this user may not open them."""
     counted = [
         ("gpu", "NVIDIA GPUs", len(list(_DEVICES.glob("nvidia[0-9]*")))),
         ("gpu", "AMD GPUs", sum(map(_is_gpu, _AMD_NODES.glob("*/gpu_id")))),
@@ -239,7 +239,7 @@ def _accelerators() -> list[tuple[str, str, int]]:
 def _is_gpu(node: Path) -> bool:
     try:
         return node.read_text(encoding="ascii").strip() != "0"
-    except OSError:  # it is another container's
+    except OSError:  # it belongs to another container
         return False
 
 
@@ -254,7 +254,7 @@ def _workers(broker: Broker) -> Iterator[Finding]:
                 Level.WARN, "hung worker", found, f"it ends itself after hang_s ({broker.settings.hang_s:g} s)"
             )
     for gone in broker.workers.gone():
-        found = f"{gone.worker.name} is gone for {gone.seconds:.0f} s: {gone.how}"
+        found = f"{gone.worker.name} has been gone for {gone.seconds:.0f} s: {gone.how}"
         yield Finding(Level.WARN, "worker gone", found, "look at its log; start it again")
     if not alive:
         yield Finding(Level.WARN, "workers", "none is alive", start_command("cpu", broker.settings.model))

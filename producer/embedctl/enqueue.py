@@ -1,4 +1,4 @@
-"""Submitting: the options, the job that they make or take up, and its records on their way."""
+"""Submitting: checks the options, makes or resumes the job, and adds its records."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, che
 
 log = logging.getLogger(__name__)
 
-#: The longest prompt (bytes): it is put before each text, and no model takes nearly as much.
+#: The longest prompt (bytes). It is put before each text, and all models take far less.
 MAX_PROMPT_BYTES = 16 * 1024
-#: The longest idempotency key (bytes): `embedctl run` makes it of paths.
+#: The longest idempotency key (bytes). `embedctl run` makes its key from paths.
 MAX_KEY_BYTES = 64 * 1024
-#: Most that the vectors of a chunk may take (bytes): what one value in Redis may be, less room for ids and errors.
+#: Largest size of a chunk's vectors (bytes): the largest value in Redis, less room for ids and errors.
 MAX_VECTOR_BYTES = 448 * 1024 * 1024
-#: Chunks of no more records can't come near that (records).
+#: The vectors of a chunk of at most this size are always smaller than that (records).
 _SMALL_CHUNK = 1024
-#: Most dimensions that may be asked for: several times those of any model.
+#: Most dimensions that a job may ask for: several times those of any model.
 MAX_DIMENSIONS = 65_536
 
 Truncation = Literal["truncate", "error", "mean"]
@@ -45,10 +45,10 @@ Truncation = Literal["truncate", "error", "mean"]
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What a job is submitted with; None takes the value of the settings.
+    """The options of a submission; None means the value of the settings.
 
-    `resume` is the id of a job that a producer began and did not finish: it goes on with the same records, and what is
-    given here besides must be what the job was begun with.
+    `resume` is the id of a job whose producer did not finish. The submission goes on with the same records, and any
+    other option given here must be the same as when the job was begun.
     """
 
     model: str | None = None
@@ -89,31 +89,33 @@ def enqueue_embeddings(
 
     Returns once every text is stored in Redis; workers begin with the first chunk. Blocks while more than
     `high_water_bytes` of the job's text waits for workers, while Redis is full, while another process submits the same
-    job, and for two minutes while Redis is away. What it waits for is logged at once and then every minute.
+    job, and while Redis is unreachable, for up to two minutes. The reason is logged at once and then every minute.
 
     Args:
-        texts: strings, or mappings with a `text` and perhaps an `id`; any iterable, read as it is needed, such as a
-            table's column. What is no text, or empty, becomes a record error and costs no other record its vector.
-        model: the name under which workers serve it; the settings' model where None.
+        texts: strings, or mappings with a `text` and an optional `id`; any iterable, such as a table's column, read
+            lazily. An item that is empty or not text becomes a record error, and every other record gets its vector.
+        model: the model's name at the workers; the model of the settings if None.
         hardware: a hardware class, or "auto" for the fastest that is alive and offers the precision.
-        precision: "fp32", "fp16" or "int8"; what the class offers where None, and fp32 with "auto".
-        ids: labels that come back with the vectors, one a text; they may repeat, and None is none for its text.
-        prompt: put before every text; the model's own default prompt where None, nothing where empty.
+        precision: "fp32", "fp16" or "int8". If None, the class's precision, or fp32 with "auto".
+        ids: labels that come back with the vectors, one for each text. They may repeat; None means no label.
+        prompt: put before every text; the model's default prompt if None, no prompt if empty.
         truncation: "truncate" encodes the first tokens of a text that is too long and reports it; "error" fails it;
             "mean" encodes all of it, window by window, and gives the mean of the windows' vectors.
         normalize: make every vector of unit length.
-        dimensions: keep only so many components of every vector, of models made for that (Matryoshka); all where None.
+        dimensions: keep only this many leading components of each vector, for models made for that (Matryoshka); all if
+            None.
         chunk_size: most records in a chunk.
-        ttl: seconds that the job is kept after its end. Before, it is kept for at least 7 days after its last progress.
-        idempotency_key: a second call with this key and the same texts gives the same job; a call that died half-way
-            is taken up where it stopped. Kept as long as the job.
-        max_errors: more failed records than this end the job early: a number of them, or a share such as "1%".
-        timeout: most seconds that this call may take; None for no end. It is looked at between chunks and while
-            something is waited for, not while `texts` is slow to give its next item. Where Redis hangs and says
-            nothing, the call ends at most a socket's time-out (10 s) later.
-        progress: called in this thread, after each chunk and while something is waited for, with the number of records
-            queued so far and what is waited for in words, or an empty string. What it raises ends the call.
-        settings: from the environment and configuration files where None.
+        ttl: seconds to keep the job after its end. Before, it is kept for at least 7 days after its last progress.
+        idempotency_key: a second call with this key and the same texts returns the same job; if the first call died
+            half-way, the second continues where it stopped. The key is kept as long as the job.
+        max_errors: the error budget: a number of records, or a share such as "1%". More failed records end the job.
+        timeout: most seconds that this call may take; None for no limit. The call checks it between chunks and while it
+            waits, but not while `texts` is slow to give its next item. If Redis hangs without an answer, the call ends
+            at most one socket timeout (10 s) later.
+        progress: called in this thread after each chunk and while the call waits. Its arguments are the number of
+            records queued so far, and what the call waits for, in words or "". An exception that it raises ends the
+            call.
+        settings: read from the environment and the configuration files if None.
 
     Raises:
         SettingsError: an argument or a setting is wrong.
@@ -122,9 +124,9 @@ def enqueue_embeddings(
         BrokerUnavailable: Redis can't be reached.
         JobFailed: `max_errors` ended the job before it had all its records.
         JobCancelled: somebody cancelled it meanwhile.
-        WaitTimeout: the time is over. With an idempotency key the same call goes on; without, the job is cancelled,
-            if Redis can be reached.
-        JobLost: Redis came back without its last writes; the same call with an idempotency key goes on.
+        WaitTimeout: the time is over. With an idempotency key, the same call continues the job; without one, the job is
+            cancelled, if Redis can be reached.
+        JobLost: Redis came back without its last writes. With an idempotency key, the same call continues the job.
     """
     settings = load_settings() if settings is None else settings
     most, share = parse_budget(max_errors)
@@ -156,8 +158,8 @@ def submit(
 ) -> Job:
     """Queue records; see :func:`enqueue_embeddings`.
 
-    Where it is interrupted, by Ctrl-C, by what `records` or `progress` raise, or by its time, a job that nobody has a
-    name for, and so can't take up again, is cancelled.
+    Ctrl-C, the timeout, or an exception from `records` or `progress` interrupts the submission. Without an idempotency
+    key or `resume`, nobody could continue the job, so it is cancelled.
     """
     check_timeout(timeout)
     began = time.monotonic()
@@ -180,7 +182,7 @@ def submit(
 
 
 def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None]:
-    """An error budget as a number of records, or as a share of them; None where it is the other.
+    """An error budget as a number of records and as a share of them; None for the one that is not given.
 
     Raises:
         SettingsError: it is neither.
@@ -203,7 +205,7 @@ def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None
 def _begun_when_there_is_room(
     broker: Broker, options: JobOptions, progress: SubmitProgress | None, deadline: float | None
 ) -> JobStatus:
-    """See :func:`_begun`, which is asked again while Redis is full: it has written nothing then."""
+    """Call :func:`_begun`, again and again while Redis is full: then it has written nothing."""
     remind = Reminder(log.warning)
 
     def pausing() -> None:
@@ -211,7 +213,7 @@ def _begun_when_there_is_room(
         if progress is not None:
             progress(0, "Redis")
 
-    # Where Redis goes away, a job may have been made of which nobody heard: not asked again.
+    # No retry if Redis goes away: it may have made a job without telling us.
     return patiently(lambda: _begun(broker, options), pausing=pausing, deadline=deadline, outage_s=0.0)
 
 
@@ -219,7 +221,7 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
     """The job to add to: a new one, the one of this idempotency key, or the one to resume."""
     if options.resume is not None:
         if options.idempotency_key is not None:
-            raise SettingsError("resume names the job; an idempotency key besides could name another: leave one out")
+            raise SettingsError("resume and idempotency_key could name two different jobs: leave one of them out")
         job = broker.jobs.status(options.resume)
         _check_same(job, _given(options))
         return job
@@ -233,7 +235,7 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
 
 
 def _given(options: JobOptions) -> dict[str, Any]:
-    """What is said of a job that is resumed: all but what was left at its default."""
+    """The options given for a job to resume: all that differ from their defaults."""
     plain = JobOptions()
     names = (each.name for each in dataclasses.fields(JobOptions) if each.name not in ("idempotency_key", "resume"))
     given = {name: value for name in names if (value := getattr(options, name)) != getattr(plain, name)}
@@ -241,7 +243,7 @@ def _given(options: JobOptions) -> dict[str, Any]:
 
 
 def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
-    """What a job of these options is made with: settings filled in, the hardware class resolved, all of it checked.
+    """The specification of a job: the options completed from the settings, the hardware class resolved, all checked.
 
     Raises:
         SettingsError: an option is wrong.
@@ -255,12 +257,12 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     chunk_size = settings.chunk_size if options.chunk_size is None else options.chunk_size
     ttl = settings.ttl_s if options.ttl is None else options.ttl
     if not _is_whole(chunk_size) or not 1 <= chunk_size <= MAX_CHUNK_RECORDS:
-        raise SettingsError(f"chunk_size {chunk_size!r} is no whole number between 1 and {MAX_CHUNK_RECORDS}")
+        raise SettingsError(f"chunk_size {chunk_size!r} is not a whole number between 1 and {MAX_CHUNK_RECORDS}")
     _check_length("prompt", options.prompt, MAX_PROMPT_BYTES)
     _check_length("idempotency_key", options.idempotency_key, MAX_KEY_BYTES)
     if options.idempotency_key == "":
         raise SettingsError(
-            "idempotency_key is empty, and would be the same for every job: name this one, or leave it out"
+            "idempotency_key is empty, and so would be the same for every job: give this job a key, or leave it out"
         )
     if not (_is_whole(ttl) or isinstance(ttl, float)) or not 1 <= ttl <= MAX_TTL_S:
         raise SettingsError(f"ttl {ttl!r} is not between 1 and {MAX_TTL_S:.0f} seconds")
@@ -300,39 +302,39 @@ def _is_whole(value: object) -> bool:
 
 
 def _check_length(name: str, text: str | None, most: int) -> None:
-    """Refuse what is stored with every job where it is no text, or longer than anybody needs."""
+    """Refuse a value that is not text or too long, because it is stored with the job."""
     if not isinstance(text, str | None):
-        raise SettingsError(f"{name} is {kind_of(text)}, and not a string")
+        raise SettingsError(f"{name} is {kind_of(text)}, not a string")
     try:
         size = len((text or "").encode())
     except UnicodeEncodeError:
         raise SettingsError(f"{name} is not valid UTF-8") from None
     if size > most:
-        raise SettingsError(f"{name} is {size:,} bytes long, and {most:,} are the most: shorten it")
+        raise SettingsError(f"{name} is {size:,} bytes long, and the maximum is {most:,}: shorten it")
 
 
 def _check_dimensions(broker: Broker, dimensions: int, model: str, hardware: str) -> None:
-    """Refuse what no vector can have; where no worker is alive to tell, each record is to fail."""
+    """Refuse more dimensions than vectors have. If no worker is alive to tell, every record will fail instead."""
     if not _is_whole(dimensions) or not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise SettingsError(f"dimensions {dimensions!r} is no whole number between 1 and {MAX_DIMENSIONS}")
+        raise SettingsError(f"dimensions {dimensions!r} is not a whole number between 1 and {MAX_DIMENSIONS}")
     for dim in _dims(broker, model, hardware):
         if dimensions > dim:
             raise SettingsError(f"dimensions {dimensions} is more than the {dim} that vectors of {model} have")
 
 
 def _dims(broker: Broker, model: str, hardware: str) -> list[int]:
-    """How many dimensions the vectors of a model have, by the live workers of a class."""
+    """The dimensions of a model's vectors, as the live workers of a class report them."""
     offers = broker.workers.offers()
     return [offers[offered].dim for offered in offers if offered[:2] == (hardware, model)]
 
 
 def _check_result_size(broker: Broker, chunk_size: int, dimensions: int | None, model: str, hardware: str) -> None:
-    """Refuse chunks whose vectors no value of Redis can hold, where a live worker tells their dimensions."""
+    """Refuse chunks whose vectors do not fit into a value of Redis, if a live worker or the job tells their size."""
     dim = dimensions or max(_dims(broker, model, hardware), default=0)
     if chunk_size * dim * 4 > MAX_VECTOR_BYTES:
         raise SettingsError(
-            f"chunk_size {chunk_size}: the vectors of that many records, of {dim} dimensions each, are more than Redis "
-            f"takes as one value. With this model {MAX_VECTOR_BYTES // (dim * 4)} are the most"
+            f"chunk_size {chunk_size}: the vectors of a chunk, of {dim} dimensions each, would not fit into one value "
+            f"of Redis. With this model, the largest chunk_size is {MAX_VECTOR_BYTES // (dim * 4)}"
         )
 
 

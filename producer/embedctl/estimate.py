@@ -1,4 +1,4 @@
-"""What a job would take, without queueing anything."""
+"""Estimates the size and time of a job without queueing anything."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from embedctl.records import Record
 from embedctl_config import keys
 from embedctl_config.wire import RecordKind
 
-#: English text in WordPiece and BPE vocabularies of about 30,000 entries: bytes a token, a rule of thumb.
+#: Bytes per token, a rule of thumb: English text, WordPiece or BPE vocabularies of about 30,000 entries.
 _BYTES_PER_TOKEN = 4.2
 _BUCKETS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a job would take.
+    """The size and time of a job that is not submitted.
 
     Attributes:
-        unusable: records that would fail, as far as can be told without the model.
-        duplicates: records whose text stood in an earlier one.
-        tokens: counted where the model's tokenizer is installed here (`exact`), else guessed from the text's size.
-        truncated: records longer than the model takes; None where that is not known.
-        text_bytes, vector_bytes: what Redis would hold; vectors None where their length is not known.
-        seconds: by the rates that the live workers measured; None without any.
+        unusable: records that would fail, as far as one can tell without the model.
+        duplicates: records with the text of an earlier record.
+        tokens: counted if the model's tokenizer is installed here (`exact`), otherwise estimated from the text's size.
+        truncated: records longer than the model's maximum; None if unknown.
+        text_bytes, vector_bytes: bytes that Redis would hold; `vector_bytes` is None if the dimensions are unknown.
+        seconds: by the measured rates of the live workers; None if there are none.
     """
 
     hardware: str
@@ -52,7 +52,7 @@ class Estimate:
     workers: int
 
     def describe(self) -> str:
-        """The estimate for people, a fact a line."""
+        """The estimate for people, one fact per line."""
         truncated = (
             "unknown: the model's tokenizer is not installed here" if self.truncated is None else f"{self.truncated:,}"
         )
@@ -74,10 +74,10 @@ class Estimate:
 
 
 def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> Estimate:
-    """Read a corpus once and say what a job of it would take. Memory does not grow with the corpus.
+    """Read a corpus once and estimate a job of it. Memory does not grow with the corpus.
 
     Raises:
-        SettingsError, InputError: as submitting it would.
+        SettingsError, InputError: submitting the corpus would raise the same error.
     """
     spec = job_spec(broker, options)
     hardware, model = spec.hardware, spec.model
@@ -116,7 +116,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
 
 
 class _Distinct:
-    """Counts distinct texts: their hashes go to files, bucket by bucket, and each bucket fits in memory."""
+    """Counts distinct texts. Their hashes go to files, one per bucket, and each bucket fits in memory."""
 
     def __enter__(self) -> _Distinct:
         self._open = ExitStack()
@@ -140,7 +140,7 @@ class _Distinct:
 
 
 class _TokenCounter:
-    """Counts tokens in a process of its own, which may load a tokenizer where the producer must not."""
+    """Counts tokens in a child process. The child may load a tokenizer; the producer must not."""
 
     def __init__(self, model: str, *, windows: bool) -> None:
         self._arguments = [model, *(["--windows"] if windows else [])]
@@ -164,11 +164,11 @@ class _TokenCounter:
             return
         try:
             stream.write(struct.pack("<I", len(text)) + text)
-        except BrokenPipeError:  # it has no tokenizer for this model, and has said so by ending
+        except BrokenPipeError:  # the child ended: it has no tokenizer for this model
             self._process.stdin = None
 
     def result(self) -> dict[str, Any] | None:
-        """Tokens, truncated records and the vectors' length; None where it could not count."""
+        """Tokens, truncated records and the vectors' dimensions; None if the child could not count."""
         try:
             out, _ = self._process.communicate()
         except BrokenPipeError:

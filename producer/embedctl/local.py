@@ -1,4 +1,4 @@
-"""A private Redis and a worker for one command: the same parts as in a cluster, started and stopped by us."""
+"""Starts and stops a private Redis and a worker for one command: the same parts as in a cluster."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from embedctl.child import guarded
 from embedctl_config.errors import BrokerUnavailable, MissingExtra, WorkerError
 from embedctl_config.settings import Settings, expanded
 
-#: How long a Redis may take to answer and a worker to load its models (seconds).
+#: Time limits for Redis to answer, for a worker to load its models, and for each to stop (seconds).
 _REDIS_START_S = 60.0
 _WORKER_START_S = 600.0
 _STOP_S = 60.0
-#: Longest path that a unix socket may have, less the file's name: sun_path of unix(7) is 108 bytes.
+#: Longest path of a unix socket, without the file's name: sun_path of unix(7) has 108 bytes.
 _SOCKET_PATH_MAX = 90
 _LOG_TAIL = 20
-#: What a command that died left is kept this long after it began: a job's own default TTL.
+#: The state of a command that died is kept this long after its start: a job's default TTL (seconds).
 _KEPT_S = 7 * 24 * 3600
 
 
 @contextmanager
 def state_of(settings: Settings, name: str) -> Iterator[Path]:
-    """A folder in the user's state folder for one command at a time: what it leaves when it dies, the next one finds.
+    """A folder in the user's state folder for one command at a time. If the command dies, the next one finds its state.
 
     Args:
-        name: the same for two commands that should go on with each other's work.
+        name: equal for two commands that should continue each other's work.
 
     Raises:
-        WorkerError: another process is using it.
+        WorkerError: another process is using the folder.
     """
     parent = state_folder(settings)
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -58,14 +58,14 @@ def state_of(settings: Settings, name: str) -> Iterator[Path]:
 
 @contextmanager
 def private_redis(settings: Settings, folder: Path) -> Iterator[Settings]:
-    """Run a Redis of our own on a unix socket, with its data in `folder`.
+    """Run our own Redis on a unix socket, with its data in `folder`.
 
     Yields:
-        The settings with its URL.
+        The settings with the URL of this Redis.
 
     Raises:
         MissingExtra: there is no redis-server on this machine.
-        WorkerError: it did not start.
+        WorkerError: Redis did not start.
     """
     with watched_redis(settings, folder) as (ours, _):
         yield ours
@@ -76,7 +76,7 @@ def watched_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, 
     """As :func:`private_redis`.
 
     Yields:
-        The settings with its URL, and a function that raises WorkerError if it has ended.
+        The settings with the URL of this Redis, and a function that raises WorkerError if Redis has ended.
     """
     server = _redis_server()
     with as_file(files("embedctl_config") / "redis.conf") as config:
@@ -97,15 +97,16 @@ def local_worker(
     """Run one worker on this machine until the block ends.
 
     Yields:
-        A function that raises WorkerError if the worker has ended: nothing else would end the wait for it.
+        A function that raises WorkerError if the worker has ended. A caller that waits for the worker must call it,
+        because nothing else would end the wait.
 
     Raises:
-        WorkerError: it did not start; the message ends with the end of its log.
+        WorkerError: the worker did not start; the message ends with the last lines of its log.
     """
     command = [sys.executable, "-m", "embedctl_workers", "--class", hardware, "--model", model]
     if cpus is not None:
         command += ["--cpus", cpus]
-    # Its log is shown to people, who have no use for JSON.
+    # People read its log, so it is text, not JSON.
     variables = {
         "EMBEDCTL_REDIS_URL": settings.redis_url,
         "EMBEDCTL_REDIS_PASSWORD_FILE": settings.redis_password_file,
@@ -117,7 +118,7 @@ def local_worker(
 
 
 def state_folder(settings: Settings) -> Path:
-    """Where the private Redis and local workers keep what they need: the setting, else the XDG state folder."""
+    """The folder for the private Redis and local workers: the setting, else the XDG state folder."""
     if settings.state_dir:
         return expanded(settings.state_dir, "state_dir")
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
@@ -137,11 +138,11 @@ def _redis_server() -> str:
 
 
 def _forget_old(parent: Path) -> None:
-    """Remove what commands left that nobody came back to for as long as a job is kept."""
+    """Remove the state of commands whose last start is longer ago than a job is kept."""
     for lock_file in parent.glob("*/lock"):
         with suppress(OSError), lock_file.open("r+") as lock:
             if time.time() - lock_file.stat().st_mtime > _KEPT_S:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one that is still running holds it
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running command holds it
                 shutil.rmtree(lock_file.parent, ignore_errors=True)
 
 
@@ -158,9 +159,9 @@ def _socket_path(folder: Path) -> Path:
 
 @contextmanager
 def _child(command: list[str], log_file: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process that is stopped with SIGTERM when the block ends, and by the kernel should we die before.
+    """A child process that gets SIGTERM when the block ends. If this process dies earlier, the kernel ends the child.
 
-    It has a session of its own, so that Ctrl-C reaches us alone and we stop things in their order.
+    The child runs in its own session, so that Ctrl-C reaches only this process, which stops its children in order.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:

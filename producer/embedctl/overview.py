@@ -1,4 +1,4 @@
-"""The whole at a glance: workers, queues and jobs, by reads whose size does not grow with any job."""
+"""Workers, queues and jobs at one moment. The size of the reads does not grow with any job."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from embedctl.rates import Rate
 from embedctl.store import GoneWorker, JobStatus, Queues, ServedModel, WorkerRow
 from embedctl_config import keys
 
-#: Most active jobs that are looked at: those that workers hold chunks of, the newest, and those that wait for longest.
+#: Most active jobs to look at: those with chunks at workers, the newest, and those that have waited longest.
 JOBS_LOOKED_AT = 200
-#: Most jobs that ended lately.
+#: Most recently ended jobs to show.
 ENDED_SHOWN = 5
-#: Among this many of the newest jobs are those looked for that ended lately.
+#: Recently ended jobs are looked for among this many of the newest jobs.
 _NEWEST = 20
-#: Most workers that are gone.
+#: Most gone workers to show.
 GONE_SHOWN = 50
-#: A job without progress for longer than this is not thought to go on as it did (seconds).
+#: After this long without progress, a job's pace counts as unknown (seconds).
 _FRESH_S = 60.0
 
 
@@ -31,8 +31,8 @@ class JobPace:
     """A job and how fast it goes.
 
     Attributes:
-        records_per_s, tokens_per_s: over the last seconds, or since its start where those tell nothing; of an ended job
-            over all its time. None where nothing is known, or nothing goes on.
+        records_per_s, tokens_per_s: the pace over the last seconds; the average since the job's start if these show no
+            growth; the average over the whole run of an ended job. None if unknown, or if the job does not move.
         seconds_left: until all its records are done at that pace; None while more may be added to it.
     """
 
@@ -49,9 +49,9 @@ class JobPace:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The tickets of a class and a model: how many wait, for how long the oldest has, and the live workers for them.
+    """The queue of a class and a model: its waiting tickets, the age of the oldest (seconds), and its live workers.
 
-    `oldest_s` is None where none waits, or where the ticket does not say when it was sent.
+    `oldest_s` is None if no ticket waits, or if the ticket does not say when it was sent.
     """
 
     hardware: str
@@ -63,7 +63,7 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A live worker and the model that it encodes with at this moment; None while it is idle or hung."""
+    """A live worker and the model that it is encoding with; None while it is idle or hung."""
 
     row: WorkerRow
     encodes: ServedModel | None
@@ -74,13 +74,13 @@ class Overview:
     """Everything at one moment.
 
     Attributes:
-        at: by Redis' clock.
-        workers: the live ones.
-        gone: those that went without a good-bye in the last minutes; at most :data:`GONE_SHOWN`.
-        queues: those that a live worker consumes or an active job sends to.
-        active: jobs that have not ended: those of which a chunk was taken before the others, the newest first; at most
-            :data:`JOBS_LOOKED_AT` of `active_count`.
-        ended: jobs that ended lately, the last one first.
+        at: the time by Redis' clock.
+        workers: the live workers.
+        gone: workers that disappeared in the last minutes without signing off; at most :data:`GONE_SHOWN`.
+        queues: the queues that a live worker consumes or an active job sends to.
+        active: jobs that have not ended. Jobs that a worker has begun come first; among these and among the others, the
+            newest first. At most :data:`JOBS_LOOKED_AT` of `active_count`.
+        ended: recently ended jobs, the last one first.
     """
 
     at: datetime
@@ -93,31 +93,31 @@ class Overview:
 
     @property
     def rows_per_s(self) -> float:
-        """What all busy workers encode together."""
+        """Rows that all busy workers together encode per second."""
         return sum(each.encodes.rows_per_s for each in self.workers if each.encodes)
 
     @property
     def tokens_per_s(self) -> float:
-        """What all busy workers encode together."""
+        """Tokens that all busy workers together encode per second."""
         return sum(each.encodes.tokens_per_s for each in self.workers if each.encodes)
 
     @property
     def tickets(self) -> int:
-        """What waits in all queues."""
+        """Tickets that wait in all queues."""
         return sum(queue.tickets for queue in self.queues)
 
 
 class Paces:
-    """How fast jobs go, by what they were when they were last looked at."""
+    """How fast jobs go, by comparison with their earlier counts."""
 
     def __init__(self) -> None:
         self._rates: dict[str, Rate] = {}
 
     def of(self, jobs: Iterable[JobStatus], now_ms: int) -> list[JobPace]:
-        """The pace of each of these jobs; what was known of any other is forgotten.
+        """The pace of each of these jobs. The counts of all other jobs are forgotten.
 
         Args:
-            now_ms: by Redis' clock.
+            now_ms: the time by Redis' clock.
         """
         known, self._rates = self._rates, {}
         paces = []
@@ -129,7 +129,7 @@ class Paces:
 
 
 class Gatherer:
-    """Looks at everything, again and again."""
+    """Reads an overview from Redis, again and again."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -153,7 +153,7 @@ class Gatherer:
         paces = self._paces.of((replace(job, live_workers=live[job.queue]) for job in jobs), now_ms)
         active = sorted((pace for pace in paces if not pace.job.state.ended), key=_begun_and_newest)
         ended = sorted((pace for pace in paces if pace.job.ended_at), key=_last_ended)
-        # Some that need upkeep have ended or are gone.
+        # Some jobs that need upkeep have ended or are gone.
         active_count = upkept_count - len(set(upkept) - {pace.job.id for pace in active})
         pairs = {(worker.hardware, model) for worker in workers for model in worker.models}
         pairs |= {(pace.job.hardware, pace.job.model) for pace in active}
@@ -171,10 +171,10 @@ class Gatherer:
         )
 
     def _jobs(self, workers: Sequence[WorkerRow], upkept: Sequence[str]) -> list[JobStatus]:
-        """The jobs to look at; more than are active."""
+        """The jobs to look at; not all of them are active."""
         held = dict.fromkeys(job_id for worker in workers for job_id, _ in worker.holding)
         newest = self._broker.jobs.newest_ids(_NEWEST)
-        # A job that was active a moment ago may be an old one that has ended.
+        # A job that was active at the last look may have ended, and be too old for the newest ones.
         ids = dict.fromkeys(chain(islice(held, JOBS_LOOKED_AT), upkept, newest, self._active))
         return self._broker.jobs.find(list(ids))
 
@@ -194,7 +194,7 @@ def _last_ended(pace: JobPace) -> float:
 
 
 def _encodes(worker: WorkerRow, model_of: dict[str, str]) -> ServedModel | None:
-    """The model with which a busy worker encodes; of several the one whose chunk it took first."""
+    """The model that a busy worker encodes with; of several, the model of the chunk that it took first."""
     if worker.activity != "busy":
         return None
     if len(worker.models) == 1:
@@ -204,7 +204,7 @@ def _encodes(worker: WorkerRow, model_of: dict[str, str]) -> ServedModel | None:
 
 
 def _pace(job: JobStatus, lately: tuple[float, ...] | None, now_ms: int) -> JobPace:
-    """A job's pace from its growth over the last seconds, else from what it did since its start."""
+    """A job's pace: its growth over the last seconds, otherwise its average since its start."""
     if job.state.ended:
         return JobPace(job, *_average(job, job.ended_at), seconds_left=None)
     idle_s = now_ms / 1000 - job.progressed_at.timestamp()
@@ -217,7 +217,7 @@ def _pace(job: JobStatus, lately: tuple[float, ...] | None, now_ms: int) -> JobP
 
 
 def _average(job: JobStatus, until: datetime | None) -> tuple[float | None, float | None]:
-    """Records and tokens a second from a job's start until then; None where nothing was done."""
+    """Records and tokens per second from a job's start until then; None if nothing was done."""
     if job.started_at is None or until is None or not job.tokens or until <= job.started_at:
         return None, None
     seconds = (until - job.started_at).total_seconds()

@@ -1,12 +1,12 @@
-"""How fast counts grow, as people like to see it."""
+"""How fast counts grow, smoothed for display."""
 
 from __future__ import annotations
 
 from collections import deque
 
-#: A rate is taken over the last this many seconds.
+#: A rate is an average over this time (seconds).
 OVER_S = 15.0
-#: Over less than this it would say nothing (seconds).
+#: A shorter time gives no useful rate (seconds).
 _LEAST_S = 1.0
 
 
@@ -17,7 +17,7 @@ class Rate:
         self._samples: deque[tuple[float, tuple[int, ...]]] = deque()
 
     def add(self, now: float, *counts: int) -> tuple[float, ...] | None:
-        """Note the counts of a moment; what each grows by in a second, or None where nothing grew that could be seen.
+        """Note the counts at a moment. Returns the growth of each per second, or None if no growth is visible yet.
 
         Args:
             now: seconds, by a clock that only goes forward.
@@ -28,5 +28,5 @@ class Rate:
         then, before = self._samples[0]
         if now - then < _LEAST_S or counts == before:
             return None
-        # A count that Redis lost results of goes down.
+        # A count goes down if Redis lost results.
         return tuple(max(0.0, (count - earlier) / (now - then)) for count, earlier in zip(counts, before, strict=True))

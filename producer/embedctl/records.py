@@ -1,4 +1,4 @@
-"""Records: one input row each, whatever it came from."""
+"""Records: one per input row, from any source."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 
-#: The longest id of a record (bytes): it travels with the record, and comes back with its vector.
+#: The longest id of a record (bytes): the id travels with the record, and comes back with its vector.
 MAX_ID_BYTES = 1024
 
-#: Follows the last id: None is none for its record.
+#: Marks the end of the ids; None stands for a record without an id.
 _END = object()
 
-#: What a caller may give as a record: text, or a mapping that holds text and, if it likes, an id.
+#: A record as callers may pass it: text, or a mapping with text and an optional id.
 RecordLike = str | Mapping[str, Any]
 
 
 class Record(NamedTuple):
-    """One input row. `text` is UTF-8 where `kind` is TEXT; see RecordKind for the others."""
+    """One input row. `text` is UTF-8 if `kind` is TEXT; see RecordKind for the other kinds."""
 
     kind: RecordKind
     text: bytes
@@ -28,7 +28,7 @@ class Record(NamedTuple):
 
 
 def make_record(text: object, label: str | None, max_bytes: int) -> Record:
-    """A record of whatever stood in the text field; what is no text stays a record, and fails alone."""
+    """A record of a text field's value. A value that is not text becomes a record too, and only that record fails."""
     if isinstance(text, str):
         try:
             data = text.encode()
@@ -48,7 +48,7 @@ def make_record(text: object, label: str | None, max_bytes: int) -> Record:
 
 
 def _invalid_bytes(text: str) -> bytes:
-    """The bytes behind a text that is not valid: those of the file where it was read with surrogateescape."""
+    """The bytes of a text that can't be UTF-8; if it was read with surrogateescape, the file's original bytes."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -63,10 +63,10 @@ def records_of(
     id_field: str = "id",
     max_bytes: int,
 ) -> Iterator[Record]:
-    """Records of strings, or of mappings with a text and perhaps an id; read as they are needed.
+    """Records of strings, or of mappings with a text and an optional id. The iterables are read lazily.
 
     Raises:
-        InputError: `texts` or `ids` is one string, a mapping or a table; while they are read, a mapping has no text
+        InputError: `texts` or `ids` is a single string, a mapping or a table. While reading: a mapping has no text
             field, an id is not usable, or `ids` is shorter or longer than `texts`.
     """
     _check_many("texts", texts)
@@ -95,21 +95,21 @@ def _records(
 
 
 def _check_many(name: str, values: object) -> None:
-    """Refuse what can be iterated over and gives something else than one would think."""
+    """Refuse iterables whose items are not what a caller expects."""
     if isinstance(values, str | bytes | Mapping):
-        raise InputError(f"{name} is {kind_of(values)}, and not several: give an iterable of {name}, such as a list")
+        raise InputError(f"{name} is {kind_of(values)}, not several: give an iterable of {name}, such as a list")
     if hasattr(values, "columns"):
         raise InputError(
-            f"{name} is a table, which gives its columns when it is iterated over: give the one that holds the {name}, "
+            f"{name} is a table, and iterating over it gives columns, not rows: give the column with the {name}, "
             'such as texts=df["text"] and ids=df["id"]'
         )
 
 
 def text_and_id(item: Mapping[str, Any], text_field: str, id_field: str, where: str) -> tuple[object, object]:
-    """The two fields of a mapping that matter.
+    """The text and the id of a mapping.
 
     Raises:
-        InputError: it has no such text field; the message names those that it has.
+        InputError: the text field is missing; the message lists the fields that exist.
     """
     try:
         return item[text_field], item.get(id_field)
@@ -130,13 +130,13 @@ def check_id(label: object, where: str) -> str | None:
     """An id as text; None stays None.
 
     Raises:
-        InputError: it is neither text nor a whole number, can't be written as UTF-8, or is too long.
+        InputError: the id is neither text nor a whole number, can't be written as UTF-8, or is too long.
     """
     if label is None:
         return None
     if hasattr(label, "__index__") and not isinstance(label, bool):
         number = operator.index(label)
-        if number.bit_length() > 8 * MAX_ID_BYTES:  # Python refuses to write out what is much longer
+        if number.bit_length() > 8 * MAX_ID_BYTES:  # Python refuses to convert a much longer number
             raise _long_id(where)
         label = str(number)
     if not isinstance(label, str):
@@ -158,15 +158,15 @@ def _long_id(where: str) -> InputError:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in the words of JSON."""
+    """The type of a value, in the words of JSON."""
     return kind_in_words(_kind_name(value))
 
 
 def kind_in_words(name: str) -> str:
-    """What stood in a text field, in the words of JSON, from the name that :func:`make_record` gave it.
+    """The type of a text field's value in the words of JSON, from the name that :func:`make_record` stored.
 
-    Chunks hold Python's names, as all producers have written them: with others, a job that was begun by an older one
-    would look as if its corpus had changed.
+    Chunks hold Python's type names, because all releases have stored these. With other names, a job begun by an older
+    producer would look as if its corpus had changed.
     """
     return _WORDS.get(name.rstrip("_0123456789"), "something that is no text")
 
@@ -175,7 +175,7 @@ def _kind_name(value: object) -> str:
     return type(value).__name__
 
 
-#: By the names of Python's types, and numpy's and pandas' without their bits.
+#: Names of types of Python, numpy and pandas, without their bits → words of JSON.
 _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("NoneType", "NAType", "NaTType"), "null"),
     "bool": "true or false",

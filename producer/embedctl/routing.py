@@ -1,4 +1,4 @@
-"""Which hardware class a job goes to; decided once, at submit."""
+"""Chooses the hardware class of a job, once, at submit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
 
-#: Where a job goes when `auto` finds no worker.
+#: The class of a job if `auto` finds no worker.
 FALLBACK_CLASS = "cpu"
 
 
@@ -24,13 +24,13 @@ def resolve(
 ) -> tuple[str, str]:
     """The hardware class and the precision of a job.
 
-    `auto` takes, among the classes with a live worker for this model that offers this precision (fp32 where none is
-    asked for), the one whose workers together encode the most tokens/s; with none alive, the one that had workers in
-    the last minutes, as while they are started anew; else `cpu`. It is logged that nobody is there.
-    What workers offer may be a second old.
+    `auto` considers the classes with a live worker that serves this model in this precision (fp32 if none is given). It
+    chooses the class whose workers together encode the most tokens/s. If no such worker is alive, it chooses a class
+    that had workers in the last minutes, because they may be restarting; otherwise `cpu`. The absence of workers is
+    logged. What workers offer may be one second old.
 
     Raises:
-        SettingsError: there is no such class or precision, or the class does not offer that precision.
+        SettingsError: the class or the precision does not exist, or the class does not offer the precision.
     """
     if precision is not None and precision not in PRECISIONS:
         raise SettingsError(f"precision {precision!r} is none of {', '.join(PRECISIONS)}")
@@ -50,11 +50,11 @@ def resolve(
 
 
 def _without_workers(settings: Settings, workers: WorkerRegistry, model: str, precision: str) -> str:
-    """The class of a job that no live worker could take; it is logged, for the job stays with it."""
+    """The class of a job that no live worker can take. The choice is logged, because the job stays with it."""
     offering = {keys.queue(name, model): name for name, each in settings.classes.items() if each.precision == precision}
     lately = [offering[queue] for queue in workers.served_lately(offering)]
     chosen = FALLBACK_CLASS if FALLBACK_CLASS in lately else min(lately, default=FALLBACK_CLASS)
-    why = "whose workers left a moment ago" if lately else "as no other is known to have any"
+    why = "whose workers left a moment ago" if lately else "because no other class is known to have workers"
     sentence = (
         f"no live worker serves {model} in {precision}: the job goes to class {chosen}, {why}, and stays there. "
         f"Start one: {start_command(chosen, model)}"
@@ -65,12 +65,12 @@ def _without_workers(settings: Settings, workers: WorkerRegistry, model: str, pr
 
 @lru_cache(64)
 def reminder(sentence: str) -> Reminder:
-    """What says a sentence to the log, for all of this process: a loop that submits job after job is to say it once."""
+    """The reminder that logs a sentence for the whole process, so that a loop that submits jobs logs it only once."""
     return Reminder(log.warning)
 
 
 def local_class(settings: Settings, hardware: str | None) -> str:
-    """The hardware class of a worker that is started here: as asked, else the setting, where `auto` means `cpu`.
+    """The hardware class of a worker that this command starts: the argument, else the setting; `auto` means `cpu`.
 
     Raises:
         SettingsError: there is no such class.
@@ -82,12 +82,12 @@ def local_class(settings: Settings, hardware: str | None) -> str:
 
 
 def no_worker(hardware: str, model: str) -> str:
-    """What to say of a job that no live worker serves."""
+    """The message about a job that no live worker serves."""
     return f"No live worker serves {model} on {hardware}. Start one: {start_command(hardware, model)}"
 
 
 def missing_worker(job: JobStatus) -> str:
-    """What to say of a job whose records wait for a worker that does not live; empty where one does."""
+    """The message about a job with waiting records and no live worker; empty for any other job."""
     waits = not job.state.ended and job.done + job.failed < job.records
     return no_worker(job.hardware, job.model) if waits and not job.live_workers else ""
 

@@ -1,4 +1,4 @@
-"""Adding chunks to a job: one producer at a time, at the pace of workers and of Redis."""
+"""Adding chunks to a job: one producer at a time, no faster than workers and Redis take them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Called now and then while submitting with the records added so far and what the producer waits for, if for anything.
+#: Called during a submission with the number of records added so far, and with what the producer waits for, or "".
 SubmitProgress = Callable[[int, str], None]
 _ANOTHER_PRODUCER, _REDIS, _WORKERS = "another producer of this job", "Redis", "workers to make room"
 
 
 class Submission:
-    """Adds chunks to one job as its only live producer. A context: while it lasts, nobody else may add.
+    """Adds chunks to one job as its only live producer. A context manager: inside it, no other producer may add.
 
     Args:
-        timeout: most seconds; None for no end.
-        began: since when they count, by the monotonic clock; from now on where None.
+        timeout: most seconds; None for no limit.
+        began: the start of the timeout, by the monotonic clock; now if None.
     """
 
     def __init__(
@@ -81,19 +81,19 @@ class Submission:
         self._over.set()
         self._holder.join(1.0)  # it may wait for a Redis that is away
         if error is not None and not isinstance(error, BrokerUnavailable) and not came_of_an_absence(error):
-            with suppress(EmbedctlError):  # then the right ends by itself, only later
+            with suppress(EmbedctlError):  # otherwise the lease runs out, only later
                 self._broker.jobs.hold(self._job_id, self._token, lease_s=0)
 
     @property
     def chunks(self) -> int:
-        """How many chunks were added, or were there already."""
+        """How many chunks were added or existed already."""
         return self._added
 
     def add(self, chunk: ChunkInput) -> None:
-        """Add the next chunk, or see that it is there; then send what tickets there is room for, and wait if need be.
+        """Add the next chunk, or check that the job has it. Then send tickets as the window allows, and wait for room.
 
         Raises:
-            CorpusChanged: the job has another chunk in this place, or none.
+            CorpusChanged: the job has another chunk in this place, or was sealed without it.
             JobFailed: its error budget has ended it.
             JobCancelled, JobLost, BrokerUnavailable: it takes no more; the last two say how to go on.
             WaitTimeout: the time is over.
@@ -103,7 +103,7 @@ class Submission:
         answer, waiting = self._patiently(lambda: self._add(chunk, payload))
         while answer is Added.HELD:
             self._wait(_ANOTHER_PRODUCER)
-            time.sleep(1.0)  # another producer lives; it ends, or its lease does
+            time.sleep(1.0)  # until the other producer ends, or its lease runs out
             answer, waiting = self._patiently(lambda: self._add(chunk, payload))
         if answer is Added.SEALED:
             raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
@@ -120,7 +120,7 @@ class Submission:
             self._wait_for_workers()
 
     def seal(self) -> None:
-        """Say that no chunk is to come. Raises as :meth:`add` does."""
+        """Say that the job has all its chunks. Raises as :meth:`add` does."""
         while not self._patiently(lambda: self._broker.jobs.hold(self._job_id, self._token)):
             self._wait(_ANOTHER_PRODUCER)
             time.sleep(1.0)
@@ -136,8 +136,8 @@ class Submission:
         """Ask Redis until it answers.
 
         Raises:
-            BrokerUnavailable: it stayed away; says how to go on.
-            JobLost: it does not know the job any more.
+            BrokerUnavailable: Redis stayed away; the message says how to go on.
+            JobLost: Redis does not know the job any more.
             WaitTimeout: the time is over.
         """
         try:
@@ -146,7 +146,7 @@ class Submission:
             raise
         except JobNotFound as error:
             raise JobLost(
-                f"job {self._job_id} is gone from Redis, while it was submitted: discarded by somebody, or lost. "
+                f"job {self._job_id} disappeared from Redis while it was submitted: it was discarded or lost. "
                 "Submit its corpus again."
             ) from error
         except WaitTimeout as error:
@@ -163,7 +163,7 @@ class Submission:
         self._report(_REDIS)
 
     def _wait(self, for_what: str) -> None:
-        """Say what is waited for.
+        """Log and report what the submission waits for.
 
         Raises:
             WaitTimeout: the time is over.
@@ -185,32 +185,33 @@ class Submission:
         return JobFailed(f"job {self._job_id} was ended by its error budget (max_errors) while it was submitted")
 
     def _keep_right(self) -> None:
-        """Renew the right to add while the corpus is slow to give its next record, or Redis to take it.
+        """Renew the producer's lease while the corpus is slow to give its next record, or Redis is slow to take it.
 
-        It also looks after jobs: while a corpus comes for days and no worker runs, nobody else keeps its first chunks.
+        This thread also runs the reaper. A corpus may take days to arrive while no worker runs; then no other process
+        keeps the job's first chunks from expiring.
         """
         reaper: Reaper | None = None
         while not self._over.is_set():
             try:
                 self._broker.jobs.hold(self._job_id, self._token)
                 if reaper is None:
-                    reaper = Reaper(self._broker)  # what takes no time needs none
+                    reaper = Reaper(self._broker)  # a short submission needs no reaper
                 else:
                     reaper.round()
             except BrokerUnavailable as error:
                 log.info("job %s: %s", self._job_id, error)
             except JobError:
-                return  # it is cancelled or gone, as the next chunk is told too
+                return  # it is cancelled or gone; adding the next chunk raises that error
             self._over.wait(keys.PRODUCER_LEASE_S / 3)
 
     def _send_tickets(self) -> None:
         self._broker.send_issued(self._job)
 
     def _wait_for_workers(self) -> None:
-        """Back-pressure: wait until workers have brought the text that waits below the mark.
+        """Backpressure: wait until the job's waiting text is below `high_water_bytes`.
 
         Raises:
-            JobCancelled, JobFailed, JobLost: there will be no room, for the job has ended or can't end.
+            JobCancelled, JobFailed, JobLost: there will be no room, because the job has ended or can't end.
             WaitTimeout: the time is over.
         """
         jobs, seen = self._broker.jobs, "$"

@@ -22,19 +22,19 @@ from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable
 
 #: Most tickets published in one round trip.
 _BATCH = 500
-#: What kombu raises where tickets may not have been sent; the cause is an error of redis-py's.
+#: The errors that kombu raises if tickets may not have been sent; their cause is an error of redis-py.
 _FAILURES = (KombuError, OperationalError, OSError)
-#: Most connections that are kept for the next tickets.
+#: Most idle connections kept for the next tickets.
 _KEPT = 4
 
 
 def in_words(job_id: str, chunk: int | str) -> str:
-    """What a ticket asks for, as people see it."""
+    """The chunk that a ticket names, in words."""
     return f"job {job_id}, chunk {chunk}"
 
 
 def task_in_words(task_id: str) -> str | None:
-    """The same by the id of a ticket's Celery task; None where it is no ticket's."""
+    """The same from the id of a Celery task; None if the task is not a ticket."""
     job_id, _, rest = task_id.partition(".")
     chunk, dot, _ = rest.partition(".")
     return in_words(job_id, chunk) if dot and chunk.isdecimal() else None
@@ -45,7 +45,7 @@ class Ticket:
     """A message that says "look at this chunk".
 
     Attributes:
-        facts: `version`, `sent_ms` (when it was first sent), and whatever a later version adds.
+        facts: `version`, `sent_ms` (when it was first sent), and anything that a later version adds.
     """
 
     queue: str
@@ -55,17 +55,17 @@ class Ticket:
 
     @property
     def route(self) -> str:
-        """Who is to answer it, in words."""
+        """The class and the model of the workers that take it, in words."""
         hardware, model = keys.of_queue(self.queue)
         return f"class {hardware}, model {model}"
 
 
 class TicketSender:
-    """Publishes tickets in batches. A ticket that is lost or doubled is harmless: the store knows better.
+    """Publishes tickets in batches. A lost or duplicated ticket is harmless, because the state is in the store.
 
     Args:
-        clock: Redis' own time in ms, about; tickets bear it, so that people see how long they have waited.
-        explained: an error of redis-py's as one of ours.
+        clock: returns Redis' time in ms, approximately. Tickets carry it, so that people see how long they waited.
+        explained: converts an error of redis-py into one of ours.
     """
 
     def __init__(
@@ -74,31 +74,31 @@ class TicketSender:
         self._app = app
         self._clock = clock
         self._explained = explained
-        # Not Celery's pool, which all applications of a process share: what is closed here must be ours alone.
+        # Celery's pool is shared by all applications of a process, but connections that are closed here must be ours.
         self._idle: list[Connection] = []
         self._used = time.monotonic()
-        #: The process that it may be used in: a child must not use its parent's connections and locks.
+        #: The only process that may use it: a child must not use its parent's connections and locks.
         self.process = os.getpid()
 
     def send(self, queue: str, job_id: str, chunks: Sequence[int], *, version: int) -> None:
-        """Publish one ticket a chunk.
+        """Publish one ticket per chunk.
 
         Args:
-            version: the job's, so that a worker which knows it takes the ticket, and an older one sends it on.
+            version: the job's version. A worker that knows it takes the ticket; an older worker sends the ticket on.
 
         Raises:
-            BrokerUnavailable: Redis can't be reached, and some may not have been sent; the reaper sends them later.
+            BrokerUnavailable: Redis can't be reached. Some tickets may not have been sent; the reaper sends them later.
         """
         if chunks:
             self.forward(self.written(queue, job_id, chunks, version=version))
 
     def written(self, queue: str, job_id: str, chunks: Sequence[int], *, version: int) -> list[Ticket]:
-        """One ticket a chunk, to be published with others; see :meth:`send`."""
+        """One ticket per chunk, to be published together with others; see :meth:`send`."""
         facts = {"version": version, "sent_ms": self._clock()}
         return [Ticket(queue, job_id, chunk, facts) for chunk in chunks]
 
     def forward(self, tickets: Sequence[Ticket]) -> None:
-        """Publish tickets as they are, perhaps of another version than this.
+        """Publish tickets unchanged; they may be of another version.
 
         Raises:
             BrokerUnavailable: as for :meth:`send`.
@@ -110,8 +110,8 @@ class TicketSender:
             try:
                 self._publish(tickets)
             except _FAILURES:
-                # What was closed while it was idle, or leads to a replica by now. Chunks are issued once: without their
-                # tickets they would wait for `reissue_s`.
+                # An idle connection may be closed or lead to a replica by now. Chunks are issued once, so without
+                # another try they would wait for `reissue_s`.
                 if not idle:
                     raise
                 self._publish(tickets)
@@ -141,7 +141,7 @@ class TicketSender:
             kwargs=dict(ticket.facts),
             queue=ticket.queue,
             producer=producer,
-            # What an operator reads in Flower; the suffix keeps a ticket that is sent again apart.
+            # Operators read this in Flower. The suffix distinguishes tickets of the same chunk.
             task_id=f"{ticket.job_id}.{ticket.chunk}.{secrets.token_hex(3)}",
             argsrepr=in_words(ticket.job_id, ticket.chunk),
             kwargsrepr=ticket.route,
@@ -149,7 +149,7 @@ class TicketSender:
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """A connection for one thread. After an error none is kept, so that the next one looks for Redis anew."""
+        """A connection for one thread. An error closes it and the idle ones; the next one then resolves Redis anew."""
         before, self._used = self._used, time.monotonic()
         if self._used - before > STALE_S:
             self.close()
@@ -169,7 +169,7 @@ class TicketSender:
             connection.release()
 
     def close(self) -> None:
-        """Close the connections that no thread uses at this moment; the next tickets open another."""
+        """Close the connections that no thread uses at this moment. The next tickets open a new one."""
         with suppress(IndexError):
             while True:
                 self._idle.pop().release()

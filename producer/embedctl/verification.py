@@ -1,4 +1,4 @@
-"""Where the shipped hardware classes were proven to work, in the words of README's table and of `embedctl doctor`."""
+"""Where the project verified the shipped hardware classes, for README's table and for `embedctl doctor`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
 
 _IN_CI = "verified in CI"
 _NOT = "not verified on hardware"
-_OWN = "a class of your own, which nobody but you has verified"
+_OWN = "your own class, not verified by the project"
 
-#: Class → statement. One that was run on its device by the project says on which, and when: `verified on an H200 on
-#: 2026-12-31`. A run with a stand-in for a device or a vendor's library verifies nothing.
+#: Class → statement. A class that the project has run on its device names the device and the day, such as `verified on
+#: an H200 on 2026-12-31`. A run with a stand-in for a device or a vendor's library verifies nothing.
 VERIFIED: Mapping[str, str] = {
     "cpu": _IN_CI,
     "cpu-int8": _IN_CI,
@@ -22,15 +22,15 @@ VERIFIED: Mapping[str, str] = {
 
 
 def is_verified(name: str, entry: HardwareClass) -> bool:
-    """Whether the project has run a class as it is configured here, on its device."""
+    """Whether the project has run this class on its device, with the configuration that it has here."""
     return statement_of(name, entry) not in (_NOT, _OWN)
 
 
 def statement_of(name: str, entry: HardwareClass) -> str:
-    """What is known of a class as it is configured here.
+    """The verification of a class with the configuration that it has here.
 
     Args:
-        name: of a shipped class or of any other one.
+        name: the name of a shipped class or of any other.
     """
     shipped = SHIPPED_CLASSES.get(name)
     same = shipped is not None and (entry.device, entry.backend) == (shipped.device, shipped.backend)

@@ -219,7 +219,7 @@ def test_it_changes_nothing_and_answers_no_other_site(environment, short_folder:
 def test_it_refuses_to_start_where_others_could_look_and_without_redis(environment, short_folder, embedctl) -> None:
     refused = embedctl("flower", "--port", "0", EMBEDCTL_FLOWER_ADDRESS="0.0.0.0")
     assert refused.returncode == 2
-    assert "flower_address: '0.0.0.0' is reached from other machines" in refused.stderr
+    assert "flower_address: '0.0.0.0' can be reached from other machines" in refused.stderr
     assert "--auth-file" in refused.stderr
     away = embedctl("flower", "--port", "0", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/absent.sock")
     assert away.returncode == 69

@@ -82,7 +82,7 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
     eventually(lambda: gone() == [name], timeout_s=KNOWN_WITHIN_S - (time.monotonic() - began))
     assert [worker.pid for worker in served.workers()] == [idle.pid]
     (found,) = findings(settings, "worker gone")
-    assert (found.level, found.found.startswith(f"{name} is gone for ")) == (Level.WARN, True)
+    assert (found.level, found.found.startswith(f"{name} has been gone for ")) == (Level.WARN, True)
     assert found.found.endswith(": no word from it")
     assert f"{name} is gone" in embedctl("doctor").stdout
     if not served.status().state.ended:  # the stopped one may have its ticket

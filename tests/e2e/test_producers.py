@@ -204,7 +204,7 @@ def test_what_can_not_be_resumed_is_refused_in_a_sentence(
     other.cancel()
     unknown = "20990101-000000-0000000000"
     for options, code, said in [
-        (["--resume", half, "--idempotency-key", "k"], 2, "leave one out"),
+        (["--resume", half, "--idempotency-key", "k"], 2, "leave one of them out"),
         (["--resume", half, "--chunk-size", "7"], 2, f"job {half} was begun with other options: chunk_size was 10"),
         (["--resume", other.id], 1, f"job {other.id} was cancelled"),
         (["--resume", unknown], 4, f"no job {unknown}"),

@@ -1,4 +1,4 @@
-"""Flower's web application, with what it shows of our broker put right."""
+"""Flower's web application, corrected where it shows our broker."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ except ImportError as error:
 class Dashboard(Flower):  # type: ignore[misc]  # Flower ships no types
     """Flower, configured by its global options.
 
-    Its own reader of queue lengths does not know users on a unix socket, nor a queue whose workers have not answered
-    it, so ours stands in its place.
+    Flower's reader of queue lengths supports no Redis users on a unix socket, and shows no queue whose workers have not
+    answered it. So ours replaces it.
     """
 
     def __init__(self, broker: Broker, page_settings: Mapping[str, Any]) -> None:
@@ -63,20 +63,20 @@ class Dashboard(Flower):  # type: ignore[misc]  # Flower ships no types
 
     @property
     def broker_uri(self) -> str:
-        """The broker as pages show it."""
+        """The broker's URL as pages show it, without the password."""
         return without_password(self._broker.settings.redis_url)
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> Any:
-        """The handler of a request. Where nobody is asked who they are, pages from elsewhere are refused."""
+        """The handler of a request. Without authentication, requests from other sites' pages are refused."""
         if not options.basic_auth and _from_elsewhere(request):
             return self.get_handler_delegate(request, _Refusal)
         return super().find_handler(request, **kwargs)
 
     async def queues(self, _: object) -> list[dict[str, Any]]:
-        """What Flower asks a broker: the queues and how many messages wait in each.
+        """Flower's question to a broker: the queues, and the number of messages that wait in each.
 
         Raises:
-            HTTPError: Redis can't be reached, or does not let its user look.
+            HTTPError: Redis can't be reached, or its access list does not permit this.
         """
         try:
             return await self.io_loop.run_in_executor(None, _queue_rows, self._broker)  # type: ignore[no-any-return]
@@ -85,7 +85,7 @@ class Dashboard(Flower):  # type: ignore[misc]  # Flower ships no types
 
 
 class _OurQueues:
-    """For the handlers that show queues: all that have workers or jobs, read over our own connection."""
+    """A mixin for handlers that show queues: reads all queues with workers or jobs over our own connection."""
 
     application: Dashboard
 
@@ -105,7 +105,7 @@ class _QueueLengths(_OurQueues, GetQueueLengths):  # type: ignore[misc]  # Flowe
 
 
 class _Metrics(Metrics):  # type: ignore[misc]  # Flower ships no types
-    """`/metrics`, which Flower itself shows to anybody."""
+    """`/metrics`, which Flower shows without authentication."""
 
     @web.authenticated
     async def get(self) -> None:
@@ -113,32 +113,32 @@ class _Metrics(Metrics):  # type: ignore[misc]  # Flower ships no types
 
 
 class _Refusal(web.RequestHandler):
-    """The answer to a browser that a page from elsewhere has sent here."""
+    """The answer to a browser's request from another site's page."""
 
     def prepare(self) -> None:
         self.set_status(403)
         self.set_header("Content-Type", "text/plain; charset=UTF-8")
         self.finish(
-            "Without an --auth-file this dashboard answers only those who ask for it by a name of its own machine, "
-            "such as http://127.0.0.1, and not for the pages of another site.\n"
+            "Without an --auth-file, this dashboard answers only requests to a name of its own machine, such as "
+            "http://127.0.0.1, and none from another site's pages.\n"
         )
 
 
 def name_task(task: Any) -> Any:
-    """Flower's facts of a task, named where Flower saw only the end of it: its id says what it was."""
+    """Flower's facts of a task. If Flower saw only its end, the name and the arguments come from its id."""
     if task.name is None and (words := task_in_words(task.uuid)):
         task.name, task.args = TASK, words
     return task
 
 
 def _from_elsewhere(request: HTTPServerRequest) -> bool:
-    """Whether another site's page asks: by a name that it let point here, or across origins."""
+    """Whether another site's page sent the request, by DNS rebinding or across origins."""
     origin = request.headers.get("Origin")
     return not is_loopback(request.host_name) or (origin is not None and urlsplit(origin).netloc != request.host)
 
 
 def _queue_rows(broker: Broker) -> list[dict[str, Any]]:
-    """The queues of live workers and of jobs that have not ended, in the words of Flower's page."""
+    """The queues of live workers and of active jobs, in the format of Flower's page."""
     return [
         {
             "name": keys.queue(queue.hardware, queue.model),

@@ -1,4 +1,4 @@
-"""How the dashboard hears of workers and tickets."""
+"""Receives the events of workers and tickets for the dashboard."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ except ImportError as error:
     raise MissingExtra("flower", "the dashboard") from error
 
 log = logging.getLogger(__name__)
-#: Between two tries to reach a Redis that is away; each try takes some seconds itself.
+#: Pause between two attempts to reach Redis (seconds); an attempt itself takes some seconds.
 _RETRY_S = 1.0
 
 
 class PatientEvents(Events):  # type: ignore[misc]  # Flower ships no types
-    """Flower's receiver of events. Flower itself waits twice as long after each try, and so is blind for long after a
-    long outage."""
+    """Flower's receiver of events, with a fixed pause between attempts.
+
+    Flower doubles the pause after each attempt, and so still waits long after the end of a long outage.
+    """
 
     def run(self) -> None:
         """Receive events for as long as the process lives."""
@@ -34,8 +36,8 @@ class PatientEvents(Events):  # type: ignore[misc]  # Flower ships no types
                         log.warning("events are received again")
                     away = False
                     receiver.capture(limit=None, timeout=None, wakeup=True)
-            except Exception as error:  # noqa: BLE001  (whatever it is: a thread that ends leaves pages that stand still)
+            except Exception as error:  # noqa: BLE001  (on any error: if this thread ended, pages would stand still)
                 if not away:
-                    log.warning("no events can be received, and pages stand still; trying on: %s", error)
+                    log.warning("no events can be received, and pages stand still; trying again: %s", error)
                 away = True
                 time.sleep(_RETRY_S)

@@ -1,4 +1,4 @@
-"""The dashboard's life: check who may look, configure Flower, listen, stop cleanly."""
+"""Runs the dashboard: reads its users, configures Flower, listens, stops cleanly."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ try:
 except ImportError as error:
     raise MissingExtra("flower", "the dashboard") from error
 
-#: Tasks remembered, the newest: 3 MB on disk, saved in less than a second, and 50 MB in memory.
+#: The newest tasks are remembered: 3 MB on disk, saved in less than a second, and 50 MB in memory.
 _MAX_TASKS = 10_000
-#: What a killed dashboard forgets at most (ms).
+#: A killed dashboard loses at most this much of its history (ms).
 _SAVE_EVERY_MS = 60_000
 #: A worker that is gone for this long is no longer listed (seconds).
 _FORGET_WORKERS_S = 24 * 3600
-#: How long a worker that computes may take to answer an inspection (ms).
+#: Time limit for a busy worker to answer an inspection (ms).
 _INSPECT_MS = 3000.0
 _COLUMNS = "name,args,state,received,runtime,worker,uuid,kwargs"
 
@@ -43,12 +43,13 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Show the dashboard until SIGTERM or Ctrl-C.
 
     Args:
-        say: told in one line where it listens.
+        say: called with one line that says where the dashboard listens.
 
     Raises:
-        SettingsError: no Redis is configured; the address is taken, or open to others without authentication.
+        SettingsError: no Redis is configured; the address is taken; or other machines can reach it and there is no
+            authentication.
         BrokerUnavailable: Redis can't be reached.
-        NotPermitted: its access list does not let its user look.
+        NotPermitted: Redis' access list does not permit its user to look.
         WorkerError: another dashboard of this user shows the same Redis.
         KeyboardInterrupt: it was stopped with Ctrl-C.
     """
@@ -62,7 +63,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         with _history(settings) as history:
             dashboard = Dashboard(broker, _configure(settings, users, history))
             url = _listen(dashboard, settings)
-            whom = "those in its auth file" if users else "whoever is on this machine"
+            whom = "the users in its auth file" if users else "everyone on this machine"
             say(f"Flower is at {url} for {whom}; stop with Ctrl-C")
             _run(dashboard)
     finally:
@@ -70,13 +71,13 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 def _configure(settings: Settings, users: Sequence[str], history: Path) -> Mapping[str, Any]:
-    """Set Flower's options, which are the process's own; what its pages need."""
+    """Set Flower's options, which are global to the process. Returns the settings of its pages."""
     options.address = settings.flower_address
     options.port = settings.flower_port
     options.url_prefix = settings.flower_url_prefix.strip("/")
     options.basic_auth = list(users)
     options.cookie_secret = secrets.token_urlsafe(64)
-    # Ending a worker or a task from here would go round the job's own truth: `embedctl cancel` and SIGTERM do not.
+    # Ending a worker or a task from here would bypass the job's state; `embedctl cancel` and SIGTERM respect it.
     options.read_only = True
     options.enable_events = False  # our workers always send them
     options.persistent = True
@@ -87,14 +88,14 @@ def _configure(settings: Settings, users: Sequence[str], history: Path) -> Mappi
     options.inspect_timeout = _INSPECT_MS
     options.tasks_columns = _COLUMNS
     options.format_task = name_task
-    # Flower's one way to say that its API needs no authentication either; with users it has no effect.
+    # Only this tells Flower that its API needs no authentication either. It has no effect if there are users.
     os.environ["FLOWER_UNAUTHENTICATED_API"] = "0" if users else "1"
     extract_settings()
     return page_settings  # type: ignore[no-any-return]  # Flower ships no types
 
 
 def _listen(dashboard: Dashboard, settings: Settings) -> str:
-    """Open the port; the URL."""
+    """Open the port, and return the dashboard's URL."""
     try:
         port = dashboard.start_http_server()
     except OSError as error:
@@ -128,7 +129,7 @@ def _run(dashboard: Dashboard) -> None:
 
 @contextmanager
 def _history(settings: Settings) -> Iterator[Path]:
-    """The file in which the dashboard of this Redis keeps what it has seen, for one process at a time."""
+    """The file with the history of this Redis' dashboard, for one process at a time."""
     name = hashlib.sha256(without_password(settings.redis_url).encode()).hexdigest()[:16]
     folder = state_folder(settings) / f"flower-{name}"
     try:
@@ -138,7 +139,7 @@ def _history(settings: Settings) -> Iterator[Path]:
         raise SettingsError(f"state_dir: {folder} can't be made: {error.strerror}") from error
     facts = folder.lstat()
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        # Flower unpickles what it finds there, which runs the code of whoever wrote it.
+        # Flower unpickles the file, which can run code of anyone who can write it.
         raise SettingsError(f"state_dir: {folder} must belong to you alone: remove it, or set another state_dir")
     with (folder / "running").open("w") as lock:
         try:

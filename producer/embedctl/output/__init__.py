@@ -1,4 +1,4 @@
-"""Vectors into files. Nothing half-written ever bears a final name."""
+"""Writes vectors to files. A file gets its final name only when it is complete."""
 
 from embedctl.output.fetch import FORMATS, check_output, fetch, guess_format
 

@@ -1,4 +1,4 @@
-"""A job's results into one file, while it runs or after."""
+"""Writes a job's results to a file, during the job or after its end."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ _WRITERS = {
     "parquet": "embedctl.output.parquet:ParquetWriter",
 }
 FORMATS = tuple(_WRITERS)
-#: A fetch that dies repeats at most this much of its work (seconds).
+#: After a fetch died, the next one repeats at most this much of its work (seconds).
 _NOTE_EVERY_S = 2.0
 
 
 class Writer(Protocol):
-    """Writes chunks under a temporary name. Made with the final path, the job's records and what was noted before."""
+    """Writes chunks under a temporary name.
+
+    Its arguments are the final path, the number of the job's records and the last checkpoint, or None.
+    """
 
     #: Whether the number of records must be known before the first chunk is written.
     needs_total: bool
@@ -42,19 +45,19 @@ class Writer(Protocol):
         ...
 
     def checkpoint(self) -> Mapping[str, int] | None:
-        """Flush; what a new writer needs to go on from here, or None if it can't."""
+        """Flush. Returns what a new writer needs to go on from here, or None if it can't."""
         ...
 
     def finish(self) -> list[Path]:
-        """Give the files their final names; which they are."""
+        """Give the files their final names, and return these."""
         ...
 
     def close(self) -> None:
-        """Close the files and leave them."""
+        """Close the files, and keep them."""
         ...
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the files."""
         ...
 
 
@@ -65,41 +68,41 @@ def fetch(
     file_format: str | None = None,
     progress: Callable[[JobStatus], None] | None = None,
 ) -> list[Path]:
-    """Write a job's results to a file as they come, in input order. Memory stays at one chunk.
+    """Write a job's results to a file as they arrive, in input order. Memory holds one chunk at a time.
 
-    Waits for what is not done yet. A fetch that died is taken up where it stopped by the next one to the same file
-    (parquet begins again).
+    Waits for unfinished chunks. If a fetch dies, the next one to the same file continues where it stopped (parquet
+    begins again).
 
     Args:
-        file_format: npy, jsonl or parquet; told by the path's name where None.
+        file_format: npy, jsonl or parquet; by the path's suffix if None.
         progress: as for :meth:`Job.wait`.
 
     Returns:
-        The files written, `path` first.
+        The written files, `path` first.
 
     Raises:
         OutputError: the file can't be written, or another fetch is writing it.
         MissingExtra: parquet without pyarrow.
         JobCancelled, JobFailed, BrokerUnavailable: as for :meth:`Job.iter_results`.
-        JobNotFound, JobLost, JobStalled: it is gone, or nobody submits its rest; what was fetched of it stays where the
-            message says.
+        JobNotFound, JobLost, JobStalled: the job is gone, or its producer is. What was fetched stays where the message
+            says.
     """
     chosen = file_format or guess_format(path)
     try:
         with locked(path):
             return _fetch(job, path, chosen, _writer(chosen), progress)
-    except BrokerUnavailable:  # an OSError too, but of Redis
+    except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror or error}") from error
 
 
 def check_output(path: Path) -> None:
-    """Find out beforehand what would keep vectors from being written there.
+    """Check beforehand that vectors can be written to a path.
 
     Raises:
-        SettingsError: its name tells no format.
-        OutputError: its folder is missing or closed to us.
+        SettingsError: the path has no suffix of a known format.
+        OutputError: the folder is missing, or not writable.
         MissingExtra: parquet without pyarrow.
     """
     _writer(guess_format(path))
@@ -111,10 +114,10 @@ def check_output(path: Path) -> None:
 
 
 def guess_format(path: Path) -> str:
-    """The format that a file's name tells.
+    """The format by a file's suffix.
 
     Raises:
-        SettingsError: it tells none.
+        SettingsError: the suffix is unknown.
     """
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
@@ -138,7 +141,7 @@ def _fetch(
     if make_writer.needs_total:
         job.wait_until_sealed(progress)
     status = job.status()
-    # Records that were retried since then may have changed what was written of them.
+    # A retry of failed records may change rows that an earlier fetch has written.
     retried = status.chunks - (status.original_chunks or status.chunks)
     note = Progress(path, {"job": job.id, "format": file_format, "retried": retried})
     writer, chunks = _taken_up(make_writer, path, status.records, note)
@@ -153,17 +156,17 @@ def _fetch(
                     note.save({**facts, "chunks": chunks})
                 next_note = time.monotonic() + _NOTE_EVERY_S
         written = writer.finish()
-    except BrokerUnavailable:  # what is written stays for the next fetch
+    except BrokerUnavailable:  # the written part stays for the next fetch
         writer.close()
         raise
     except OSError:
-        # A full disk wants its space back, and what was written can't be trusted. Closing flushes, and fails again.
+        # The disk may be full: free the space. The file can't be trusted any more. Closing flushes, and fails again.
         with suppress(OSError):
             writer.close()
         writer.discard()
         note.clear()
         raise
-    except (JobNotFound, JobStalled) as error:  # what was read may be the only copy; a lost or stalled job may go on
+    except (JobNotFound, JobStalled) as error:  # the fetched part may be the only copy; a lost or stalled job may go on
         if not chunks:
             writer.close()
             writer.discard()
@@ -172,7 +175,7 @@ def _fetch(
         if facts is not None:
             note.save({**facts, "chunks": chunks})
         writer.close()
-        raise type(error)(f"{error} What was fetched of it, {chunks} chunks, stays in {part_of(path)}.") from error
+        raise type(error)(f"{error} The {chunks} chunks fetched so far stay in {part_of(path)}.") from error
     except JobError:
         writer.close()
         writer.discard()
@@ -186,13 +189,13 @@ def _fetch(
 
 
 def _taken_up(make_writer: type[Writer], path: Path, records: int, note: Progress) -> tuple[Writer, int]:
-    """A writer, and how many chunks it holds already; none where the parts are not what was noted."""
+    """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
     noted = note.load()
     if noted is not None:
         try:
             return make_writer(path, records, noted), noted["chunks"]
         except (OSError, ValueError):
-            log.warning("%s: what an earlier fetch left can't be taken up; beginning again", path)
-    # From here on the parts are of this fetch: what another one noted of its own must not be believed again.
+            log.warning("%s: can't continue an earlier fetch; beginning again", path)
+    # From here on, the part files belong to this fetch, so no later fetch may trust an older progress note.
     note.clear()
     return make_writer(path, records, None), 0

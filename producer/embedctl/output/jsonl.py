@@ -1,4 +1,4 @@
-"""`.jsonl`: an object a record, in input order."""
+"""`.jsonl`: one object per record, in input order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from embedctl.results import ChunkVectors
 
 
 class JsonlWriter:
-    """`{"position", "id", "embedding"}`, or `{"position", "id", "error": {"code", "message"}}` where it failed.
+    """Writes `{"position", "id", "embedding"}`, or `{"position", "id", "error": {"code", "message"}}` for a failed one.
 
-    A truncated record also has `"truncated": {"used", "lost"}`. Numbers have nine digits, which name a float32 exactly
-    (IEEE 754-2019, 5.12.2).
+    A truncated record also has `"truncated": {"used", "lost"}`. Numbers have nine significant digits, which identify a
+    float32 exactly (IEEE 754-2019, 5.12.2).
     """
 
     needs_total = False

@@ -1,4 +1,4 @@
-"""`.npy`: one float32 array, records × dimensions, and what does not fit in it in files beside it."""
+"""`.npy`: one float32 array, records × dimensions, and separate files for ids, errors and truncations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from embedctl.output.parts import LineFile, json_line, part_of, publish
 from embedctl.results import ChunkVectors, Vectors
 
-#: The files beside `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.
+#: The files next to `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.
 BESIDE = ("ids", "errors", "truncated")
 
 
 class NpyWriter:
-    """Vectors into a preallocated array; a failed record's row is NaN.
+    """Writes vectors into a preallocated array; a failed record's row is NaN.
 
-    Beside it stand a JSON string or null a record (`ids`), an object a failed record (`errors`) and an object a
-    truncated record (`truncated`), each only where there is something to say.
+    The files next to it have a JSON string or null per record (`ids`), an object per failed record (`errors`) and an
+    object per truncated record (`truncated`). Each file exists only if it has content.
     """
 
     needs_total = True
@@ -87,14 +87,14 @@ class NpyWriter:
 
 
 def _preallocated(path: Path, shape: tuple[int, int]) -> Vectors:
-    path.unlink(missing_ok=True)  # it might be a link that leads elsewhere
-    if 0 in shape:  # nothing can be mapped
+    path.unlink(missing_ok=True)  # it might be a link to another file
+    if 0 in shape:  # an empty file can't be mapped
         empty = np.empty(shape, np.float32)
         with path.open("wb") as stream:
             np.save(stream, empty)
         return empty
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-    # A mapped page that finds the disk full kills the process; asked for beforehand, it is an error.
+    # Writing to a mapped page on a full disk kills the process; allocating beforehand raises an error instead.
     with path.open("r+b") as stream:
         os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
     return mapped

@@ -1,4 +1,4 @@
-"""`.parquet`: a row a record, in input order; a row group a chunk."""
+"""`.parquet`: one row per record, in input order; one row group per chunk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError as error:
 
 
 class ParquetWriter:
-    """Columns `position`, `id`, `embedding` (a fixed-size list of float32; null where the record failed),
+    """Writes the columns `position`, `id`, `embedding` (a fixed-size list of float32; null if the record failed),
     `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records)."""
 
     needs_total = False
@@ -49,7 +49,7 @@ class ParquetWriter:
         self._writer.write_table(pa.Table.from_arrays(columns, schema=self._writer.schema))
 
     def checkpoint(self) -> None:
-        """None: a parquet file is nothing before its footer, so a fetch that died begins again."""
+        """None: a parquet file is unusable without its footer, so after a fetch died, the next one begins again."""
 
     def finish(self) -> list[Path]:
         if self._writer is None:
@@ -77,5 +77,5 @@ class ParquetWriter:
                 ("tokens_lost", pa.int32()),
             ]
         )
-        part_of(self._path).unlink(missing_ok=True)  # it might be a link that leads elsewhere
+        part_of(self._path).unlink(missing_ok=True)  # it might be a link to another file
         self._writer = pq.ParquetWriter(part_of(self._path), schema, compression="zstd")

@@ -1,4 +1,4 @@
-"""Files in the making: a temporary name beside the final one, a lock, and a note of how far they have come."""
+"""Unfinished files: a temporary name in the same folder, a lock, and a note of their progress."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import IO
 
 from embedctl_config.errors import OutputError
 
-#: What JSON leaves as it is within a string: DEL, the controls of ISO 6429, and Unicode's ends of lines.
+#: Characters that JSON does not escape in strings: DEL, the controls of ISO 6429, and Unicode's line ends.
 _LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 
 def part_of(path: Path) -> Path:
-    """The temporary name of a file in the making."""
+    """The temporary name of an unfinished file."""
     return path.with_name(f".{path.name}.part")
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Be the only process that makes this file.
+    """Keep other processes from writing this file.
 
     Raises:
-        OutputError: another process does.
+        OutputError: another process is writing it.
     """
     lock = path.with_name(f".{path.name}.lock")
     with ExitStack() as stack:
@@ -47,32 +47,36 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _open_own(path: Path) -> int:
-    """Open a file for writing as it is, or make it; a link that somebody put in its place is an OSError."""
+    """Open a file for writing without truncating it, or make it.
+
+    Raises:
+        OSError: it can't be opened, or is a symbolic link.
+    """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def json_line(value: object) -> str:
-    """JSON in one line for every reader: no character is left that some take for the end of a line or for an order."""
+    """JSON on one line: every character that some readers take for a line end or a control is escaped."""
     text = json.dumps(value, ensure_ascii=False)
     return _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def publish(path: Path) -> None:
-    """Put a finished part on the disk and give it its final name."""
+    """Sync a finished part to the disk, and give it its final name."""
     with part_of(path).open("rb") as stream:
         os.fsync(stream.fileno())
     part_of(path).replace(path)
 
 
 class Progress:
-    """How far a file in the making has come, kept beside it, so that a fetch that died goes on."""
+    """A note of an unfinished file's progress, in the same folder. The next fetch continues from it."""
 
     def __init__(self, path: Path, of: Mapping[str, object]) -> None:
         self._path = path.with_name(f".{path.name}.progress")
         self._of = dict(of)
 
     def load(self) -> Mapping[str, int] | None:
-        """What :meth:`save` noted of the same thing, or None."""
+        """The last facts that :meth:`save` noted for the same job and format, or None."""
         try:
             noted = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -83,32 +87,32 @@ class Progress:
         return facts
 
     def save(self, facts: Mapping[str, int]) -> None:
-        """Note how far the file has come; what it says must be in the file already."""
+        """Note the file's progress. The file must already contain everything that the facts describe."""
         fresh = self._path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)  # it might be a link that leads elsewhere
+        fresh.unlink(missing_ok=True)  # it might be a link to another file
         fresh.write_text(json.dumps({"of": self._of, "facts": dict(facts)}), encoding="utf-8")
         fresh.replace(self._path)
 
     def clear(self) -> None:
-        """Forget it."""
+        """Remove the note."""
         self._path.unlink(missing_ok=True)
 
 
 class LineFile:
-    """A file of JSON lines in the making, which can be cut back to what a progress note says."""
+    """An unfinished file of JSON lines, which can be cut back to the size in a progress note."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
-        """Go on from `size` bytes.
+        """Continue after the first `size` bytes.
 
         Raises:
-            ValueError: there are not that many.
+            ValueError: the file is shorter.
         """
         self.path = path
         part = part_of(path)
         self._stream: IO[bytes] = os.fdopen(_open_own(part), "r+b")
         if os.fstat(self._stream.fileno()).st_size < size:
             self._stream.close()
-            raise ValueError(f"{part} is shorter than was noted")
+            raise ValueError(f"{part} is shorter than its progress note says")
         self._stream.truncate(size)
         self._stream.seek(size)
 
@@ -117,11 +121,11 @@ class LineFile:
         self._stream.write(line.encode("utf-8", "surrogateescape") + b"\n")
 
     def flush(self) -> int:
-        """Put everything on the disk; the file's size."""
+        """Sync everything to the disk; returns the file's size in bytes."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
         return self._stream.tell()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._stream.close()

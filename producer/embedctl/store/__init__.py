@@ -1,4 +1,4 @@
-"""Every Redis access of embedctl: jobs and their chunks, workers and their heartbeats, upkeep."""
+"""All access to Redis: jobs and their chunks, workers and their heartbeats, upkeep."""
 
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts

@@ -1,4 +1,4 @@
--- Store the next chunk's input, or check that this chunk is what was stored before.
+-- Store the next chunk's input, or check that an earlier chunk is the same as the stored one.
 -- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input, token, lease.
 -- → ok <bytes waiting> | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]

@@ -1,4 +1,4 @@
-"""Whose turn it is to reap, and which jobs need a look: a sorted set that scripts keep right, and a slow sweep."""
+"""Decides which process reaps, and which jobs it looks at: a sorted set that scripts update, and a slow sweep."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
 
-#: Active jobs that one round's sweep looks at.
+#: Active jobs that the sweep checks in one round.
 _SWEPT = 500
-#: One round checks whether this many of the oldest jobs are gone, and as many more on its way through the list of all.
+#: In one round, the reaper checks whether this many of the oldest jobs are gone, and as many more from the whole list.
 _NAMES = 100
 #: Jobs that one worker wakes in one round.
 _WOKEN = 1000
-#: The versions whose jobs this one looks after.
+#: The versions of jobs that this release looks after.
 _VERSIONS = range(1, wire.VERSION + 1)
 
 
 class Agenda:
-    """When each active job is to be looked at.
+    """The time of the reaper's next look at each active job.
 
-    Scripts put a job there no later than something of it is due, and `reap` says when it comes back. An older version's
-    scripts write nothing here, and Redis may come back without it: the sweep puts in what is missing or late.
+    A script that makes something due also schedules the job, no later than that time; `reap` schedules the look after.
+    Scripts of an older version schedule nothing, and Redis may lose the set: the sweep adds jobs that are missing, and
+    corrects those that are late.
     """
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
@@ -35,12 +36,13 @@ class Agenda:
         self._settings = settings
 
     def take_turn(self, held_s: float) -> str:
-        """A token if it is this process that reaps now, else nothing.
+        """A token if this process reaps now, otherwise an empty string.
 
-        Nobody reaps in the first two leases after Redis started: owners need that long to come back and renew.
+        No process reaps during the first two leases after Redis started, because owners need that time to come back and
+        renew.
 
         Args:
-            held_s: how long the turn is this process's, unless it is kept for longer.
+            held_s: length of the turn in seconds; :meth:`keep_turn` extends it.
         """
         token = secrets.token_hex(8)
         with self._connection.client() as client:
@@ -48,7 +50,7 @@ class Agenda:
         return token if taken and self._connection.uptime_s() >= 2 * self._settings.lease_s else ""
 
     def keep_turn(self, token: str, held_s: float) -> bool:
-        """Keep the turn for some seconds from now, or give it up then; whether it was still this process's."""
+        """Let the turn end this many seconds from now. False if this process had lost it already."""
         with self._connection.client() as client:
             mine: bool = client.get(keys.reaper(wire.VERSION)) == token.encode()
             if mine:
@@ -56,7 +58,7 @@ class Agenda:
         return mine
 
     def due(self, now_ms: int, limit: int) -> list[str]:
-        """The jobs to look at, those that were due first before the others."""
+        """The jobs to look at now, in the order of their due times."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for version in _VERSIONS:
@@ -65,11 +67,11 @@ class Agenda:
         return list(dict.fromkeys(job_id for _, job_id in found[:limit]))
 
     def running(self, now_ms: int, limit: int) -> list[str]:
-        """Jobs that may be running: a lease that lapses is looked at in time, so they are among the next ones."""
+        """Jobs that may be running. Each has a look scheduled before its next lease lapses, so within one lease."""
         return self.due(now_ms + int(self._settings.lease_s * 1000), limit)
 
     def look_at(self, job_id: str, at_ms: int, *, sooner: bool = False) -> None:
-        """Look at a job then; with `sooner` only if it would be looked at later."""
+        """Set the time of the next look at a job; with `sooner`, only if that is earlier than the time set."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for version in _VERSIONS:
@@ -77,7 +79,7 @@ class Agenda:
             pipe.execute()
 
     def put_off(self, job_ids: Sequence[str], at_ms: int) -> None:
-        """Look at these jobs then, behind all that is due before."""
+        """Set the time of the next look at these jobs. Jobs that are due earlier come first."""
         if job_ids:
             with self._connection.client() as client:
                 pipe = client.pipeline(transaction=False)
@@ -86,7 +88,7 @@ class Agenda:
                 pipe.execute()
 
     def leave_out(self, job_ids: Sequence[str]) -> None:
-        """Look at jobs no more, unless something happens to them."""
+        """Stop looking at jobs, until something happens to them."""
         if job_ids:
             with self._connection.client() as client:
                 pipe = client.pipeline(transaction=False)
@@ -102,7 +104,7 @@ class Agenda:
             self.leave_out(job_ids)
 
     def wake(self, queues: Iterable[str]) -> None:
-        """A worker of these queues is here: look at the jobs that waited for one, some of them in each round."""
+        """Schedule a look at the jobs that waited for a worker of these queues, a limited number in each round."""
         for queue in queues:
             for version in _VERSIONS:
                 idle = keys.idle(version, queue)
@@ -110,12 +112,12 @@ class Agenda:
                     waiting = client.zrange(idle, 0, _WOKEN - 1)
                     if waiting:
                         pipe = client.pipeline(transaction=False)
-                        # Whoever left the set meanwhile is not put back into it.
+                        # A job that left the set meanwhile is not added again.
                         pipe.zadd(keys.upkeep(version), dict.fromkeys(waiting, 0), xx=True, lt=True)
                         pipe.zrem(idle, *waiting).execute()
 
     def sweep(self, now_ms: int) -> None:
-        """See whether some of the active jobs, others in each round, are to be looked at in time."""
+        """Check that the looks at some active jobs are scheduled in time; each round checks the next ones."""
         ids = self._slice(keys.ACTIVE, f"active:{wire.VERSION}", _SWEPT)
         found = [each for each in map(_due, ids, self._facts_of(ids)) if each is not None]
         self.forget([job_id for job_id, version, _, _ in found if not version])
@@ -142,13 +144,13 @@ class Agenda:
             *_, left_ms, active, names, birth = (
                 pipe.pttl(upkeep).pttl(keys.ACTIVE).pttl(keys.JOBS).pttl(keys.BIRTH).execute()
             )
-            if left_ms == -1:  # It was not there. Scripts renew the others' lifetimes when this one's is short.
+            if left_ms == -1:  # It is new. Scripts renew the other keys' lifetimes when this key's is short.
                 there = [left for left in (active, names, birth) if left > 0]
                 client.pexpire(upkeep, min(there, default=keys.UNENDED_TTL_S * 1000))
 
     def drop_names(self) -> None:
-        """Take names of jobs that are gone off the list of all: some of the oldest, and some others in each round."""
-        with suppress(NotPermitted):  # who may not see that list leaves it to others
+        """Remove jobs that are gone from the list of all jobs: in each round some of the oldest, and some others."""
+        with suppress(NotPermitted):  # a process that may not read the list leaves this to others
             self._drop_names()
 
     def _drop_names(self) -> None:
@@ -166,7 +168,7 @@ class Agenda:
                 client.zrem(keys.JOBS, *gone)
 
     def _slice(self, members: str, cursor: str, count: int) -> list[str]:
-        """The next members of a sorted set on the way through all of it, which all processes go together."""
+        """The next members of a sorted set. All processes share one position, and so sweep the set together."""
         with self._connection.client() as client:
             at = int(client.hget(keys.NOTES, cursor) or 0)
             ids = [job_id.decode() for job_id in client.zrange(members, at, at + count - 1)]
@@ -177,7 +179,7 @@ class Agenda:
         return ids
 
     def _facts_of(self, ids: Sequence[str]) -> list[tuple[object, object]]:
-        """Of each job what says where it belongs, and its first due chunk."""
+        """For each job its version, class and model, and its first due chunk."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for job_id in ids:
@@ -188,7 +190,7 @@ class Agenda:
         return list(zip(answers[::2], answers[1::2], strict=True))
 
     def _live(self, queues: set[str], now_ms: int) -> set[str]:
-        """Those of these queues that have a live worker."""
+        """The queues among these that have a live worker."""
         names = sorted(queues)
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
@@ -198,8 +200,10 @@ class Agenda:
 
 
 def _due(job_id: str, facts: tuple[object, object]) -> tuple[str, int, str, float | None] | None:
-    """A job's id, version, queue and when its first chunk is due; version 0 for one that is gone, and None for one
-    whose keys can't be read, which is looked at when something happens to it."""
+    """A job's id, its version, its queue and the time when its first chunk is due; version 0 if the job is gone.
+
+    None if the job's keys can't be read. The reaper looks at such a job when something happens to it.
+    """
     own, first = facts
     if not isinstance(own, list) or isinstance(first, Exception):
         return None

@@ -1,7 +1,7 @@
--- Look at a slice of the issued chunks for one that nothing remembers.
--- ARGV: job, first chunk, input key without its chunk, result key likewise, slice.
+-- Search a slice of the issued chunks for chunks without a result and without a due time.
+-- ARGV: job, first chunk, input key without its chunk, result key without its chunk, slice.
 -- → ok <next chunk to look at, or 0 at the end> <chunks issued again> <chunks lost>
-if ended then return {'ok', 0, 0, 0} end  -- since its reaper read it; what was freed is not lost
+if ended then return {'ok', 0, 0, 0} end  -- it ended after the reaper read it; freed chunks are not lost
 local from, again, lost = tonumber(ARGV[2]), 0, 0
 local to = math.min(from + tonumber(ARGV[5]), tonumber(redis.call('HGET', job, 'next')))
 for chunk = from, to - 1 do

@@ -1,16 +1,16 @@
--- A worker asks for a chunk; its text comes back with the lease, and where the chunk is suspect, the rows given up.
--- KEYS[9..10]: input, result. ARGV: job, chunk, token, instance, model fingerprint, lease, look again after a mismatch.
+-- Lease a chunk to a worker. The answer holds the chunk's text and, if the chunk is suspect, the rows given up.
+-- KEYS[9..10]: input, result. ARGV: job, chunk, token, instance, model fingerprint, lease, delay after a mismatch.
 -- → ok <attempt> <input> [<rows, comma-separated, or nil> <doubts of earlier owners, or nil>] | done | busy
 --   | mismatch <pinned fingerprint> | lost
 local chunk, token, instance, fingerprint = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 if ended or redis.call('EXISTS', KEYS[10]) == 1 then return {'done'} end
-if redis.call('GETBIT', counted, chunk) == 1 then  -- Redis lost the result alone; what is left is no whole text
+if redis.call('GETBIT', counted, chunk) == 1 then  -- Redis lost only the result; the remaining input is not the whole text
   forget(chunk)
   return {'lost'}
 end
 local owner = redis.call('HGET', owners, chunk)
--- My own token: the answer to this very claim was lost on the way, and the client asks again. A lease that lapsed is
--- not for the taking either: only the reaper judges what became of its owner.
+-- The claim's own token means that the answer was lost, and the client asks again. A lapsed lease is busy too: only the
+-- reaper decides what happened to its owner.
 if owner and owner:match('^%S+') ~= token then return {'busy'} end
 local pinned = redis.call('HGET', job, 'model_fingerprint')
 if pinned and pinned ~= fingerprint then

@@ -1,14 +1,14 @@
--- A chunk ends once: the first result of the right fingerprint wins, whoever holds the lease by now.
+-- End a chunk, once: the first result with the right fingerprint wins, even if another worker holds the lease now.
 -- KEYS[9..11]: input, result, uncommitted result. ARGV: job, chunk, model fingerprint, records with a vector, records
 -- failed, records truncated, tokens, dim, input of the failed records or '', [length of a result that came in parts].
 -- → ok | refused | mismatch <pinned> | missing
 local chunk = ARGV[2]
 local facts = redis.call('HMGET', job, 'model_fingerprint', 'added')
 local pinned, added = facts[1], tonumber(facts[2])
--- Redis forgot in a crash that the chunk was added: its producer adds it again, or has done so, perhaps with other text.
+-- After a crash, Redis may have lost the added chunk. Its producer adds it again, perhaps with another text.
 local text = redis.call('GETRANGE', KEYS[9], DIGEST_FROM, DIGEST_TO)
 local made_of = redis.call('GETRANGE', KEYS[11], DIGEST_FROM, DIGEST_TO)
--- Where it lost the result alone, the chunk stays counted until the corpus repairs it.
+-- If Redis lost only the result, the chunk stays counted until the corpus repairs it.
 local useless = ended or tonumber(chunk) >= added or redis.call('EXISTS', KEYS[10]) == 1
   or redis.call('GETBIT', counted, chunk) == 1 or (text ~= made_of and text ~= '' and made_of ~= '')
 if useless or (pinned and pinned ~= ARGV[3]) then

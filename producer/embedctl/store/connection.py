@@ -1,4 +1,4 @@
-"""The connection to Redis: time-outs, retries, scripts, and errors that say what to do."""
+"""The connection to Redis: timeouts, retries, scripts, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -33,53 +33,53 @@ T = TypeVar("T")
 
 #: The oldest Redis whose commands the scripts use.
 OLDEST_REDIS = (6, 2)
-#: Longest blocking read in ms: well under the socket's time-out.
+#: Longest blocking read in ms: well below the socket timeout.
 MAX_BLOCK_MS = 5000
-#: How long a Redis that says nothing is waited for, each time that it is asked (seconds).
+#: How long each command waits for an answer of Redis (seconds).
 _SOCKET_TIMEOUT_S = 10
-#: Most that is given to a socket at once (bytes).
+#: Largest piece that is passed to a socket at once (bytes).
 _PIECE_BYTES = 256 * 1024
-#: Connections that nobody has used for this long are not trusted: what stands between may have forgotten them without a
-#: word, and the next question would wait for the socket's time-out (seconds).
+#: Connections that were idle for this long are not used again (seconds). A firewall in between may have dropped them
+#: silently, and the next command would then wait for the socket timeout.
 STALE_S = 60.0
-#: What Redis 6.2 and 7 say where a script asks for what the access list denies; redis-py tells it from no other error.
+#: The errors of Redis 6.2 and 7 if the access list denies a command inside a script. redis-py has no class for them.
 _REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
-#: An ended job of no more chunks gets the lives of its TTL at once, without the reaper.
+#: The lifetimes of an ended job with at most this many chunks are shortened to its TTL at once, without the reaper.
 _SETTLED_AT_ONCE = 16
-#: What some scripts share besides the prelude.
+#: Script → the parts that it includes besides the prelude.
 _SHARED_BY = {"reap": ("deaths", "rest"), "add": ("repair",)}
-#: What :meth:`Connection.explained` knows. All else is a fault of ours.
+#: The errors that :meth:`Connection.explained` explains. Any other error is a bug of ours.
 _EXPLAINED = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.ResponseError)
-#: What an instance says that can't answer now: another may be behind its name soon, and the same one ready. Within a
-#: script's error the code stands in the middle.
+#: The error codes of an instance that can't answer now. It may be ready soon, or its name may lead to another instance.
+#: In a script's error, the code is in the middle.
 _NOT_NOW = re.compile(
     r"(?:^|[\s-])(?:READONLY|MASTERDOWN|UNBLOCKED|LOADING|NOREPLICAS|NOMASTERLINK|MISCONF|BUSY|TRYAGAIN)\b"
 )
 _NOT_NOW_CLASSES = (redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError, redis.exceptions.TryAgainError)
-#: What only a cluster says. redis-py leaves the codes out of the errors that it knows.
+#: The errors of a cluster. redis-py omits the codes of the errors that it has a class for.
 _CLUSTER = re.compile("CROSSSLOT|CLUSTERDOWN|non local key in a cluster|accessing a non local key|access keys .* slot")
 _CLUSTER_CLASSES = (
     redis.exceptions.ClusterCrossSlotError,
     redis.exceptions.ClusterDownError,
     redis.exceptions.AskError,
 )
-#: What redis-py puts before the error of a command of a pipeline, with the command's arguments.
+#: The end of what redis-py puts before a pipeline's error, together with the command and its arguments.
 _IN_PIPELINE = "of pipeline caused error: "
-#: What ends the part of a URL in which a password may stand.
+#: Characters that end the user and password part of a URL.
 _SEPARATORS = frozenset("/?#")
 
 
-#: By when what is asked here is to be answered, by the monotonic clock; None where that may take what it takes.
+#: The deadline for answers, by the monotonic clock; None for no deadline.
 _answers_by: ContextVar[float | None] = ContextVar("answers_by", default=None)
-#: Whether this is a part of something that is tried again as a whole.
+#: Whether this call is part of a call that is retried as a whole.
 _is_retried: ContextVar[bool] = ContextVar("is_retried", default=False)
 
 
 @contextmanager
 def answers_by(deadline: float | None) -> Iterator[None]:
-    """Within this, nothing is tried again after the deadline (monotonic clock).
+    """Inside this context, no command is retried after the deadline (monotonic clock).
 
-    A Redis that says nothing so holds up nobody for longer than a socket's time-out after it.
+    So a Redis that hangs delays the caller by at most one socket timeout after the deadline.
     """
     token = _answers_by.set(deadline)
     try:
@@ -89,9 +89,9 @@ def answers_by(deadline: float | None) -> Iterator[None]:
 
 
 class _BoundedRetry(Retry):
-    """Retries until the deadline of :func:`answers_by`, and no part of what is retried as a whole.
+    """Retries only the outermost call, and only until the deadline of :func:`answers_by`.
 
-    redis-py retries a command, for each try the making of its connection, and within that the connection's check.
+    redis-py would also retry inside each attempt: making the connection, and inside that, checking it.
     """
 
     def call_with_retry(self, do: Callable[[], T], fail: Callable[..., Any], *args: Any, **options: Any) -> T:
@@ -111,7 +111,7 @@ class _BoundedRetry(Retry):
 
 @dataclass(frozen=True, slots=True)
 class ScriptCall:
-    """One of many scripts that are run in one round trip."""
+    """A call of a script, for several calls in one round trip."""
 
     name: str
     keys: Sequence[str]
@@ -122,7 +122,7 @@ class Connection:
     """A pool of connections to the Redis of these settings. Safe to share between threads.
 
     Args:
-        observer: is told of every round trip.
+        observer: called after every round trip.
 
     Raises:
         SettingsError: no Redis is configured; its URL, its password's file or its certificates can't be read; or the
@@ -138,15 +138,15 @@ class Connection:
         self._open()
 
     def _open(self) -> None:
-        """Begin with a pool that has no connection yet."""
+        """Make a new pool without connections."""
         settings = self._settings
         url, tls = secret_url(settings), tls_options(settings)
         names: dict[str, str] = {}
         client = redis.Redis if self._observer is None else observed(self._observer, names)
         if tls and settings.insecure:
             log.warning(
-                "the certificate of Redis at %s is not checked (insecure): anybody on the way may read and change "
-                "everything",
+                "the certificate of Redis at %s is not checked (insecure): anyone on the network path can read and "
+                "change everything",
                 self._shown_url,
             )
         try:
@@ -161,7 +161,7 @@ class Connection:
                 **tls,
             )
         except ValueError:
-            # Neither the URL nor the reason is shown: what can't be told apart may be a password.
+            # Show neither the URL nor the reason: a part that can't be parsed may be a password.
             raise SettingsError("redis_url can't be read as redis://[user:password@]host[:port][/database]") from None
         pool = opened.connection_pool
         pool.connection_class = type("Patient", (_InPieces, pool.connection_class), {})
@@ -177,12 +177,12 @@ class Connection:
 
     @contextmanager
     def client(self) -> Iterator[Any]:
-        """The redis-py client; its errors leave as :class:`BrokerUnavailable`, or what that is the root of.
+        """The redis-py client. Its errors are raised as those of :meth:`explained`.
 
         Typed Any: redis-py's own return types are unions of its sync and async forms.
         """
         if self._process != os.getpid():
-            # A child: the sockets are its parent's, and a lock may have been another thread's as it was made.
+            # A forked child: the sockets belong to its parent, and another thread may have held a lock at the fork.
             self._open()
         before, self._used = self._used, time.monotonic()
         if self._used - before > STALE_S:
@@ -193,13 +193,13 @@ class Connection:
             raise self.explained(error) from error
 
     def explained(self, error: Exception) -> BrokerUnavailable | NotPermitted:
-        """An error of redis-py's as one of ours."""
+        """One of our errors for an error of redis-py."""
         if isinstance(error, redis.exceptions.AuthenticationError):
             return BrokerUnavailable(f"Redis at {self._shown_url} refuses the user or the password: {error}")
-        # Raised inside a script, redis-py does not know it.
+        # redis-py does not recognise this error inside a script.
         if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
             return BrokerFull(
-                f"Redis at {self._shown_url} is full: `embedctl list` and `embedctl discard` old jobs, or raise "
+                f"Redis at {self._shown_url} is full: discard old jobs (`embedctl list`, `embedctl discard`), or raise "
                 "its maxmemory"
             )
         if isinstance(error, redis.exceptions.NoPermissionError) or _REFUSED_IN_SCRIPT.search(str(error)):
@@ -211,8 +211,8 @@ class Connection:
             return self._refused(error)
         if distrust := _distrust(error):
             return BrokerUnavailable(
-                f"Redis at {self._shown_url} is not to be trusted: {distrust}. Name the certificate of who signed "
-                "its own in tls_ca_file, and in redis_url the host that stands in its own"
+                f"Redis at {self._shown_url} is not to be trusted: {distrust}. Set tls_ca_file to the certificate of "
+                "the authority that signed its certificate, and write the host in redis_url as its certificate does"
             )
         reason = str(error).rstrip(".")
         return BrokerUnavailable(
@@ -226,23 +226,23 @@ class Connection:
         ):
             return self._is_cluster(reason)
         if _is_not_now(error):
-            self.close()  # the next connection looks the name up anew; who uses one at this moment is told the same
+            self.close()  # the next connection resolves the name anew; connections in use get the same error
             return BrokerUnavailable(
                 f"Redis at {self._shown_url} does not do this now: {reason}. Does EMBEDCTL_REDIS_URL name the master?"
             )
         return BrokerRefused(
-            f"Redis at {self._shown_url} refuses a command, and would each time: {reason}. Has something else "
-            "written its keys? docs/troubleshooting.md says more"
+            f"Redis at {self._shown_url} refuses a command, and would each time: {reason}. Has another program "
+            "written embedctl's keys? docs/troubleshooting.md says more"
         )
 
     def _is_cluster(self, reason: str) -> BrokerRefused:
         return BrokerRefused(
-            f"Redis at {self._shown_url} is a cluster ({reason}), which keeps the keys of a job apart: use an instance "
-            "without cluster mode (cluster-enabled no)"
+            f"Redis at {self._shown_url} is a cluster ({reason}), which spreads the keys of a job over nodes: use an "
+            "instance without cluster mode (cluster-enabled no)"
         )
 
     def script(self, name: str, script_keys: Sequence[str], args: Sequence[Any] = ()) -> tuple[str, list[Any]]:
-        """Run a script: its answer and what came with it."""
+        """Run a script; returns its answer and the rest of its reply."""
         with self.client():
             script = self._script(name)
             try:
@@ -250,23 +250,23 @@ class Connection:
             except redis.exceptions.ResponseError as error:
                 if not _is_not_now(error):
                     raise
-                # Its first write was refused, so it wrote nothing; and another may be the master by now.
+                # Redis refused the script's first write, so nothing was written. Another instance may be master by now.
                 self.close()
                 answer, *rest = script(keys=script_keys, args=args)
         return answer.decode(), rest
 
     def read_scripts(self) -> None:
-        """Read every script now, for a process that may have no file descriptor left when it needs one."""
+        """Read every script now: later, a process may have no file descriptor left to read one."""
         shared = {"prelude", *(part for parts in _SHARED_BY.values() for part in parts)}
         names = {Path(file.name) for file in files("embedctl.store").iterdir()}
         for name in sorted(name.stem for name in names if name.suffix == ".lua" and name.stem not in shared):
             self._script(name)
 
     def scripts(self, calls: Sequence[ScriptCall]) -> list[tuple[str, list[Any]] | BrokerRefused]:
-        """Run many scripts in one round trip: what each answered and what came with it, or why Redis refused it.
+        """Run many scripts in one round trip. Returns the answer and the rest of each reply, or why Redis refused it.
 
         Raises:
-            BrokerUnavailable: Redis can't be reached, is full, or refuses whatever it is asked for.
+            BrokerUnavailable: Redis can't be reached, is full, or refuses every command.
         """
         answers = self._run_scripts(calls)
         unknown = [at for at, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
@@ -279,10 +279,10 @@ class Connection:
         return [self.answer_of(answer) for answer in answers]
 
     def answer_of(self, answer: Any) -> Any:
-        """One answer of a pipeline that raises no error of Redis': itself, or why Redis refused the command.
+        """An answer of a pipeline that runs without raising errors: the answer, or why Redis refused the command.
 
         Raises:
-            BrokerUnavailable: it was refused for no reason of its own.
+            BrokerUnavailable: Redis refused it for a reason that applies to every command.
         """
         if not isinstance(answer, Exception):
             return answer
@@ -308,7 +308,7 @@ class Connection:
         return script
 
     def now_ms(self) -> int:
-        """Redis' clock."""
+        """The time by Redis' clock, in ms since 1970."""
         with self.client() as client:
             seconds, micros = client.time()
         now = int(seconds) * 1000 + int(micros) // 1000
@@ -316,7 +316,7 @@ class Connection:
         return now
 
     def about_now_ms(self) -> int:
-        """Redis' clock by this host's and what :meth:`now_ms` last told: for people to read, never to decide by."""
+        """An estimate of :meth:`now_ms` from this host's clock and the last difference. Use it only for display."""
         if self._ahead_ms is None:
             return self.now_ms()
         return time.time_ns() // 1_000_000 + self._ahead_ms
@@ -327,7 +327,7 @@ class Connection:
             return int(client.info("server")["uptime_in_seconds"])
 
     def is_full(self) -> bool:
-        """Whether Redis has reached its maxmemory, so that it takes nothing more."""
+        """Whether Redis has reached its maxmemory, and so refuses writes."""
         with self.client() as client:
             memory = client.info("memory")
         return bool(memory.get("maxmemory")) and memory["used_memory"] >= memory["maxmemory"]
@@ -336,7 +336,8 @@ class Connection:
         """Refuse a Redis that can't keep jobs.
 
         Raises:
-            BrokerUnavailable: it is too old, or may evict keys; BrokerRefused where it is a cluster.
+            BrokerUnavailable: Redis is too old, or may evict keys.
+            BrokerRefused: it is a cluster.
         """
         with self.client() as client:
             info = {**client.info("server"), **client.info("memory")}
@@ -353,7 +354,7 @@ class Connection:
             )
 
     def server(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """INFO and CONFIG of the server; no CONFIG where this user may not ask for it."""
+        """INFO and CONFIG of the server; CONFIG is empty if this user may not read it."""
         with self.client() as client:
             info = client.info()
             try:
@@ -363,16 +364,16 @@ class Connection:
         return info, {_text(name): _text(value) for name, value in config.items()}
 
     def close(self) -> None:
-        """Close the connections that no thread uses at this moment; whoever asks next opens another."""
+        """Close the connections that no thread uses at this moment. The next command opens a new one."""
         if self._process == os.getpid():
             self._redis.connection_pool.disconnect(inuse_connections=False)
 
 
 class _InPieces:
-    """For redis-py's connections: sends what is large in pieces, each with the whole of the socket's time-out.
+    """A mixin for redis-py's connections: sends large values in pieces, each with a full socket timeout.
 
-    Python bounds all of a `sendall` by it, so that a large value could never be sent over a slow network. Reading is
-    bounded piece by piece as it is.
+    Python applies the timeout to a whole `sendall`, so a large value could never be sent over a slow network. For
+    reading, the timeout applies to each piece already.
     """
 
     def pack_command(self, *args: Any) -> list[Any]:
@@ -394,7 +395,7 @@ def _pieces(packed: Iterable[Any]) -> list[Any]:
 
 
 class _PasswordFile(redis.credentials.CredentialProvider):
-    """The user, and the password as its file holds it when a connection is made: it may be changed meanwhile."""
+    """Reads the user and the password file at each new connection, because the password may change."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -402,14 +403,14 @@ class _PasswordFile(redis.credentials.CredentialProvider):
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         try:
             found = redis.connection.parse_url(secret_url(self._settings))  # type: ignore[no-untyped-call]
-        except SettingsError as error:  # redis-py would take any other error for a connection that is made
+        except SettingsError as error:  # redis-py would ignore any other error, and use the connection
             raise redis.exceptions.AuthenticationError(str(error)) from error
         password = str(found["password"])
         return (str(found["username"]), password) if "username" in found else (password,)
 
 
 def _reason(error: Exception) -> str:
-    """What Redis says, without what redis-py puts before it."""
+    """Redis' own message, without redis-py's prefix."""
     return str(error).rpartition(_IN_PIPELINE)[2].rstrip(".")
 
 
@@ -418,7 +419,7 @@ def _is_not_now(error: redis.exceptions.ResponseError) -> bool:
 
 
 def _distrust(error: BaseException | None) -> str:
-    """What is wrong with the certificate that an error came of; empty if it came of something else."""
+    """What is wrong with the certificate, if that caused the error; otherwise empty."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return error.verify_message.rstrip(".")
@@ -432,7 +433,7 @@ def _text(value: bytes | str) -> str:
 
 @cache
 def script_source(name: str) -> str:
-    """The text of a script: what it shares with others and its constants, then the script."""
+    """The text of a script: constants, shared parts, then the script."""
     folder = files("embedctl.store")
     own = folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
     if name == "create":
@@ -451,7 +452,7 @@ def script_source(name: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """A URL that may be shown and logged: no password and no query. One that can be read in two ways is not shown."""
+    """A URL without password and query, safe to show and log. An ambiguous URL becomes `***`."""
     scheme, mark, rest = url.partition("://")
     if url and not mark:
         return "***"

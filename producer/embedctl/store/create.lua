@@ -1,6 +1,6 @@
 -- KEYS: job, active, birth, jobs, upkeep, [idempotency].
--- ARGV: job id, now, time to live, time to keep the shared keys, job key without its id, when the reaper looks, then fields and
--- values.
+-- ARGV: job id, now, time to live, time to keep the shared keys, job key without its id, time of the reaper's first look,
+-- then fields and values.
 -- → created | exists <job id>
 if KEYS[6] then
   local first = redis.call('GET', KEYS[6])

@@ -1,4 +1,4 @@
--- What became of the owner of a lapsed lease; only `reap` judges it.
+-- The fate of a lapsed lease's owner: alive, dead or silent. Only `reap` decides it.
 local function fate(instance)
   local how = redis.call('GET', DIED .. instance)
   if how then return how == LEFT and 'alive' or 'dead' end
@@ -6,7 +6,7 @@ local function fate(instance)
   return (not until_ms or tonumber(until_ms) < now) and 'silent' or 'alive'
 end
 
--- Note a death; how many in a row then named no row.
+-- Note a death. Returns how many careful deaths in a row have now named no row.
 local function suspect(chunk, instance, row)
   local known = redis.call('HGET', attempts, chunk .. ':deaths')
   local deaths = known and cjson.decode(known) or {rows = '', unnamed = -1, history = {}}
@@ -20,7 +20,7 @@ local function suspect(chunk, instance, row)
   return deaths.unnamed
 end
 
--- A lease has lapsed; how many deaths in a row then named no row.
+-- End a lapsed lease. Returns what `suspect` returns, or 0 if the owner is alive.
 local function end_lease(chunk, became, instance, row)
   redis.call('HDEL', owners, chunk)
   redis.call('HINCRBY', job, 'lapsed', 1)

@@ -1,4 +1,4 @@
-"""What one worker could not do with a chunk, kept with the chunk until another one has tried."""
+"""Failures of workers with a chunk, kept with the chunk until another worker has tried it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-#: Where a worker does not know at which row it fell sick.
+#: The row of a worker that fell sick without knowing its row.
 _UNKNOWN = -1
-#: Workers that fell sick over a chunk, of which at most the last so many are remembered.
+#: At most this many workers that fell sick over a chunk are remembered, the last ones.
 _MOST_SICK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """The words of workers about a chunk that they gave back.
+    """The failures that workers reported when they gave a chunk back.
 
     Attributes:
-        rows: by worker instance, the rows that it could not encode.
+        rows: worker instance → the rows that it could not encode.
         unreadable: the instances that could not read the chunk's input.
         rounds: how often the chunk was given back so that another worker may try.
-        sick: by worker instance that fell sick while it held the chunk, the row after which it did; -1 where unknown.
+        sick: worker instance that fell sick while it held the chunk → the row after which it did; -1 if unknown.
     """
 
     rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
@@ -32,38 +32,42 @@ class Doubts:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether workers fell sick over the chunk so often that one of its rows may be the cause."""
+        """Whether more than one worker fell sick over the chunk, so that one of its rows may be the cause."""
         return len(self.sick) > 1
 
     @property
     def named(self) -> frozenset[int]:
-        """The rows after which a worker fell sick that was well before them."""
+        """The rows after which a worker fell sick that was well before the row."""
         return frozenset(self.sick.values()) - {_UNKNOWN}
 
     @property
     def poisonous(self) -> frozenset[int]:
-        """The rows after which two workers fell sick that were well before them."""
+        """The rows after which at least two workers fell sick that were well before the row."""
         times = Counter(self.sick.values())
         return frozenset(row for row in self.named if times[row] > 1)
 
     def with_rows(self, instance: str, rows: Collection[int]) -> Self:
-        """The same when an instance could not encode these rows, and gives the chunk back."""
+        """A copy which records that an instance could not encode these rows, and gave the chunk back."""
         mine = self.rows.get(instance, frozenset()) | frozenset(rows)
         return replace(self, rows={**self.rows, instance: mine}, rounds=self.rounds + 1)
 
     def with_unreadable(self, instance: str) -> Self:
-        """The same when an instance could not read the input, and gives the chunk back."""
+        """A copy which records that an instance could not read the input, and gave the chunk back."""
         return replace(self, unreadable=self.unreadable | {instance}, rounds=self.rounds + 1)
 
     def with_sick(self, instance: str, row: int | None) -> Self:
-        """The same when an instance fell sick over the chunk: after this row, which it had come to with care."""
+        """A copy which records that an instance fell sick over the chunk.
+
+        Args:
+            row: the row after which the instance fell sick in careful mode; None if unknown.
+        """
         sick = {**self.sick, instance: _UNKNOWN if row is None else row}
-        named = self.poisonous  # these are known for good
+        named = self.poisonous  # poisonous rows are never forgotten
         forgotten = [each for each in sick if sick[each] not in named][: max(0, len(sick) - _MOST_SICK)]
         return replace(self, sick={each: at for each, at in sick.items() if each not in forgotten})
 
     def as_json(self) -> str:
-        """As the store keeps it."""
+        """The JSON that the store keeps."""
         rows = {instance: sorted(rows) for instance, rows in self.rows.items()}
         facts: dict[str, object] = {"rows": rows, "unreadable": sorted(self.unreadable), "rounds": self.rounds}
         if self.sick:
@@ -72,7 +76,7 @@ class Doubts:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """What :meth:`as_json` made, of this version, an earlier or a later one."""
+        """The inverse of :meth:`as_json`, for the JSON of this version, an earlier or a later one."""
         facts = json.loads(data)
         rows = {instance: frozenset(rows) for instance, rows in facts.get("rows", {}).items()}
         return cls(

@@ -1,4 +1,4 @@
-"""How far the queues are worked off, as the reaper judges whether a ticket is still in its queue."""
+"""Follows the progress of the queues, so that the reaper can tell whether a ticket is still in its queue."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from embedctl.store.queues import Queues
 from embedctl_config import keys
 from embedctl_config.errors import BrokerRefused, NotPermitted
 
-#: Whoever sends tickets has Redis' clock only about right (ms).
+#: The largest difference of a sender's clock from Redis' clock (ms).
 _SKEW_MS = 10_000
-#: A queue that has live workers and does not move for this long proves nothing: they may be at odds with its oldest
-#: tickets (ms).
+#: A queue with live workers that does not move for this long proves nothing: its workers may be unable to take its
+#: oldest tickets (ms).
 _PROVES_MS = 30 * 60 * 1000
 #: Later than any ticket.
 _ANY_MS = 1 << 53
 
 
 class Heads:
-    """The oldest tickets of queues, and since when they have been the oldest."""
+    """The oldest tickets of queues, and for how long they have been the oldest."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._queues = Queues(connection)
 
     def taken_before(self, queues: Iterable[str], now_ms: int) -> dict[str, int]:
-        """For each queue the time in ms by Redis' clock; a ticket that was sent before then is in it no more.
+        """Queue → a time in ms by Redis' clock; a ticket that was sent before it is no longer in the queue.
 
-        One that was sent later is still there, if it was not lost, because queues are first in, first out. Where a
-        queue does not tell, or stands still for half an hour, the time is later than that of any ticket.
+        A ticket that was sent later is still there, unless it was lost, because queues are first in, first out. If a
+        queue's tickets do not say, or if it stands still for half an hour, the time is later than that of any ticket.
         """
         names = sorted(set(queues))
         if not names:
             return {}
         try:
             oldest = self._queues.oldest(names)
-        except (NotPermitted, BrokerRefused):  # by a list that was made for an older version, or for what a key holds
+        except (NotPermitted, BrokerRefused):  # an access list of an older version, or a key of another type
             return dict.fromkeys(names, _ANY_MS)
         with self._connection.client() as client:
             notes = client.hmget(keys.NOTES, [_note(name) for name in names])
@@ -59,7 +59,7 @@ class Heads:
         return found
 
     def standing_still(self, queues: Iterable[str]) -> None:
-        """These queues have no live worker: that they do not move says nothing of their tickets."""
+        """Forget these queues' progress: without a live worker, standing still says nothing about their tickets."""
         notes = [_note(name) for name in set(queues)]
         if notes:
             with self._connection.client() as client:
@@ -67,7 +67,7 @@ class Heads:
 
 
 def _read(note: bytes | None) -> tuple[int, int, int]:
-    """A note's three times; zeros where there is none that can be read."""
+    """The three times of a note; zeros if it is missing or can't be parsed."""
     try:
         before, since, asked = map(int, (note or b"").split())
     except ValueError:

@@ -1,7 +1,7 @@
 -- KEYS[9]: producer. ARGV: job, token, lease. → ok | held | sealed
 if sealed then return {'sealed'} end
--- Mine is renewed also by a full Redis, which takes no SET. Only here: after this first write it would let a script go on
--- that stores something.
+-- PEXPIRE renews the producer's own lease even in a full Redis, which refuses SET. Other scripts must not do this: after
+-- such a first write, Redis would let them go on and store something.
 if redis.call('GET', KEYS[9]) == ARGV[2] then
   redis.call('PEXPIRE', KEYS[9], ARGV[3])
   return {'ok'}

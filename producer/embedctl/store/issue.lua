@@ -1,5 +1,5 @@
--- Choose the chunks whose tickets the caller sends now, as far as the job's window has room.
--- KEYS[9]: live workers of the queue. ARGV: job, tickets a worker, reissue after.
+-- Choose the chunks whose tickets the caller sends now, as many as the job's window has room for.
+-- KEYS[9]: live workers of the queue. ARGV: job, tickets per worker, reissue after.
 -- → ok <chunk>…
 if ended then return {'ok'} end
 local facts = redis.call('HMGET', job, 'next', 'added', 'window')
@@ -8,7 +8,7 @@ local live = redis.call('ZCOUNT', KEYS[9], now, '+inf')
 local room = math.max(tonumber(facts[3]), live * tonumber(ARGV[2])) - redis.call('ZCARD', due)
 local issued, looked = {'ok'}, 0
 while room > 0 and chunk < added and looked < 1000 do
-  -- A ticket that outlived what Redis forgot in a crash may already have had this chunk claimed or completed.
+  -- After Redis lost writes in a crash, an older ticket may have led to a claim or a result of this chunk already.
   if not redis.call('ZSCORE', due, chunk) and redis.call('EXISTS', job .. ':out:' .. chunk) == 0 then
     schedule(chunk, ARGV[3], true)
     issued[#issued + 1] = chunk

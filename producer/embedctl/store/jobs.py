@@ -1,4 +1,4 @@
-"""The life of a job and of its chunks: one script for each step that must not be half done."""
+"""The life of a job and of its chunks: one script for each step that must be atomic."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
 
-#: A ticket refused for its model's fingerprint is offered again after this part of `reissue_s`: soon enough for a
-#: worker with the right weights, seldom enough when there is none.
+#: A ticket that was refused because of its model's fingerprint is offered again after this part of `reissue_s`. A
+#: worker with the right weights then gets it soon, and without such a worker the retries are rare.
 _MISMATCH_PART = 1 / 12
 
 
 _SLICE = 200
 
-#: A larger result travels in parts of this size, each of which has a socket's whole time-out, and is sent once (bytes).
+#: A larger result is sent in parts of this size (bytes), each with a full socket timeout. A retry repeats one part.
 PART_BYTES = 1024 * 1024
-#: The largest value that Redis takes as it comes (`proto-max-bulk-len`), less than which a result has to be (bytes).
+#: The default of Redis' `proto-max-bulk-len`; a result must be smaller (bytes).
 MAX_RESULT_BYTES = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a job is made with; a resumed job must be made with the same.
+    """The specification of a job. It must be the same when the job is resumed.
 
-    `options` are the ones that decide the vectors or the chunks, as JSON values. More failed records than `max_errors`,
-    or than `max_errors_share` of all, end the job early. `ttl_s` counts from the job's end.
+    `options` determine the vectors or the chunks, and are JSON values. More failed records than `max_errors`, or than
+    the share `max_errors_share` of all records, end the job early. `ttl_s` counts from the job's end.
     """
 
     model: str
@@ -62,7 +62,7 @@ class JobSpec:
 
 
 class Added(StrEnum):
-    """The answers to :meth:`JobStore.add` that are no error."""
+    """The answers of :meth:`JobStore.add` that are not errors."""
 
     OK = "ok"
     SKIPPED = "skipped"
@@ -73,7 +73,7 @@ class Added(StrEnum):
 
 
 class ClaimAnswer(StrEnum):
-    """The answers to :meth:`JobStore.claim`."""
+    """The answers of :meth:`JobStore.claim`."""
 
     OK = "ok"
     DONE = "done"
@@ -87,10 +87,11 @@ class ClaimAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a claim came back with: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
+    """The result of a claim: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
 
-    `given_up` is None unless the chunk is suspect: an owner of it died. Then it is to be encoded with care, without the
-    rows in `given_up`, at which earlier owners died. `doubts` are what earlier owners could not do with it.
+    `given_up` is None unless the chunk is suspect, because an owner of it died. A suspect chunk is to be encoded in
+    careful mode, without the rows in `given_up`: earlier owners died on them. `doubts` are the failures that earlier
+    owners reported.
     """
 
     answer: ClaimAnswer
@@ -103,7 +104,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """What a worker reports with a chunk's result: counts of records, tokens encoded, and what `retry` needs."""
+    """A worker's report with a chunk's result: counts of records, tokens encoded, the input of the failed records."""
 
     done: int
     failed: int
@@ -114,7 +115,7 @@ class Completed:
 
 
 def issue_call(settings: Settings, job_id: str, queue: str) -> ScriptCall:
-    """The script that chooses the chunks whose tickets are to be sent now, as :meth:`JobStore.issue` does."""
+    """The script of :meth:`JobStore.issue`, which chooses the chunks whose tickets are to be sent now."""
     return ScriptCall(
         "issue",
         [*keys.of_job(job_id), keys.queue_workers(queue)],
@@ -123,11 +124,11 @@ def issue_call(settings: Settings, job_id: str, queue: str) -> ScriptCall:
 
 
 class JobStore(JobReader):
-    """Jobs in Redis: the steps of their lives, and what :class:`JobReader` reads of them.
+    """Jobs in Redis: the steps of their lives, and the reads of :class:`JobReader`.
 
-    Steps of a chunk's life make one round trip, but for :meth:`complete`, which makes two. Every method raises
-    BrokerUnavailable when Redis can't be reached. Where the answer concerns the caller (a worker with a ticket), it is
-    returned; where it concerns a person, it is raised as an error of the job.
+    Each step of a chunk's life takes one round trip, except :meth:`complete`, which takes two. Every method raises
+    BrokerUnavailable if Redis can't be reached. An answer to a worker with a ticket is returned; an answer to a person
+    is raised as an error of the job.
     """
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
@@ -137,7 +138,7 @@ class JobStore(JobReader):
         self._mismatch_ms = int(settings.reissue_s * 1000 * _MISMATCH_PART)
 
     def create(self, spec: JobSpec) -> tuple[str, bool]:
-        """Make a job, or find the one that this idempotency key made.
+        """Make a job, or find the job of this idempotency key.
 
         Returns:
             The job's id, and whether it is new.
@@ -176,10 +177,10 @@ class JobStore(JobReader):
         return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
 
     def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
-        """Keep the right to add to a job, or take it over from a producer that died. True also once it is sealed.
+        """Renew the producer's lease of a job, or take it over from a dead producer. True also once the job is sealed.
 
         Args:
-            lease_s: how long to keep it; 0 gives it up.
+            lease_s: length of the lease in seconds; 0 gives the lease up.
         """
         lease_ms = max(1, int((keys.PRODUCER_LEASE_S if lease_s is None else lease_s) * 1000))
         answer, _ = self._job_script("hold", job_id, [keys.producer(job_id)], [token, lease_ms])
@@ -192,13 +193,13 @@ class JobStore(JobReader):
 
         Args:
             payload: the chunk in wire format.
-            token: this producer's, as given to :meth:`hold`.
+            token: the producer's token, as given to :meth:`hold`.
 
         Returns:
-            The answer, and the bytes of text of this job that wait to be encoded.
+            The answer, and how many bytes of the job's text wait to be encoded.
 
         Raises:
-            JobLost: an earlier chunk is gone, with Redis' last writes before a crash.
+            JobLost: an earlier chunk is missing, because Redis lost its last writes in a crash.
         """
         answer, rest = self._job_script(
             "add",
@@ -222,7 +223,7 @@ class JobStore(JobReader):
 
         Raises:
             CorpusChanged: the job holds more chunks, or was sealed with another number.
-            JobLost: it is not sealed and holds fewer: the last ones are gone, with Redis' last writes before a crash.
+            JobLost: the job is not sealed and holds fewer chunks, because Redis lost its last writes in a crash.
             JobFailed: its error budget has ended it.
         """
         answer, rest = self._job_script("seal", job_id, [keys.producer(job_id)], [chunks])
@@ -231,20 +232,20 @@ class JobStore(JobReader):
                 f"job {job_id} was ended by its error budget (max_errors) before its last chunk was counted; "
                 f"`embedctl errors {job_id}` lists what failed"
             )
-        if answer == "gap" and int(rest[0]) < chunks:  # each of them was taken before
+        if answer == "gap" and int(rest[0]) < chunks:  # Redis had accepted all of them
             raise self._cut_off(job_id, int(rest[0]), chunks)
         if answer == "gap" or (answer == "sealed" and int(rest[0]) != chunks):
             raise CorpusChanged(
-                f"job {job_id} holds {int(rest[0])} chunks, and the corpus now makes {chunks}: it was begun with "
-                "another corpus. Submit it as a new job."
+                f"job {job_id} holds {int(rest[0])} chunks, and the corpus now makes {chunks}: the job was begun with "
+                "another corpus. Submit this corpus as a new job."
             )
 
     def close_retry(self, job_id: str) -> bool:
-        """Seal a job whose failed records were being retried by a process that died; whether it is sealed now."""
+        """Seal a job if the process that retried its failed records died; returns whether it is sealed now."""
         return self._ticket_script("seal", job_id, [keys.producer(job_id)], [""])[0] == "ok"
 
     def issue(self, job_id: str, queue: str) -> list[int]:
-        """Choose the chunks whose tickets are to be sent now, as far as the job's window has room."""
+        """Choose the chunks whose tickets are to be sent now, as many as the job's window has room for."""
         call = issue_call(self._settings, job_id, queue)
         answer, rest = self._connection.script(call.name, call.keys, call.args)
         return [int(chunk) for chunk in rest] if answer == "ok" else []
@@ -253,9 +254,9 @@ class JobStore(JobReader):
         """Ask for the lease of a chunk and its text.
 
         Args:
-            token: names this claim; renew and release want it again.
-            instance: this worker process.
-            fingerprint: of the model it serves.
+            token: identifies this claim in calls of renew and release.
+            instance: the worker process.
+            fingerprint: the fingerprint of the model that it serves.
         """
         answer, rest = self._ticket_script(
             "claim",
@@ -277,29 +278,29 @@ class JobStore(JobReader):
         return Claim(ClaimAnswer(answer))
 
     def renew(self, job_id: str, chunk: int, token: str, *, row: int | None = None) -> str:
-        """Keep a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `newer`.
+        """Renew a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `newer`.
 
         Args:
-            row: of a suspect chunk, the row that the worker comes to now; -1 for none any more. Should the worker die
-                before the next call with a row, that row is given up.
+            row: the row of a suspect chunk that the worker begins now; -1 after the last one. If the worker dies before
+                the next call with a row, this row is given up.
         """
         noted = [] if row is None else [row if row >= 0 else ""]
         return self._ticket_script("renew", job_id, [], [chunk, token, self._lease_ms, *noted])[0]
 
     def end_leases(self, job_ids: Sequence[str], dead: Collection[str]) -> None:
-        """End the leases that worker instances known to have died hold of these jobs now, not in their time."""
+        """End at once the leases of these jobs that dead worker instances hold, before they lapse."""
         for at in range(0, len(job_ids), _SLICE):
             part = job_ids[at : at + _SLICE]
             with self._connection.client() as client:
                 pipe = client.pipeline(transaction=False)
                 for job_id in part:
-                    pipe.hgetall(keys.owners(job_id))  # as many as hold a lease
+                    pipe.hgetall(keys.owners(job_id))  # one entry per lease
                 owners = [self._connection.answer_of(each) for each in pipe.execute(raise_on_error=False)]
             self._connection.scripts(
                 [
                     ScriptCall("renew", keys.of_job(job_id), [job_id, int(chunk), words[0], 0])
                     for job_id, held in zip(part, owners, strict=True)
-                    if isinstance(held, dict)  # not one that Redis refuses
+                    if isinstance(held, dict)  # skip a job whose key Redis refused to read
                     for chunk, owner in held.items()
                     if (words := owner.decode().split(" "))[1:2] and words[1] in dead
                 ]
@@ -315,18 +316,18 @@ class JobStore(JobReader):
         trouble: str = "",
         doubts: Doubts | None = None,
     ) -> bool:
-        """Give a lease back unfinished; the reaper sends a ticket after the delay unless the caller does.
+        """Give the lease of an unfinished chunk back. The reaper sends a ticket after the delay unless the caller does.
 
         Args:
-            trouble: what went wrong, for :attr:`JobStatus.trouble`; no text of a record.
-            doubts: what this worker and earlier ones could not do, for the next claim; as they were where None.
+            trouble: what went wrong, for :attr:`JobStatus.trouble`; never text of a record.
+            doubts: the failures of this worker and of earlier ones, for the next claim; unchanged if None.
         """
         told = [] if doubts is None else [doubts.as_json()]
         args = [chunk, token, int(delay_s * 1000), trouble, *told]
         return self._ticket_script("release", job_id, [], args)[0] == "ok"
 
     def drop_input(self, job_id: str, chunk: int) -> None:
-        """Forget an input whose bytes are damaged: the chunk counts as lost, which the same corpus repairs."""
+        """Remove a damaged input. The chunk then counts as lost, and submitting the same corpus repairs it."""
         with self._connection.client() as client:
             client.unlink(keys.chunk_input(job_id, chunk))
 
@@ -335,18 +336,18 @@ class JobStore(JobReader):
     ) -> str:
         """Store a chunk's result and count it once: `ok`, `refused`, `mismatch`, `gone`, `cancelled` or `newer`.
 
-        Refused is also a result whose text is not the one that the job holds by now.
+        A result is also refused if the job now holds another text for this chunk.
 
-        The vectors travel outside of the script, under a name of this claim's own, so that the script moves no bytes.
-        Asked again after an error, it sends only the parts that Redis does not have yet.
+        The vectors are sent before the script, under a name that belongs to this claim, so that the script moves no
+        bytes. After an error, another call sends only the parts that Redis does not have yet.
 
         Raises:
-            BrokerRefused: the result is larger than any value may be.
+            BrokerRefused: the result is larger than Redis allows.
         """
         if len(payload) >= MAX_RESULT_BYTES:
             raise BrokerRefused(
-                f"its result has {len(payload):,} bytes, and a value in Redis fewer than {MAX_RESULT_BYTES:,}: submit "
-                "the corpus with a smaller chunk_size"
+                f"its result has {len(payload):,} bytes, but Redis takes fewer than {MAX_RESULT_BYTES:,} as one value: "
+                "submit the corpus with a smaller chunk_size"
             )
         temporary = keys.uncommitted_result(job_id, chunk, token)
         script_keys = [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk), temporary]
@@ -373,7 +374,7 @@ class JobStore(JobReader):
                 return answer
 
     def _send(self, job_id: str, key: str, payload: bytes) -> str:
-        """Store a result under a name that nobody else writes: `ok`, or why nobody wants it."""
+        """Store a result under the name that belongs to this claim: `ok`, or why it is not needed."""
         if len(payload) > PART_BYTES:
             try:
                 return self._send_parts(job_id, key, payload)
@@ -387,17 +388,17 @@ class JobStore(JobReader):
         def send(at: int, part: bytes) -> tuple[str, list[Any]]:
             return self._ticket_script("part", job_id, [key], [at, part, keys.UNCOMMITTED_TTL_S])
 
-        answer, rest = send(0, b"")  # how much is there?
+        answer, rest = send(0, b"")  # how many bytes does Redis have?
         while answer == "ok" and (at := int(rest[0])) < len(payload):
             answer, rest = send(at, payload[at : at + PART_BYTES])
         return answer
 
     def retry(self, job_id: str, chunk: int, new_chunk: int, token: str) -> int:
-        """Put a chunk's failed records into a new chunk; how many they are. The job is open until sealed again.
+        """Put a chunk's failed records into a new chunk; returns their number. The job is open until sealed again.
 
         Raises:
             JobUnfinished: the job has not ended.
-            JobError: its error budget ended it, or another process retries it at this moment.
+            JobError: its error budget ended it, or another process is retrying it.
         """
         answer, rest = self._job_script(
             "retry",
@@ -411,17 +412,17 @@ class JobStore(JobReader):
             [chunk, new_chunk, token, keys.PRODUCER_LEASE_S * 1000],
         )
         if answer == "busy":
-            raise JobUnfinished(f"job {job_id} has not ended: what fails can be retried once it has")
+            raise JobUnfinished(f"job {job_id} has not ended: retry its failed records after its end")
         if answer == "stopped":
             raise JobError(
-                f"job {job_id} was ended by its error budget (max_errors): mend its corpus and submit it anew"
+                f"job {job_id} was ended by its error budget (max_errors): correct its corpus and submit it again"
             )
         if answer in ("held", "gap"):
             raise JobError(f"job {job_id} is being retried by another process")
         return int(rest[0]) if answer == "ok" else 0
 
     def cancel(self, job_id: str) -> JobState:
-        """End a job now; what was not fetched is freed. Returns the state that it has from here on."""
+        """End a job now, and free its chunks. Returns the state that the job then has."""
         answer, rest = self._ticket_script("cancel", job_id, [], [])
         if answer == "gone":
             raise self.absent(job_id)
@@ -430,7 +431,7 @@ class JobStore(JobReader):
         return JobState(rest[0].decode()) if answer == "ended" else JobState.CANCELLED
 
     def _job_script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
-        """A script whose caller can do nothing about a job that is gone."""
+        """Run a script, and raise its answers about the whole job: `gone`, `cancelled` and `newer`."""
         answer, rest = self._ticket_script(name, job_id, more_keys, args)
         if answer == "gone":
             raise self.absent(job_id)
@@ -442,8 +443,8 @@ class JobStore(JobReader):
 
     def _cut_off(self, job_id: str, there: int, told: int) -> JobLost:
         return JobLost(
-            f"Redis lost what it was last told of job {job_id}: only {there} of its first {told} chunks are there. Go "
-            f"on where they end: embedctl submit CORPUS --resume {job_id}"
+            f"Redis lost its last writes of job {job_id}: only {there} of its first {told} chunks are left. Continue "
+            f"after them: embedctl submit CORPUS --resume {job_id}"
         )
 
     def _ticket_script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:

@@ -1,4 +1,4 @@
-"""A redis-py client that tells how long Redis took to answer."""
+"""A redis-py client that reports the duration of its round trips."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 import redis
 from redis.client import Pipeline
 
-#: Is told of every round trip: the command's name, `PIPELINE`, or a script's name; seconds, with all that redis-py does
-#: to get an answer; and whether there was one. It is called by whichever thread asked, and must not raise.
+#: Called after every round trip with three arguments: the name of the command or the script, or `PIPELINE`; the
+#: duration in seconds, including redis-py's retries; and whether Redis answered. It runs in the thread that made the
+#: call, and must not raise.
 Observer = Callable[[str, float, bool], None]
 
 
 def observed(observer: Observer, script_names: Mapping[str, str]) -> type[redis.Redis]:
-    """A kind of redis-py client whose round trips an observer is told of.
+    """A class of redis-py clients that call an observer after each round trip.
 
     Args:
-        script_names: by the sha1 of the script; read at each call, so that names may be added later.
+        script_names: the script's sha1 → its name. Read at each call, so names may be added later.
     """
 
     def timed(name: str, ask: Callable[[], Any]) -> Any:

@@ -1,5 +1,6 @@
--- Add a part to an uncommitted result where all before it is there; so a part that comes twice, or after one that Redis
--- lost, does no harm. KEYS[9]: uncommitted result. ARGV: job, its length so far, part, seconds to keep it. → ok <length>
+-- Append a part to an uncommitted result, only if all bytes before it are stored. So a part that comes twice, or after
+-- a lost one, does no harm. KEYS[9]: uncommitted result. ARGV: job, its length so far, part, seconds to keep it.
+-- → ok <length>
 local length = redis.call('STRLEN', KEYS[9])
 if length == tonumber(ARGV[2]) then length = redis.call('APPEND', KEYS[9], ARGV[3]) end
 redis.call('EXPIRE', KEYS[9], ARGV[4])

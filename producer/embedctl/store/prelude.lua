@@ -10,7 +10,7 @@ if state == 'cancelled' then return {'cancelled'} end
 local ended = state == 'completed' or state == 'completed_with_errors' or state == 'failed'
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
--- A TTL counts from the job's end: until the reaper has seen that, a job of a short one lives as long as others.
+-- The TTL counts from the job's end. Until the reaper has seen the end, a job with a short TTL lives as long as others.
 local life_ms = math.max(ttl_ms, UNENDED_TTL_MS)
 local keep_ms = math.floor(life_ms * CHUNK_TTL_FACTOR)
 
@@ -19,7 +19,7 @@ local function event(kind, detail)
   redis.call('PEXPIRE', events, keep_ms)
 end
 
--- The keys that all jobs share live as long as any of them; the reaper's set no longer than the others.
+-- Keys shared by all jobs live as long as any job; the reaper's set lives no longer than the other shared keys.
 local function share()
   if redis.call('PTTL', upkeep) >= (life_ms + keep_ms) / 2 then return end
   for _, shared in ipairs({active, JOBS, BIRTH, upkeep}) do
@@ -27,7 +27,7 @@ local function share()
   end
 end
 
--- The reaper looks at the job by then.
+-- Make the reaper look at the job at this time or earlier.
 local looked_at = math.huge
 local function look_by(at)
   if at >= looked_at then return end
@@ -35,17 +35,17 @@ local function look_by(at)
   if redis.call('ZADD', upkeep, 'LT', at, ARGV[1]) == 1 then share() end
 end
 
--- When an issued chunk next needs a ticket, unless something happens to it before. A half beside the whole milliseconds
--- says that its ticket is on the way.
+-- Set when an issued chunk next needs a ticket, unless something happens to it earlier. An added half millisecond means
+-- that its ticket is on the way.
 local function schedule(chunk, delay_ms, with_ticket)
   redis.call('ZADD', due, now + delay_ms + (with_ticket and 0.5 or 0), chunk)
   redis.call('PEXPIRE', due, keep_ms)
   look_by(now + delay_ms)
 end
 
-local at_rest = false  -- it has ended, with nothing left for the reaper
+local at_rest = false  -- the job has ended, with no work left for the reaper
 
--- The lives of an ended job's chunks are shortened to what its TTL leaves.
+-- Shorten the lifetimes of an ended job's chunks to the rest of its TTL.
 local function settle(from, to, left_ms)
   for chunk = from, to - 1 do
     for _, kind in ipairs({':in:', ':out:', ':retry:'}) do
@@ -54,7 +54,7 @@ local function settle(from, to, left_ms)
   end
 end
 
--- The job's own hash lives this long from its last progress; when it is gone, so is the job.
+-- Note progress, and renew the lifetimes of the job's keys. Without its hash, a job does not exist.
 local function progress()
   redis.call('HSET', job, 'progressed_ms', now)
   redis.call('PEXPIRE', job, life_ms)
@@ -70,7 +70,7 @@ local function enter(new_state)
   event('state', state)
 end
 
--- The error budget is spent: the job ends now, and the reaper frees the text that nobody will encode.
+-- If the error budget is spent, end the job. The reaper then frees the text that will not be encoded.
 local function end_if_hopeless()
   local facts = redis.call('HMGET', job, 'failed', 'records', 'max_errors', 'max_errors_share')
   local failed, records, most, share = tonumber(facts[1]), tonumber(facts[2]), tonumber(facts[3]), tonumber(facts[4])
@@ -84,7 +84,7 @@ local function end_if_hopeless()
   redis.call('PEXPIRE', events, ENDED_EVENTS_MS)
 end
 
--- Every record counted once and no more to come: the job has ended.
+-- If the job is sealed and every record is counted, end the job.
 local function end_if_done()
   if not sealed or ended then return end
   local count = redis.call('HMGET', job, 'records', 'done', 'failed', 'added')
@@ -97,7 +97,7 @@ local function end_if_done()
     redis.call('UNLINK', job .. ':cursors')
     life_ms, keep_ms = ttl_ms, math.floor(ttl_ms * CHUNK_TTL_FACTOR)
   end
-  at_rest = life_ms == ttl_ms  -- else the reaper shortens its life
+  at_rest = life_ms == ttl_ms  -- otherwise the reaper shortens its lifetime
   if at_rest then
     redis.call('ZREM', active, ARGV[1])
     redis.call('ZREM', upkeep, ARGV[1])
@@ -105,14 +105,14 @@ local function end_if_done()
     look_by(now)
   end
   enter(failed == 0 and 'completed' or done == 0 and 'failed' or 'completed_with_errors')
-  redis.call('PEXPIRE', events, math.min(ENDED_EVENTS_MS, keep_ms))  -- all who wait are told within a second
+  redis.call('PEXPIRE', events, math.min(ENDED_EVENTS_MS, keep_ms))  -- waiting processes see the end within a second
 end
 
--- An ended job has something to do again.
+-- Open an ended job again.
 local function reopen(new_state)
   redis.call('HDEL', job, 'ended_ms')
   redis.call('UNLINK', job .. ':cursors')
-  redis.call('HSET', job .. ':cursors', 'extend_next_ms', 1)  -- its chunks' lives are to be renewed now
+  redis.call('HSET', job .. ':cursors', 'extend_next_ms', 1)  -- renew its chunks' lifetimes now
   redis.call('PEXPIRE', job .. ':cursors', life_ms)
   redis.call('ZADD', active, now, ARGV[1])
   if redis.call('PTTL', active) < keep_ms then redis.call('PEXPIRE', active, keep_ms) end
@@ -121,13 +121,13 @@ local function reopen(new_state)
   ended = false
 end
 
--- How many records an input holds; none where there is no input.
+-- The number of records in an input; 0 if there is no input.
 local function rows_of(input)
   local count = redis.call('GETRANGE', input, ROWS_AT, ROWS_AT + 3)
   return count == '' and 0 or struct.unpack('<I4', count)
 end
 
--- A chunk leaves the bookkeeping of issued chunks.
+-- Remove a chunk from the bookkeeping of issued chunks.
 local function forget(chunk)
   redis.call('ZREM', due, chunk)
   redis.call('HDEL', owners, chunk)
@@ -135,7 +135,7 @@ local function forget(chunk)
   redis.call('HDEL', reissues, chunk, chunk .. ':sent')
 end
 
--- Only one producer at a time may add to a job: mine, or whoever comes once a dead one's lease has lapsed.
+-- Take or renew the producer's lease. Only one producer at a time may add to a job; a dead producer's lease lapses.
 local function hold(producer, token, lease_ms)
   local holder = redis.call('GET', producer)
   if holder and holder ~= token then return false end

@@ -1,5 +1,7 @@
-"""What waits in the queues: how many tickets, and since when. Only for people to read, but for what the reaper makes of
-the oldest ones, where it can be wrong without harm."""
+"""Reads the queues: how many tickets wait, and since when.
+
+People read these figures. The reaper reads only the oldest tickets, and a wrong figure does no harm there.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from embedctl.store.connection import Connection
 from embedctl_config import keys
 
 _SLICE = 100
-#: So many of the oldest tickets say how far a queue is worked off: some of them may have come back to it.
+#: The number of oldest tickets that show a queue's progress. One is not enough, because tickets may come back.
 _OLDEST = 10
-#: A ticket takes about 1 KB; what is larger than this was put there by something else, and is not read (bytes).
+#: A ticket takes about 1 KB. A larger message comes from another program, and is not parsed (bytes).
 _LARGEST_TICKET = 16 * 1024
-#: No clock shows that (ms).
+#: Later than any clock shows (ms).
 _LATEST_MS = 1 << 53
 
 
@@ -26,8 +28,8 @@ class Waiting:
     """The tickets that wait in one queue.
 
     Attributes:
-        sent_ms: when the one that is taken next was first sent, by about Redis' clock; None where there is none, or
-            where it does not say so, as an older version's.
+        sent_ms: when the next ticket was first sent, in ms by approximately Redis' clock; None if there is no ticket,
+            or if the ticket is of an older version that does not say.
     """
 
     tickets: int
@@ -41,7 +43,7 @@ class Queues:
         self._connection = connection
 
     def waiting(self, queues: Sequence[str]) -> list[Waiting]:
-        """What waits in each of these queues, read in slices; nothing in one that there is not.
+        """The waiting tickets of each of these queues, read in slices; none for a queue that does not exist.
 
         Raises:
             BrokerUnavailable: Redis can't be reached.
@@ -51,7 +53,7 @@ class Queues:
             with self._connection.client() as client:
                 pipe = client.pipeline(transaction=False)
                 for queue in queues[at : at + _SLICE]:
-                    # Kombu pushes at the head and pops at the tail, to which it also gives back what was not done.
+                    # Kombu pushes at the head and pops at the tail. It also puts unfinished tickets back at the tail.
                     pipe.llen(queue).lindex(queue, -1)
                 answers = pipe.execute()
             found += [
@@ -61,12 +63,14 @@ class Queues:
         return found
 
     def oldest(self, queues: Sequence[str]) -> list[int | None]:
-        """When the tickets were sent that are at the end of each of these queues where they are taken, in ms by about
-        Redis' clock: no older ones are left but those that came back. None in a queue that is short, or does not say.
+        """The send time of the oldest tickets in each of these queues, in ms by approximately Redis' clock.
+
+        No older tickets are left in the queue, except those that came back. None for a queue that is short, or whose
+        tickets do not say.
 
         Raises:
             BrokerUnavailable: Redis can't be reached.
-            NotPermitted: its access list is of a version that did not ask this.
+            NotPermitted: Redis' access list is of an older version, which did not need this command.
         """
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
@@ -78,20 +82,20 @@ class Queues:
         for at in range(0, len(answers), _OLDEST + 1):
             *oldest, another = answers[at : at + _OLDEST + 1]
             times = [_not_before_its_job(ticket) for ticket in oldest if another is not None]
-            # The newest of them: whoever forwards a ticket leaves it the time at which it was first sent.
+            # The newest of them, because a forwarded ticket keeps its first send time.
             found.append(max((time for time in times if time is not None), default=None))
         return found
 
 
 def _not_before_its_job(ticket: bytes) -> int | None:
-    """When a ticket was sent, by its sender's clock, which may be wrong, but not before its job was made."""
+    """When a ticket was sent, by its sender's clock, which may be wrong; never earlier than its job was made."""
     sent = sent_ms(ticket)
     if sent is None:
         return None
     try:
         made_s = keys.created_s(_body(ticket)[0][0])
     except (LookupError, TypeError, ValueError):
-        return None  # no ticket of ours
+        return None  # not one of our tickets
     return max(sent, made_s * 1000)
 
 
@@ -104,15 +108,15 @@ def _body(ticket: bytes) -> Any:
 
 
 def sent_ms(ticket: bytes) -> int | None:
-    """When a ticket says that it was first sent, by about Redis' clock; None where it does not say so.
+    """When a ticket was first sent, in ms by approximately Redis' clock; None if it does not say.
 
     Args:
-        ticket: a message as kombu keeps it: JSON around a body in base64, which is Celery's `[args, kwargs, …]`.
+        ticket: a message in kombu's form: JSON around a body in base64, which is Celery's `[args, kwargs, …]`.
     """
     if len(ticket) > _LARGEST_TICKET:
         return None
     try:
         sent = _body(ticket)[1]["sent_ms"]
-    except (ValueError, LookupError, TypeError, RecursionError):  # whoever may write to Redis may put anything there
+    except (ValueError, LookupError, TypeError, RecursionError):  # other programs may put anything into the queue
         return None
     return sent if type(sent) is int and 0 < sent < _LATEST_MS else None

@@ -1,4 +1,4 @@
-"""Reading jobs: their facts, their chunks' results and their events. Nothing here runs a script."""
+"""Reads jobs: their facts, their chunks' results and their events. Nothing here runs a script."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from embedctl_config.errors import JobError, JobLost, JobNotFound, NotPermitted,
 from embedctl_config.wire import ChunkResult
 
 _SLICE = 200
-#: What is read first of what stands before a result's vectors; 512 records with short ids have less.
+#: Size of the first read of a result's head, which stands before the vectors (bytes). The head of 512 records with
+#: short ids is smaller.
 _HEAD_BYTES = 16 * 1024
 
 
 class JobReader:
-    """Jobs in Redis, as they are read. Every method raises BrokerUnavailable when Redis can't be reached."""
+    """Reads jobs from Redis. Every method raises BrokerUnavailable if Redis can't be reached."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -27,8 +28,8 @@ class JobReader:
         """A job's facts.
 
         Raises:
-            JobLost: Redis is younger than the job.
-            JobNotFound: Redis knows no such job.
+            JobLost: Redis' data is younger than the job.
+            JobNotFound: Redis does not know the job.
         """
         status = self._find(job_id) if keys.is_job_id(job_id) else None
         if status is None:
@@ -36,9 +37,9 @@ class JobReader:
         return status
 
     def find(self, job_ids: Sequence[str]) -> list[JobStatus]:
-        """Those of these jobs that there are, in this order, read in slices.
+        """Those of these jobs that exist, in this order, read in slices.
 
-        One of a newer version that this one can't read is left out: it must not hide all others.
+        A job of a newer version that can't be parsed is left out, because it must not hide all others.
         """
         found: list[JobStatus] = []
         job_ids = [job_id for job_id in job_ids if keys.is_job_id(job_id)]
@@ -47,7 +48,7 @@ class JobReader:
         return found
 
     def newest(self) -> Iterator[JobStatus]:
-        """Every job, the newest first, read in slices; forgets those that are gone."""
+        """Every job, the newest first, read in slices. Jobs that are gone are removed from the list of all jobs."""
         at = 0
         while True:
             with self._connection.client() as client:
@@ -66,12 +67,12 @@ class JobReader:
             at += _SLICE - len(gone)
 
     def newest_ids(self, limit: int) -> list[str]:
-        """The ids of the jobs that were made last, the newest first; some may be gone."""
+        """The ids of the last jobs, the newest first; some of the jobs may be gone."""
         with self._connection.client() as client:
             return [job_id.decode() for job_id in client.zrevrange(keys.JOBS, 0, limit - 1)]
 
     def active_ids(self, limit: int) -> tuple[list[str], int]:
-        """The ids of the jobs that need upkeep, of too many the newest and the oldest ones; and how many there are.
+        """The ids of the jobs that need upkeep, and their number. If there are too many, the newest and the oldest.
 
         Args:
             limit: most ids; at least 2.
@@ -89,7 +90,7 @@ class JobReader:
         return sorted((parse_suspect(name.decode(), facts) for name, facts in found), key=lambda each: each.chunk)
 
     def failed_chunks(self, job_id: str, start: int, count: int) -> list[int]:
-        """Which of `count` chunks from `start` hold failed records that were not put into a new chunk."""
+        """The chunks among `count` from `start` with failed records that no new chunk retries."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for chunk in range(start, start + count):
@@ -98,10 +99,10 @@ class JobReader:
         return [start + at for at, exists in enumerate(found) if exists]
 
     def chunks_with_errors(self, job_id: str, start: int, count: int) -> set[int]:
-        """Which of `count` chunks from `start` of an ended job may hold failed records: those of which some were kept
-        or put into a new chunk, and those that have no result.
+        """The chunks among `count` from `start` of an ended job that may have failed records.
 
-        Nothing can be told so of a job that its error budget ended: its texts are freed.
+        These are the chunks whose failed records are kept or retried by a new chunk, and the chunks without a result.
+        The method does not work for a job that its error budget ended, because the job's texts are freed.
         """
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
@@ -112,7 +113,7 @@ class JobReader:
         return {start + at for at in range(count) if found[2 * at] or not found[2 * at + 1]}
 
     def retried_as(self, job_id: str, chunk: int) -> int | None:
-        """The chunk that a chunk's failed records were put into, or None."""
+        """The chunk that retries a chunk's failed records, or None."""
         with self._connection.client() as client:
             pointer = client.get(keys.retry_pointer(job_id, chunk))
         return None if pointer is None else int(pointer)
@@ -130,7 +131,7 @@ class JobReader:
         return data
 
     def result_head(self, job_id: str, chunk: int) -> ChunkResult | None:
-        """What stands before the vectors of a chunk's stored result, or None; they are not read."""
+        """A chunk's stored result without its vectors, which are not read; None if there is no result."""
         size = _HEAD_BYTES
         while True:
             with self._connection.client() as client:
@@ -138,7 +139,7 @@ class JobReader:
             try:
                 return wire.decode_result_head(data) if data else None
             except WireTruncated:
-                if len(data) < size:  # that was all of it
+                if len(data) < size:  # that was the whole value
                     raise
                 size *= 4
 
@@ -148,10 +149,10 @@ class JobReader:
             return bool(client.exists(keys.chunk_result(job_id, chunk)))
 
     def wait_event(self, job_id: str, after: str, timeout_s: float) -> str:
-        """Block until something happens to a job or the time is over; the id of the last event seen.
+        """Block until something happens to a job or the time is over. Returns the id of the last event seen.
 
         Args:
-            after: the last event seen; "$" for what happens from now on.
+            after: the id of the last event seen before; "$" for events from now on.
         """
         block_ms = max(1, min(MAX_BLOCK_MS, int(timeout_s * 1000)))
         with self._connection.client() as client:
@@ -163,7 +164,7 @@ class JobReader:
         return str(entries[-1][0].decode())
 
     def absent(self, job_id: str) -> JobNotFound:
-        """The error for a job that Redis does not know: lost when the database is younger than the job's id."""
+        """The error for a job that Redis does not know: JobLost if the database is younger than the job's id."""
         with self._connection.client() as client:
             birth = client.get(keys.BIRTH)
         try:
@@ -172,8 +173,8 @@ class JobReader:
             return JobNotFound(f"there is no job {job_id!r}; `embedctl submit` printed its id")
         if not birth or calendar.timegm(created) + 1 < int(birth) / 1000:
             return JobLost(
-                f"job {job_id} was lost by the broker: Redis was emptied or replaced after the job was made, or nobody "
-                "used it for longer than the job is kept. Submit its corpus again."
+                f"job {job_id} was lost by the broker: Redis was emptied or replaced after the job was made, or was "
+                "unused for longer than the job is kept. Submit its corpus again."
             )
         return JobNotFound(f"there is no job {job_id}: it was never made here, was freed, or its time to live ran out")
 
@@ -181,11 +182,11 @@ class JobReader:
         return JobError(f"job {job_id} was made by a newer embedctl: upgrade this one")
 
     def _dropped(self, gone: Sequence[str]) -> bool:
-        """Take jobs off the list of all; whether this user may."""
+        """Remove jobs from the list of all jobs; false if this user may not."""
         try:
             with self._connection.client() as client:
                 client.zrem(keys.JOBS, *gone)
-        except NotPermitted:  # who only looks leaves it to others
+        except NotPermitted:  # a monitor leaves this to others
             return False
         return True
 
@@ -196,7 +197,7 @@ class JobReader:
         return status
 
     def _read(self, job_ids: Sequence[str]) -> Iterator[JobStatus | JobError | None]:
-        """Each job's facts, None where it is gone, or why they can't be read."""
+        """For each job its facts, None if it is gone, or the error if this version can't parse it."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for job_id in job_ids:

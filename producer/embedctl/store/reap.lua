@@ -1,8 +1,8 @@
--- Choose issued chunks that need another ticket: their lease lapsed, or nobody took the last one. An owner that died makes
--- its chunk suspect; one that died at a row which it had come to with care names that row.
+-- Choose issued chunks that need another ticket: their lease lapsed, or no worker took the last ticket. An owner's death
+-- makes its chunk suspect; the row that a careful owner was at is given up.
 -- KEYS[9..10]: live workers of the queue, jobs that wait for one. ARGV: job, first reissue after, longest wait, most chunks,
--- patience, careful deaths without a row until the chunk is stuck, when the tickets were sent of which none is left in
--- the queue, time until the next look, time without progress until an audit. → ok <chunk>… | idle
+-- patience, careful deaths without a row until the chunk is stuck, time before which all tickets have left the queue,
+-- shortest time until the next look, time without progress until an audit. → ok <chunk>… | idle
 if ended then return {'ok'} end
 local first, longest, soonest, audit_after = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[8]), tonumber(ARGV[9])
 if redis.call('ZCOUNT', KEYS[9], now, '+inf') == 0 then
@@ -20,7 +20,7 @@ for at = 1, #overdue, 2 do
   if not owner then
     wait, send = remind(chunk, due_at, first, longest, tonumber(ARGV[7]))
   elseif row ~= '' and became ~= 'dead' and now - due_at < tonumber(ARGV[5]) then
-    wait, send = nil, false  -- silence alone is no reason to blame a record before its time
+    wait, send = nil, false  -- wait longer before silence alone blames a record
   else
     local unnamed = end_lease(chunk, became, instance, row)
     if unnamed >= tonumber(ARGV[6]) then wait, send = math.min(first * 2 ^ (unnamed - ARGV[6]), longest), false end

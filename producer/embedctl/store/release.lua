@@ -1,5 +1,5 @@
--- The owner gives a chunk back unfinished; its ticket is due after a delay.
--- ARGV: job, chunk, token, delay, what went wrong or '', [what this owner and earlier ones could not do with it].
+-- Give an unfinished chunk back; it needs a ticket after the delay.
+-- ARGV: job, chunk, token, delay, what went wrong or '', [doubts: failures of this owner and of earlier ones].
 -- → ok | not_owner
 local owner = redis.call('HGET', owners, ARGV[2])
 if not owner or owner:match('^%S+') ~= ARGV[3] then return {'not_owner'} end

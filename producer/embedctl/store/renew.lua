@@ -1,4 +1,4 @@
--- The owner of a lease is alive. ARGV: job, chunk, token, lease, [the row that it now comes to with care, or ''].
+-- Renew the lease of a chunk. ARGV: job, chunk, token, lease, [the row that a careful owner begins now, or ''].
 -- → ok | done | not_owner
 if ended then return {'done'} end
 local owner = redis.call('HGET', owners, ARGV[2])

@@ -1,7 +1,7 @@
--- What `add` does where Redis lost a result.
+-- Functions of `add` for a job that lost results in Redis.
 local input_of, result_of, pointer_of = job .. ':in:', job .. ':out:', job .. ':retry:'
 
--- Whether Redis lost a result of the chunks into which a chunk's failed records were put.
+-- Whether Redis lost a result of the chunks that retry a chunk's failed records.
 local function lost_a_retry(chunk)
   local later = redis.call('GET', pointer_of .. chunk)
   if not later then return false end
@@ -9,7 +9,7 @@ local function lost_a_retry(chunk)
   return gone or lost_a_retry(later)
 end
 
--- A chunk into which failed records were put counts for nothing any more; how many of them are counted as failed.
+-- Void a chunk that retries failed records. Returns how many of its records are counted as failed.
 local function void(chunk)
   local input, was_counted = input_of .. chunk, redis.call('GETBIT', counted, chunk) == 1
   local failed = was_counted and rows_of(input) or 0
@@ -24,8 +24,8 @@ local function void(chunk)
   return failed
 end
 
--- The records of a chunk whose result Redis lost are to be counted again, those too that were retried since. The last
--- chunk of a row of retries holds the records that have no vector.
+-- Uncount the records of a chunk whose result Redis lost, with those that were retried since. In a series of retries,
+-- the last chunk holds the records that have no vector.
 local function uncount(chunk, rows)
   local last, failed = chunk, rows_of(input_of .. chunk)
   local without = failed
@@ -36,10 +36,10 @@ local function uncount(chunk, rows)
     failed = void(last)
     later = redis.call('GET', pointer_of .. last)
   end
-  redis.call('UNLINK', result_of .. chunk)  -- where it is a retry's that is lost
+  redis.call('UNLINK', result_of .. chunk)  -- if the lost result is a retry's
   redis.call('SETBIT', counted, chunk, 0)
   redis.call('HINCRBY', job, 'chunks_done', -1)
   redis.call('HINCRBY', job, 'done', without - rows)
-  redis.call('HINCRBY', job, 'failed', 0 - failed)  -- not -0, which is no integer to Redis
+  redis.call('HINCRBY', job, 'failed', 0 - failed)  -- not -0, which Redis does not take as an integer
   reopen('running')
 end

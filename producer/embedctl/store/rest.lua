@@ -1,6 +1,6 @@
--- Whether a chunk's ticket is still on its way, and when the reaper comes back to a job; only `reap` asks.
+-- Functions of `reap`: whether a chunk's ticket is still on its way, and when the reaper looks at a job again.
 
--- When the ticket of a chunk without owner was sent; nil where there is none. Of the first one nobody made a note.
+-- When the ticket of a chunk without owner was sent; nil if it has none. The first ticket's time follows from its due time.
 local function ticket_sent(chunk, due_at, first)
   local known = redis.call('HMGET', reissues, chunk, chunk .. ':sent')
   if due_at % 1 == 0 then return nil end
@@ -8,8 +8,8 @@ local function ticket_sent(chunk, due_at, first)
   return known[2] and tonumber(known[2]) or nil
 end
 
--- Nobody took the ticket: how long until the next look, and whether another one is sent. One that is not older than all
--- in the queue is still there, and another one would only make the queue longer.
+-- For a ticket that no worker took: the time until the next look, and whether to send another ticket. Unless the ticket
+-- is older than all in the queue, it is still there, and another one would only make the queue longer.
 local function remind(chunk, due_at, first, longest, taken_before)
   local sent = ticket_sent(chunk, due_at, first)
   local send = not sent or sent < taken_before
@@ -19,7 +19,7 @@ local function remind(chunk, due_at, first, longest, taken_before)
   return wait, send
 end
 
--- The job waits for a worker of its queue; the first one to come wakes it.
+-- Park a job that waits for a worker of its queue; the first worker to arrive wakes it.
 local function park(idle)
   redis.call('ZADD', idle, now + redis.call('PTTL', job), ARGV[1])
   local expired = redis.call('ZRANGEBYSCORE', idle, '-inf', now, 'LIMIT', 0, 10)
@@ -27,7 +27,7 @@ local function park(idle)
   if redis.call('PTTL', idle) < keep_ms then redis.call('PEXPIRE', idle, keep_ms) end
 end
 
--- What makes no progress is looked at ever later, but in time for what is due, and often enough to renew lifetimes.
+-- Look at a job without progress after ever longer pauses, but in time for due chunks and for renewing lifetimes.
 local function rest(soonest, audit_after, longest, idle)
   local rested = now - tonumber(progressed)
   local wait = math.min(rested < audit_after and audit_after - rested or rested, longest, ttl_ms / 16)

@@ -1,4 +1,4 @@
--- Put a chunk's failed records into a new chunk of an ended job, which is then open until it is sealed again.
+-- Put a chunk's failed records into a new chunk of an ended job. The job is then open until it is sealed again.
 -- KEYS[9..12]: producer, input of the failed records, pointer to the new chunk, input of the new chunk.
 -- ARGV: job, chunk, new chunk, token, lease. → ok <records> | nothing | busy | held | stopped | gap <chunks>
 local input, pointer = KEYS[10], KEYS[11]
@@ -6,7 +6,7 @@ if redis.call('HGET', job, 'stopped_by') then return {'stopped'} end
 if not ended and not (original and not sealed) then return {'busy'} end
 if not hold(KEYS[9], ARGV[4], ARGV[5]) then return {'held'} end
 if redis.call('GET', pointer) == ARGV[3] then return {'ok', rows_of(KEYS[12])} end  -- done before; the answer was lost
--- What was not counted is not failed but waiting, such as a chunk that this retry made before it died.
+-- An uncounted chunk has not failed but waits, such as a chunk that this retry made before it died.
 if redis.call('GETBIT', counted, ARGV[2]) == 0 or redis.call('EXISTS', pointer) == 1 or rows_of(input) == 0 then
   return {'nothing'}
 end

@@ -1,13 +1,13 @@
--- No more chunks will come. KEYS[9]: producer. ARGV: job, number of chunks, or '' from the reaper: a retry has died.
+-- Mark a job as complete. KEYS[9]: producer. ARGV: job, number of chunks, or '' from the reaper after a retry died.
 -- → ok <state> | held | stopped | sealed <chunks> | gap <chunks>
 local added, chunks = tonumber(redis.call('HGET', job, 'added')), tonumber(ARGV[2])
 if not chunks and (not original or redis.call('EXISTS', KEYS[9]) == 1) then return {'held'} end
 if ended and not sealed then return {'stopped'} end
--- A job whose failed records are being retried has more chunks than its corpus made. Where the retry died, the corpus
--- is complete all the same.
+-- A job whose failed records are being retried has more chunks than its corpus made. Its corpus is complete even if the
+-- retry died.
 if not chunks or (original and not sealed and chunks == original) then chunks = added end
 if sealed and chunks ~= added then return {'sealed', original} end
-if sealed and state ~= 'submitting' then return {'ok', state} end  -- said before, and the answer was lost
+if sealed and state ~= 'submitting' then return {'ok', state} end  -- sealed before; the answer was lost
 if chunks ~= added then return {'gap', added} end
 sealed = true
 redis.call('HSET', job, 'sealed', '1')

@@ -1,6 +1,6 @@
--- Shorten the lives of a slice of an ended job's chunks to what its TTL leaves, and after the last one the job's own: until
--- then a job lives as long as one that has not ended, so that no chunk outlives it. A full Redis lets it go on, because it
--- begins by freeing. ARGV: job, slice. → ok <1 where there is more to do, else 0> | open
+-- Shorten the lifetimes of a slice of an ended job's chunks to the rest of its TTL, and after the last slice the job's own.
+-- Until then the job lives as long as one that has not ended, so that no chunk outlives it. A full Redis lets this script
+-- go on, because it begins by freeing. ARGV: job, slice. → ok <1 if there is more to do, else 0> | open
 if not ended then return {'open'} end
 local facts = redis.call('HMGET', job, 'ended_ms', 'added', 'stopped_by')
 local left_ms = math.max(1, facts[1] + ttl_ms - now)
@@ -9,7 +9,7 @@ local added = tonumber(facts[2])
 local to = math.min(from + ARGV[2], added)
 redis.call('UNLINK', due)
 if facts[3] then
-  for chunk = from, to - 1 do redis.call('UNLINK', job .. ':in:' .. chunk) end  -- nobody will encode it
+  for chunk = from, to - 1 do redis.call('UNLINK', job .. ':in:' .. chunk) end  -- it will not be encoded
 end
 settle(from, to, left_ms)
 if to < added then

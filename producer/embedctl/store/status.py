@@ -1,4 +1,4 @@
-"""A job's state and facts, as Redis holds them and as users see them."""
+"""A job's state and facts, parsed from Redis for users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embedctl_config import keys
 
 
 class JobState(StrEnum):
-    """Where a job stands, from its first chunk to its end."""
+    """The state of a job, from its first chunk to its end."""
 
     SUBMITTING = "submitting"
     QUEUED = "queued"
@@ -25,7 +25,7 @@ class JobState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the job has ended."""
         return self in _ENDED
 
 
@@ -37,21 +37,21 @@ class JobStatus:
     """A job's facts at one moment. Counts are of records unless they say chunks; times are in UTC.
 
     Attributes:
-        version: of its wire formats; only embedctl of this version or a later one may touch it.
+        version: the version of its wire formats; only embedctl with this version or a later one may change the job.
         records: records accepted so far; all of them once `sealed`.
         truncated: records with a vector of their first tokens only.
-        tokens: tokens encoded so far; exact duplicates within a chunk count once, but for suspect chunks.
-        claims: executions begun; beyond `chunks_done` they were repeated or are under way.
+        tokens: tokens encoded so far. Exact duplicates within a chunk count once, except in suspect chunks.
+        claims: claims of chunks. Those in excess of `chunks_done` were repeated or are in progress.
         lapsed: leases that ran out.
         refused: results that came after the first one for their chunk.
-        deaths: owners of leases that died; their chunks are :meth:`Job.suspects` until they end.
-        trouble: the last reason, other than a death, for which a worker gave a chunk back, or None.
+        deaths: workers that died while they owned a lease; their chunks are :meth:`Job.suspects` until these end.
+        trouble: the last reason, other than a death, why a worker gave a chunk back, or None.
         waiting_bytes: text stored and not yet encoded.
-        expires_in: until the job is forgotten, if nothing more happens to it.
-        dim: length of a vector; None before the first chunk is done.
+        expires_in: time until Redis forgets the job, if nothing more happens to it.
+        dim: dimensions of a vector; None before the first chunk is done.
         pinned_by: the worker whose claim fixed the job's model fingerprint.
         mismatch: the last worker that was refused for serving other weights, and its fingerprint.
-        original_chunks: chunks that the corpus made, once it is sealed; those beyond hold failed records tried again.
+        original_chunks: number of the corpus' chunks, once the job is sealed; later chunks retry failed records.
         max_errors, max_errors_share: the error budget, as a number of records or as a share of them.
         stopped_by: `max_errors` where the error budget ended the job.
         lost_chunks: first and last chunk that Redis lost.
@@ -104,7 +104,7 @@ class JobStatus:
 
     @property
     def lifetime_s(self) -> float:
-        """How long it is kept after its last progress, until the reaper sees that it has ended (seconds)."""
+        """How long the job is kept after its last progress, until the reaper sees its end (seconds)."""
         return lifetime_s(self.ttl_s)
 
     @property
@@ -114,11 +114,11 @@ class JobStatus:
 
 
 def lifetime_s(ttl_s: float) -> float:
-    """How long a job of this TTL is kept that has not ended, from its last progress (seconds)."""
+    """How long an active job with this TTL is kept after its last progress (seconds)."""
     return max(ttl_s, keys.UNENDED_TTL_S)
 
 
-#: The fields of a job's hash that count something and begin at 0.
+#: The counters in a job's hash, which begin at 0.
 COUNTS = (
     "records",
     "done",
@@ -134,13 +134,14 @@ COUNTS = (
     "waiting_bytes",
 )
 
-#: Owners that die with care and name no row make their chunk stuck: it is offered ever later.
+#: A chunk is stuck after this many owners in a row died in careful mode before they reached a row. It is then offered
+#: after ever longer pauses.
 STUCK_AFTER = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker that died while it owned a chunk: when that was noticed, and the row that it had come to with care."""
+    """The death of a chunk's owner: when it was noticed, and the owner's current row in careful mode."""
 
     at: datetime
     worker: str
@@ -149,12 +150,12 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A chunk whose owners died, until it ends. It is encoded with care: alone, row by row.
+    """A chunk whose owners died, until it ends. It is encoded in careful mode: alone, row by row.
 
     Attributes:
-        given_up: the rows at which careful owners died; they fail as `crashed_worker`.
-        stuck: whether owners die without coming to a row, as on a host that goes away.
-        deaths: the last ones, the oldest first.
+        given_up: the rows that owners died on in careful mode; they fail as `crashed_worker`.
+        stuck: whether owners keep dying before they reach a row, as on a host that disappears.
+        deaths: the last deaths, the oldest first.
     """
 
     chunk: int
@@ -168,8 +169,8 @@ def _moment(milliseconds: str) -> datetime:
 
 
 def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_alive: bool) -> JobStatus:
-    """A job's facts from its hash, the time it still has to live, and whether its producer's lease lives."""
-    count = {name: int(facts.get(name, 0)) for name in COUNTS}  # an older version counted less
+    """A job's facts from its hash, its remaining lifetime, and whether its producer's lease exists."""
+    count = {name: int(facts.get(name, 0)) for name in COUNTS}  # an older version has fewer counters
     chunks = count.pop("added")
     return JobStatus(
         id=job_id,

@@ -1,4 +1,4 @@
-"""What the reaper does to Redis: tickets that need sending again, holes, lifetimes, and what cancelled jobs leave."""
+"""The reaper's work in Redis: tickets to send again, lost chunks, lifetimes, and the chunks of cancelled jobs."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from embedctl_config import keys
 from embedctl_config.errors import BrokerRefused
 from embedctl_config.settings import Settings
 
-#: A ticket that nobody takes is sent again ever later, but not later than this (ms).
+#: A ticket that nobody takes is sent again after ever longer pauses, up to this one (ms).
 LONGEST_REISSUE_MS = 30 * 60 * 1000
 #: A sealed job without progress for this long is audited (seconds).
 AUDIT_AFTER_S = 60.0
-#: A careful worker that is silent, and not known to have died, keeps its chunk for this many leases more: a record is
-#: blamed only when it is as good as certain that it killed somebody.
+#: A worker in careful mode that is silent, but not known to have died, keeps its chunk for this many more leases. So a
+#: record is blamed only if it almost certainly killed a worker.
 PATIENCE = 3
 _SLICE = 500
 
 
-#: Later than any ticket was sent: none is known to be in its queue still.
+#: Later than any ticket's send time (ms): no ticket is known to be in its queue still.
 _ANY_MS = 1 << 53
-#: What the reaper reads of a job, and of the cursors of its sweeps.
+#: The fields of a job that the reaper reads; the cursors of its sweeps are below.
 _FACTS = ("version", "state", "hardware", "model", "added", "next", "ttl_ms", "created_ms", "progressed_ms")
-#: What a job may lack.
+#: Fields that a job may lack.
 _PERHAPS = ("stopped_by", "original_chunks")
 _CURSORS = ("audit_at", "extend_at", "extend_next_ms")
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveJob:
-    """What the reaper has to know of a job, read at once.
+    """The facts of a job that the reaper needs, read together.
 
     Attributes:
-        chunks: how many were added, and `issued` how many of them were issued.
-        left_ms: until it expires, if nothing more happens to it.
+        chunks: the number of chunks added; `issued`: the number of these that were issued.
+        left_ms: time until the job expires, if nothing more happens to it.
         ttl_ms: how long it is kept after its end.
         stopped: whether its error budget ended it.
-        abandoned: whether it has all its records, and a process died that was to queue its failed ones again.
-        audit_at, extend_at: the chunks at which these sweeps go on; 0 where none is under way.
-        extend_next_ms: when the next one begins.
+        abandoned: whether a retry of its failed records died before it was finished; the corpus is complete.
+        audit_at, extend_at: the next chunk of each sweep; 0 if the sweep is not in progress.
+        extend_next_ms: when the next sweep of `extend` begins, in ms by Redis' clock.
     """
 
     id: str
@@ -65,26 +65,26 @@ class ActiveJob:
 
     @property
     def life_ms(self) -> int:
-        """How long it lives from its last progress, as long as it has not ended."""
+        """How long it lives after its last progress, while it has not ended."""
         return int(lifetime_s(self.ttl_ms / 1000) * 1000)
 
     @property
     def settled(self) -> bool:
-        """Whether it has ended, and its keys live no longer than it is to be kept."""
+        """Whether it has ended, and the lifetimes of its keys need no shortening."""
         return self.state.ended and self.life_ms == self.ttl_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a look at a job found.
+    """The result of a look at a job.
 
     Attributes:
         idle: whether no live worker consumes its queue.
         again: chunks that need another ticket.
-        issued: chunks that get their first one.
-        lost: chunks that the audit did not find.
+        issued: chunks that need their first ticket.
+        lost: the number of chunks that the audit found missing.
         refused: why Redis refused a part of the look.
-        audit_at: the chunk at which it goes on; 0 at the end.
+        audit_at: the next chunk of the audit; 0 at its end.
     """
 
     idle: bool
@@ -96,7 +96,7 @@ class Looked:
 
 
 class Upkeep:
-    """Bounded pieces of upkeep; none of them touches more than a slice of a job."""
+    """Upkeep in bounded pieces: each touches at most a slice of a job."""
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
         self._connection = connection
@@ -104,7 +104,7 @@ class Upkeep:
         self.agenda = Agenda(connection, settings)
 
     def read(self, job_ids: Sequence[str]) -> list[ActiveJob | Exception | None]:
-        """What there is to know of each job; None of one that is gone, or why it can't be read.
+        """For each job its facts, None if it is gone, or the error if it can't be read.
 
         Raises:
             BrokerUnavailable: Redis can't be reached.
@@ -127,19 +127,19 @@ class Upkeep:
         interval_ms: int,
         audit_after_ms: int,
     ) -> list[Looked | BrokerRefused]:
-        """Look at jobs, in one round trip; what was found, or why Redis refuses it.
+        """Look at jobs, in one round trip. Returns for each job what was found, or why Redis refused the look.
 
         Args:
-            audited: whether a slice of the job is audited.
-            taken_before: by queue, when the tickets were sent of which none is left in it.
-            interval_ms: until the next look at the soonest.
+            audited: for each job, whether to audit a slice of it.
+            taken_before: queue → a time in ms; tickets that were sent earlier are no longer in the queue.
+            interval_ms: the shortest time until the next look.
             audit_after_ms: a job without progress for this long is audited.
         """
         calls: list[ScriptCall] = []
         for job, audit in zip(jobs, audited, strict=True):
             taken = taken_before.get(job.queue, _ANY_MS)
             calls.append(self._reap_call(job.id, job.queue, job.version, taken, interval_ms, audit_after_ms))
-            if job.issued < job.chunks:  # chunks that are added from now on have it looked at again
+            if job.issued < job.chunks:  # adding a chunk later schedules another look
                 calls.append(issue_call(self._settings, job.id, job.queue))
             if audit:
                 calls.append(self._audit_call(job.id, job.audit_at))
@@ -160,7 +160,7 @@ class Upkeep:
             at += _SLICE
 
     def forget(self, job_id: str) -> None:
-        """Take a job off the list of those that need upkeep."""
+        """Remove a job from the list of jobs that need upkeep."""
         self.agenda.forget([job_id])
 
     def reap(self, job_id: str, queue: str, *, version: int = 1, taken_before: int = _ANY_MS) -> list[int]:
@@ -170,7 +170,7 @@ class Upkeep:
         return [int(chunk) for chunk in rest] if answer == "ok" else []
 
     def audit(self, job_id: str) -> int:
-        """Look at the next slice of a job's issued chunks; how many of them Redis lost."""
+        """Audit the next slice of a job's issued chunks; returns how many of them Redis lost."""
         call = self._audit_call(job_id, self._cursor(job_id, "audit_at"))
         answer, rest = self._connection.script(call.name, call.keys, call.args)
         if answer != "ok":
@@ -179,14 +179,14 @@ class Upkeep:
         return int(rest[2])
 
     def audited_to(self, job_id: str, chunk: int) -> None:
-        """Go on with a job's audit at this chunk; with 0 from the first one."""
+        """Let a job's audit continue at this chunk; 0 is the first one."""
         self._move_cursor(job_id, "audit_at", chunk)
 
     def extend(self, job: ActiveJob, now_ms: int, interval_s: float) -> bool:
-        """Renew lifetimes of an active job's chunk keys, if it is time; whether there is more to do in the next call.
+        """Renew the lifetimes of an active job's chunk keys, if it is time. True if the next call has more to do.
 
-        A sweep starts once in a quarter of the TTL, and each call does as many slices of it as bring it to its end
-        within an eighth: an older version beside this one may have given the keys no longer lives than that.
+        A sweep starts once in a quarter of the TTL. Each call does enough slices to end the sweep within an eighth of
+        the TTL, because an older version may have given the keys shorter lifetimes.
 
         Args:
             interval_s: seconds until the next call.
@@ -215,7 +215,7 @@ class Upkeep:
         return more
 
     def free_slice(self, job_id: str, chunks: int, *, results: bool = True) -> bool:
-        """Free the next slice of a job's chunks, with or without their results; whether none is left."""
+        """Free the next slice of a job's chunks, with or without their results. True if none is left."""
         cursor = "freed_to" if results else "freed_inputs_to"
         at = self._cursor(job_id, cursor)
         end = min(at + _SLICE, chunks)
@@ -225,9 +225,9 @@ class Upkeep:
         return end >= chunks
 
     def settle_slice(self, job_id: str) -> bool:
-        """Shorten the lives of the next slice of an ended job's chunks to what its TTL leaves, and at last its own.
+        """Shorten the lifetimes of the next slice of an ended job's chunks to its TTL; after the last slice, its own.
 
-        A job that is open again by now stays as it is.
+        A job that was opened again stays unchanged.
 
         Returns:
             Whether there is more to do.
@@ -240,7 +240,7 @@ class Upkeep:
         return answer == "ok" and bool(rest[0])
 
     def expire(self, job_id: str, ttl_ms: int) -> None:
-        """Shorten the life of a cancelled job whose chunks are freed."""
+        """Shorten the lifetime of a cancelled job after its chunks were freed."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for key in (keys.job(job_id), keys.events(job_id), keys.counted(job_id), keys.cursors(job_id)):
@@ -248,7 +248,7 @@ class Upkeep:
             pipe.execute()
 
     def free(self, job_id: str, chunks: int) -> None:
-        """Free all of a job's chunks. Writes nothing, so that a full Redis may be freed too."""
+        """Free all of a job's chunks. Writes nothing, so it works in a full Redis too."""
         for at in range(0, chunks, _SLICE):
             self._free(job_id, at, min(at + _SLICE, chunks), results=True)
 
@@ -260,7 +260,7 @@ class Upkeep:
                 client.unlink(*doomed)
 
     def remove(self, job_id: str) -> None:
-        """Remove what is left of a job whose chunks are freed: nothing of it stays, not even its name."""
+        """Remove the remaining keys of a job after its chunks were freed, and its id from all lists."""
         with self._connection.client() as client:
             idempotency = client.hget(keys.job(job_id), "idempotency_key")
             own = [key for key in keys.of_job(job_id) if key != keys.ACTIVE]
@@ -310,7 +310,10 @@ class Upkeep:
 
 
 def _extend_after(ttl_ms: int) -> int:
-    """How long after one sweep the next one may begin: no job rests for longer than what is left of a quarter."""
+    """How long after the start of one sweep the next may begin (ms).
+
+    It is a quarter of the TTL, less the longest pause between two looks at a job.
+    """
     return ttl_ms * 3 // 16
 
 
@@ -349,7 +352,7 @@ def _active_job(
 
 
 def _looked(answers: Mapping[str, tuple[str, list[Any]] | BrokerRefused]) -> Looked | BrokerRefused:
-    """What each script that was run answered, together."""
+    """The combined answers of the scripts of one look."""
     if isinstance(answers["reap"], BrokerRefused):
         return answers["reap"]
     found: dict[str, list[Any]] = {}

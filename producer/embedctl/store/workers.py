@@ -13,9 +13,9 @@ from embedctl.store.connection import Connection
 from embedctl_config import keys
 
 _SLICE = 200
-#: What live workers offer is read again after this long (seconds): a thousand heartbeats are half a megabyte.
+#: The offers of live workers are kept for this long (seconds), because a thousand heartbeats are half a megabyte.
 OFFERS_S = 1.0
-#: An encode without a finished batch for this long is shown as hung (seconds).
+#: A worker that encodes but finishes no batch for this long is shown as hung (seconds).
 HUNG_AFTER_S = 10.0
 
 
@@ -24,10 +24,10 @@ class ServedModel:
     """A model as one worker serves it.
 
     Attributes:
-        tokens_per_s, rows_per_s: while it encodes, as measured so far.
-        padding: the share of what the device was given that was padding, as measured so far.
-        engine: what executes it, in words.
-        accuracy: what the gate measured at start, in words; empty where there was nothing to measure against.
+        tokens_per_s, rows_per_s: rates while it encodes, as measured so far.
+        padding: the share of padding in the tokens that the device received, as measured so far.
+        engine: the engine that runs it, in words.
+        accuracy: the gate's measurement at start, in words; empty if there was no reference.
     """
 
     fingerprint: str
@@ -41,18 +41,18 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """What a worker process says of itself in its heartbeat.
+    """A worker process, as its heartbeat describes it.
 
     Attributes:
-        instance: unique to the process; `name` is the Celery node name and comes back with the next process.
-        machine, process: where it runs, as only its neighbours can check; see :mod:`embedctl.machine`.
-        cpus: the CPUs that it is pinned to, `threads` its compute threads.
-        bounds: those of its class that replace the precision's at the accuracy gate, in words.
-        holding: (job, chunk) in hand.
-        progressed_ms: when it last finished a batch, in ms by about Redis' clock; 0 before the first.
-        quiet_s: for how long what it encodes has made no progress; 0 while it encodes nothing.
-        device: what it is pinned to, as `cpu 0-3`, `gpu GPU-…` or `neuron 0`.
-        metrics: where it serves Prometheus and its health, as a URL; empty where it does not.
+        instance: unique to the process; `name` is the Celery node name, which the next process uses again.
+        machine, process: ids that other processes of the same machine can check; see :mod:`embedctl.machine`.
+        cpus: the CPUs that it is pinned to; `threads`: its number of compute threads.
+        bounds: bounds of its class that replace the precision's at the accuracy gate, in words.
+        holding: (job, chunk) of each chunk in hand.
+        progressed_ms: when it last finished a batch, in ms by approximately Redis' clock; 0 before the first.
+        quiet_s: seconds without progress of the current encode; 0 while it encodes nothing.
+        device: the device that it is pinned to, such as `cpu 0-3`, `gpu GPU-…` or `neuron 0`.
+        metrics: the URL of its metrics and its health; empty if it serves none.
     """
 
     instance: str
@@ -76,7 +76,7 @@ class WorkerRow:
 
     @property
     def activity(self) -> Literal["idle", "busy", "hung"]:
-        """Whether it holds a chunk, and whether its encode makes progress; if not for `hang_s`, it ends itself."""
+        """Whether it holds a chunk and makes progress. After `hang_s` without progress, it ends itself."""
         if self.quiet_s >= HUNG_AFTER_S:
             return "hung"
         return "busy" if self.holding else "idle"
@@ -89,7 +89,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class GoneWorker:
-    """A worker that is dead, stopped or cut off: its last word, since when that does not count, and how it ended."""
+    """A worker that is dead, stopped or cut off: its last heartbeat, the seconds since it expired, and how it ended."""
 
     worker: WorkerRow
     seconds: float
@@ -98,11 +98,11 @@ class GoneWorker:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the live workers of a class that serve a model in a precision do together.
+    """The combined offer of the live workers of a class for a model in a precision.
 
     Attributes:
-        tokens_per_s: of all of them.
-        dim: the dimensions of their vectors; the fewest where they differ.
+        tokens_per_s: the sum of their rates.
+        dim: the dimensions of their vectors; the smallest number if they differ.
     """
 
     tokens_per_s: float
@@ -122,7 +122,7 @@ class WorkerRegistry:
         self._offers_until = 0.0
 
     def beat(self, worker: WorkerRow) -> None:
-        """Say that a worker is alive; true for :data:`keys.HEARTBEAT_TTL_S` seconds."""
+        """Store a worker's heartbeat, which counts for :data:`keys.HEARTBEAT_TTL_S` seconds."""
         now = self._connection.now_ms()
         until = now + keys.HEARTBEAT_TTL_S * 1000
         with self._connection.client() as client:
@@ -130,7 +130,7 @@ class WorkerRegistry:
             pipe.set(keys.heartbeat(worker.instance), json.dumps(asdict(worker)), ex=keys.GONE_TTL_S)
             for members in (keys.WORKERS, *map(keys.queue_workers, worker.queues)):
                 pipe.zadd(members, {worker.instance: until})
-                # Of all workers those that are gone are remembered, to say so.
+                # Only the set of all workers keeps those that are gone for a while, so that they can be reported.
                 pipe.zremrangebyscore(members, "-inf", now - 1 - (members == keys.WORKERS) * keys.GONE_TTL_S * 1000)
                 pipe.expire(members, keys.GONE_TTL_S)
             if worker.machine:
@@ -139,7 +139,7 @@ class WorkerRegistry:
             pipe.execute()
 
     def leave(self, worker: WorkerRow) -> None:
-        """Say that a worker has stopped."""
+        """Record that a worker has stopped on request."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False).unlink(keys.heartbeat(worker.instance))
             pipe.zrem(keys.WORKERS, worker.instance)
@@ -150,10 +150,10 @@ class WorkerRegistry:
             pipe.execute()
 
     def witness(self) -> set[str]:
-        """Report the workers of this machine whose processes have ended without a word; their instances.
+        """Report the deaths of workers of this machine whose processes have ended; returns their instances.
 
-        A stopped or unreachable worker looks dead from afar; its neighbours know better. So a death that was witnessed
-        is certain, and acted on at once.
+        From another machine, a stopped or unreachable worker looks dead. A process of the same machine can check, so a
+        death that it reports is certain, and takes effect at once.
         """
         here = keys.machine(machine_id())
         with self._connection.client() as client:
@@ -167,7 +167,7 @@ class WorkerRegistry:
         return dead
 
     def holding(self, instances: Collection[str]) -> set[str]:
-        """The jobs of which these workers held chunks when they last said so."""
+        """The jobs whose chunks these workers held at their last heartbeats."""
         if not instances:
             return set()
         with self._connection.client() as client:
@@ -175,13 +175,13 @@ class WorkerRegistry:
         return {job_id for beat in beats if beat for job_id, _ in _parse(beat).holding if keys.is_job_id(job_id)}
 
     def report_death(self, instance: str, how: str) -> None:
-        """Say for certain that a worker has died, so that its chunks become suspect."""
+        """Record that a worker has certainly died, so that its chunks become suspect."""
         with self._connection.client() as client:
             beat = client.get(keys.heartbeat(instance))
             pipe = client.pipeline(transaction=False).set(keys.died(instance), how, ex=keys.GONE_TTL_S)
             if beat:
                 worker = _parse(beat)
-                pipe.hdel(keys.machine(worker.machine), instance)  # nobody need witness it any more
+                pipe.hdel(keys.machine(worker.machine), instance)  # its death is known, so no process needs to check it
                 for queue in worker.queues:
                     _no_longer_at(pipe, queue, instance)
             pipe.zadd(keys.WORKERS, {instance: self._connection.now_ms() - 1}, xx=True, lt=True)
@@ -194,7 +194,7 @@ class WorkerRegistry:
             return int(client.zcount(keys.queue_workers(queue), now, "+inf"))
 
     def served_lately(self, queues: Collection[str]) -> list[str]:
-        """Those of these queues that a worker has consumed within :data:`keys.GONE_TTL_S`, however it ended."""
+        """The queues among these that a worker consumed within :data:`keys.GONE_TTL_S`, however the worker ended."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for queue in queues:
@@ -208,7 +208,7 @@ class WorkerRegistry:
         return self._rows(members, self._connection.now_ms(), "+inf")
 
     def offers(self) -> Mapping[Offered, Offer]:
-        """What the live workers offer, as it was at most a second ago; that there is nobody is never a second old."""
+        """The offers of the live workers, at most one second old. An empty answer is never old."""
         now = time.monotonic()
         if not self._offers or now >= self._offers_until:
             offers: dict[Offered, Offer] = {}
@@ -221,7 +221,7 @@ class WorkerRegistry:
         return self._offers
 
     def gone(self) -> Iterator[GoneWorker]:
-        """The workers that went without a good-bye in the last minutes, whoever went first."""
+        """The workers that disappeared in the last minutes without signing off, the first one first."""
         now = self._connection.now_ms()
         for worker in self._rows(keys.WORKERS, "-inf", f"({now}"):
             with self._connection.client() as client:
@@ -248,7 +248,7 @@ class WorkerRegistry:
 
 
 def _no_longer_at(pipe: Any, queue: str, instance: str) -> None:
-    """A worker does not count at a queue any more. That there was one is remembered while no other beats there."""
+    """Stop counting a worker at a queue. The entry stays, as a trace of a worker, until another worker's heartbeat."""
     pipe.zadd(keys.queue_workers(queue), {instance: 0}, xx=True, lt=True)
 
 

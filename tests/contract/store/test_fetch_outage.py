@@ -73,7 +73,7 @@ def test_what_was_read_of_a_job_that_went_meanwhile_is_kept(
         return result(job_id, chunk)
 
     monkeypatch.setattr(broker.jobs, "result", discards)
-    with pytest.raises(JobNotFound, match=r"2 chunks, stays in .*part") as raised:
+    with pytest.raises(JobNotFound, match=r"The 2 chunks fetched so far stay in .*part") as raised:
         fetch(job, path)
     assert str(tmp_path / f".{name}.part") in str(raised.value)
     part = (tmp_path / f".{name}.part").read_bytes()
@@ -90,7 +90,7 @@ def test_what_was_read_of_a_job_whose_producer_died_is_taken_up_once_that_is_sub
     job_id, path = new_job(broker, 2, seal=False), tmp_path / "vectors.jsonl"
     work(broker, job_id, 0, 1)
     raw.delete(keys.producer(job_id))
-    with pytest.raises(JobStalled, match=r"--resume .* 2 chunks, stays in .*part"):
+    with pytest.raises(JobStalled, match=r"--resume .* The 2 chunks fetched so far stay in .*part"):
         fetch(Job(job_id, broker), path)
     assert add(broker, job_id, 2, token="next")[0] is Added.OK
     broker.jobs.seal(job_id, 3)

@@ -165,7 +165,7 @@ def test_a_result_that_no_value_can_hold_is_refused_and_says_what_to_do(
 def test_chunks_whose_vectors_are_too_large_are_refused_where_they_are_known(
     broker: Broker, settings: Settings
 ) -> None:
-    with pytest.raises(SettingsError, match=r"chunk_size 16384: .* 8192 dimensions each, .* 14336 are the most"):
+    with pytest.raises(SettingsError, match=r"chunk_size 16384: .* 8192 dimensions .* largest chunk_size is 14336"):
         enqueue_embeddings(["text"], chunk_size=16384, dimensions=8192, settings=settings)
     enqueue_embeddings(["text"], chunk_size=14336, dimensions=8192, settings=settings)
     enqueue_embeddings(["text"], chunk_size=16384, settings=settings)  # nobody knows

@@ -160,7 +160,7 @@ def test_with_nobody_known_it_goes_to_cpu_and_says_so(
     broker.workers.beat(row("a", hardware="half", models=served(60), precision="fp16"))
     assert resolve(several, broker.workers, model="m", hardware="auto", precision=None) == ("cpu", "fp32")
     (record,) = caplog.records
-    assert "the job goes to class cpu, as no other is known to have any, and stays there" in record.getMessage()
+    assert "to class cpu, because no other class is known to have workers, and stays there" in record.getMessage()
 
 
 def test_one_that_is_alive_is_taken_before_one_that_left_and_nothing_is_said(

@@ -46,12 +46,12 @@ def test_an_id_as_long_as_allowed_is_taken_and_a_longer_one_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"prompt": "x" * (MAX_PROMPT_BYTES + 1)}, "prompt is 16,385 bytes long, and 16,384 are the most"),
+        ({"prompt": "x" * (MAX_PROMPT_BYTES + 1)}, "prompt is 16,385 bytes long, and the maximum is 16,384"),
         ({"prompt": "\ud800"}, "prompt is not valid UTF-8"),
         ({"idempotency_key": "x" * (MAX_KEY_BYTES + 1)}, "idempotency_key is 65,537 bytes long"),
         ({"idempotency_key": "\udcff"}, "idempotency_key is not valid UTF-8"),
-        ({"dimensions": MAX_DIMENSIONS + 1}, "dimensions 65537 is no whole number between 1 and 65536"),
-        ({"chunk_size": MAX_CHUNK_RECORDS + 1}, "chunk_size 16385 is no whole number between 1 and 16384"),
+        ({"dimensions": MAX_DIMENSIONS + 1}, "dimensions 65537 is not a whole number between 1 and 65536"),
+        ({"chunk_size": MAX_CHUNK_RECORDS + 1}, "chunk_size 16385 is not a whole number between 1 and 16384"),
     ],
 )
 def test_options_of_a_job_are_bounded(options: dict[str, object], words: str) -> None:

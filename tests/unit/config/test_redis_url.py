@@ -136,7 +136,7 @@ def test_the_database_is_the_one_that_redis_py_takes(url: str, database: int) ->
 
 
 def test_a_database_that_is_no_number_is_refused() -> None:
-    with pytest.raises(SettingsError, match="its database is no number"):
+    with pytest.raises(SettingsError, match="its database is not a number"):
         database_of("redis://host/abc")
 
 

@@ -274,14 +274,14 @@ def test_a_password_goes_with_the_url_that_it_stood_beside(sources: Sources, tmp
         environ["HOME"] = str(sources.home)
         found, words = explain_settings(environ, directory=sources.project)
         assert (found.redis_url, found.redis_password_file) == ("redis://other", "")
-        assert words["redis_password_file"] == f"default; that of {user} is for the redis_url there"
+        assert words["redis_password_file"] == f"default; that of {user} belongs to the redis_url there"
     assert sources.load(redis_url="redis://other").redis_password_file == ""
 
 
 def test_a_password_is_not_joined_with_the_url_of_another_source(sources: Sources) -> None:
     user = sources.user('redis_password_file = "secret"\n')
     (problem,) = sources.problems({"EMBEDCTL_REDIS_URL": "redis://other"})
-    assert f"redis_password_file is of {user}, and redis_url of EMBEDCTL_REDIS_URL, which is stronger" in problem
+    assert f"redis_password_file comes from {user}, and redis_url from EMBEDCTL_REDIS_URL, which is stronger" in problem
     assert sources.load({"EMBEDCTL_REDIS_URL": "redis://other", "EMBEDCTL_REDIS_PASSWORD_FILE": ""}).redis_url
     both = {"EMBEDCTL_REDIS_URL": "redis://other", "EMBEDCTL_REDIS_PASSWORD_FILE": "own"}
     assert sources.load(both).redis_password_file == "own"
@@ -309,7 +309,7 @@ def test_a_password_that_was_given_for_a_weaker_url_stays_with_it(sources: Sourc
     environ = {"HOME": str(sources.home), "EMBEDCTL_REDIS_PASSWORD_FILE": "secret"}
     found, words = explain_settings(environ, directory=sources.project, redis_url="redis://localhost")
     assert (found.redis_url, found.redis_password_file) == ("redis://localhost", "")
-    assert words["redis_password_file"].endswith(f"EMBEDCTL_REDIS_PASSWORD_FILE is for the redis_url of {user}")
+    assert words["redis_password_file"].endswith(f"EMBEDCTL_REDIS_PASSWORD_FILE belongs to the redis_url of {user}")
 
 
 def test_a_found_files_url_takes_no_password_and_no_password_away(sources: Sources) -> None:
@@ -389,7 +389,7 @@ def test_a_user_without_a_home_does_without_a_file_of_their_own(tmp_path: Path) 
 def test_a_user_without_a_home_is_told_what_to_set(
     place: Callable[[Settings], Path], setting: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SettingsError, match=f"no home folder.*set HOME, or {setting} to a path"):
+    with pytest.raises(SettingsError, match=f"no home folder.*set HOME, or set {setting} to a path"):
         place(Settings())
     assert place(Settings(**{setting: str(tmp_path)})) == tmp_path
 
@@ -438,8 +438,8 @@ def test_the_projects_classes_and_models_stand_on_the_users(sources: Sources) ->
         ("[classes.cpu]\nprefetch = 17\n", "classes.cpu.prefetch: 17 is not between 1 and 16"),
         ("[classes.cpu]\ntoken_budget = -1\n", "classes.cpu.token_budget: -1 is below 0"),
         ('[classes.cpu]\nmodels = ["a b"]\n', "classes.cpu.models: model name 'a b'"),
-        ("[classes.auto]\nprefetch = 2\n", "and not 'auto'"),
-        ('[classes."a.b"]\nprefetch = 2\n', "classes.a.b: a class's name is of letters"),
+        ("[classes.auto]\nprefetch = 2\n", "and is not 'auto'"),
+        ('[classes."a.b"]\nprefetch = 2\n', "classes.a.b: a class's name consists of letters"),
         ('[models."a b"]\nsource = "x"\n', "models.a b: model name 'a b'"),
     ],
 )
@@ -497,7 +497,7 @@ def test_model_names_that_may_be_part_of_a_queues_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 201, "é", "a,b", "a*", "a\n"])
 def test_model_names_that_may_not(name: str) -> None:
-    assert "use 1 to 200 of letters" in str(check_model_name(name))
+    assert "use 1 to 200 characters, only letters" in str(check_model_name(name))
     with pytest.raises(SettingsError, match="model"):
         Settings().replace(model=name)
 

@@ -252,9 +252,9 @@ class Table:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("one text", "texts is a string, and not several: give an iterable"),
-        (b"one text", "texts is bytes, and not several"),
-        ({"text": "x"}, "texts is an object, and not several"),
+        ("one text", "texts is a string, not several: give an iterable"),
+        (b"one text", "texts is bytes, not several"),
+        ({"text": "x"}, "texts is an object, not several"),
         (Table(), r'texts is a table.* texts=df\["text"\] and ids=df\["id"\]'),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_file_names_users(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "can't be read: No such file or directory"),
-        ("", "names nobody"),
+        ("", "names no user"),
         ("kim:pw\nonlyauser\n", "line 2: expected `user:password`"),
         ("kim:\n", "line 1: expected"),
         (":hidden\n", "line 1: expected"),
@@ -116,7 +116,7 @@ def test_after_an_outage_however_long_events_are_received_again_soon(
     assert waits == [1.0] * 20 + [0] + [1.0]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
-    assert said[0] == said[2] == "no events can be received, and pages stand still; trying on: away"
+    assert said[0] == said[2] == "no events can be received, and pages stand still; trying again: away"
     assert said[1] == "events are received again"
 
 

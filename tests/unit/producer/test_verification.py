@@ -48,7 +48,7 @@ def test_a_shipped_class_that_runs_something_else_is_not_the_one_that_was_verifi
     assert is_verified("cpu", replace(cpu, token_budget=77))
     for name, entry in (("cpu", replace(cpu, backend="onnx")), ("mine", HardwareClass())):
         assert not is_verified(name, entry)
-        assert "of your own" in statement_of(name, entry)
+        assert "your own class" in statement_of(name, entry)
 
 
 def test_the_doctor_says_it_of_each_class_and_what_to_run_where_the_device_is_here() -> None:
