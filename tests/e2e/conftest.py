@@ -12,12 +12,12 @@ import pytest
 
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings, load_settings
-from tests.support.redis_server import as_user
+from tests.support.redis_server import RedisServer, as_user
 from tests.support.workers import CONFIG, StartWorker, WorkerProcess
 
 
 @pytest.fixture
-def environment(redis_server, short_folder: Path, cache_folder: Path) -> dict[str, str]:
+def environment(redis_server: RedisServer, short_folder: Path, cache_folder: Path) -> dict[str, str]:
     """What a process needs to find this test's Redis and classes."""
     config = short_folder / "embedctl.toml"
     config.write_text(CONFIG)
@@ -49,7 +49,9 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
     """Starts workers; whatever still runs at the test's end is stopped."""
     started: list[WorkerProcess] = []
 
-    def start(hardware: str = "dummy", *, model: str = "dummy", cpus: str | None = None, wait: bool = True):
+    def start(
+        hardware: str = "dummy", *, model: str = "dummy", cpus: str | None = None, wait: bool = True
+    ) -> WorkerProcess:
         command = [sys.executable, "-m", "embedctl_workers", "--class", hardware, "--model", model]
         command += ["--cpus", cpus] if cpus is not None else []
         log_file = short_folder / f"worker-{len(started)}.log"

@@ -8,16 +8,17 @@ import time
 from pathlib import Path
 
 import pytest
+import redis as redis_py
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.doctor import Finding, Level, examine
 from embedctl_config.settings import Settings
-from tests.e2e.test_main_job import reference
-from tests.e2e.test_versions import RunEmbedctl, before_all_else, changed
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl, before_all_else, changed
 from tests.support.store import QUEUE, claim, complete, new_job, overdue, row
 from tests.support.waiting import eventually
-from tests.support.workers import WorkerProcess
+from tests.support.workers import StartWorker, WorkerProcess
 
 #: What the pages promise.
 KNOWN_WITHIN_S = 20.0
@@ -49,7 +50,7 @@ def busy(worker: WorkerProcess) -> bool:
 
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
-    settings: Settings, environment, embedctl: RunEmbedctl, start_worker
+    settings: Settings, environment: dict[str, str], embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_HANG_S"] = "60"
     hung, stopped, idle = start_worker("hung"), start_worker(), start_worker()
@@ -95,7 +96,7 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
 
 
 def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
-    settings: Settings, embedctl: RunEmbedctl, start_worker
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     start_worker("slow")
     doomed = start_worker("slow")
@@ -117,7 +118,7 @@ def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
 
 
 def test_a_death_is_witnessed_beside_it_even_where_a_worker_of_another_machine_reaps(
-    settings: Settings, environment, short_folder: Path, start_worker
+    settings: Settings, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
 ) -> None:
     with changed(environment, before_all_else(short_folder, "far", OTHER_MACHINE)):
         start_worker()
@@ -132,7 +133,7 @@ def test_a_death_is_witnessed_beside_it_even_where_a_worker_of_another_machine_r
 
 @pytest.mark.slow
 def test_a_worker_that_was_killed_with_nobody_beside_it_is_known_within_twenty_seconds(
-    settings: Settings, embedctl: RunEmbedctl, start_worker
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     alone = start_worker("slow")
     name = alone.row().name
@@ -147,7 +148,9 @@ def test_a_worker_that_was_killed_with_nobody_beside_it_is_known_within_twenty_s
     assert findings(settings, "worker gone")
 
 
-def test_busy_and_idle_workers_are_told_apart(settings: Settings, embedctl: RunEmbedctl, start_worker) -> None:
+def test_busy_and_idle_workers_are_told_apart(
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
     one, other = start_worker("slow"), start_worker("slow")
     # One chunk that takes longer than the commands: it is cancelled once they are done.
     job = enqueue_embeddings(TEXTS * 12, hardware="slow", settings=settings)
@@ -161,7 +164,7 @@ def test_busy_and_idle_workers_are_told_apart(settings: Settings, embedctl: RunE
 
 
 def test_a_machine_is_ready_while_its_workers_are_idle_or_busy(
-    settings: Settings, embedctl: RunEmbedctl, start_worker
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     slow, dummy = start_worker("slow"), start_worker()
     names = {slow.row().name, dummy.row().name}
@@ -182,7 +185,7 @@ def test_a_machine_is_ready_while_its_workers_are_idle_or_busy(
 
 
 def test_a_machine_without_a_worker_is_not_ready(
-    embedctl: RunEmbedctl, worker_broker: Broker, short_folder: Path, start_worker
+    embedctl: RunEmbedctl, worker_broker: Broker, short_folder: Path, start_worker: StartWorker
 ) -> None:
     worker_broker.workers.beat(row("far", machine="another machine"))
     none = embedctl("worker", "--ready")
@@ -198,7 +201,7 @@ def test_a_machine_without_a_worker_is_not_ready(
     assert "Traceback" not in away.stderr
 
 
-def test_a_machine_whose_worker_was_killed_is_not_ready(embedctl: RunEmbedctl, start_worker) -> None:
+def test_a_machine_whose_worker_was_killed_is_not_ready(embedctl: RunEmbedctl, start_worker: StartWorker) -> None:
     start_worker("slow")
     doomed = start_worker()
     assert embedctl("worker", "--ready", "--class", "dummy").returncode == 0
@@ -207,7 +210,7 @@ def test_a_machine_whose_worker_was_killed_is_not_ready(embedctl: RunEmbedctl, s
 
 
 def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_one(
-    settings: Settings, embedctl: RunEmbedctl, short_folder: Path, start_worker
+    settings: Settings, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
 ) -> None:
     command = "embedctl worker --class dummy --model dummy"
     (short_folder / "corpus.txt").write_text("one\ntwo\n")
@@ -226,7 +229,7 @@ def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_o
     assert (job.vectors() == reference(["one", "two"])).all()
 
 
-def die(broker: Broker, raw, job_id: str, instance: str, at_row: int | None = None) -> None:
+def die(broker: Broker, raw: redis_py.Redis, job_id: str, instance: str, at_row: int | None = None) -> None:
     """A worker claims the first chunk, perhaps comes to a row, dies, and is judged."""
     broker.workers.beat(row(instance))
     claim(broker, job_id, 0, f"t-{instance}", instance=instance)
@@ -238,7 +241,7 @@ def die(broker: Broker, raw, job_id: str, instance: str, at_row: int | None = No
 
 
 def test_a_stuck_chunk_is_shown_with_its_history(
-    broker: Broker, worker_broker: Broker, raw, embedctl: RunEmbedctl
+    broker: Broker, worker_broker: Broker, raw: redis_py.Redis, embedctl: RunEmbedctl
 ) -> None:
     worker_broker.workers.beat(row("bystander"))
     job_id = new_job(broker, 2)

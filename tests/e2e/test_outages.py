@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +30,8 @@ from embedctl.reaper import Reaper
 from embedctl.records import records_of
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
-from tests.e2e.test_main_job import reference
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
@@ -158,7 +160,9 @@ def let_producer_lapse(raw: redis_py.Redis, job_id: str) -> None:
 # Redis and the network away
 
 
-def test_connections_killed_again_and_again(settings: Settings, broker: Broker, raw, start_worker: StartWorker) -> None:
+def test_connections_killed_again_and_again(
+    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
+) -> None:
     workers = [start_worker("slow"), start_worker("slow")]
     texts = [*TEXTS, *TEXTS]
     submitted = in_background(
@@ -167,7 +171,7 @@ def test_connections_killed_again_and_again(settings: Settings, broker: Broker, 
     job = active_job(broker)
     for _ in range(5):
         before = job.status().chunks_done
-        eventually(lambda before=before: job.status().chunks_done > before)
+        eventually(lambda: job.status().chunks_done > before)  # noqa: B023  (it is called in this round only)
         assert raw.client_kill_filter(_type="normal", skipme=True) >= 4
     assert submitted.result(30).id == job.id
     job.wait(timeout=60)
@@ -248,7 +252,12 @@ def test_who_was_cut_off_too_takes_nobody_for_dead(
 
 
 def test_a_redis_that_comes_back_empty(
-    broker: Broker, redis_server: RedisServer, raw, embedctl, start_worker: StartWorker, short_folder: Path
+    broker: Broker,
+    redis_server: RedisServer,
+    raw: redis_py.Redis,
+    embedctl: RunEmbedctl,
+    start_worker: StartWorker,
+    short_folder: Path,
 ) -> None:
     texts = TEXTS[:20]
     name = corpus(short_folder, texts)
@@ -294,7 +303,12 @@ def test_results_that_redis_lost_in_a_crash_are_made_again(
 
 
 def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command(
-    broker: Broker, redis_server: RedisServer, raw, embedctl, start_worker: StartWorker, short_folder: Path
+    broker: Broker,
+    redis_server: RedisServer,
+    raw: redis_py.Redis,
+    embedctl: RunEmbedctl,
+    start_worker: StartWorker,
+    short_folder: Path,
 ) -> None:
     name = corpus(short_folder)
     command = ["submit", name, "--class", "slow", "--chunk-size", "5", "--idempotency-key", "k"]
@@ -329,8 +343,8 @@ def test_a_producer_whose_chunks_redis_lost_in_a_crash_says_how_to_go_on(
     settings: Settings,
     broker: Broker,
     redis_server: RedisServer,
-    raw,
-    embedctl,
+    raw: redis_py.Redis,
+    embedctl: RunEmbedctl,
     start_worker: StartWorker,
     short_folder: Path,
 ) -> None:
@@ -394,7 +408,7 @@ def fill(raw: redis_py.Redis) -> None:
 
 
 def test_a_hole_is_found_and_repaired_by_the_same_corpus(
-    settings: Settings, broker: Broker, raw, embedctl, start_worker: StartWorker
+    settings: Settings, broker: Broker, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     job = enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
     raw.delete(keys.chunk_input(job.id, 3))
@@ -410,7 +424,7 @@ def test_a_hole_is_found_and_repaired_by_the_same_corpus(
 
 
 def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
-    settings: Settings, broker: Broker, raw, embedctl, start_worker: StartWorker
+    settings: Settings, broker: Broker, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     job = enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
     damages: dict[int, Callable[[bytearray], object]] = {
@@ -420,7 +434,7 @@ def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
         5: lambda data: data.__delitem__(slice(len(data) // 2, None)),
     }
     for chunk, damage in damages.items():
-        data = bytearray(raw.get(keys.chunk_input(job.id, chunk)))
+        data = bytearray(broker.jobs.input(job.id, chunk) or b"")
         damage(data)
         raw.set(keys.chunk_input(job.id, chunk), bytes(data), keepttl=True)
     worker = start_worker()
@@ -442,7 +456,7 @@ def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
 
 
 def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
-    settings: Settings, broker: Broker, raw, start_worker: StartWorker
+    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     worker = start_worker("slow")
     told: list[tuple[int, str]] = []
@@ -474,7 +488,7 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
 
 
 def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(
-    settings: Settings, raw, start_worker: StartWorker
+    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     worker = start_worker()
     eventually(lambda: worker.logged(" ready."))
@@ -492,7 +506,7 @@ def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(
 
 @pytest.mark.parametrize("verb", ["cancel", "discard"])
 def test_a_full_redis_has_room_again_when_a_job_is_given_up(
-    verb: str, settings: Settings, raw, embedctl, start_worker: StartWorker
+    verb: str, settings: Settings, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     job = enqueue_embeddings([f"{i} " * 20_000 for i in range(40)], hardware="slow", chunk_size=5, settings=settings)
     start_worker()
@@ -539,7 +553,7 @@ def test_a_late_result_of_other_weights_is_refused(
 
 
 def test_cancelling_in_the_middle_of_completions(
-    settings: Settings, broker: Broker, raw, start_worker: StartWorker
+    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     worker = start_worker()
     dice = random.Random(1)
@@ -567,7 +581,7 @@ def test_cancelling_in_the_middle_of_completions(
 
 
 def test_sealing_at_the_moment_of_the_last_completion(
-    settings: Settings, broker: Broker, monkeypatch, start_worker: StartWorker
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, start_worker: StartWorker
 ) -> None:
     start_worker()
     dice, seal = random.Random(2), broker.jobs.seal
@@ -591,7 +605,11 @@ def test_sealing_at_the_moment_of_the_last_completion(
 
 
 def test_retrying_failed_records_while_they_are_fetched(
-    settings: Settings, environment: dict[str, str], monkeypatch, short_folder: Path, start_worker: StartWorker
+    settings: Settings,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    short_folder: Path,
+    start_worker: StartWorker,
 ) -> None:
     texts = [f"text {i}{' fail-encoder' * (i % 7 == 3)}" for i in range(60)]
     vectors = reference(texts)
@@ -614,7 +632,7 @@ def test_retrying_failed_records_while_they_are_fetched(
     dice, mixed = random.Random(3), 0
     for at, job in enumerate(jobs):
         path = short_folder / f"{at}.jsonl"
-        fetched = in_background(lambda job=job, path=path: fetch(Job(job.id, reader), path))
+        fetched = in_background(partial(fetch, Job(job.id, reader), path))
         time.sleep(dice.uniform(0, 0.09))
         assert job.retry_failed() == 9
         assert fetched.result(30) == [path]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,3 +96,30 @@ class WorkerProcess:
 
 
 StartWorker = Callable[..., WorkerProcess]
+
+
+@contextmanager
+def kept_alive(start: StartWorker, count: int, hardware: str = "poison") -> Iterator[list[WorkerProcess]]:
+    """Workers that are started again when they die, as a supervisor does; all that there were."""
+    workers = [start(hardware) for _ in range(count)]
+    over = threading.Event()
+
+    def keep() -> None:
+        current = list(workers)
+        while not over.wait(0.1):
+            for at, worker in enumerate(current):
+                if worker.process.poll() is not None:
+                    current[at] = start(hardware, wait=False)
+                    workers.append(current[at])
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    try:
+        yield workers
+    finally:
+        over.set()
+        keeper.join()
+
+
+def deaths(workers: list[WorkerProcess]) -> list[int]:
+    return [worker.process.returncode for worker in workers if worker.process.returncode is not None]
