@@ -205,7 +205,7 @@ def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(
 ) -> None:
     start_worker()
     job = enqueue_embeddings(["one", "two", ""], settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     raw.zadd(keys.JOBS, {JOB: 1})  # one that is gone, which others would take off the list
     environment["EMBEDCTL_REDIS_URL"] = acl_redis.url_of("monitor")
     assert json.loads(embedctl("status", job.id, "--json").stdout)["done"] == 2
@@ -236,7 +236,7 @@ def test_flower_works_as_its_own_user(
         eventually(lambda: flower.ask("/api/queues/length")["active_queues"][0]["consumers"] == 1)
         job.wait(timeout=60)
         eventually(lambda: {task["state"] for task in flower.tasks(job.id)} == {"SUCCESS"})
-        eventually(lambda: "stats" in flower.ask("/api/workers?refresh=1").get(worker.row().name, {}), timeout_s=40)
+        eventually(lambda: "stats" in flower.ask("/api/workers?refresh=1").get(worker.row().name, {}))
         assert flower.stop() == 0
 
     # What lets it ask workers would let it give them orders, too; they take none.
@@ -247,7 +247,7 @@ def test_flower_works_as_its_own_user(
     remote.shutdown()
     remote.cancel_consumer("embed.slow.dummy")
     assert worker.row().name in (remote.inspect(timeout=5).ping() or {})
-    enqueue_embeddings(["one more"], hardware="slow", settings=settings).wait(timeout=30)
+    enqueue_embeddings(["one more"], hardware="slow", settings=settings).wait(timeout=60)
     assert worker.process.poll() is None
 
 

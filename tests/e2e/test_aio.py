@@ -32,6 +32,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Vectors
 from tests.support.jobs import active_job_id, job_reads, reference
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 #: Longest that the loop may be kept from its other tasks, on a machine that does other things as well (seconds).
@@ -59,10 +60,8 @@ async def ticking() -> AsyncIterator[None]:
     assert longest < MOST_S
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await asyncio.to_thread(condition):
-            await asyncio.sleep(0.02)
+async def until(condition: Callable[[], object]) -> None:
+    await asyncio.to_thread(eventually, condition)
 
 
 def submitting_threads() -> list[threading.Thread]:
@@ -169,7 +168,7 @@ def test_hundreds_of_waits_leave_room_for_others_and_end_when_cancelled(
         jobs = [await AsyncJob.get(never.id, settings) for _ in range(200)]
         waits = [asyncio.create_task(job.wait()) for job in jobs]
         await asyncio.sleep(1)
-        async with ticking(), asyncio.timeout(30):
+        async with ticking(), asyncio.timeout(60):
             job = await aenqueue_embeddings(["text"], settings=settings)
             assert (await job.wait()).state is JobState.COMPLETED
             assert await asyncio.to_thread(lambda: "the loop's own threads are free") is not None
@@ -257,7 +256,7 @@ def test_a_cancelled_submission_is_freed_or_can_be_taken_up(
         submitting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await submitting
-        await until(lambda: not submitting_threads(), timeout_s=5)
+        await until(lambda: not submitting_threads())
         state = broker.jobs.status(job_id).state
         if key is None:
             assert state is JobState.CANCELLED
@@ -284,7 +283,7 @@ def test_a_submission_that_waits_for_workers_can_be_cancelled(settings: Settings
             submitting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await submitting
-        await until(lambda: not submitting_threads(), timeout_s=5)
+        await until(lambda: not submitting_threads())
 
     asyncio.run(main())
 
@@ -315,9 +314,9 @@ def test_more_failures_than_allowed_end_a_job(settings: Settings, start_worker: 
     plain = enqueue_embeddings(mixed, max_errors=10, settings=settings)
     awaited = asyncio.run(aenqueue_embeddings(mixed, max_errors="10%", settings=settings))
     enough = enqueue_embeddings(mixed, max_errors="50%", settings=settings)
-    states = [job.wait(timeout=30).state for job in (plain, enough)]
+    states = [job.wait(timeout=60).state for job in (plain, enough)]
     assert states == [JobState.FAILED, JobState.COMPLETED_WITH_ERRORS]
-    status = asyncio.run(awaited.wait(timeout=30))
+    status = asyncio.run(awaited.wait(timeout=60))
     assert (status.state, status.stopped_by) == (JobState.FAILED, "max_errors")
 
 

@@ -97,7 +97,7 @@ def test_the_dashboard_shows_the_redis_that_is_configured(
     worker = start_worker().wait_ready()
     environment.update(variables_of_others(f"redis+socket://{own_redis.folder}/redis.sock?virtual_host=0"))
     with dashboard(environment, short_folder) as flower:
-        eventually(lambda: worker.row().name in flower.ask("/api/workers?refresh=1"), 60)
+        eventually(lambda: worker.row().name in flower.ask("/api/workers?refresh=1"))
         assert str(own_redis.folder) not in flower.get("/broker")[1]
         assert QUEUE in flower.get("/api/queues/length")[1]
         assert untouched(other)

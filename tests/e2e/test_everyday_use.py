@@ -34,7 +34,7 @@ def test_failed_records_are_retried_in_their_places(
     texts = [f"text {i}" + (" fail-encoder" if i in (3, 4, 17) else "") for i in range(30)]
     texts[9] = ""
     job = enqueue_embeddings(texts, chunk_size=10, settings=settings)
-    assert job.wait(timeout=30).failed == 4
+    assert job.wait(timeout=60).failed == 4
     assert [(e.position, e.code) for e in job.errors()] == [
         (3, "encode_error"),
         (4, "encode_error"),
@@ -47,7 +47,7 @@ def test_failed_records_are_retried_in_their_places(
     with pytest.raises(JobUnfinished):
         job.vectors()
     start_worker()
-    status = job.wait(timeout=30)
+    status = job.wait(timeout=60)
     assert status.state is JobState.COMPLETED_WITH_ERRORS
     assert (status.records, status.done, status.failed) == (30, 29, 1)
     assert [(e.position, e.code) for e in job.errors()] == [(9, "empty")]
@@ -56,7 +56,7 @@ def test_failed_records_are_retried_in_their_places(
     assert [p for chunk in job.iter_results() for p in chunk.positions] == list(range(30))
 
     assert job.retry_failed() == 1  # it fails again, and may be tried as often as one likes
-    assert job.wait(timeout=30).failed == 1
+    assert job.wait(timeout=60).failed == 1
     listed = embedctl("errors", job.id, "--json")
     assert [json.loads(line)["position"] for line in listed.stdout.splitlines()] == [9]
 
@@ -183,7 +183,7 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
     job = enqueue_embeddings(["text"], settings=settings)
     for verb in (["wait", job.id], ["fetch", job.id, "-o", "out.npy"]):
         waiting = start(*verb)
-        eventually(lambda: any(client["cmd"] == "xread" for client in raw.client_list()), timeout_s=60)
+        eventually(lambda: any(client["cmd"] == "xread" for client in raw.client_list()))
         waiting.send_signal(signal.SIGINT)
         _, told = waiting.communicate(timeout=60)
         assert waiting.returncode in interrupted, told

@@ -146,7 +146,7 @@ def app(environment: dict[str, str], short_folder: Path) -> Iterator[App]:
     app = App(environment, short_folder / "app.log")
     yield app
     app.process.terminate()
-    app.process.wait(10)
+    app.process.wait(60)
     assert app.process.stdout
     app.process.stdout.close()
 

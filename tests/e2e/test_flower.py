@@ -51,8 +51,8 @@ def test_flower_and_status_agree_about_a_running_job(
             assert (queue["name"], queue["consumers"]) == ("embed.slow.dummy", 1)
             return bool(queue["messages"] == raw.llen("embed.slow.dummy") > 0)
 
-        eventually(depth_is_right, timeout_s=30)
-        eventually(agree, timeout_s=30)
+        eventually(depth_is_right)
+        eventually(agree)
         job.wait(timeout=60)
         eventually(lambda: {task["state"] for task in flower.tasks(job.id)} == {"SUCCESS"})
         tasks = flower.tasks(job.id)
@@ -97,7 +97,7 @@ def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
     users.write_text("kim:fl0w3r\nlee:with:colon\n")
     broker = Broker.connect(load_settings(environment))
     start_worker(wait=False)
-    eventually(lambda: list(broker.workers.alive()), timeout_s=60)
+    eventually(lambda: list(broker.workers.alive()))
     (worker,) = broker.workers.alive()
     broker.close()
     with dashboard(environment, short_folder, "--address", "0.0.0.0", "--auth-file", str(users)) as flower:

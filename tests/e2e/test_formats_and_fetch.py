@@ -86,7 +86,7 @@ def test_every_format_out_holds_the_same_vectors(
     start_worker()
     texts = [*TEXTS[:20], "", *TEXTS[20:], "word " * 300]
     job = enqueue_embeddings(texts, ids=[f"id-{i}" for i in range(52)], chunk_size=7, settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     vectors = job.vectors()
 
     fetch(job, short_folder / "out.jsonl")
@@ -159,7 +159,7 @@ def test_two_jobs_fetched_to_one_file_in_turn_never_mix(
     start_worker()
     jobs = [enqueue_embeddings([f"{name} {i}" for i in range(20)], chunk_size=5, settings=settings) for name in "ab"]
     for job in jobs:
-        job.wait(timeout=30)
+        job.wait(timeout=60)
     note = {"of": {"job": jobs[0].id, "format": "jsonl", "retried": 0}, "facts": {"chunks": 1, "size": 10}}
     (short_folder / ".out.jsonl.progress").write_text(json.dumps(note))
 
@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_nothing_under_the_final_name(
 ) -> None:
     start_worker()
     job = enqueue_embeddings(TEXTS, settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     (short_folder / name).write_text("what stood here before")
 
     def small_disk() -> None:
@@ -206,7 +206,7 @@ def test_a_fetch_begins_again_where_its_parts_are_gone_or_records_were_retried(
     start_worker()
     texts = [*TEXTS[:10], "", *TEXTS[10:]]
     job = enqueue_embeddings(texts, chunk_size=5, settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     expected = reference([text or "x" for text in texts])
     for name in ("out.npy", "out.jsonl"):
         progress = short_folder / f".{name}.progress"

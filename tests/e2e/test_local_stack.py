@@ -48,12 +48,12 @@ def test_a_run_that_was_killed_leaves_nothing_running_and_goes_on(
     command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
     own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
     run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.DEVNULL)
-    eventually(lambda: (short_folder / ".out.npy.progress").exists(), timeout_s=60)
+    eventually(lambda: (short_folder / ".out.npy.progress").exists())
     started = children(run.pid)
     assert len(started) == 2
     run.kill()
     run.wait()
-    eventually(lambda: not any(is_running(pid) for pid in started), timeout_s=30)
+    eventually(lambda: not any(is_running(pid) for pid in started))
     done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([text.strip() for text in SLOW]))
@@ -67,7 +67,7 @@ def test_a_run_whose_worker_dies_says_so_and_goes_on_when_run_again(
     command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
     own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
     run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: (short_folder / ".out.npy.progress").exists(), timeout_s=60)
+    eventually(lambda: (short_folder / ".out.npy.progress").exists())
     started = children(run.pid)
     [worker] = [pid for pid in started if b"embedctl_workers" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(worker, signal.SIGKILL)

@@ -59,7 +59,7 @@ def test_options_reach_the_worker(settings: Settings, start_worker: StartWorker)
     mean = enqueue_embeddings(["a b", long], truncation="mean", settings=settings)
     short = enqueue_embeddings(["a b", ""], dimensions=5, settings=settings)
     for job in (prompted, strict, cut, raw, mean, short):
-        job.wait(timeout=30)
+        job.wait(timeout=60)
     np.testing.assert_array_equal(prompted.vectors(), reference(["a b"], "query: "))
     assert [(e.position, e.code) for e in strict.errors()] == [(1, "too_long")]
     assert [(t.position, t.used, t.lost) for c in cut.iter_results() for t in c.truncations] == [(1, 256, 44)]
@@ -79,17 +79,17 @@ def test_too_many_dimensions_fail_every_record_where_no_worker_could_tell(
 ) -> None:
     job = enqueue_embeddings(["a", "b"], dimensions=17, settings=settings)
     start_worker()
-    assert job.wait(timeout=30).state is JobState.FAILED
+    assert job.wait(timeout=60).state is JobState.FAILED
     assert {error.message for error in job.errors()} == {"17 dimensions asked for, and the model's vectors have 16"}
 
 
 def test_an_empty_job_and_a_job_without_any_vector(settings: Settings, start_worker: StartWorker) -> None:
     empty = enqueue_embeddings([], settings=settings)
-    assert empty.wait(timeout=5).state is JobState.COMPLETED
+    assert empty.wait(timeout=60).state is JobState.COMPLETED
     assert empty.vectors().shape == (0, 0)
     start_worker()
     hopeless = enqueue_embeddings(["", " "], settings=settings)
-    assert hopeless.wait(timeout=30).state is JobState.FAILED
+    assert hopeless.wait(timeout=60).state is JobState.FAILED
     assert len(hopeless.errors()) == 2
 
 
@@ -99,7 +99,7 @@ def test_many_jobs_at_once_keep_apart(settings: Settings, start_worker: StartWor
         enqueue_embeddings([f"job {j} text {i}" for i in range(40)], chunk_size=7, settings=settings) for j in range(8)
     ]
     for j, job in enumerate(jobs):
-        job.wait(timeout=30)
+        job.wait(timeout=60)
         np.testing.assert_array_equal(job.vectors(), reference([f"job {j} text {i}" for i in range(40)]))
 
 
@@ -111,7 +111,7 @@ def test_waiting_without_a_worker_times_out_and_the_job_goes_on(settings: Settin
     with pytest.raises(JobUnfinished):
         job.vectors()
     start_worker()
-    assert job.wait(timeout=30).state is JobState.COMPLETED
+    assert job.wait(timeout=60).state is JobState.COMPLETED
 
 
 def test_the_same_key_finds_the_same_job_and_a_changed_corpus_is_named(
@@ -120,7 +120,7 @@ def test_the_same_key_finds_the_same_job_and_a_changed_corpus_is_named(
     start_worker()
     texts = [f"text {i}" for i in range(100)]
     first = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
-    first.wait(timeout=30)
+    first.wait(timeout=60)
     again = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
     assert again.id == first.id
     with pytest.raises(InputError, match="record 55"):
@@ -149,7 +149,7 @@ def test_a_producer_that_died_is_taken_up_where_it_stopped(
     assert broker.jobs.status(job_id).stalled
     job = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
     assert job.id == job_id
-    status = job.wait(timeout=30)
+    status = job.wait(timeout=60)
     assert (status.records, status.claims) == (100, 10)
     np.testing.assert_array_equal(job.vectors(), reference(texts))
 

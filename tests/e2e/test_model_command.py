@@ -81,7 +81,7 @@ def test_a_model_is_built_once_listed_shown_and_served(
     assert rebuilt["built"] > facts["built"]
     assert worker.row().models["tiny"].engine == rebuilt["engine"]
     job = enqueue_embeddings(["the text", "a word"], model="tiny", hardware="graph", settings=settings)
-    assert job.wait(timeout=30).state is JobState.COMPLETED
+    assert job.wait(timeout=60).state is JobState.COMPLETED
 
     from sentence_transformers import SentenceTransformer
 

@@ -173,7 +173,7 @@ def test_connections_killed_again_and_again(
         before = job.status().chunks_done
         eventually(lambda: job.status().chunks_done > before)  # noqa: B023  (it is called in this round only)
         assert raw.client_kill_filter(_type="normal", skipme=True) >= 4
-    assert submitted.result(30).id == job.id
+    assert submitted.result(60).id == job.id
     job.wait(timeout=60)
     assert_whole(job, texts)
     assert [worker.process.poll() for worker in workers] == [None, None]
@@ -199,7 +199,7 @@ def test_a_worker_whose_connections_are_half_open(
     proxy.thaw(resume=True)
     assert beside.stop() == 0
     again = enqueue_embeddings(TEXTS[:10], hardware="slow", chunk_size=5, settings=settings)
-    again.wait(timeout=30)
+    again.wait(timeout=60)
     assert_whole(again, TEXTS[:10])
     assert_whole(job)
     assert cut_off.process.poll() is None
@@ -222,7 +222,7 @@ def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(
     gate.set()
     time.sleep(away_s)
     redis_server.start()
-    assert submitted.result(30).id == job.id
+    assert submitted.result(60).id == job.id
     assert waited.result(60).done == len(TEXTS)
     assert_whole(job)
     assert "held back" in worker.log()
@@ -323,7 +323,7 @@ def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command
     eventually(lambda: job.status().chunks == 3)
     size = log_of(redis_server).stat().st_size
     gate.set()
-    assert submitted.result(30).id == job.id
+    assert submitted.result(60).id == job.id
     assert (job.status().state, job.status().chunks) == (JobState.QUEUED, 8)
     lose_writes_after(redis_server, size - 7)  # in the middle of a command
 
@@ -371,7 +371,7 @@ def test_a_producer_whose_chunks_redis_lost_in_a_crash_says_how_to_go_on(
         eventually(lambda: re.search(rf"{job.id}\.3\.\w+] succeeded", busy.log()))
     late.set()
     with pytest.raises(JobLost, match=f"--resume {job.id}"):
-        submitted.result(30)
+        submitted.result(60)
 
     let_producer_lapse(raw, job.id)
     if busy is None:
@@ -417,9 +417,9 @@ def test_a_hole_is_found_and_repaired_by_the_same_corpus(
     assert audit(broker, raw, job) == (3, 3)
     assert "lost by the broker: chunks 3 to 3" in embedctl("status", job.id).stdout
     with pytest.raises(JobLost, match="--resume"):
-        job.wait(timeout=10)
+        job.wait(timeout=60)
     assert enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings).id == job.id
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     assert_whole(job)
 
 
@@ -449,9 +449,9 @@ def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
     assert "its input was damaged in Redis" in next(line for line in shown.splitlines() if line.startswith("trouble"))
     assert job.status().done == 20
     with pytest.raises(JobLost, match="--resume"):
-        job.wait(timeout=10)
+        job.wait(timeout=60)
     enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     assert_whole(job)
 
 
@@ -481,7 +481,7 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
     assert told[-1] == (20, "Redis")
     assert not submitted.done()
     raw.config_set("maxmemory", 0)
-    assert submitted.result(30).id == job.id
+    assert submitted.result(60).id == job.id
     job.wait(timeout=60)
     assert_whole(job)
     assert worker.process.poll() is None
@@ -499,7 +499,7 @@ def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(
     time.sleep(2 * settings.lease_s)
     assert worker.process.poll() is None, worker.log()
     raw.config_set("maxmemory", 0)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     assert_whole(job)
     assert worker.process.poll() is None
 
@@ -515,7 +515,7 @@ def test_a_full_redis_has_room_again_when_a_job_is_given_up(
     assert given_up.returncode == 0, given_up.stderr
     eventually(lambda: not list(raw.scan_iter(f"{keys.chunk_input(job.id, '*')}", count=1000)))
     following = enqueue_embeddings(TEXTS, chunk_size=5, settings=settings)
-    following.wait(timeout=30)
+    following.wait(timeout=60)
     assert_whole(following)
 
 
@@ -576,7 +576,7 @@ def test_cancelling_in_the_middle_of_completions(
             left = {key.decode() for key in raw.scan_iter(f"*{job.id}*", count=1000)}
             assert left <= {keys.job(job.id), keys.events(job.id), keys.counted(job.id), keys.cursors(job.id)}
     following = enqueue_embeddings(TEXTS, chunk_size=2, settings=settings)
-    following.wait(timeout=30)
+    following.wait(timeout=60)
     assert_whole(following)
 
 
@@ -600,7 +600,7 @@ def test_sealing_at_the_moment_of_the_last_completion(
     for way in (seal_first, seal_last, *[seal_somewhen] * ROUNDS):
         monkeypatch.setattr(broker.jobs, "seal", way)
         job = submit(broker, records_of(TEXTS[:4], max_bytes=10_000), JobOptions(chunk_size=2))
-        job.wait(timeout=10)
+        job.wait(timeout=60)
         assert_whole(job, TEXTS[:4])
 
 
@@ -635,14 +635,14 @@ def test_retrying_failed_records_while_they_are_fetched(
         fetched = in_background(partial(fetch, Job(job.id, reader), path))
         time.sleep(dice.uniform(0, 0.09))
         assert job.retry_failed() == 9
-        assert fetched.result(30) == [path]
+        assert fetched.result(60) == [path]
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert [line["position"] for line in lines] == list(range(len(texts)))
         assert all(("embedding" in line) != ("error" in line) for line in lines)
         good = [line["position"] for line in lines if "embedding" in line]
         np.testing.assert_array_equal(np.array([lines[i]["embedding"] for i in good], np.float32), vectors[good])
         mixed += len(texts) - 9 < len(good) < len(texts)
-        job.wait(timeout=30)
+        job.wait(timeout=60)
         assert_whole(job, texts)
     assert mixed > 0  # some fetches were overtaken half-way
     reader.close()

@@ -30,6 +30,8 @@ from tests.support.workers import StartWorker
 TEXTS = [f"text {i}" for i in range(100)]
 LINES = [json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(TEXTS)]
 
+#: Sooner than a producer that died is noticed.
+AT_ONCE_S = keys.PRODUCER_LEASE_S / 3
 #: As if producers that died were noticed sooner.
 SHORT_LEASE = "from embedctl_config import keys; keys.PRODUCER_LEASE_S = 1"
 
@@ -53,7 +55,7 @@ class Producer:
 
     def end(self) -> tuple[str, str]:
         """What it said on standard output and standard error."""
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=60)
         self.pipe.close()
         return out, err
 
@@ -104,7 +106,7 @@ def write_corpus(folder: Path, lines: list[str]) -> None:
 
 def assert_every_record_has_its_vector(job_id: str, settings: Settings, texts: list[str] = TEXTS) -> None:
     job = Job.get(job_id, settings)
-    status = job.wait(timeout=30)
+    status = job.wait(timeout=60)
     assert (status.state, status.records, status.done) == (JobState.COMPLETED, len(texts), len(texts))
     np.testing.assert_array_equal(job.vectors(), reference(texts))
 
@@ -143,7 +145,7 @@ def test_a_job_that_has_all_its_records_may_be_resumed_too(
 ) -> None:
     start_worker()
     job = enqueue_embeddings(TEXTS, ids=range(100), chunk_size=10, settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     write_corpus(short_folder, LINES)
     again = embedctl("submit", "corpus.jsonl", "--resume", job.id)
     assert (again.returncode, again.stdout) == (0, f"{job.id}\n"), again.stderr
@@ -198,7 +200,7 @@ def test_a_job_is_resumed_with_the_same_options_given_again(
     same = JobOptions(prompt="query: ", chunk_size=10, model="dummy", hardware="auto", precision="fp32", resume=half)
     job = submit(broker, records_of(TEXTS, max_bytes=1000), same)
     assert job.id == half
-    assert job.wait(timeout=30).done == 100
+    assert job.wait(timeout=60).done == 100
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
 
 
@@ -248,7 +250,7 @@ def test_a_corpus_that_changed_is_refused_by_its_first_record_that_differs(
     job = enqueue_embeddings(texts, chunk_size=10, idempotency_key="k", settings=settings)
     if done:
         start_worker()
-        job.wait(timeout=30)
+        job.wait(timeout=60)
     for changed, said in [
         ([*texts[:55], "other", "another", *texts[57:]], "record 55"),
         (["other", *texts[1:]], "record 0 "),
@@ -289,7 +291,7 @@ def test_a_corpus_that_changed_under_a_half_submitted_job_is_refused_and_the_rig
         assert broker.jobs.status(half).state is JobState.SUBMITTING
     start_worker()
     job = resume(broker, half)
-    assert job.wait(timeout=30).done == 100
+    assert job.wait(timeout=60).done == 100
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
 
 
@@ -339,8 +341,8 @@ def test_one_that_comes_while_another_submits_waits_for_it(
     assert broker.jobs.status(job_id).records == 30
     first.give(LINES[35:])
     first.pipe.close()
-    assert first.process.wait(20) == 0
-    second.join(20)
+    assert first.process.wait(60) == 0
+    second.join(60)
     assert not second.is_alive()
     assert told.count("") == 10
     assert only_job(broker) == job_id
@@ -356,7 +358,7 @@ def test_a_slow_corpus_never_looks_like_a_dead_producer(
 
     def slow() -> Iterator[str]:
         yield from TEXTS[:35]
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         yield from TEXTS[35:]
 
     jobs: list[Job] = []
@@ -376,7 +378,7 @@ def test_a_slow_corpus_never_looks_like_a_dead_producer(
 
     eventually(three_leases_have_passed)
     go_on.set()
-    producer.join(20)
+    producer.join(60)
     assert set(seen) == {(False, False)}
     start_worker()
     assert jobs[0].id == job_id
@@ -414,13 +416,13 @@ def test_who_was_interrupted_may_go_on_at_once(broker: Broker, start_producer: S
     job_id = begun(broker, 30)
     first.process.send_signal(signal.SIGINT)
     first.end()
-    eventually(lambda: broker.jobs.hold(job_id, "the next"), timeout_s=1)
+    eventually(lambda: broker.jobs.hold(job_id, "the next"), AT_ONCE_S)
 
 
 def test_who_was_refused_may_come_again_at_once(broker: Broker, half: str) -> None:
     with pytest.raises(CorpusChanged):
         resume(broker, half, ["other", *TEXTS[1:]])
-    eventually(lambda: broker.jobs.hold(half, "the next"), timeout_s=1)
+    eventually(lambda: broker.jobs.hold(half, "the next"), AT_ONCE_S)
 
 
 def test_who_waits_for_another_producer_is_not_told_to_wait_for_workers(

@@ -86,7 +86,7 @@ def test_a_job_waits_with_its_records_when_every_worker_is_sick(
     assert "worker mixed:" in line
     assert "the host has no memory left" in line
     start("dummy", "")
-    eventually(lambda: job.status().state.ended, timeout_s=60)
+    eventually(lambda: job.status().state.ended)
     assert (job.status().done, job.status().failed) == (4000, 0)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
@@ -147,9 +147,9 @@ def test_a_bad_record_does_not_wait_for_a_worker_that_is_busy(
     assert settings.reissue_s == 60
     busy = start_worker("poison")
     long = [enqueue_embeddings([f"{at} hang-encoder"], hardware="poison", settings=settings) for at in range(2)]
-    eventually(lambda: all(job.status().claims for job in long), timeout_s=60)
+    eventually(lambda: all(job.status().claims for job in long))
     start_worker("poison")
     job = enqueue_embeddings(texts, hardware="poison", settings=settings)
-    status = job.wait(timeout=50)
+    status = job.wait(timeout=50)  # less than reissue_s
     assert (status.done, status.failed) == (len(texts) - 1, 1)
     busy.process.kill()

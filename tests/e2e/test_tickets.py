@@ -68,7 +68,7 @@ def assert_dropped(worker: WorkerProcess, raw: redis_py.Redis, settings: Setting
         raw.lpush(QUEUE, json.dumps(message))
     job = enqueue_embeddings(["one", "two"], settings=settings)
     assert job.wait(timeout=60).done == 2
-    eventually(lambda: raw.llen(QUEUE) == 0 and raw.hlen("unacked") == 0, timeout_s=60)
+    eventually(lambda: raw.llen(QUEUE) == 0 and raw.hlen("unacked") == 0)
     assert worker.process.poll() is None
     assert peak_bytes(worker) < peak + (20 << 20)
     assert worker.log_file.stat().st_size < logged + 1000 * (len(messages) + 4)

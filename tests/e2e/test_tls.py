@@ -237,7 +237,7 @@ def test_insecure_checks_nothing_and_says_so(
     assert "Traceback" not in by_flag.stderr
     environment |= {**login(redis_server, "worker"), "EMBEDCTL_INSECURE": "1"}
     worker = start_worker(wait=False)
-    eventually(lambda: "is not checked (insecure)" in worker.log(), timeout_s=60)
+    eventually(lambda: "is not checked (insecure)" in worker.log())
     _assert_no_secret(redis_server, caplog.text + by_flag.stderr + worker.log())
 
 

@@ -97,7 +97,7 @@ class Up:
             assert self.process.poll() is None, self.said()
             return set(self.workers()) == set(classes) and " running" in self.said().replace('"', " ")
 
-        eventually(ready, timeout_s=60)
+        eventually(ready)
         return self.workers()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -135,7 +135,7 @@ def start_up(environment: dict[str, str], broker: Broker, short_folder: Path) ->
         if up.process.poll() is None:
             up.process.terminate()
             try:
-                up.process.wait(30)
+                up.process.wait(60)
             except subprocess.TimeoutExpired:
                 up.process.kill()  # its workers are told by the kernel
                 up.process.wait()
@@ -154,7 +154,7 @@ def submit(settings: Settings, records: int) -> Job:
 
 
 def assert_every_record_has_its_vector(job: Job, records: int) -> None:
-    eventually(lambda: job.status().state.ended, timeout_s=60)
+    eventually(lambda: job.status().state.ended)
     status = job.status()
     assert (status.state, status.done, job.errors()) == (JobState.COMPLETED, records, [])
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS[:records]))
@@ -192,7 +192,7 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     killed = time.monotonic()
     held = set(owners(raw, job))
     assert held
-    eventually(lambda: [gone.how for gone in broker.workers.gone()] == ["killed by SIGKILL"], timeout_s=2)
+    eventually(lambda: [gone.how for gone in broker.workers.gone()] == ["killed by SIGKILL"])
 
     def are_due() -> bool:
         now = broker.connection.now_ms()
@@ -201,7 +201,7 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     eventually(are_due)
     assert time.monotonic() - killed < 2  # and not when the lease is over
 
-    eventually(lambda: {suspect.chunk for suspect in job.suspects()} == held, timeout_s=30)
+    eventually(lambda: {suspect.chunk for suspect in job.suspects()} == held)
     after = up.wait_ready("slow", "dummy")
     assert after["dummy"].pid == before["dummy"].pid
     assert after["slow"].pid != before["slow"].pid
@@ -278,7 +278,7 @@ def test_the_end_of_the_supervisor_is_the_end_of_its_children(environment: dict[
     started = children(up.process.pid)
     assert len(started) == 2
     up.process.kill()
-    eventually(lambda: not any(map(is_running, started)), timeout_s=30)
+    eventually(lambda: not any(map(is_running, started)))
 
 
 def test_a_private_redis_that_dies_ends_the_supervisor_and_its_data_stays(
@@ -316,7 +316,7 @@ def test_five_deaths_at_start_are_enough_and_others_go_on(
     environment.update(before_all_else(short_folder, "unlucky", UNLUCKY_BACKEND, modules))
     up = start_up("--class", "unlucky", "--class", "dummy")
     began = time.monotonic()
-    eventually(lambda: "given up" in up.said(), timeout_s=60)
+    eventually(lambda: "given up" in up.said())
     assert time.monotonic() - began > 15  # 1 + 2 + 4 + 8 s
     said = up.said()
     assert said.count("RuntimeError: no luck today") == 5
@@ -324,7 +324,7 @@ def test_five_deaths_at_start_are_enough_and_others_go_on(
     assert "given up: ended with status 1 before it was ready, 5 times in a row" in said
     up.wait_ready("dummy")
     job = enqueue_embeddings(["one"], settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     assert up.stop() == 0
 
 
@@ -366,7 +366,7 @@ def test_each_gpu_has_a_worker_and_no_gpu_is_no_worker(
         rows = [row for row in up.broker.workers.here() if row.pid in mine]
         return sorted((row.name.partition("@")[0], row.device, row.cpus) for row in rows)
 
-    eventually(lambda: len(found()) == 2, timeout_s=60)
+    eventually(lambda: len(found()) == 2)
     assert found() == [(f"gpu:{at}", f"gpu {UUIDS[at]}", str(CPUS[at])) for at in range(2)]
     assert up.stop() == 0
 

@@ -78,8 +78,8 @@ def submit_newer(
     return submit
 
 
-def ended(job: Job, timeout_s: float = 40) -> JobStatus:
-    eventually(lambda: job.status().state.ended, timeout_s)
+def ended(job: Job) -> JobStatus:
+    eventually(lambda: job.status().state.ended)
     return job.status()
 
 
@@ -142,7 +142,7 @@ def test_records_that_failed_at_a_newer_worker_are_retried_by_an_older_one(
     newer.stop()
     start_worker("poison")
     assert job.retry_failed() == 1
-    status = ended(job, 10)
+    status = ended(job)
     assert (status.done, status.failed, status.trouble, status.lost_chunks) == (2, 1, None, None)
 
 
@@ -210,13 +210,13 @@ def test_a_newer_worker_that_dies_beside_an_older_one_is_taken_over_from(
 
     def stopped_with_two_chunks() -> bool:
         doomed.process.send_signal(signal.SIGSTOP)
-        eventually(lambda: process_state(doomed.process.pid) == "T", timeout_s=60)
+        eventually(lambda: process_state(doomed.process.pid) == "T")
         if raw.hlen(keys.owners(job.id)) == 2:
             return True
         doomed.process.send_signal(signal.SIGCONT)
         return False
 
-    eventually(stopped_with_two_chunks, timeout_s=60)
+    eventually(stopped_with_two_chunks)
     doomed.kill()
     start_worker("slow")
     start_newer("slow")

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from embedctl.broker import Broker
 from embedctl.store import WorkerRow
+from tests.support.waiting import eventually
 
 #: The hardware classes and the short times of redis_server.py, as a worker process reads them.
 CONFIG = """
@@ -64,11 +64,11 @@ class WorkerProcess:
         return next(row for row in self.broker.workers.alive() if row.pid == self.pid)
 
     def wait_ready(self) -> WorkerProcess:
-        deadline = time.monotonic() + START_S
-        while not any(row.pid == self.pid for row in self.broker.workers.alive()):
+        def ready() -> bool:
             assert self.process.poll() is None, self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.05)
+            return any(row.pid == self.pid for row in self.broker.workers.alive())
+
+        eventually(ready, START_S, what="the worker's start", show=self.log)
         return self
 
     def log(self) -> str:
