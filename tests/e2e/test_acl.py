@@ -181,7 +181,8 @@ def test_producers_and_workers_do_all_of_their_work(
     waited = embedctl("wait", job.id)
     assert waited.returncode == 3, waited.stderr
     assert job.status().deaths >= 1
-    assert "1 record queued again" in embedctl("retry", job.id, "--wait").stderr
+    assert "1 records queued again" in embedctl("retry", job.id).stderr
+    assert embedctl("wait", job.id).returncode == 3
     fetched = embedctl("fetch", job.id, "-o", "out.npy")
     assert fetched.returncode == 3, fetched.stderr
     good = [at for at in range(20) if at != 7]

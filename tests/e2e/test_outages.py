@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +29,7 @@ from embedctl.reaper import Reaper
 from embedctl.records import records_of
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
+from tests.support.forked import Process
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.proxy import Proxy
@@ -144,7 +144,7 @@ def lose_writes_after(server: RedisServer, size: int) -> None:
 
 
 @contextmanager
-def standing_still(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def standing_still(process: Process) -> Iterator[None]:
     process.send_signal(signal.SIGSTOP)
     try:
         yield

@@ -82,7 +82,7 @@ def test_a_job_with_tls_users_and_password_files_and_no_password_is_ever_shown(
     short_folder: Path,
 ) -> None:
     environment |= {**login(redis_server, "worker"), "EMBEDCTL_LOG_LEVEL": "debug"}
-    worker = start_worker("slow")
+    worker = start_worker("slow", forked=False)  # its arguments are looked at
     environment |= login(redis_server, "flower")
     users = short_folder / "users"
     users.write_text("kim:fl0w3r-password\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from embedctl.broker import Broker
 from embedctl.store import WorkerRow
+from tests.support.forked import Process
 from tests.support.waiting import eventually
 
 #: The hardware classes and the short times of redis_server.py, as a worker process reads them.
@@ -52,7 +53,7 @@ START_S = 120.0
 class WorkerProcess:
     """A worker that a test started."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     broker: Broker
     log_file: Path
 
@@ -88,11 +89,10 @@ class WorkerProcess:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             try:
-                self.process.wait(30)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait()
-        return self.process.returncode
+        return self.process.wait()
 
 
 StartWorker = Callable[..., WorkerProcess]
@@ -122,4 +122,4 @@ def kept_alive(start: StartWorker, count: int, hardware: str = "poison") -> Iter
 
 
 def deaths(workers: list[WorkerProcess]) -> list[int]:
-    return [worker.process.returncode for worker in workers if worker.process.returncode is not None]
+    return [status for worker in workers if (status := worker.process.returncode) is not None]
