@@ -89,8 +89,11 @@ def embedctl(environment: dict[str, str], short_folder: Path) -> Callable[..., s
     def run(*arguments: str, stdin: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         user = {"worker": "worker", "up": "worker", "flower": "flower"}.get(arguments[0], "producer")
         own = {**as_user(environment, user), **variables}
-        if stdin is None and arguments[0] not in NOT_FORKED and can_be_forked(own):
-            return run_forked(arguments, own, short_folder)
+        if stdin is None and can_be_forked(own):
+            if arguments[:2] == ("worker", "--ready"):
+                return run_forked(arguments[1:], own, short_folder, worker=True)
+            if arguments[0] not in NOT_FORKED:
+                return run_forked(arguments, own, short_folder)
         return subprocess.run(
             [sys.executable, "-m", "embedctl", *arguments],
             env=own,

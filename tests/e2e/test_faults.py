@@ -19,23 +19,25 @@ from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(60)]
+#: Six chunks of five: half a second of the class `slow` each.
+SLOW = TEXTS[:30]
 
 
 def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(
     settings: Settings, start_worker: StartWorker
 ) -> None:
     doomed = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=settings)
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
     eventually(lambda: doomed.row().progressed_ms > 0 and doomed.row().holding)
     doomed.kill()
     start_worker("slow")
     status = job.wait(timeout=60)
     assert status.state is JobState.COMPLETED
-    assert (status.records, status.done, status.failed) == (60, 60, 0)
+    assert (status.records, status.done, status.failed) == (30, 30, 0)
     assert status.chunks_done == 6
     assert status.claims > 6
     assert status.lapsed >= 1
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
 def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(
@@ -43,7 +45,7 @@ def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(
 ) -> None:
     patient = settings.replace(lease_s=60, reissue_s=60)
     leaving = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=patient)
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=patient)
     eventually(lambda: job.status().claims >= 2 and leaving.row().progressed_ms)
     assert leaving.stop() == 0
     left = job.status()
@@ -51,23 +53,23 @@ def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(
     start_worker("slow")
     status = job.wait(timeout=60)
     assert status.lapsed == 0
-    assert (status.done, status.refused) == (60, 0)
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+    assert (status.done, status.refused) == (30, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
 def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(
     settings: Settings, start_worker: StartWorker
 ) -> None:
     frozen = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=settings)
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
     eventually(lambda: frozen.row().holding)
     frozen.process.send_signal(signal.SIGSTOP)
     start_worker("slow")
     eventually(lambda: job.status().lapsed > 0)
     frozen.process.send_signal(signal.SIGCONT)
     status = job.wait(timeout=60)
-    assert (status.done, status.failed) == (60, 0)
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+    assert (status.done, status.failed) == (30, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
 def test_a_hung_encode_ends_the_process(
@@ -103,21 +105,21 @@ def test_redis_goes_away_and_comes_back(
     settings: Settings, redis_server: RedisServer, start_worker: StartWorker
 ) -> None:
     start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=settings)
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
     eventually(lambda: job.status().claims > 0)
     redis_server.stop()
     time.sleep(2)
     redis_server.start()
     status = job.wait(timeout=90)
-    assert (status.done, status.failed) == (60, 0)
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+    assert (status.done, status.failed) == (30, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
 def test_every_worker_holds_two_tickets_at_most(
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     wide = settings.replace(window=50)
-    job = enqueue_embeddings(TEXTS * 2, hardware="slow", chunk_size=2, settings=wide)
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=1, settings=wide)
     assert raw.llen(job.status().queue) == 50
     workers = [start_worker("slow"), start_worker("slow")]
     samples = []

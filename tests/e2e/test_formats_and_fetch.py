@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f'text {i}, with "quotes" and ünïcode' for i in range(50)]
-SLOW = [f"text {i} " + "word " * 60 for i in range(60)]
+SLOW = [f"text {i} " + "word " * 60 for i in range(40)]
 
 
 def write_corpus(path: Path, texts: list[str] = TEXTS) -> str:

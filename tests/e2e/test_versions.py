@@ -185,10 +185,7 @@ def test_both_versions_submit_and_all_jobs_end(
 ) -> None:
     start_worker()
     start_newer()
-    jobs = []
-    for _ in range(2):
-        jobs += [enqueue_embeddings(TEXTS, chunk_size=4, settings=settings), submit_newer()]
-    for job in jobs:
+    for job in [enqueue_embeddings(TEXTS, chunk_size=4, settings=settings), submit_newer()]:
         status = ended(job)
         assert (status.state, status.done, status.failed) == (JobState.COMPLETED, 40, 0)
         assert_fetched(embedctl, job, short_folder, newer)

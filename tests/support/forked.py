@@ -107,16 +107,16 @@ Process = subprocess.Popen[bytes] | Forked
 
 
 def run_forked(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, *, worker: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end.
+    """Run the command line, or that of a worker, to its end.
 
     Raises:
         subprocess.TimeoutExpired: it has not ended after two minutes, and is killed.
     """
     with tempfile.TemporaryDirectory() as own:
         out, err = Path(own, "out"), Path(own, "err")
-        process = Forked(arguments, environment, folder, out, err, worker=False)
+        process = Forked(arguments, environment, folder, out, err, worker=worker)
         try:
             status = process.wait(120)
         finally:
