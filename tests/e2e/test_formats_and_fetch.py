@@ -18,6 +18,7 @@ import pytest
 from embedctl import OutputError, enqueue_embeddings
 from embedctl.output import fetch
 from embedctl_config.settings import Settings
+from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
@@ -113,18 +114,23 @@ def test_every_format_out_holds_the_same_vectors(
 
 @pytest.mark.parametrize("name", ["out.npy", "out.jsonl", "out.parquet"])
 def test_a_reader_that_was_killed_is_taken_up_again(
-    name: str, settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+    name: str,
+    settings: Settings,
+    environment: dict[str, str],
+    embedctl: RunEmbedctl,
+    start_worker: StartWorker,
+    short_folder: Path,
 ) -> None:
     start_worker("slow")
     job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
-    command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", name]
-    reader = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
+    log = short_folder / "reader.log"
+    reader = Forked(["fetch", job.id, "-o", name], environment, short_folder, log, log, worker=False)
     begun = "part" if name == "out.parquet" else "progress"
     eventually(lambda: (short_folder / f".{name}.{begun}").exists())
     reader.kill()
     reader.wait()
     assert not (short_folder / name).exists()
-    done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
+    done = embedctl("fetch", job.id, "-o", name)
     assert done.returncode == 0, done.stderr
     expected = reference(SLOW)
     if name == "out.npy":

@@ -604,7 +604,9 @@ def test_sealing_at_the_moment_of_the_last_completion(
         assert_whole(job, TEXTS[:4])
 
 
+@pytest.mark.parametrize("rounds", [ROUNDS // 4, pytest.param(ROUNDS, marks=pytest.mark.slow)])
 def test_retrying_failed_records_while_they_are_fetched(
+    rounds: int,
     settings: Settings,
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -614,7 +616,7 @@ def test_retrying_failed_records_while_they_are_fetched(
     texts = [f"text {i}{' fail-encoder' * (i % 7 == 3)}" for i in range(60)]
     vectors = reference(texts)
     failing = start_worker("poison")
-    jobs = [enqueue_embeddings(texts, hardware="poison", chunk_size=2, settings=settings) for _ in range(ROUNDS)]
+    jobs = [enqueue_embeddings(texts, hardware="poison", chunk_size=2, settings=settings) for _ in range(rounds)]
     for job in jobs:
         assert job.wait(timeout=60).failed == 9
     assert failing.stop() == 0
