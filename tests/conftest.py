@@ -102,7 +102,7 @@ def own_redis(short_folder: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def settings(redis_server: RedisServer) -> Settings:
-    return Settings(redis_url=redis_server.url, classes=CLASSES, hardware="dummy", model="dummy", **QUICK)
+    return Settings(redis_url=redis_server.url, classes=CLASSES, hardware="dummy", model="dummy").replace(**QUICK)
 
 
 @pytest.fixture

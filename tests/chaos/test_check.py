@@ -27,6 +27,7 @@ from tests.chaos.pulse import Pulse
 from tests.chaos.rewinding import Waiter
 from tests.chaos.stack import Stack
 from tests.support.store import keys_of, new_job
+from tests.support.waiting import eventually
 
 POISONED = 5
 PLAN = Plan(
@@ -90,13 +91,6 @@ def submit(stack: Stack, items: Iterable[Item], **options: Any) -> Job:
     )
 
 
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def only_job(stack: Stack) -> Job:
     [job_id] = stack.raw.zrange(keys.JOBS, 0, -1)
     return Job(job_id.decode(), stack.broker)
@@ -107,7 +101,7 @@ def stopped_job(stack: Stack, items: list[Item]) -> Job:
 
     def slowly() -> Iterator[Item]:
         yield from items[:20]
-        wait_until(lambda: only_job(stack).status().state is JobState.FAILED)
+        eventually(lambda: only_job(stack).status().state is JobState.FAILED)
         yield from items[20:]
 
     with pytest.raises(JobFailed):
@@ -180,7 +174,7 @@ def test_every_damage_of_a_stopped_job_is_seen(stack: Stack) -> None:
     def verdict() -> Verdict:
         return check_stopped(job, stack.broker, raw, plan, workload.expected(plan))
 
-    wait_until(lambda: freed(raw, job.id, results=False) and raw.zscore(keys.ACTIVE, job.id) is None)
+    eventually(lambda: freed(raw, job.id, results=False) and raw.zscore(keys.ACTIVE, job.id) is None)
     assert verdict() == Verdict()
     raw.hset(keys.job(job.id), "state", "completed_with_errors")
     assert verdict().other == 1
@@ -278,7 +272,7 @@ def test_who_waits_for_what_never_comes_hangs(stack: Stack, monkeypatch: pytest.
     # As a library would be that tells nobody.
     monkeypatch.setattr("embedctl.job.Job.wait", wait_without_a_word)
     job = submit(stack, DummyWorkload(stack.options).items(PLAN))
-    wait_until(lambda: job.status().state.ended)
+    eventually(lambda: job.status().state.ended)
     stack.raw.hset(keys.job(job.id), mapping={"state": "submitting", "sealed": "0"})
     stack.raw.hdel(keys.job(job.id), "original_chunks")  # else it is an ended job that is retried
     assert Waiter(stack, job.id).hangs()

@@ -12,12 +12,16 @@ import pytest
 
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings, load_settings
-from tests.support.redis_server import as_user
+from tests.support.forked import Forked, Process, can_be_forked, run_forked
+from tests.support.redis_server import RedisServer, as_user
 from tests.support.workers import CONFIG, StartWorker, WorkerProcess
+
+#: Commands that become another program, or start others.
+NOT_FORKED = ("bench", "flower", "model", "run", "up", "worker")
 
 
 @pytest.fixture
-def environment(redis_server, short_folder: Path, cache_folder: Path) -> dict[str, str]:
+def environment(redis_server: RedisServer, short_folder: Path, cache_folder: Path) -> dict[str, str]:
     """What a process needs to find this test's Redis and classes."""
     config = short_folder / "embedctl.toml"
     config.write_text(CONFIG)
@@ -46,23 +50,36 @@ def worker_broker(environment: dict[str, str]) -> Iterator[Broker]:
 
 @pytest.fixture
 def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path) -> Iterator[StartWorker]:
-    """Starts workers; whatever still runs at the test's end is stopped."""
+    """Starts workers; those that still run at the test's end are killed, which is quicker than to stop them."""
     started: list[WorkerProcess] = []
 
-    def start(hardware: str = "dummy", *, model: str = "dummy", cpus: str | None = None, wait: bool = True):
-        command = [sys.executable, "-m", "embedctl_workers", "--class", hardware, "--model", model]
-        command += ["--cpus", cpus] if cpus is not None else []
+    def start(
+        hardware: str = "dummy",
+        *,
+        model: str = "dummy",
+        cpus: str | None = None,
+        wait: bool = True,
+        forked: bool = True,
+    ) -> WorkerProcess:
+        arguments = ["--class", hardware, "--model", model]
+        arguments += ["--cpus", cpus] if cpus is not None else []
+        own = as_user(environment, "worker")
         log_file = short_folder / f"worker-{len(started)}.log"
-        with log_file.open("wb") as log:
-            own = as_user(environment, "worker")
-            process = subprocess.Popen(command, env=own, stdout=log, stderr=log, start_new_session=True)
+        log_file.touch()
+        process: Process
+        if forked and model == "dummy" and can_be_forked(own):
+            process = Forked(arguments, own, short_folder, log_file, log_file, worker=True)
+        else:
+            command = [sys.executable, "-m", "embedctl_workers", *arguments]
+            with log_file.open("wb") as log:
+                process = subprocess.Popen(command, env=own, stdout=log, stderr=log, start_new_session=True)
         worker = WorkerProcess(process, broker, log_file)
         started.append(worker)
         return worker.wait_ready() if wait else worker
 
     yield start
     for worker in started:
-        worker.stop()
+        worker.kill()
 
 
 @pytest.fixture
@@ -71,9 +88,15 @@ def embedctl(environment: dict[str, str], short_folder: Path) -> Callable[..., s
 
     def run(*arguments: str, stdin: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         user = {"worker": "worker", "up": "worker", "flower": "flower"}.get(arguments[0], "producer")
+        own = {**as_user(environment, user), **variables}
+        if stdin is None and can_be_forked(own):
+            if arguments[:2] == ("worker", "--ready"):
+                return run_forked(arguments[1:], own, short_folder, worker=True)
+            if arguments[0] not in NOT_FORKED:
+                return run_forked(arguments, own, short_folder)
         return subprocess.run(
             [sys.executable, "-m", "embedctl", *arguments],
-            env={**as_user(environment, user), **variables},
+            env=own,
             cwd=short_folder,
             input=stdin,
             capture_output=True,

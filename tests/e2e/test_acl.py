@@ -1,6 +1,6 @@
 """The users of `embedctl config acl`: each can do its work, and what else it might try is denied.
 
-`pytest --acl tests/e2e` runs everything as them. Some of it runs here always.
+`pytest --acl tests/e2e` runs all of it as them. A job's whole life runs here always.
 """
 
 from __future__ import annotations
@@ -17,23 +17,18 @@ import redis as redis_py
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from embedctl import enqueue_embeddings
+from embedctl import Job, enqueue_embeddings
 from embedctl.acl import ADMIN, USERS, access_list, read_passwords
 from embedctl_config import keys
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings
-from tests.e2e.test_deaths import test_a_worker_that_crashes_in_the_middle_of_a_chunk  # noqa: F401  (it runs here too)
-from tests.e2e.test_everyday_use import test_failed_records_are_retried_in_their_places  # noqa: F401  (likewise)
-from tests.e2e.test_flower import dashboard
-from tests.e2e.test_main_job import (
-    reference,
-    test_cancel_stops_a_running_job_and_frees_it,  # noqa: F401  (likewise)
-    test_the_command_line_from_submit_to_fetch,  # noqa: F401  (likewise)
-    test_vectors_come_back_in_input_order_with_ids_and_errors,  # noqa: F401  (likewise)
-)
+from tests.support.dashboard import dashboard
+from tests.support.jobs import owners, reference
+from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer, emptied
 from tests.support.tls import tls_redis_server
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 JOB = "20260731-235959-0123456789"
 QUEUE = keys.queue("dummy", "dummy")
@@ -155,7 +150,7 @@ def test_what_is_not_its_work_is_denied(user: str, acl_redis: RedisServer) -> No
 
 def _may(client: redis_py.Redis, command: tuple[str, ...]) -> bool:
     try:
-        client.execute_command(*command)
+        client.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py has no types for it
     except redis_py.exceptions.NoPermissionError:
         return False
     except redis_py.exceptions.ResponseError:  # of the wrong type, say: it was let through
@@ -169,20 +164,49 @@ def test_nobody_gets_in_without_a_name_or_with_a_wrong_password(acl_redis: Redis
     assert _gets_in(acl_redis, "monitor", acl_redis.passwords["monitor"])
 
 
-def test_a_job_is_discarded_and_leaves_nothing(settings: Settings, embedctl, raw, start_worker) -> None:
-    start_worker()
-    job = enqueue_embeddings(["one", "two", ""], settings=settings)
-    job.wait(timeout=30)
+def test_producers_and_workers_do_all_of_their_work(
+    settings: Settings, embedctl: RunEmbedctl, raw: redis_py.Redis, start_worker: StartWorker, short_folder: Path
+) -> None:
+    """Jobs with a worker that dies, with records that fail and are retried, fetched, discarded and cancelled."""
+    texts = [f"text {i} " + "word " * 60 for i in range(20)]
+    texts[7] = ""
+    (short_folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    doomed = start_worker("slow")
+    submitted = embedctl("submit", "corpus.jsonl", "--class", "slow", "--chunk-size", "5")
+    assert submitted.returncode == 0, submitted.stderr
+    job = Job.get(submitted.stdout.strip(), settings)
+    eventually(lambda: owners(raw, job) and doomed.row().progressed_ms)
+    doomed.kill()
+    start_worker("slow")
+    waited = embedctl("wait", job.id)
+    assert waited.returncode == 3, waited.stderr
+    assert job.status().deaths >= 1
+    assert "1 records queued again" in embedctl("retry", job.id).stderr
+    assert embedctl("wait", job.id).returncode == 3
+    fetched = embedctl("fetch", job.id, "-o", "out.npy")
+    assert fetched.returncode == 3, fetched.stderr
+    good = [at for at in range(20) if at != 7]
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy")[good], reference([texts[at] for at in good]))
     assert embedctl("discard", job.id).returncode == 0
     assert not list(raw.scan_iter(f"*{job.id}*"))
 
+    given_up = enqueue_embeddings(texts * 20, hardware="slow", chunk_size=20, settings=settings)
+    eventually(lambda: given_up.status().claims)
+    assert embedctl("cancel", given_up.id).returncode == 0
+    eventually(lambda: not list(raw.scan_iter(f"embed:job:{given_up.id}:in:*")) and not raw.zcard(keys.ACTIVE))
+
 
 def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(
-    settings: Settings, environment, embedctl, acl_redis: RedisServer, raw, start_worker
+    settings: Settings,
+    environment: dict[str, str],
+    embedctl: RunEmbedctl,
+    acl_redis: RedisServer,
+    raw: redis_py.Redis,
+    start_worker: StartWorker,
 ) -> None:
     start_worker()
     job = enqueue_embeddings(["one", "two", ""], settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     raw.zadd(keys.JOBS, {JOB: 1})  # one that is gone, which others would take off the list
     environment["EMBEDCTL_REDIS_URL"] = acl_redis.url_of("monitor")
     assert json.loads(embedctl("status", job.id, "--json").stdout)["done"] == 2
@@ -199,7 +223,11 @@ def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(
 
 @pytest.mark.slow
 def test_flower_works_as_its_own_user(
-    settings: Settings, environment, acl_redis: RedisServer, redis_server, short_folder: Path, start_worker
+    settings: Settings,
+    environment: dict[str, str],
+    acl_redis: RedisServer,
+    short_folder: Path,
+    start_worker: StartWorker,
 ) -> None:
     worker = start_worker("slow")
     with dashboard(environment, short_folder) as flower:
@@ -209,23 +237,24 @@ def test_flower_works_as_its_own_user(
         eventually(lambda: flower.ask("/api/queues/length")["active_queues"][0]["consumers"] == 1)
         job.wait(timeout=60)
         eventually(lambda: {task["state"] for task in flower.tasks(job.id)} == {"SUCCESS"})
-        eventually(lambda: "stats" in flower.ask("/api/workers?refresh=1").get(worker.row().name, {}), timeout_s=40)
+        eventually(lambda: "stats" in flower.ask("/api/workers?refresh=1").get(worker.row().name, {}))
         assert flower.stop() == 0
 
     # What lets it ask workers would let it give them orders, too; they take none.
     remote = make_celery(settings.replace(redis_url=acl_redis.url_of("flower"))).control
     refused = remote.pool_shrink(1, reply=True, timeout=5)
+    assert refused
     assert [list(answer) for answer in refused[0].values()] == [["error"]]
     remote.shutdown()
     remote.cancel_consumer("embed.slow.dummy")
     assert worker.row().name in (remote.inspect(timeout=5).ping() or {})
-    enqueue_embeddings(["one more"], hardware="slow", settings=settings).wait(timeout=30)
+    enqueue_embeddings(["one more"], hardware="slow", settings=settings).wait(timeout=60)
     assert worker.process.poll() is None
 
 
 @pytest.mark.slow
 def test_passwords_are_changed_while_a_job_runs(
-    settings: Settings, environment, acl_redis: RedisServer, raw, embedctl, start_worker
+    settings: Settings, acl_redis: RedisServer, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     texts = [f"text {i} " + "word " * 50 for i in range(200)]
     worker = start_worker("slow")

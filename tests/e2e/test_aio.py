@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import redis as redis_py
 
 from embedctl import (
     AsyncJob,
+    ChunkVectors,
     InputError,
     JobNotFound,
     JobState,
@@ -27,8 +29,10 @@ from embedctl import (
 )
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings
-from tests.e2e.test_main_job import raw_id, reference
+from embedctl_workers.arrays.tokens import Vectors
+from tests.support.jobs import active_job_id, job_reads, reference
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 #: Longest that the loop may be kept from its other tasks, on a machine that does other things as well (seconds).
@@ -56,19 +60,12 @@ async def ticking() -> AsyncIterator[None]:
     assert longest < MOST_S
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await asyncio.to_thread(condition):
-            await asyncio.sleep(0.02)
+async def until(condition: Callable[[], object]) -> None:
+    await asyncio.to_thread(eventually, condition)
 
 
 def submitting_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "embedctl-submit"]
-
-
-def looks(raw: redis_py.Redis) -> int:
-    """How often a job's facts were read."""
-    return int(raw.info("commandstats")["cmdstat_hgetall"]["calls"])
 
 
 def test_the_whole_way_awaited(settings: Settings, start_worker: StartWorker) -> None:
@@ -162,7 +159,7 @@ def test_results_come_while_the_job_runs(settings: Settings, start_worker: Start
 
 
 def test_hundreds_of_waits_leave_room_for_others_and_end_when_cancelled(
-    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
+    settings: Settings, start_worker: StartWorker
 ) -> None:
     worker = start_worker()
 
@@ -171,7 +168,7 @@ def test_hundreds_of_waits_leave_room_for_others_and_end_when_cancelled(
         jobs = [await AsyncJob.get(never.id, settings) for _ in range(200)]
         waits = [asyncio.create_task(job.wait()) for job in jobs]
         await asyncio.sleep(1)
-        async with ticking(), asyncio.timeout(30):
+        async with ticking(), asyncio.timeout(60):
             job = await aenqueue_embeddings(["text"], settings=settings)
             assert (await job.wait()).state is JobState.COMPLETED
             assert await asyncio.to_thread(lambda: "the loop's own threads are free") is not None
@@ -191,13 +188,17 @@ def test_hundreds_of_waits_leave_room_for_others_and_end_when_cancelled(
     asyncio.run(main())
 
 
+async def first_result(job: AsyncJob) -> ChunkVectors:
+    return await anext(job.iter_results())
+
+
 def test_a_cancelled_wait_looks_no_more(settings: Settings, raw: redis_py.Redis) -> None:
     async def main() -> None:
         job = await aenqueue_embeddings(["text"], settings=settings)
-        waits = [
+        waits: list[asyncio.Task[Any]] = [
             asyncio.create_task(job.wait()),
             asyncio.create_task(job.wait(timeout=3600)),
-            asyncio.create_task(anext(job.iter_results())),
+            asyncio.create_task(first_result(job)),
         ]
         await asyncio.sleep(0.5)
         for wait in waits:
@@ -205,9 +206,9 @@ def test_a_cancelled_wait_looks_no_more(settings: Settings, raw: redis_py.Redis)
         await asyncio.wait(waits, timeout=1)
         assert all(wait.cancelled() for wait in waits)
         await asyncio.sleep(0.5)
-        before = looks(raw)
+        before = job_reads(raw)
         await asyncio.sleep(1.5)
-        assert looks(raw) == before
+        assert job_reads(raw) == before
 
     asyncio.run(main())
 
@@ -244,18 +245,18 @@ def texts() -> Iterator[str]:
 @pytest.mark.parametrize("source", [texts, async_texts])
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_cancelled_submission_is_freed_or_can_be_taken_up(
-    source, key: str | None, settings: Settings, broker: Broker
+    source: Callable[[], Any], key: str | None, settings: Settings, broker: Broker
 ) -> None:
     async def main() -> None:
         endless = aenqueue_embeddings(source(), chunk_size=10, idempotency_key=key, settings=settings)
         submitting = asyncio.create_task(endless)
         await until(lambda: list(broker.upkeep.active_jobs()))
-        job_id = raw_id(broker)
+        job_id = active_job_id(broker)
         await until(lambda: broker.jobs.status(job_id).records >= 20)
         submitting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await submitting
-        await until(lambda: not submitting_threads(), timeout_s=5)
+        await until(lambda: not submitting_threads())
         state = broker.jobs.status(job_id).state
         if key is None:
             assert state is JobState.CANCELLED
@@ -278,17 +279,17 @@ def test_a_submission_that_waits_for_workers_can_be_cancelled(settings: Settings
             many = ["word " * 100] * 100
             submitting = asyncio.create_task(aenqueue_embeddings(many, chunk_size=2, settings=narrow))
             await until(lambda: list(broker.upkeep.active_jobs()))
-            await until(lambda: broker.jobs.status(raw_id(broker)).waiting_bytes > 1024)
+            await until(lambda: broker.jobs.status(active_job_id(broker)).waiting_bytes > 1024)
             submitting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await submitting
-        await until(lambda: not submitting_threads(), timeout_s=5)
+        await until(lambda: not submitting_threads())
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("wrong", ["one string", [{"body": "no text"}]])
-def test_wrong_texts_are_refused_as_they_are_by_the_library(wrong: object, settings: Settings) -> None:
+def test_wrong_texts_are_refused_as_they_are_by_the_library(wrong: Any, settings: Settings) -> None:
     with pytest.raises(InputError) as plain:
         enqueue_embeddings(wrong, settings=settings)
     with pytest.raises(InputError) as awaited:
@@ -304,7 +305,7 @@ def test_texts_that_fail_while_they_are_read_cancel_their_job(settings: Settings
 
     with pytest.raises(OSError, match="the source is gone"):
         asyncio.run(aenqueue_embeddings(failing(), chunk_size=10, settings=settings))
-    assert broker.jobs.status(raw_id(broker)).state is JobState.CANCELLED
+    assert broker.jobs.status(active_job_id(broker)).state is JobState.CANCELLED
 
 
 def test_more_failures_than_allowed_end_a_job(settings: Settings, start_worker: StartWorker) -> None:
@@ -313,9 +314,9 @@ def test_more_failures_than_allowed_end_a_job(settings: Settings, start_worker: 
     plain = enqueue_embeddings(mixed, max_errors=10, settings=settings)
     awaited = asyncio.run(aenqueue_embeddings(mixed, max_errors="10%", settings=settings))
     enough = enqueue_embeddings(mixed, max_errors="50%", settings=settings)
-    states = [job.wait(timeout=30).state for job in (plain, enough)]
+    states = [job.wait(timeout=60).state for job in (plain, enough)]
     assert states == [JobState.FAILED, JobState.COMPLETED_WITH_ERRORS]
-    status = asyncio.run(awaited.wait(timeout=30))
+    status = asyncio.run(awaited.wait(timeout=60))
     assert (status.state, status.stopped_by) == (JobState.FAILED, "max_errors")
 
 
@@ -331,12 +332,12 @@ class TestARedisThatGoesAway:
         start_worker("slow")
         many = [f"text {at} " + "word " * 60 for at in range(20)]
 
-        async def all_of(job: AsyncJob) -> np.ndarray:
+        async def all_of(job: AsyncJob) -> Vectors:
             return np.concatenate([chunk.vectors async for chunk in job.iter_results()])
 
         async def main() -> None:
             job = await aenqueue_embeddings(many, hardware="slow", chunk_size=4, settings=settings)
-            waits: list[Awaitable[object]] = [asyncio.create_task(job.wait()), asyncio.create_task(all_of(job))]
+            waited, read = asyncio.create_task(job.wait()), asyncio.create_task(all_of(job))
             await asyncio.sleep(0.5)
             async with ticking():
                 await asyncio.to_thread(redis_server.stop)
@@ -349,7 +350,7 @@ class TestARedisThatGoesAway:
                 assert gone.cancelled()
                 await asyncio.to_thread(redis_server.start)
                 async with asyncio.timeout(60):
-                    status, vectors = await asyncio.gather(*waits)
+                    status, vectors = await asyncio.gather(waited, read)
             assert status.state is JobState.COMPLETED
             np.testing.assert_array_equal(vectors, reference(many))
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from embedctl_bench.report.report import write_report
-from tests.e2e.test_flower_browser import BROWSERS
 from tests.support.bench_reports import sample_report
+from tests.support.browser import chromium, errors_logged
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[dev]'")
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[dev]'")
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -54,26 +56,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Iterator[object]:
-    chrome = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    chromedriver = shutil.which("chromedriver")
-    if not chrome or not chromedriver:
-        reason = "needs chromium and chromedriver: `make test-slow` installs Debian's"
-        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
-    options = webdriver.ChromeOptions()
-    options.binary_location = chrome
-    for flag in ("--headless=new", "--disable-dev-shm-usage", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"):
-        options.add_argument(flag)
-    if os.geteuid() == 0:
-        options.add_argument("--no-sandbox")  # root may not have one; it opens pages of our own only
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(options, service=webdriver.ChromeService(chromedriver)) as started:
+def driver() -> Iterator[Chrome]:
+    with chromium("--host-resolver-rules=MAP * ~NOTFOUND") as started:
         yield started
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 400])
-def test_a_report_can_be_read(driver, page: Path, width: int, scheme: str, tmp_path: Path) -> None:
+def test_a_report_can_be_read(driver: Chrome, page: Path, width: int, scheme: str, tmp_path: Path) -> None:
     device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -98,4 +88,4 @@ def test_a_report_can_be_read(driver, page: Path, width: int, scheme: str, tmp_p
         " getComputedStyle(document.querySelector('li:not(.unmet) .verdict')).fontWeight"
     )
     assert bold == "700400"
-    assert [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert errors_logged(driver) == []

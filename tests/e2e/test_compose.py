@@ -24,8 +24,8 @@ import redis
 
 from embedctl_config.hardware import SHIPPED_CLASSES
 from embedctl_workers.machine.discovery import DEVICE_NAMES, discover
-from tests.e2e.test_main_job import reference
 from tests.support.containers import DOCKERFILES, ROOT, Build, Dockerfile, Stack, redis_server
+from tests.support.jobs import reference
 from tests.support.waiting import eventually
 
 MODEL = "all-MiniLM-L6-v2"

@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,11 @@ import redis as redis_py
 from embedctl import Job, JobState, JobStatus, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
-from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
-from tests.e2e.test_main_job import reference
-from tests.e2e.test_poison import deaths, kept_alive
-from tests.e2e.test_versions import before_all_else
+from tests.support.jobs import owners, reference
+from tests.support.processes import before_all_else
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker, WorkerProcess
+from tests.support.workers import StartWorker, WorkerProcess, deaths, kept_alive
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(60)]
 
@@ -30,11 +29,6 @@ TEXTS = [f"text {i} " + "word " * 60 for i in range(60)]
 def submit(settings: Settings, *, records: int = 40, chunk_size: int = 10) -> Job:
     """A job of the class that takes a tenth of a second for each record."""
     return enqueue_embeddings(TEXTS[:records], hardware="slow", chunk_size=chunk_size, settings=settings)
-
-
-def owners(raw: redis_py.Redis, job: Job) -> dict[int, list[str]]:
-    """Leased chunk → token, worker and, where it is encoded with care, the row that it is at."""
-    return {int(chunk): owner.decode().split(" ") for chunk, owner in raw.hgetall(keys.owners(job.id)).items()}
 
 
 def row_in_hand(raw: redis_py.Redis, job: Job) -> int:
@@ -56,7 +50,7 @@ def kill_in_the_middle(raw: redis_py.Redis, job: Job, worker: WorkerProcess) -> 
 
 def ended(job: Job) -> JobStatus:
     """The job's status once it has ended; not by `wait`, which reaps too: here it is left to the workers."""
-    eventually(lambda: job.status().state.ended, timeout_s=60)
+    eventually(lambda: job.status().state.ended)
     return job.status()
 
 
@@ -68,18 +62,22 @@ def assert_every_record_has_its_vector(job: Job, records: int = 40) -> None:
     np.testing.assert_array_equal(job.vectors(), reference(texts))
 
 
-def test_a_worker_that_crashes_in_the_middle_of_a_chunk(settings: Settings, raw, start_worker) -> None:
+def test_a_worker_that_crashes_in_the_middle_of_a_chunk(
+    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
+) -> None:
     doomed = start_worker("slow")
     job = submit(settings)
     eventually(lambda: in_the_middle(raw, job, doomed))
     doomed.process.send_signal(signal.SIGSEGV)
-    assert doomed.process.wait(10) == -signal.SIGSEGV
+    assert doomed.process.wait(60) == -signal.SIGSEGV
     start_worker("slow")
     assert_every_record_has_its_vector(job)
     assert job.status().deaths >= 1
 
 
-def test_a_worker_that_is_killed_while_it_is_stopped(settings: Settings, raw, start_worker) -> None:
+def test_a_worker_that_is_killed_while_it_is_stopped(
+    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
+) -> None:
     doomed = start_worker("slow")
     job = submit(settings)
     eventually(lambda: in_the_middle(raw, job, doomed))
@@ -92,7 +90,7 @@ def test_a_worker_that_is_killed_while_it_is_stopped(settings: Settings, raw, st
 
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_again_and_again_is_not_said_to_have_died(
-    settings: Settings, environment, raw, broker: Broker, start_worker
+    environment: dict[str, str], raw: redis_py.Redis, broker: Broker, start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_LEASE_S"] = "0.5"
     quick = load_settings(environment)
@@ -108,7 +106,7 @@ def test_a_worker_that_is_stopped_again_and_again_is_not_said_to_have_died(
         eventually(lambda: owners(raw, job))
         before = job.status().lapsed
         worker.process.send_signal(signal.SIGSTOP)
-        eventually(lambda before=before: lapsed_beyond(before))
+        eventually(partial(lapsed_beyond, before))
         worker.process.send_signal(signal.SIGCONT)
     assert_every_record_has_its_vector(job, 60)
     status = job.status()
@@ -118,7 +116,7 @@ def test_a_worker_that_is_stopped_again_and_again_is_not_said_to_have_died(
 
 
 def test_sigterm_in_the_middle_of_a_suspect_chunk_hands_it_back_and_blames_nobody(
-    settings: Settings, raw, start_worker
+    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     doomed = start_worker("slow")
     job = submit(settings, chunk_size=40)
@@ -142,10 +140,12 @@ def interrupt_twice(worker: WorkerProcess) -> None:
     worker.process.send_signal(signal.SIGINT)
     eventually(lambda: "shutdown" in worker.log().lower())
     worker.process.send_signal(signal.SIGINT)
-    worker.process.wait(20)
+    worker.process.wait(60)
 
 
-def test_ctrl_c_twice_in_the_middle_of_a_chunk_loses_nothing(settings: Settings, raw, start_worker) -> None:
+def test_ctrl_c_twice_in_the_middle_of_a_chunk_loses_nothing(
+    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
+) -> None:
     leaving = start_worker("slow")
     job = submit(settings)
     eventually(lambda: in_the_middle(raw, job, leaving, chunks=2))
@@ -155,7 +155,7 @@ def test_ctrl_c_twice_in_the_middle_of_a_chunk_loses_nothing(settings: Settings,
     assert job.status().deaths == 0
 
 
-def test_ctrl_c_twice_is_no_error(settings: Settings, raw, start_worker) -> None:
+def test_ctrl_c_twice_is_no_error(settings: Settings, raw: redis_py.Redis, start_worker: StartWorker) -> None:
     leaving = start_worker("slow")
     job = submit(settings, records=10)
     eventually(lambda: in_the_middle(raw, job, leaving))
@@ -165,7 +165,7 @@ def test_ctrl_c_twice_is_no_error(settings: Settings, raw, start_worker) -> None
 
 
 def test_a_kill_from_outside_in_careful_mode_costs_the_record_at_hand_at_most(
-    settings: Settings, raw, start_worker
+    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     doomed = start_worker("slow")
     job = submit(settings, records=20)
@@ -185,7 +185,9 @@ def test_a_kill_from_outside_in_careful_mode_costs_the_record_at_hand_at_most(
     assert_every_record_has_its_vector(job, 20)
 
 
-def test_one_worker_with_two_suspect_chunks_does_one_after_the_other(settings: Settings, raw, start_worker) -> None:
+def test_one_worker_with_two_suspect_chunks_does_one_after_the_other(
+    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
+) -> None:
     doomed = start_worker("slow")
     job = submit(settings, records=20)
     kill_in_the_middle(raw, job, doomed)
@@ -196,7 +198,9 @@ def test_one_worker_with_two_suspect_chunks_does_one_after_the_other(settings: S
     assert job.status().deaths == 2
 
 
-def test_all_workers_die_and_later_ones_go_on(settings: Settings, raw, broker: Broker, start_worker) -> None:
+def test_all_workers_die_and_later_ones_go_on(
+    settings: Settings, raw: redis_py.Redis, broker: Broker, start_worker: StartWorker
+) -> None:
     everybody = [start_worker("slow"), start_worker("slow")]
     job = submit(settings)
     eventually(lambda: len(owners(raw, job)) >= 3)
@@ -239,8 +243,7 @@ def hungry(environment: dict[str, str], short_folder: Path) -> Path:
     """Adds a class whose workers take real memory; the folder of the program that they run first."""
     config = short_folder / "embedctl.toml"
     config.write_text(config.read_text() + CLASS)
-    environment.update(before_all_else(short_folder, "hungry", REGISTERED))
-    (short_folder / "hungry" / "hungry.py").write_text(HUNGRY)
+    environment.update(before_all_else(short_folder, "hungry", REGISTERED, {"hungry": HUNGRY}))
     return short_folder / "hungry"
 
 
@@ -300,7 +303,7 @@ def memory_group() -> Iterator[MemoryGroup]:
 
 
 def test_the_kernel_kills_a_worker_for_its_memory_and_one_record_alone_is_too_large(
-    memory_group: MemoryGroup, hungry: Path, environment, start_worker
+    memory_group: MemoryGroup, hungry: Path, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
     joining = f"open({str(memory_group.folder / 'cgroup.procs')!r}, 'w').write('0')\n"
     (hungry / "sitecustomize.py").write_text(joining + REGISTERED)
@@ -318,12 +321,12 @@ def test_the_kernel_kills_a_worker_for_its_memory_and_one_record_alone_is_too_la
 
 
 def test_a_worker_whose_memory_is_capped_halves_its_batches_and_lives_on(
-    hungry: Path, environment, start_worker: StartWorker
+    hungry: Path, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
     settings = load_settings(environment)
     worker = start_worker("hungry")
     first = enqueue_embeddings(["text"], hardware="hungry", settings=settings)  # starts all of its threads
-    first.wait(timeout=30)
+    first.wait(timeout=60)
     size = int(Path(f"/proc/{worker.pid}/statm").read_text().split()[0]) * resource.getpagesize()
     cap = size + 4 * MEGABYTES * 2**20
     resource.prlimit(worker.pid, resource.RLIMIT_AS, (cap, cap))

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.test_main_job import reference
+from tests.support.jobs import reference
+from tests.support.workers import StartWorker
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
@@ -38,7 +39,11 @@ def commands(block: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page, "python")])
 def test_python_examples_run(
-    page: str, environment: dict[str, str], start_worker, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+    page: str,
+    environment: dict[str, str],
+    start_worker: StartWorker,
+    short_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start_worker()
     (short_folder / "corpus.txt").write_text("".join(f"{text}\n" for text in TEXTS))
@@ -51,7 +56,9 @@ def test_python_examples_run(
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page, "console")])
-def test_shell_examples_run(page: str, environment: dict[str, str], start_worker, short_folder: Path) -> None:
+def test_shell_examples_run(
+    page: str, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+) -> None:
     rows = [{"id": f"id-{at}", "text": text} for at, text in enumerate(TEXTS)]
     (short_folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     start_worker()

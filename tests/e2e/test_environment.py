@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis as redis_py
 
 from embedctl_config import keys
-from tests.e2e.test_flower import dashboard
+from tests.support.dashboard import dashboard
 from tests.support.redis_server import RedisServer, as_user
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -49,7 +50,7 @@ def variables_of_others(other: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def other(own_redis: RedisServer):
+def other(own_redis: RedisServer) -> Iterator[redis_py.Redis]:
     """The Redis of another program: who has come to it, and what lies there."""
     client = redis_py.Redis.from_url(own_redis.url)
     client.config_resetstat()
@@ -96,7 +97,7 @@ def test_the_dashboard_shows_the_redis_that_is_configured(
     worker = start_worker().wait_ready()
     environment.update(variables_of_others(f"redis+socket://{own_redis.folder}/redis.sock?virtual_host=0"))
     with dashboard(environment, short_folder) as flower:
-        eventually(lambda: worker.row().name in flower.ask("/api/workers?refresh=1"), 60)
+        eventually(lambda: worker.row().name in flower.ask("/api/workers?refresh=1"))
         assert str(own_redis.folder) not in flower.get("/broker")[1]
         assert QUEUE in flower.get("/api/queues/length")[1]
         assert untouched(other)

@@ -11,17 +11,22 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import redis as redis_py
 
 from embedctl import JobState, JobUnfinished, enqueue_embeddings
+from embedctl.broker import Broker
 from embedctl.store import JobSpec
-from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.e2e.test_main_job import reference
+from tests.support.jobs import active_job_id, reference
+from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 
-def test_failed_records_are_retried_in_their_places(settings: Settings, environment, start_worker, embedctl) -> None:
+def test_failed_records_are_retried_in_their_places(
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker, embedctl: RunEmbedctl
+) -> None:
     config = Path(environment["EMBEDCTL_CONFIG"])
     good = config.read_text()
     config.write_text(good.replace("{dim = 16}", "{dim = 16, poison = true}"))
@@ -29,7 +34,7 @@ def test_failed_records_are_retried_in_their_places(settings: Settings, environm
     texts = [f"text {i}" + (" fail-encoder" if i in (3, 4, 17) else "") for i in range(30)]
     texts[9] = ""
     job = enqueue_embeddings(texts, chunk_size=10, settings=settings)
-    assert job.wait(timeout=30).failed == 4
+    assert job.wait(timeout=60).failed == 4
     assert [(e.position, e.code) for e in job.errors()] == [
         (3, "encode_error"),
         (4, "encode_error"),
@@ -42,7 +47,7 @@ def test_failed_records_are_retried_in_their_places(settings: Settings, environm
     with pytest.raises(JobUnfinished):
         job.vectors()
     start_worker()
-    status = job.wait(timeout=30)
+    status = job.wait(timeout=60)
     assert status.state is JobState.COMPLETED_WITH_ERRORS
     assert (status.records, status.done, status.failed) == (30, 29, 1)
     assert [(e.position, e.code) for e in job.errors()] == [(9, "empty")]
@@ -51,12 +56,14 @@ def test_failed_records_are_retried_in_their_places(settings: Settings, environm
     assert [p for chunk in job.iter_results() for p in chunk.positions] == list(range(30))
 
     assert job.retry_failed() == 1  # it fails again, and may be tried as often as one likes
-    assert job.wait(timeout=30).failed == 1
+    assert job.wait(timeout=60).failed == 1
     listed = embedctl("errors", job.id, "--json")
     assert [json.loads(line)["position"] for line in listed.stdout.splitlines()] == [9]
 
 
-def test_an_error_budget_ends_a_hopeless_job(embedctl, start_worker, raw, short_folder: Path) -> None:
+def test_an_error_budget_ends_a_hopeless_job(
+    embedctl: RunEmbedctl, start_worker: StartWorker, raw: redis_py.Redis, short_folder: Path
+) -> None:
     start_worker()
     (short_folder / "c.txt").write_text("\n" * 40 + "text\n" * 400)
     share = embedctl("submit", "c.txt", "--wait", "--chunk-size", "10", "--max-errors", "5%")
@@ -73,7 +80,9 @@ def test_an_error_budget_ends_a_hopeless_job(embedctl, start_worker, raw, short_
     assert embedctl("submit", "c.txt", "--max-errors", "many").returncode == 2
 
 
-def test_bad_lines_are_named_before_anything_is_queued_or_left_out(embedctl, start_worker, raw, short_folder) -> None:
+def test_bad_lines_are_named_before_anything_is_queued_or_left_out(
+    embedctl: RunEmbedctl, start_worker: StartWorker, broker: Broker, raw: redis_py.Redis, short_folder: Path
+) -> None:
     lines = ['{"text": "one"}', "nonsense", '{"body": "two"}', "[1]", '{"text": "three"}']
     (short_folder / "c.jsonl").write_text("\n".join(lines))
     stopped = embedctl("submit", "c.jsonl")
@@ -91,9 +100,7 @@ def test_bad_lines_are_named_before_anything_is_queued_or_left_out(embedctl, sta
     piped = embedctl("submit", "-", stdin="\n".join(lines))
     assert piped.returncode == 2
     assert "standard input, line 2" in piped.stderr
-    assert raw.zcard("embed:active") == 0 or all(
-        raw.hget(b"embed:job:" + job, "state") == b"cancelled" for job in raw.zrange("embed:active", 0, -1)
-    )
+    assert all(broker.jobs.status(job_id).state is JobState.CANCELLED for job_id in broker.upkeep.active_jobs())
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,9 @@ def test_bad_lines_are_named_before_anything_is_queued_or_left_out(embedctl, sta
         (b'{"text": "a"}', ["-o", "out.xyz"], "name it .npy, .jsonl, .parquet"),
     ],
 )
-def test_bad_input_is_one_clear_line(content, arguments, words, embedctl, short_folder: Path) -> None:
+def test_bad_input_is_one_clear_line(
+    content: bytes, arguments: list[str], words: str, embedctl: RunEmbedctl, short_folder: Path
+) -> None:
     (short_folder / "c.jsonl").write_bytes(content)
     done = embedctl("submit", "c.jsonl", *arguments)
     assert done.returncode == 2
@@ -116,7 +125,7 @@ def test_bad_input_is_one_clear_line(content, arguments, words, embedctl, short_
     assert done.stdout == ""
 
 
-def test_odd_texts_cost_only_themselves(embedctl, start_worker, short_folder: Path) -> None:
+def test_odd_texts_cost_only_themselves(embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path) -> None:
     start_worker()
     lines = [
         b'{"text": "good"}',
@@ -142,7 +151,7 @@ def test_odd_texts_cost_only_themselves(embedctl, start_worker, short_folder: Pa
 
 
 def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
-    settings: Settings, environment, raw, short_folder: Path
+    settings: Settings, environment: dict[str, str], broker: Broker, raw: redis_py.Redis, short_folder: Path
 ) -> None:
     def start(*arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -162,19 +171,19 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
     assert submitting.stdin
     submitting.stdin.write("one\ntwo\n")
     submitting.stdin.flush()
-    eventually(lambda: raw.zcard("embed:active") == 1, timeout_s=60)
-    [job_id] = raw.zrange("embed:active", 0, -1)
-    eventually(lambda: raw.exists(keys.chunk_input(job_id.decode(), 0)), timeout_s=60)  # it reads records
+    eventually(lambda: list(broker.upkeep.active_jobs()))
+    job_id = active_job_id(broker)
+    eventually(lambda: broker.jobs.status(job_id).chunks)  # it reads records
     submitting.send_signal(signal.SIGINT)
     _, told = submitting.communicate(timeout=60)
     assert submitting.returncode in interrupted, told
     assert "cancelled" in told
-    assert raw.hget(b"embed:job:" + job_id, "state") == b"cancelled"
+    assert broker.jobs.status(job_id).state is JobState.CANCELLED
 
     job = enqueue_embeddings(["text"], settings=settings)
     for verb in (["wait", job.id], ["fetch", job.id, "-o", "out.npy"]):
         waiting = start(*verb)
-        eventually(lambda: any(client["cmd"] == "xread" for client in raw.client_list()), timeout_s=60)
+        eventually(lambda: any(client["cmd"] == "xread" for client in raw.client_list()))
         waiting.send_signal(signal.SIGINT)
         _, told = waiting.communicate(timeout=60)
         assert waiting.returncode in interrupted, told
@@ -182,7 +191,7 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
     assert job.status().state is JobState.QUEUED
 
 
-def test_list_wait_and_unknown_jobs(settings: Settings, embedctl, start_worker) -> None:
+def test_list_wait_and_unknown_jobs(settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker) -> None:
     jobs = [enqueue_embeddings([f"text {i}"], settings=settings) for i in range(3)]
     shown = embedctl("list", "--limit", "2").stdout.splitlines()
     assert [line.split()[0] for line in shown] == ["JOB", jobs[2].id, jobs[1].id]
@@ -198,7 +207,7 @@ def test_list_wait_and_unknown_jobs(settings: Settings, embedctl, start_worker) 
         assert "lost by the broker" in unknown.stderr
 
 
-def test_dry_run_counts_without_queueing(embedctl, raw, start_worker, short_folder: Path) -> None:
+def test_dry_run_counts_without_queueing(embedctl: RunEmbedctl, raw: redis_py.Redis, short_folder: Path) -> None:
     texts = ["A cat sits on the mat.", "A cat sits on the mat.", "", "word " * 600]
     (short_folder / "c.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     done = embedctl("submit", "c.jsonl", "--dry-run", "--class", "cpu", "--model", "all-MiniLM-L6-v2")
@@ -224,7 +233,7 @@ def test_dry_run_counts_without_queueing(embedctl, raw, start_worker, short_fold
 
 @pytest.mark.parametrize("name", ["v.npy", "v.parquet", "v.jsonl"])
 def test_dimensions_and_means_come_out_of_the_command_line(
-    embedctl, start_worker, short_folder: Path, name: str
+    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path, name: str
 ) -> None:
     start_worker()
     (short_folder / "c.txt").write_text("a b\n" + "word " * 700 + "\n")
@@ -248,7 +257,7 @@ def test_dimensions_and_means_come_out_of_the_command_line(
     assert "more than the 16 that vectors of dummy have" in too_many.stderr
 
 
-def test_config_show_tells_where_each_value_comes_from(embedctl, environment, short_folder: Path) -> None:
+def test_config_show_tells_where_each_value_comes_from(embedctl: RunEmbedctl, environment: dict[str, str]) -> None:
     secret = environment["EMBEDCTL_REDIS_URL"] + "?password=geheim"
     shown = embedctl("config", "show", EMBEDCTL_CHUNK_SIZE="77", EMBEDCTL_REDIS_URL=secret).stdout
     lines = {line.split()[0]: line for line in shown.splitlines()}
@@ -262,7 +271,7 @@ def test_config_show_tells_where_each_value_comes_from(embedctl, environment, sh
     assert "EMBEDCTL_TTL_S" in wrong.stderr
 
 
-def test_doctor_finds_what_is_wrong_and_says_what_to_do(embedctl, environment, short_folder: Path) -> None:
+def test_doctor_finds_what_is_wrong_and_says_what_to_do(embedctl: RunEmbedctl, short_folder: Path) -> None:
     healthy = embedctl("doctor")
     assert healthy.returncode == 0, healthy.stdout + healthy.stderr
     assert "maxmemory below 60%" in healthy.stdout
@@ -290,7 +299,7 @@ def test_doctor_finds_what_is_wrong_and_says_what_to_do(embedctl, environment, s
     assert "can't be reached" in down.stdout
 
 
-def test_a_wrong_password_is_said_and_not_shown(embedctl, short_folder: Path) -> None:
+def test_a_wrong_password_is_said_and_not_shown(embedctl: RunEmbedctl, short_folder: Path) -> None:
     folder = short_folder / "own"
     folder.mkdir()
     server = RedisServer(folder)
@@ -310,7 +319,7 @@ def test_a_wrong_password_is_said_and_not_shown(embedctl, short_folder: Path) ->
         server.stop()
 
 
-def test_waiting_for_a_job_whose_producer_died_says_so(embedctl, broker, raw) -> None:
+def test_waiting_for_a_job_whose_producer_died_says_so(embedctl: RunEmbedctl, broker: Broker) -> None:
     job_id, _ = broker.jobs.create(JobSpec("dummy", "dummy", "fp32", {}, 60.0))
     late = embedctl("wait", job_id, "--timeout", "0.5")
     assert late.returncode == 124

@@ -22,8 +22,7 @@ import redis as redis_py
 from embedctl import Job, JobNotFound
 from embedctl.broker import Broker
 from embedctl_config.settings import load_settings
-from tests.e2e.test_aio import looks
-from tests.e2e.test_main_job import raw_id, reference
+from tests.support.jobs import active_job_id, job_reads, reference
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -147,7 +146,7 @@ def app(environment: dict[str, str], short_folder: Path) -> Iterator[App]:
     app = App(environment, short_folder / "app.log")
     yield app
     app.process.terminate()
-    app.process.wait(10)
+    app.process.wait(60)
     assert app.process.stdout
     app.process.stdout.close()
 
@@ -171,9 +170,9 @@ def test_the_web_application_answers_at_once_and_streams_vectors(
     time.sleep(0.5)
     impatient.close()
     time.sleep(0.6)
-    before = looks(raw)
+    before = job_reads(raw)
     time.sleep(1.3)
-    assert looks(raw) == before, "it waits for a client that has gone"
+    assert job_reads(raw) == before, "it waits for a client that has gone"
 
     start_worker()
     code, lines = app.ask("GET", f"/jobs/{job}/vectors")
@@ -203,7 +202,7 @@ def assert_holds(store: Path, documents: dict[str, str]) -> None:
 
 
 def test_a_night_embeds_what_is_new_or_changed_and_nothing_else(
-    run: Run, short_folder: Path, broker: Broker, environment: dict[str, str], start_worker: StartWorker
+    run: Run, short_folder: Path, broker: Broker, start_worker: StartWorker
 ) -> None:
     start_worker()
     corpus, store = short_folder / "corpus.jsonl", short_folder / "store"
@@ -251,7 +250,7 @@ def test_a_night_that_was_killed_is_taken_up_by_the_next(
     command = [sys.executable, str(EXAMPLES / "nightly.py"), str(corpus), str(store)]
     with subprocess.Popen(command, env=environment) as killed:
         eventually(lambda: list(broker.jobs.newest()))
-        job = Job(raw_id(broker), Broker.connect(load_settings(environment)))
+        job = Job(active_job_id(broker), Broker.connect(load_settings(environment)))
         eventually(lambda: job.status().done >= 5)
         running = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert (running.returncode, running.stdout) == (1, "")

@@ -4,37 +4,48 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import redis as redis_py
 
 from embedctl import JobState, enqueue_embeddings
+from embedctl.broker import Broker
 from embedctl_config.settings import Settings
-from tests.e2e.test_main_job import reference
+from tests.support.jobs import reference
+from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(60)]
+#: Six chunks of five: half a second of the class `slow` each.
+SLOW = TEXTS[:30]
 
 
-def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(settings: Settings, broker, start_worker) -> None:
+def test_kill_9_in_the_middle_of_a_chunk_loses_and_doubles_nothing(
+    settings: Settings, start_worker: StartWorker
+) -> None:
     doomed = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=settings)
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
     eventually(lambda: doomed.row().progressed_ms > 0 and doomed.row().holding)
     doomed.kill()
     start_worker("slow")
     status = job.wait(timeout=60)
     assert status.state is JobState.COMPLETED
-    assert (status.records, status.done, status.failed) == (60, 60, 0)
+    assert (status.records, status.done, status.failed) == (30, 30, 0)
     assert status.chunks_done == 6
     assert status.claims > 6
     assert status.lapsed >= 1
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
-def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(settings: Settings, start_worker) -> None:
+def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(
+    settings: Settings, start_worker: StartWorker
+) -> None:
     patient = settings.replace(lease_s=60, reissue_s=60)
     leaving = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=patient)
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=patient)
     eventually(lambda: job.status().claims >= 2 and leaving.row().progressed_ms)
     assert leaving.stop() == 0
     left = job.status()
@@ -42,34 +53,40 @@ def test_sigterm_finishes_the_chunk_it_encodes_and_hands_back_the_next(settings:
     start_worker("slow")
     status = job.wait(timeout=60)
     assert status.lapsed == 0
-    assert (status.done, status.refused) == (60, 0)
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+    assert (status.done, status.refused) == (30, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
-def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(settings: Settings, start_worker) -> None:
+def test_a_stopped_worker_whose_lease_lapsed_does_no_harm_when_it_goes_on(
+    settings: Settings, start_worker: StartWorker
+) -> None:
     frozen = start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=settings)
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
     eventually(lambda: frozen.row().holding)
     frozen.process.send_signal(signal.SIGSTOP)
     start_worker("slow")
     eventually(lambda: job.status().lapsed > 0)
     frozen.process.send_signal(signal.SIGCONT)
     status = job.wait(timeout=60)
-    assert (status.done, status.failed) == (60, 0)
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+    assert (status.done, status.failed) == (30, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
-def test_a_hung_encode_ends_the_process(settings: Settings, environment, start_worker) -> None:
+def test_a_hung_encode_ends_the_process(
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker
+) -> None:
     environment["EMBEDCTL_HANG_S"] = "2"
     hung = start_worker("hung")
     job = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
-    eventually(lambda: hung.process.poll() is not None, timeout_s=30)
+    eventually(lambda: hung.process.poll() is not None)
     assert hung.process.returncode == 70
     assert hung.logged("no progress for 2 s", job=job.id, chunk=0, attempt=1)
     assert job.status().state is JobState.RUNNING
 
 
-def test_deleted_and_doubled_tickets(settings: Settings, broker, raw, start_worker) -> None:
+def test_deleted_and_doubled_tickets(
+    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
+) -> None:
     job = enqueue_embeddings(TEXTS, chunk_size=5, settings=settings)
     queue = job.status().queue
     assert raw.llen(queue) == 8  # the window
@@ -84,21 +101,25 @@ def test_deleted_and_doubled_tickets(settings: Settings, broker, raw, start_work
 
 
 @pytest.mark.slow
-def test_redis_goes_away_and_comes_back(settings: Settings, redis_server, start_worker) -> None:
+def test_redis_goes_away_and_comes_back(
+    settings: Settings, redis_server: RedisServer, start_worker: StartWorker
+) -> None:
     start_worker("slow")
-    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=10, settings=settings)
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
     eventually(lambda: job.status().claims > 0)
     redis_server.stop()
     time.sleep(2)
     redis_server.start()
     status = job.wait(timeout=90)
-    assert (status.done, status.failed) == (60, 0)
-    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+    assert (status.done, status.failed) == (30, 0)
+    np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
-def test_every_worker_holds_two_tickets_at_most(settings: Settings, raw, start_worker) -> None:
+def test_every_worker_holds_two_tickets_at_most(
+    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
+) -> None:
     wide = settings.replace(window=50)
-    job = enqueue_embeddings(TEXTS * 2, hardware="slow", chunk_size=2, settings=wide)
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=1, settings=wide)
     assert raw.llen(job.status().queue) == 50
     workers = [start_worker("slow"), start_worker("slow")]
     samples = []
@@ -111,7 +132,7 @@ def test_every_worker_holds_two_tickets_at_most(settings: Settings, raw, start_w
 
 
 def test_workers_with_other_weights_never_mix_their_vectors(
-    settings: Settings, environment, short_folder, start_worker
+    settings: Settings, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
 ) -> None:
     first = start_worker()
     other = short_folder / "other.toml"
@@ -123,12 +144,12 @@ def test_workers_with_other_weights_never_mix_their_vectors(
         status = job.wait(timeout=60)
         assert status.done == 60
         seeds = {first.row().instance: 0, second.row().instance: 1}
-        np.testing.assert_array_equal(job.vectors(), reference(TEXTS, seed=seeds[status.pinned_by]))
+        np.testing.assert_array_equal(job.vectors(), reference(TEXTS, seed=seeds[status.pinned_by or ""]))
     assert any(job.status().mismatch for job in jobs)
 
 
 def test_a_worker_of_another_precision_leaves_the_job_alone(
-    settings: Settings, environment, short_folder, start_worker
+    settings: Settings, short_folder: Path, start_worker: StartWorker
 ) -> None:
     config = short_folder / "embedctl.toml"
     good = config.read_text()

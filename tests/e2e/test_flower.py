@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from http.client import HTTPConnection
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -24,73 +18,15 @@ from embedctl import JobState, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl_config.celery_app import TASK
 from embedctl_config.settings import Settings, load_settings
-from tests.support.redis_server import RedisServer, as_user
+from tests.support.dashboard import PAGES, dashboard
+from tests.support.processes import RunEmbedctl
+from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
-
-LISTENS = re.compile(r"^Flower is at (http://\S+) for ", re.MULTILINE)
-#: What a browser can ask for without knowing a job or a worker.
-PAGES = ("/", "/workers", "/tasks", "/broker", "/metrics", "/api/workers", "/api/tasks", "/api/queues/length")
-
-
-@dataclass
-class Dashboard:
-    """An `embedctl flower` that a test started."""
-
-    process: subprocess.Popen[bytes]
-    url: str
-    log_file: Path
-
-    def get(self, path: str, **headers: str) -> tuple[int, str]:
-        """Status and body of an answer."""
-        return self.send("GET", path, headers)
-
-    def send(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
-        to = HTTPConnection(urlsplit(self.url).netloc, timeout=10)
-        to.request(method, path, headers=dict(headers))
-        answer = to.getresponse()
-        body = answer.read().decode()
-        to.close()
-        return answer.status, body
-
-    def ask(self, path: str) -> dict:
-        status, body = self.get(path)
-        assert status == 200, body
-        return json.loads(body)
-
-    def tasks(self, job_id: str) -> list[dict]:
-        return [task for task in self.ask("/api/tasks").values() if f"job {job_id}," in (task["args"] or "")]
-
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(how)
-        return self.process.wait(30)
-
-
-@contextmanager
-def dashboard(environment: Mapping[str, str], folder: Path, *arguments: str) -> Iterator[Dashboard]:
-    """Run `embedctl flower` on a free port."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="flower-", suffix=".log", delete=False) as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "embedctl", "flower", "--port", "0", *arguments],
-            env=as_user(environment, "flower"),
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    log_file = Path(log.name)
-    try:
-        eventually(lambda: process.poll() is not None or LISTENS.search(log_file.read_text()), timeout_s=60)
-        listens = LISTENS.search(log_file.read_text())
-        assert listens, log_file.read_text()
-        yield Dashboard(process, listens[1], log_file)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+from tests.support.workers import StartWorker
 
 
 def test_flower_and_status_agree_about_a_running_job(
-    settings: Settings, environment, start_worker, short_folder: Path, raw: redis_py.Redis
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path, raw: redis_py.Redis
 ) -> None:
     environment["EMBEDCTL_REISSUE_S"] = "60"  # one ticket a chunk
     texts = [f"secret {i} " + "word " * 60 for i in range(60)]
@@ -113,10 +49,10 @@ def test_flower_and_status_agree_about_a_running_job(
         def depth_is_right() -> bool:
             (queue,) = flower.ask("/api/queues/length")["active_queues"]
             assert (queue["name"], queue["consumers"]) == ("embed.slow.dummy", 1)
-            return queue["messages"] == raw.llen("embed.slow.dummy") > 0
+            return bool(queue["messages"] == raw.llen("embed.slow.dummy") > 0)
 
-        eventually(depth_is_right, timeout_s=30)
-        eventually(agree, timeout_s=30)
+        eventually(depth_is_right)
+        eventually(agree)
         job.wait(timeout=60)
         eventually(lambda: {task["state"] for task in flower.tasks(job.id)} == {"SUCCESS"})
         tasks = flower.tasks(job.id)
@@ -132,7 +68,7 @@ def test_flower_and_status_agree_about_a_running_job(
     assert {path.stat().st_mode & 0o777 for path in (short_folder / "state").glob("flower-*")} == {0o700}
 
 
-def test_a_queue_without_workers_is_listed(settings: Settings, environment, short_folder: Path) -> None:
+def test_a_queue_without_workers_is_listed(settings: Settings, environment: dict[str, str], short_folder: Path) -> None:
     job = enqueue_embeddings(["one"], hardware="slow", settings=settings)
     with dashboard(environment, short_folder) as flower:
         (queue,) = flower.ask("/api/queues/length")["active_queues"]
@@ -154,14 +90,14 @@ def guarded_url(short_folder: Path) -> Iterator[str]:
 
 
 def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
-    environment, guarded_url: str, start_worker, short_folder: Path
+    environment: dict[str, str], guarded_url: str, start_worker: StartWorker, short_folder: Path
 ) -> None:
     environment["EMBEDCTL_REDIS_URL"] = guarded_url
     users = short_folder / "users"
     users.write_text("kim:fl0w3r\nlee:with:colon\n")
     broker = Broker.connect(load_settings(environment))
     start_worker(wait=False)
-    eventually(lambda: list(broker.workers.alive()), timeout_s=60)
+    eventually(lambda: list(broker.workers.alive()))
     (worker,) = broker.workers.alive()
     broker.close()
     with dashboard(environment, short_folder, "--address", "0.0.0.0", "--auth-file", str(users)) as flower:
@@ -189,7 +125,9 @@ def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
         assert flower.stop() == 0
 
 
-def test_it_changes_nothing_and_answers_no_other_site(environment, short_folder: Path, embedctl) -> None:
+def test_it_changes_nothing_and_answers_no_other_site(
+    environment: dict[str, str], short_folder: Path, embedctl: RunEmbedctl
+) -> None:
     from flower.urls import handlers
     from tornado.web import RequestHandler
 
@@ -216,7 +154,9 @@ def test_it_changes_nothing_and_answers_no_other_site(environment, short_folder:
         assert flower.stop(signal.SIGINT) == 130
 
 
-def test_it_refuses_to_start_where_others_could_look_and_without_redis(environment, short_folder, embedctl) -> None:
+def test_it_refuses_to_start_where_others_could_look_and_without_redis(
+    short_folder: Path, embedctl: RunEmbedctl
+) -> None:
     refused = embedctl("flower", "--port", "0", EMBEDCTL_FLOWER_ADDRESS="0.0.0.0")
     assert refused.returncode == 2
     assert "flower_address: '0.0.0.0' can be reached from other machines" in refused.stderr

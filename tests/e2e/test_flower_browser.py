@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from embedctl import enqueue_embeddings
 from embedctl_config.celery_app import TASK
 from embedctl_config.settings import Settings
-from tests.e2e.test_flower import dashboard
+from tests.support.browser import chromium, errors_logged
+from tests.support.dashboard import dashboard
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[dev]'")
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[dev]'")
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CHUNKS = 30
 
 
 class Browser:
     """Headless Chromium; what it shows is also kept as pictures."""
 
-    def __init__(self, driver, pictures: Path) -> None:
+    def __init__(self, driver: Chrome, pictures: Path) -> None:
         self.driver = driver
         self._pictures = pictures
 
@@ -36,48 +39,35 @@ class Browser:
     def rows(self, table: str) -> list[list[str]]:
         """The cells of a table, as they are shown."""
         # In one call, for the page may draw the table again meanwhile.
-        return self.driver.execute_script(
+        cells: list[list[str]] = self.driver.execute_script(
             "return [...document.querySelectorAll(arguments[0] + ' tbody tr')]"
             ".map(row => [...row.cells].map(cell => cell.innerText.trim()))",
             f"#{table}",
         )
+        return cells
 
     def text(self) -> str:
-        return self.driver.execute_script("return document.body.innerText")
+        return str(self.driver.execute_script("return document.body.innerText"))
 
     def dom(self) -> str:
-        return self.driver.execute_script("return document.documentElement.outerHTML")
+        return str(self.driver.execute_script("return document.documentElement.outerHTML"))
 
     def keep(self, name: str) -> None:
         """Take a picture, and check that nothing on the page is a record's text or an error."""
         self.driver.save_screenshot(str(self._pictures / f"{name}.png"))
         assert "confidential" not in self.dom()
-        severe = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
-        assert not severe
+        assert errors_logged(self.driver) == []
 
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
-    binary = next(filter(None, map(shutil.which, BROWSERS)), None)
-    driver = shutil.which("chromedriver")
-    if not (binary and driver):
-        reason = "there is no Chromium with its driver: `make browser` installs them, as root"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for argument in ("--headless=new", "--window-size=1500,950", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(argument)
-    if os.geteuid() == 0:
-        options.add_argument("--no-sandbox")  # root may not have one; it opens pages of our own only
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    opened.set_page_load_timeout(30)
-    yield Browser(opened, tmp_path)
-    opened.quit()
+    with chromium("--window-size=1500,950") as started:
+        started.set_page_load_timeout(30)
+        yield Browser(started, tmp_path)
 
 
 def test_an_operator_sees_a_running_job(
-    settings: Settings, environment, start_worker, short_folder: Path, browser: Browser
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path, browser: Browser
 ) -> None:
     environment["EMBEDCTL_REISSUE_S"] = "60"  # one ticket a chunk
     worker = start_worker("slow")

@@ -18,11 +18,14 @@ import pytest
 from embedctl import OutputError, enqueue_embeddings
 from embedctl.output import fetch
 from embedctl_config.settings import Settings
-from tests.e2e.test_main_job import reference
+from tests.support.forked import Forked
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 TEXTS = [f'text {i}, with "quotes" and ünïcode' for i in range(50)]
-SLOW = [f"text {i} " + "word " * 60 for i in range(60)]
+SLOW = [f"text {i} " + "word " * 60 for i in range(40)]
 
 
 def write_corpus(path: Path, texts: list[str] = TEXTS) -> str:
@@ -66,7 +69,9 @@ def write_corpus(path: Path, texts: list[str] = TEXTS) -> str:
         "c.parquet.gz",
     ],
 )
-def test_every_format_in_gives_the_same_vectors(name: str, embedctl, start_worker, short_folder: Path) -> None:
+def test_every_format_in_gives_the_same_vectors(
+    name: str, embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
+) -> None:
     start_worker()
     done = embedctl("submit", write_corpus(short_folder / name), "-o", "out.npy", "--chunk-size", "13")
     assert done.returncode == 0, done.stderr
@@ -76,11 +81,13 @@ def test_every_format_in_gives_the_same_vectors(name: str, embedctl, start_worke
         assert ids == [f"id-{i}" for i in range(50)]
 
 
-def test_every_format_out_holds_the_same_vectors(settings: Settings, start_worker, short_folder: Path) -> None:
+def test_every_format_out_holds_the_same_vectors(
+    settings: Settings, start_worker: StartWorker, short_folder: Path
+) -> None:
     start_worker()
     texts = [*TEXTS[:20], "", *TEXTS[20:], "word " * 300]
     job = enqueue_embeddings(texts, ids=[f"id-{i}" for i in range(52)], chunk_size=7, settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     vectors = job.vectors()
 
     fetch(job, short_folder / "out.jsonl")
@@ -107,18 +114,23 @@ def test_every_format_out_holds_the_same_vectors(settings: Settings, start_worke
 
 @pytest.mark.parametrize("name", ["out.npy", "out.jsonl", "out.parquet"])
 def test_a_reader_that_was_killed_is_taken_up_again(
-    name: str, settings: Settings, environment, start_worker, short_folder: Path
+    name: str,
+    settings: Settings,
+    environment: dict[str, str],
+    embedctl: RunEmbedctl,
+    start_worker: StartWorker,
+    short_folder: Path,
 ) -> None:
     start_worker("slow")
     job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=5, settings=settings)
-    command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", name]
-    reader = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
+    log = short_folder / "reader.log"
+    reader = Forked(["fetch", job.id, "-o", name], environment, short_folder, log, log, worker=False)
     begun = "part" if name == "out.parquet" else "progress"
     eventually(lambda: (short_folder / f".{name}.{begun}").exists())
     reader.kill()
     reader.wait()
     assert not (short_folder / name).exists()
-    done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
+    done = embedctl("fetch", job.id, "-o", name)
     assert done.returncode == 0, done.stderr
     expected = reference(SLOW)
     if name == "out.npy":
@@ -133,7 +145,9 @@ def test_a_reader_that_was_killed_is_taken_up_again(
 
 
 @pytest.mark.slow
-def test_two_fetches_to_one_file_do_not_mix(settings: Settings, environment, start_worker, short_folder: Path) -> None:
+def test_two_fetches_to_one_file_do_not_mix(
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+) -> None:
     job = enqueue_embeddings(SLOW, hardware="slow", settings=settings)
     command = [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "out.npy"]
     first = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
@@ -146,12 +160,12 @@ def test_two_fetches_to_one_file_do_not_mix(settings: Settings, environment, sta
 
 
 def test_two_jobs_fetched_to_one_file_in_turn_never_mix(
-    settings: Settings, environment, start_worker, short_folder: Path
+    settings: Settings, start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker()
     jobs = [enqueue_embeddings([f"{name} {i}" for i in range(20)], chunk_size=5, settings=settings) for name in "ab"]
     for job in jobs:
-        job.wait(timeout=30)
+        job.wait(timeout=60)
     note = {"of": {"job": jobs[0].id, "format": "jsonl", "retried": 0}, "facts": {"chunks": 1, "size": 10}}
     (short_folder / ".out.jsonl.progress").write_text(json.dumps(note))
 
@@ -171,11 +185,11 @@ def test_two_jobs_fetched_to_one_file_in_turn_never_mix(
 
 @pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
 def test_a_full_disk_leaves_nothing_under_the_final_name(
-    name: str, settings: Settings, environment, start_worker, short_folder: Path
+    name: str, settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker()
     job = enqueue_embeddings(TEXTS, settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     (short_folder / name).write_text("what stood here before")
 
     def small_disk() -> None:
@@ -193,12 +207,12 @@ def test_a_full_disk_leaves_nothing_under_the_final_name(
 
 
 def test_a_fetch_begins_again_where_its_parts_are_gone_or_records_were_retried(
-    settings: Settings, environment, start_worker, short_folder: Path
+    settings: Settings, start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker()
     texts = [*TEXTS[:10], "", *TEXTS[10:]]
     job = enqueue_embeddings(texts, chunk_size=5, settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     expected = reference([text or "x" for text in texts])
     for name in ("out.npy", "out.jsonl"):
         progress = short_folder / f".{name}.progress"

@@ -18,6 +18,7 @@ from embedctl import Job, JobState, enqueue_embeddings
 from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.models.files import resolve_model
+from tests.support.processes import RunEmbedctl
 from tests.support.workers import StartWorker
 
 pytest.importorskip("sentence_transformers")
@@ -98,7 +99,7 @@ def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work
 
 @pytest.mark.slow
 def test_bounds_of_a_class_s_own_stand_in_every_result_and_in_the_status(
-    write_class: WriteClass, start_worker: StartWorker, embedctl
+    write_class: WriteClass, start_worker: StartWorker, embedctl: RunEmbedctl
 ) -> None:
     settings = write_class(0.001)
     worker = start_worker("tiny", model="tiny")

@@ -8,19 +8,23 @@ import time
 from pathlib import Path
 
 import pytest
+import redis as redis_py
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.doctor import Finding, Level, examine
+from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.e2e.test_main_job import reference
-from tests.e2e.test_versions import RunEmbedctl, before_all_else, changed
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl, before_all_else, changed
 from tests.support.store import QUEUE, claim, complete, new_job, overdue, row
 from tests.support.waiting import eventually
-from tests.support.workers import WorkerProcess
+from tests.support.workers import StartWorker, WorkerProcess
 
 #: What the pages promise.
 KNOWN_WITHIN_S = 20.0
+#: Sooner than a worker's last heartbeat ceases to count.
+AT_ONCE_S = keys.HEARTBEAT_TTL_S * 2 / 3
 
 #: What makes a process believe that it runs on another machine.
 OTHER_MACHINE = """
@@ -49,7 +53,7 @@ def busy(worker: WorkerProcess) -> bool:
 
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
-    settings: Settings, environment, embedctl: RunEmbedctl, start_worker
+    settings: Settings, environment: dict[str, str], embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_HANG_S"] = "60"
     hung, stopped, idle = start_worker("hung"), start_worker(), start_worker()
@@ -90,12 +94,12 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
         assert line.startswith(name)
     stopped.process.send_signal(signal.SIGCONT)
     eventually(lambda: gone() == [])
-    assert served.wait(timeout=30).done == 1
+    assert served.wait(timeout=60).done == 1
     hung.kill()  # it would not stop for less
 
 
 def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
-    settings: Settings, embedctl: RunEmbedctl, start_worker
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     start_worker("slow")
     doomed = start_worker("slow")
@@ -103,7 +107,7 @@ def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
     job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
     eventually(lambda: busy(doomed))
     doomed.kill()
-    eventually(lambda: [each.worker.name for each in job.gone_workers()] == [name], timeout_s=5)
+    eventually(lambda: [each.worker.name for each in job.gone_workers()] == [name], AT_ONCE_S)
     shown = embedctl("status", job.id).stdout
     (line,) = lines(shown, "gone")
     assert line.startswith(f"{name}, ")
@@ -113,11 +117,11 @@ def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
     (found,) = findings(settings, "worker gone")
     assert name in found.found
     assert "its process ended without a word" in found.found
-    assert job.wait(timeout=30).done == 40
+    assert job.wait(timeout=60).done == 40
 
 
 def test_a_death_is_witnessed_beside_it_even_where_a_worker_of_another_machine_reaps(
-    settings: Settings, environment, short_folder: Path, start_worker
+    settings: Settings, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
 ) -> None:
     with changed(environment, before_all_else(short_folder, "far", OTHER_MACHINE)):
         start_worker()
@@ -126,13 +130,13 @@ def test_a_death_is_witnessed_beside_it_even_where_a_worker_of_another_machine_r
     job = enqueue_embeddings(["text"], settings=settings)
     name = doomed.row().name
     doomed.kill()
-    eventually(lambda: [(each.worker.name, each.how) for each in job.gone_workers()], timeout_s=10)
+    eventually(lambda: [(each.worker.name, each.how) for each in job.gone_workers()])
     assert [(each.worker.name, each.how) for each in job.gone_workers()] == [(name, "its process ended without a word")]
 
 
 @pytest.mark.slow
 def test_a_worker_that_was_killed_with_nobody_beside_it_is_known_within_twenty_seconds(
-    settings: Settings, embedctl: RunEmbedctl, start_worker
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     alone = start_worker("slow")
     name = alone.row().name
@@ -147,21 +151,23 @@ def test_a_worker_that_was_killed_with_nobody_beside_it_is_known_within_twenty_s
     assert findings(settings, "worker gone")
 
 
-def test_busy_and_idle_workers_are_told_apart(settings: Settings, embedctl: RunEmbedctl, start_worker) -> None:
+def test_busy_and_idle_workers_are_told_apart(
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
     one, other = start_worker("slow"), start_worker("slow")
     # One chunk that takes longer than the commands: it is cancelled once they are done.
     job = enqueue_embeddings(TEXTS * 12, hardware="slow", settings=settings)
-    eventually(lambda: busy(one) or busy(other), timeout_s=60)
+    eventually(lambda: busy(one) or busy(other))
     assert lines(embedctl("status", job.id).stdout, "workers") == ["2 live: 1 busy, 1 idle"]
     workers = json.loads(embedctl("status", job.id, "--json").stdout)["workers"]
     assert sorted(bool(worker["holding"]) for worker in workers) == [False, True]
     job.cancel()
-    eventually(lambda: not busy(one) and not busy(other), timeout_s=60)
+    eventually(lambda: not busy(one) and not busy(other))
     assert lines(embedctl("status", job.id).stdout, "workers") == ["2 live: 2 idle"]
 
 
 def test_a_machine_is_ready_while_its_workers_are_idle_or_busy(
-    settings: Settings, embedctl: RunEmbedctl, start_worker
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     slow, dummy = start_worker("slow"), start_worker()
     names = {slow.row().name, dummy.row().name}
@@ -182,7 +188,7 @@ def test_a_machine_is_ready_while_its_workers_are_idle_or_busy(
 
 
 def test_a_machine_without_a_worker_is_not_ready(
-    embedctl: RunEmbedctl, worker_broker: Broker, short_folder: Path, start_worker
+    embedctl: RunEmbedctl, worker_broker: Broker, short_folder: Path, start_worker: StartWorker
 ) -> None:
     worker_broker.workers.beat(row("far", machine="another machine"))
     none = embedctl("worker", "--ready")
@@ -198,16 +204,16 @@ def test_a_machine_without_a_worker_is_not_ready(
     assert "Traceback" not in away.stderr
 
 
-def test_a_machine_whose_worker_was_killed_is_not_ready(embedctl: RunEmbedctl, start_worker) -> None:
+def test_a_machine_whose_worker_was_killed_is_not_ready(embedctl: RunEmbedctl, start_worker: StartWorker) -> None:
     start_worker("slow")
     doomed = start_worker()
     assert embedctl("worker", "--ready", "--class", "dummy").returncode == 0
     doomed.kill()
-    eventually(lambda: embedctl("worker", "--ready", "--class", "dummy").returncode == 1, timeout_s=5)
+    eventually(lambda: embedctl("worker", "--ready", "--class", "dummy").returncode == 1, AT_ONCE_S)
 
 
 def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_one(
-    settings: Settings, embedctl: RunEmbedctl, short_folder: Path, start_worker
+    settings: Settings, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
 ) -> None:
     command = "embedctl worker --class dummy --model dummy"
     (short_folder / "corpus.txt").write_text("one\ntwo\n")
@@ -222,11 +228,11 @@ def test_a_job_without_a_live_worker_says_so_and_names_the_command_that_starts_o
     assert any(finding.level is Level.WARN and "none is alive" in finding.found for finding in examine(settings))
     _, *arguments = command.split()
     start_worker(arguments[arguments.index("--class") + 1], model=arguments[arguments.index("--model") + 1])
-    assert job.wait(timeout=30).done == 2
+    assert job.wait(timeout=60).done == 2
     assert (job.vectors() == reference(["one", "two"])).all()
 
 
-def die(broker: Broker, raw, job_id: str, instance: str, at_row: int | None = None) -> None:
+def die(broker: Broker, raw: redis_py.Redis, job_id: str, instance: str, at_row: int | None = None) -> None:
     """A worker claims the first chunk, perhaps comes to a row, dies, and is judged."""
     broker.workers.beat(row(instance))
     claim(broker, job_id, 0, f"t-{instance}", instance=instance)
@@ -238,7 +244,7 @@ def die(broker: Broker, raw, job_id: str, instance: str, at_row: int | None = No
 
 
 def test_a_stuck_chunk_is_shown_with_its_history(
-    broker: Broker, worker_broker: Broker, raw, embedctl: RunEmbedctl
+    broker: Broker, worker_broker: Broker, raw: redis_py.Redis, embedctl: RunEmbedctl
 ) -> None:
     worker_broker.workers.beat(row("bystander"))
     job_id = new_job(broker, 2)

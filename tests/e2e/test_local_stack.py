@@ -11,13 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.e2e.test_main_job import reference
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl, children, is_running
 from tests.support.waiting import eventually
 
 SLOW = [f"text {i} " + "word " * 60 for i in range(60)]
 
 
-def test_up_keeps_a_stack_running_for_other_commands(environment, embedctl, short_folder: Path) -> None:
+def test_up_keeps_a_stack_running_for_other_commands(
+    environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path
+) -> None:
     (short_folder / "c.txt").write_text("one\ntwo\n")
     command = [sys.executable, "-m", "embedctl", "up", "--class", "dummy", "--model", "dummy"]
     own = {**environment, "EMBEDCTL_REDIS_URL": ""}
@@ -38,31 +41,35 @@ def test_up_keeps_a_stack_running_for_other_commands(environment, embedctl, shor
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_leaves_nothing_running_and_goes_on(environment, short_folder: Path) -> None:
+def test_a_run_that_was_killed_leaves_nothing_running_and_goes_on(
+    environment: dict[str, str], short_folder: Path
+) -> None:
     (short_folder / "c.txt").write_text("\n".join(SLOW))
     command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
     own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
     run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.DEVNULL)
-    eventually(lambda: (short_folder / ".out.npy.progress").exists(), timeout_s=60)
-    children = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
-    assert len(children) == 2
+    eventually(lambda: (short_folder / ".out.npy.progress").exists())
+    started = children(run.pid)
+    assert len(started) == 2
     run.kill()
     run.wait()
-    eventually(lambda: not any(_running(pid) for pid in children), timeout_s=30)
+    eventually(lambda: not any(is_running(pid) for pid in started))
     done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([text.strip() for text in SLOW]))
 
 
 @pytest.mark.slow
-def test_a_run_whose_worker_dies_says_so_and_goes_on_when_run_again(environment, short_folder: Path) -> None:
+def test_a_run_whose_worker_dies_says_so_and_goes_on_when_run_again(
+    environment: dict[str, str], short_folder: Path
+) -> None:
     (short_folder / "c.txt").write_text("\n".join(SLOW))
     command = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
     own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
     run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: (short_folder / ".out.npy.progress").exists(), timeout_s=60)
-    children = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
-    [worker] = [pid for pid in children if b"embedctl_workers" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    eventually(lambda: (short_folder / ".out.npy.progress").exists())
+    started = children(run.pid)
+    [worker] = [pid for pid in started if b"embedctl_workers" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(worker, signal.SIGKILL)
     _, told = run.communicate(timeout=60)
     assert run.returncode == 1
@@ -70,11 +77,3 @@ def test_a_run_whose_worker_dies_says_so_and_goes_on_when_run_again(environment,
     done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
-
-
-def _running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()

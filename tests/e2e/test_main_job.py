@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import redis as redis_py
 
 from embedctl import InputError, JobCancelled, JobState, JobUnfinished, WaitTimeout, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, submit
 from embedctl.records import records_of
+from embedctl_config import keys
 from embedctl_config.settings import Settings
-from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.jobs import active_job_id, reference
+from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 
-def reference(texts: list[str], prompt: str | None = None, seed: int = 0) -> np.ndarray:
-    backend = DummyBackend(dim=16, seed=seed)
-    return backend.finish(backend.forward(backend.tokenize(texts, prompt), np.arange(len(texts))), normalize=True)
-
-
-def test_vectors_come_back_in_input_order_with_ids_and_errors(settings: Settings, start_worker) -> None:
+def test_vectors_come_back_in_input_order_with_ids_and_errors(settings: Settings, start_worker: StartWorker) -> None:
     start_worker()
     texts = [f"text number {i} {'word ' * (i % 50)}" for i in range(3000)]
-    items: list[object] = [{"text": text, "id": f"id-{i}"} for i, text in enumerate(texts)]
-    bad = {7: {"text": None}, 600: {"text": "  "}, 2999: {"text": "\ud800"}}
-    for at, item in bad.items():
-        items[at] = {**item, "id": f"id-{at}"}
+    items: list[dict[str, object]] = [{"text": text, "id": f"id-{i}"} for i, text in enumerate(texts)]
+    bad = {7: None, 600: "  ", 2999: "\ud800"}
+    for at, text in bad.items():
+        items[at]["text"] = text
 
     job = enqueue_embeddings(iter(items), settings=settings)
     status = job.wait(timeout=60)
@@ -49,7 +49,7 @@ def test_vectors_come_back_in_input_order_with_ids_and_errors(settings: Settings
     assert [label for chunk in job.iter_results() for label in chunk.ids] == [f"id-{i}" for i in range(3000)]
 
 
-def test_options_reach_the_worker(settings: Settings, start_worker) -> None:
+def test_options_reach_the_worker(settings: Settings, start_worker: StartWorker) -> None:
     start_worker()
     long = "word " * 300
     prompted = enqueue_embeddings(["a b"], prompt="query: ", settings=settings)
@@ -59,7 +59,7 @@ def test_options_reach_the_worker(settings: Settings, start_worker) -> None:
     mean = enqueue_embeddings(["a b", long], truncation="mean", settings=settings)
     short = enqueue_embeddings(["a b", ""], dimensions=5, settings=settings)
     for job in (prompted, strict, cut, raw, mean, short):
-        job.wait(timeout=30)
+        job.wait(timeout=60)
     np.testing.assert_array_equal(prompted.vectors(), reference(["a b"], "query: "))
     assert [(e.position, e.code) for e in strict.errors()] == [(1, "too_long")]
     assert [(t.position, t.used, t.lost) for c in cut.iter_results() for t in c.truncations] == [(1, 256, 44)]
@@ -74,34 +74,36 @@ def test_options_reach_the_worker(settings: Settings, start_worker) -> None:
     np.testing.assert_allclose(short.vectors()[0], expected / np.linalg.norm(expected), rtol=0, atol=1e-6)
 
 
-def test_too_many_dimensions_fail_every_record_where_no_worker_could_tell(settings: Settings, start_worker) -> None:
+def test_too_many_dimensions_fail_every_record_where_no_worker_could_tell(
+    settings: Settings, start_worker: StartWorker
+) -> None:
     job = enqueue_embeddings(["a", "b"], dimensions=17, settings=settings)
     start_worker()
-    assert job.wait(timeout=30).state is JobState.FAILED
+    assert job.wait(timeout=60).state is JobState.FAILED
     assert {error.message for error in job.errors()} == {"17 dimensions asked for, and the model's vectors have 16"}
 
 
-def test_an_empty_job_and_a_job_without_any_vector(settings: Settings, start_worker) -> None:
+def test_an_empty_job_and_a_job_without_any_vector(settings: Settings, start_worker: StartWorker) -> None:
     empty = enqueue_embeddings([], settings=settings)
-    assert empty.wait(timeout=5).state is JobState.COMPLETED
+    assert empty.wait(timeout=60).state is JobState.COMPLETED
     assert empty.vectors().shape == (0, 0)
     start_worker()
     hopeless = enqueue_embeddings(["", " "], settings=settings)
-    assert hopeless.wait(timeout=30).state is JobState.FAILED
+    assert hopeless.wait(timeout=60).state is JobState.FAILED
     assert len(hopeless.errors()) == 2
 
 
-def test_many_jobs_at_once_keep_apart(settings: Settings, start_worker) -> None:
+def test_many_jobs_at_once_keep_apart(settings: Settings, start_worker: StartWorker) -> None:
     start_worker()
     jobs = [
         enqueue_embeddings([f"job {j} text {i}" for i in range(40)], chunk_size=7, settings=settings) for j in range(8)
     ]
     for j, job in enumerate(jobs):
-        job.wait(timeout=30)
+        job.wait(timeout=60)
         np.testing.assert_array_equal(job.vectors(), reference([f"job {j} text {i}" for i in range(40)]))
 
 
-def test_waiting_without_a_worker_times_out_and_the_job_goes_on(settings: Settings, start_worker) -> None:
+def test_waiting_without_a_worker_times_out_and_the_job_goes_on(settings: Settings, start_worker: StartWorker) -> None:
     job = enqueue_embeddings(["text"], settings=settings)
     assert job.status().live_workers == 0
     with pytest.raises(WaitTimeout, match="goes on"):
@@ -109,14 +111,16 @@ def test_waiting_without_a_worker_times_out_and_the_job_goes_on(settings: Settin
     with pytest.raises(JobUnfinished):
         job.vectors()
     start_worker()
-    assert job.wait(timeout=30).state is JobState.COMPLETED
+    assert job.wait(timeout=60).state is JobState.COMPLETED
 
 
-def test_the_same_key_finds_the_same_job_and_a_changed_corpus_is_named(settings: Settings, start_worker) -> None:
+def test_the_same_key_finds_the_same_job_and_a_changed_corpus_is_named(
+    settings: Settings, start_worker: StartWorker
+) -> None:
     start_worker()
     texts = [f"text {i}" for i in range(100)]
     first = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
-    first.wait(timeout=30)
+    first.wait(timeout=60)
     again = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
     assert again.id == first.id
     with pytest.raises(InputError, match="record 55"):
@@ -128,36 +132,37 @@ def test_the_same_key_finds_the_same_job_and_a_changed_corpus_is_named(settings:
 
 
 def test_a_producer_that_died_is_taken_up_where_it_stopped(
-    settings: Settings, broker: Broker, raw, start_worker
+    settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     start_worker()
     texts = [f"text {i}" for i in range(100)]
 
-    def dies_half_way():
+    def dies_half_way() -> Iterator[str]:
         yield from texts[:55]
         raise KeyboardInterrupt
 
     options = JobOptions(idempotency_key="k", chunk_size=10)
     with pytest.raises(KeyboardInterrupt):
         submit(broker, records_of(dies_half_way(), max_bytes=1000), options)
-    [job_id] = [name.decode() for name in raw.zrange("embed:active", 0, -1)]
-    raw.delete(f"embed:job:{job_id}:producer")  # as when its lease lapses
+    job_id = active_job_id(broker)
+    raw.delete(keys.producer(job_id))  # as when its lease lapses
     assert broker.jobs.status(job_id).stalled
     job = enqueue_embeddings(texts, idempotency_key="k", chunk_size=10, settings=settings)
     assert job.id == job_id
-    status = job.wait(timeout=30)
+    status = job.wait(timeout=60)
     assert (status.records, status.claims) == (100, 10)
     np.testing.assert_array_equal(job.vectors(), reference(texts))
 
 
-def test_a_corpus_that_fails_while_read_cancels_its_job(settings: Settings, raw) -> None:
+def test_a_corpus_that_fails_while_read_cancels_its_job(settings: Settings, broker: Broker) -> None:
     with pytest.raises(InputError, match="fields seen: body"):
         enqueue_embeddings([{"text": "a"}, {"body": "b"}], chunk_size=1, settings=settings)
-    [job_id] = [name.decode() for name in raw.zrange("embed:active", 0, -1)]
-    assert raw.hget(f"embed:job:{job_id}", "state") == b"cancelled"
+    assert broker.jobs.status(active_job_id(broker)).state is JobState.CANCELLED
 
 
-def test_cancel_stops_a_running_job_and_frees_it(settings: Settings, raw, start_worker) -> None:
+def test_cancel_stops_a_running_job_and_frees_it(
+    settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
+) -> None:
     start_worker("slow")
     job = enqueue_embeddings(
         [f"text {i} " + "word " * 60 for i in range(2000)], hardware="slow", chunk_size=100, settings=settings
@@ -171,7 +176,7 @@ def test_cancel_stops_a_running_job_and_frees_it(settings: Settings, raw, start_
     eventually(lambda: raw.zcard("embed:active") == 0)
 
 
-def test_producers_pause_at_the_high_water_mark(settings: Settings, start_worker) -> None:
+def test_producers_pause_at_the_high_water_mark(settings: Settings, start_worker: StartWorker) -> None:
     start_worker()
     tight = settings.replace(high_water_bytes=4096)
     paused = []
@@ -181,7 +186,7 @@ def test_producers_pause_at_the_high_water_mark(settings: Settings, start_worker
         broker,
         records_of(texts, max_bytes=10_000),
         JobOptions(chunk_size=10),
-        lambda records, waiting: paused.append(broker.jobs.status(raw_id(broker)).waiting_bytes),
+        lambda records, waiting: paused.append(broker.jobs.status(active_job_id(broker)).waiting_bytes),
     )
     job.wait(timeout=60)
     np.testing.assert_array_equal(job.vectors(), reference(texts))
@@ -189,14 +194,13 @@ def test_producers_pause_at_the_high_water_mark(settings: Settings, start_worker
     broker.close()
 
 
-def raw_id(broker: Broker) -> str:
-    return next(broker.upkeep.active_jobs())
-
-
-def test_the_command_line_from_submit_to_fetch(embedctl, start_worker, short_folder: Path) -> None:
+def test_the_command_line_from_submit_to_fetch(
+    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
+) -> None:
     start_worker()
-    lines = [{"id": i, "text": f"text {i}"} for i in range(30)]
-    (short_folder / "corpus.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    texts = [f"text {i}" for i in range(30)]
+    lines = (json.dumps({"id": i, "text": text}) for i, text in enumerate(texts))
+    (short_folder / "corpus.jsonl").write_text("\n".join(lines))
     submitted = embedctl("submit", "corpus.jsonl", "--chunk-size", "7")
     assert submitted.returncode == 0, submitted.stderr
     job_id = submitted.stdout.strip()
@@ -209,14 +213,16 @@ def test_the_command_line_from_submit_to_fetch(embedctl, start_worker, short_fol
 
     fetched = embedctl("fetch", job_id, "-o", "out.npy")
     assert fetched.returncode == 0, fetched.stderr
-    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([line["text"] for line in lines]))
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(texts))
     ids = [json.loads(line) for line in (short_folder / "out.ids.jsonl").read_text().splitlines()]
     assert ids == [str(i) for i in range(30)]
     assert not (short_folder / "out.errors.jsonl").exists()
     assert not list(short_folder.glob(".*.part"))
 
 
-def test_standard_input_partial_failure_and_exit_codes(embedctl, start_worker, short_folder: Path) -> None:
+def test_standard_input_partial_failure_and_exit_codes(
+    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
+) -> None:
     start_worker()
     partial = embedctl("submit", "-", "--format", "txt", "-o", "out.npy", stdin="one\n\nthree\n")
     assert partial.returncode == 3, partial.stderr
@@ -234,7 +240,7 @@ def test_standard_input_partial_failure_and_exit_codes(embedctl, start_worker, s
     assert "Traceback" not in down.stderr
 
 
-def test_run_starts_everything_it_needs_and_leaves_nothing(embedctl, short_folder: Path) -> None:
+def test_run_starts_everything_it_needs_and_leaves_nothing(embedctl: RunEmbedctl, short_folder: Path) -> None:
     (short_folder / "corpus.txt").write_text("one\ntwo\nthree\n")
     ran = embedctl("run", "corpus.txt", "-o", "out.npy", "--class", "dummy", "--model", "dummy", EMBEDCTL_REDIS_URL="")
     assert ran.returncode == 0, ran.stderr

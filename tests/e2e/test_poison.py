@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 
 from embedctl import JobState, enqueue_embeddings
+from embedctl.broker import Broker
 from embedctl_config.settings import Settings
-from tests.e2e.test_main_job import reference
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
 from tests.support.waiting import eventually
-from tests.support.workers import StartWorker, WorkerProcess
+from tests.support.workers import StartWorker, deaths, kept_alive
 
 POISON = {
     137: ("a crash-tokenizer here", "crashed_worker"),
@@ -25,34 +23,9 @@ POISON = {
 }
 
 
-@contextmanager
-def kept_alive(start: StartWorker, count: int, hardware: str = "poison") -> Iterator[list[WorkerProcess]]:
-    """Workers that are started again when they die, as a supervisor does; all that there were."""
-    workers = [start(hardware) for _ in range(count)]
-    over = threading.Event()
-
-    def keep() -> None:
-        current = list(workers)
-        while not over.wait(0.1):
-            for at, worker in enumerate(current):
-                if worker.process.poll() is not None:
-                    current[at] = start(hardware, wait=False)
-                    workers.append(current[at])
-
-    keeper = threading.Thread(target=keep)
-    keeper.start()
-    try:
-        yield workers
-    finally:
-        over.set()
-        keeper.join()
-
-
-def deaths(workers: list[WorkerProcess]) -> list[int]:
-    return [worker.process.returncode for worker in workers if worker.process.returncode is not None]
-
-
-def test_ten_thousand_records_with_seven_bad_ones(settings: Settings, embedctl, start_worker) -> None:
+def test_ten_thousand_records_with_seven_bad_ones(
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
     texts = [f"text {i} of many" for i in range(10_000)]
     for at, (text, _) in POISON.items():
         texts[at] = text
@@ -75,7 +48,7 @@ def test_ten_thousand_records_with_seven_bad_ones(settings: Settings, embedctl, 
         assert [e.code for e in job.errors()] == [code for _, code in POISON.values()]
 
 
-def test_a_chunk_prepared_behind_a_poison_chunk_is_not_blamed(settings: Settings, start_worker) -> None:
+def test_a_chunk_prepared_behind_a_poison_chunk_is_not_blamed(settings: Settings, start_worker: StartWorker) -> None:
     texts = [f"text {i}" for i in range(20)]
     texts[3] += " crash-encoder"
     with kept_alive(start_worker, 1) as workers:
@@ -86,7 +59,9 @@ def test_a_chunk_prepared_behind_a_poison_chunk_is_not_blamed(settings: Settings
         assert len(deaths(workers)) == 2
 
 
-def test_a_hung_record_is_named_after_two_ends_by_the_watch(settings: Settings, environment, start_worker) -> None:
+def test_a_hung_record_is_named_after_two_ends_by_the_watch(
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker
+) -> None:
     environment["EMBEDCTL_HANG_S"] = "1.5"
     texts = [f"text {i}" for i in range(10)]
     texts[4] += " hang-encoder"
@@ -98,7 +73,7 @@ def test_a_hung_record_is_named_after_two_ends_by_the_watch(settings: Settings, 
         assert deaths(workers) == [70, 70]
 
 
-def test_a_record_that_costs_the_device_is_named_after_two_ends(settings: Settings, start_worker) -> None:
+def test_a_record_that_costs_the_device_is_named_after_two_ends(settings: Settings, start_worker: StartWorker) -> None:
     texts = [f"text {i}" for i in range(20)]
     texts[14] += " lose-device"
     with kept_alive(start_worker, 1) as workers:
@@ -110,7 +85,9 @@ def test_a_record_that_costs_the_device_is_named_after_two_ends(settings: Settin
         assert "makes this backend lose its device: ending this process" in workers[0].log()
 
 
-def test_a_batch_too_large_for_the_memory_is_split_and_the_limit_remembered(settings: Settings, start_worker) -> None:
+def test_a_batch_too_large_for_the_memory_is_split_and_the_limit_remembered(
+    settings: Settings, start_worker: StartWorker
+) -> None:
     worker = start_worker("small")
     texts = [f"text {i} " + "word " * 10 for i in range(200)]
     job = enqueue_embeddings(texts, hardware="small", chunk_size=50, settings=settings)
@@ -119,7 +96,9 @@ def test_a_batch_too_large_for_the_memory_is_split_and_the_limit_remembered(sett
     assert worker.log().count("memory is too small") <= 6  # it is learned once, not for each batch
 
 
-def test_a_suspect_chunk_is_shown_with_its_history(settings: Settings, embedctl, broker, raw, start_worker) -> None:
+def test_a_suspect_chunk_is_shown_with_its_history(
+    settings: Settings, embedctl: RunEmbedctl, broker: Broker, start_worker: StartWorker
+) -> None:
     first = start_worker("slow")
     job = enqueue_embeddings([f"text {i} " + "word " * 60 for i in range(40)], hardware="slow", settings=settings)
     eventually(lambda: first.row().holding)

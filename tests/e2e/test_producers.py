@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +22,16 @@ from embedctl.enqueue import JobOptions, submit
 from embedctl.records import records_of
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.e2e.test_main_job import raw_id, reference
-from tests.e2e.test_versions import RunEmbedctl, before_all_else
+from tests.support.jobs import active_job_id, reference
+from tests.support.processes import RunEmbedctl, before_all_else
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(100)]
 LINES = [json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(TEXTS)]
 
+#: Sooner than a producer that died is noticed.
+AT_ONCE_S = keys.PRODUCER_LEASE_S / 3
 #: As if producers that died were noticed sooner.
 SHORT_LEASE = "from embedctl_config import keys; keys.PRODUCER_LEASE_S = 1"
 
@@ -51,7 +55,7 @@ class Producer:
 
     def end(self) -> tuple[str, str]:
         """What it said on standard output and standard error."""
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=60)
         self.pipe.close()
         return out, err
 
@@ -79,7 +83,7 @@ def start_producer(environment: dict[str, str], short_folder: Path) -> Iterator[
 def begun(broker: Broker, records: int) -> str:
     """The one job, once so many records of it are stored."""
     eventually(lambda: list(broker.upkeep.active_jobs()))
-    job_id = raw_id(broker)
+    job_id = active_job_id(broker)
     eventually(lambda: broker.jobs.status(job_id).records == records)
     return job_id
 
@@ -102,19 +106,25 @@ def write_corpus(folder: Path, lines: list[str]) -> None:
 
 def assert_every_record_has_its_vector(job_id: str, settings: Settings, texts: list[str] = TEXTS) -> None:
     job = Job.get(job_id, settings)
-    status = job.wait(timeout=30)
+    status = job.wait(timeout=60)
     assert (status.state, status.records, status.done) == (JobState.COMPLETED, len(texts), len(texts))
     np.testing.assert_array_equal(job.vectors(), reference(texts))
 
 
-def only_job(raw: redis_py.Redis) -> str:
-    (job_id,) = raw.zrange(keys.JOBS, 0, -1)
-    return job_id.decode()
+def only_job(broker: Broker) -> str:
+    (status,) = broker.jobs.newest()
+    return status.id
 
 
 @pytest.mark.parametrize("way", ["key", "resume"])
 def test_a_producer_that_was_killed_is_taken_up_at_the_right_record(
-    way: str, settings: Settings, broker: Broker, raw, embedctl: RunEmbedctl, short_folder, start_producer, start_worker
+    way: str,
+    settings: Settings,
+    broker: Broker,
+    embedctl: RunEmbedctl,
+    short_folder: Path,
+    start_producer: StartProducer,
+    start_worker: StartWorker,
 ) -> None:
     key = ["--idempotency-key", "k"] if way == "key" else []
     job_id = die_half_way(start_producer, broker, *key)
@@ -123,7 +133,7 @@ def test_a_producer_that_was_killed_is_taken_up_at_the_right_record(
     write_corpus(short_folder, LINES)
     again = embedctl("submit", "corpus.jsonl", "--chunk-size", "10", *(key or ["--resume", job_id]))
     assert (again.returncode, again.stdout) == (0, f"{job_id}\n"), again.stderr
-    assert only_job(raw) == job_id
+    assert only_job(broker) == job_id
     assert_every_record_has_its_vector(job_id, settings)
     assert broker.jobs.status(job_id).claims == 10
     ids = [label for chunk in Job.get(job_id, settings).iter_results() for label in chunk.ids]
@@ -131,11 +141,11 @@ def test_a_producer_that_was_killed_is_taken_up_at_the_right_record(
 
 
 def test_a_job_that_has_all_its_records_may_be_resumed_too(
-    settings: Settings, embedctl: RunEmbedctl, short_folder: Path, start_worker
+    settings: Settings, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
 ) -> None:
     start_worker()
     job = enqueue_embeddings(TEXTS, ids=range(100), chunk_size=10, settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     write_corpus(short_folder, LINES)
     again = embedctl("submit", "corpus.jsonl", "--resume", job.id)
     assert (again.returncode, again.stdout) == (0, f"{job.id}\n"), again.stderr
@@ -143,7 +153,7 @@ def test_a_job_that_has_all_its_records_may_be_resumed_too(
 
 
 @pytest.fixture
-def half(settings: Settings, broker: Broker, raw) -> str:
+def half(settings: Settings, broker: Broker, raw: redis_py.Redis) -> str:
     """A job whose producer died after 30 of 100 records, with a prompt and a small error budget."""
 
     def dies() -> Iterator[str]:
@@ -153,13 +163,13 @@ def half(settings: Settings, broker: Broker, raw) -> str:
     options = JobOptions(chunk_size=10, prompt="query: ", max_errors=3, ttl=1000, idempotency_key="k")
     with pytest.raises(KeyboardInterrupt):
         submit(broker, records_of(dies(), max_bytes=1000), options)
-    job_id = raw_id(broker)
+    job_id = active_job_id(broker)
     raw.delete(keys.producer(job_id))
     return job_id
 
 
-def resume(broker: Broker, job_id: str, texts: list[str] = TEXTS, **options: object) -> Job:
-    return submit(broker, records_of(texts, max_bytes=1000), JobOptions(resume=job_id, **options))  # type: ignore[arg-type]
+def resume(broker: Broker, job_id: str, texts: list[str] = TEXTS, **options: Any) -> Job:
+    return submit(broker, records_of(texts, max_bytes=1000), JobOptions(resume=job_id, **options))
 
 
 @pytest.mark.parametrize(
@@ -177,22 +187,20 @@ def resume(broker: Broker, job_id: str, texts: list[str] = TEXTS, **options: obj
         ("ttl", 5000.0, "ttl"),
     ],
 )
-def test_a_job_is_not_resumed_with_other_options(
-    broker: Broker, half: str, option: str, value: object, said: str
-) -> None:
+def test_a_job_is_not_resumed_with_other_options(broker: Broker, half: str, option: str, value: Any, said: str) -> None:
     with pytest.raises((CorpusChanged, SettingsError), match=said):
         resume(broker, half, **{option: value})
     assert broker.jobs.status(half).records == 30
 
 
 def test_a_job_is_resumed_with_the_same_options_given_again(
-    settings: Settings, broker: Broker, half: str, start_worker
+    broker: Broker, half: str, start_worker: StartWorker
 ) -> None:
     start_worker()
-    same = {"prompt": "query: ", "chunk_size": 10, "model": "dummy", "hardware": "auto", "precision": "fp32"}
-    job = resume(broker, half, **same)
+    same = JobOptions(prompt="query: ", chunk_size=10, model="dummy", hardware="auto", precision="fp32", resume=half)
+    job = submit(broker, records_of(TEXTS, max_bytes=1000), same)
     assert job.id == half
-    assert job.wait(timeout=30).done == 100
+    assert job.wait(timeout=60).done == 100
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
 
 
@@ -236,13 +244,13 @@ def again(settings: Settings, broker: Broker, way: str, job_id: str, texts: list
 @pytest.mark.parametrize("way", ["key", "resume"])
 @pytest.mark.parametrize("done", [True, False], ids=["encoded", "waiting"])
 def test_a_corpus_that_changed_is_refused_by_its_first_record_that_differs(
-    settings: Settings, broker: Broker, start_worker, way: str, done: bool
+    settings: Settings, broker: Broker, start_worker: StartWorker, way: str, done: bool
 ) -> None:
     texts = TEXTS[:95]
     job = enqueue_embeddings(texts, chunk_size=10, idempotency_key="k", settings=settings)
     if done:
         start_worker()
-        job.wait(timeout=30)
+        job.wait(timeout=60)
     for changed, said in [
         ([*texts[:55], "other", "another", *texts[57:]], "record 55"),
         (["other", *texts[1:]], "record 0 "),
@@ -270,7 +278,7 @@ def test_records_beyond_the_end_of_a_job_are_refused(settings: Settings, broker:
 
 
 def test_a_corpus_that_changed_under_a_half_submitted_job_is_refused_and_the_right_one_goes_on(
-    broker: Broker, half: str, monkeypatch: pytest.MonkeyPatch, start_worker
+    broker: Broker, half: str, monkeypatch: pytest.MonkeyPatch, start_worker: StartWorker
 ) -> None:
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
     for changed, said in [
@@ -283,12 +291,12 @@ def test_a_corpus_that_changed_under_a_half_submitted_job_is_refused_and_the_rig
         assert broker.jobs.status(half).state is JobState.SUBMITTING
     start_worker()
     job = resume(broker, half)
-    assert job.wait(timeout=30).done == 100
+    assert job.wait(timeout=60).done == 100
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS, "query: "))
 
 
 def test_two_submitters_with_one_key_at_the_same_time_make_one_job(
-    settings: Settings, raw, environment, short_folder: Path, start_worker
+    settings: Settings, broker: Broker, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
 ) -> None:
     start_worker()
     write_corpus(short_folder, LINES)
@@ -309,13 +317,13 @@ def test_two_submitters_with_one_key_at_the_same_time_make_one_job(
     ]
     said = [process.communicate(timeout=60)[0].strip() for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert said == [only_job(raw)] * 2
+    assert said == [only_job(broker)] * 2
     assert_every_record_has_its_vector(said[0], settings)
     assert Job.get(said[0], settings).status().claims == 100
 
 
 def test_one_that_comes_while_another_submits_waits_for_it(
-    settings: Settings, broker: Broker, raw, short_folder, start_producer, start_worker
+    settings: Settings, broker: Broker, start_producer: StartProducer, start_worker: StartWorker
 ) -> None:
     start_worker()
     first = start_producer("--idempotency-key", "k")
@@ -333,24 +341,24 @@ def test_one_that_comes_while_another_submits_waits_for_it(
     assert broker.jobs.status(job_id).records == 30
     first.give(LINES[35:])
     first.pipe.close()
-    assert first.process.wait(20) == 0
-    second.join(20)
+    assert first.process.wait(60) == 0
+    second.join(60)
     assert not second.is_alive()
     assert told.count("") == 10
-    assert only_job(raw) == job_id
+    assert only_job(broker) == job_id
     assert_every_record_has_its_vector(job_id, settings)
     assert broker.jobs.status(job_id).claims == 10
 
 
 def test_a_slow_corpus_never_looks_like_a_dead_producer(
-    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch, start_worker
+    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch, start_worker: StartWorker
 ) -> None:
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
     go_on = threading.Event()
 
     def slow() -> Iterator[str]:
         yield from TEXTS[:35]
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         yield from TEXTS[35:]
 
     jobs: list[Job] = []
@@ -370,7 +378,7 @@ def test_a_slow_corpus_never_looks_like_a_dead_producer(
 
     eventually(three_leases_have_passed)
     go_on.set()
-    producer.join(20)
+    producer.join(60)
     assert set(seen) == {(False, False)}
     start_worker()
     assert jobs[0].id == job_id
@@ -378,7 +386,12 @@ def test_a_slow_corpus_never_looks_like_a_dead_producer(
 
 
 def test_ctrl_c_while_a_job_is_resumed_leaves_it_for_another_resume(
-    settings: Settings, broker: Broker, embedctl: RunEmbedctl, short_folder: Path, start_producer, start_worker
+    settings: Settings,
+    broker: Broker,
+    embedctl: RunEmbedctl,
+    short_folder: Path,
+    start_producer: StartProducer,
+    start_worker: StartWorker,
 ) -> None:
     job_id = die_half_way(start_producer, broker)
     second = start_producer("--resume", job_id)
@@ -396,23 +409,25 @@ def test_ctrl_c_while_a_job_is_resumed_leaves_it_for_another_resume(
     assert_every_record_has_its_vector(job_id, settings)
 
 
-def test_who_was_interrupted_may_go_on_at_once(broker: Broker, start_producer) -> None:
+def test_who_was_interrupted_may_go_on_at_once(broker: Broker, start_producer: StartProducer) -> None:
     """Its right to add ends with it; only who was killed is waited for."""
     first = start_producer("--idempotency-key", "k", short_lease=False)
     first.give(LINES[:35])
     job_id = begun(broker, 30)
     first.process.send_signal(signal.SIGINT)
     first.end()
-    eventually(lambda: broker.jobs.hold(job_id, "the next"), timeout_s=1)
+    eventually(lambda: broker.jobs.hold(job_id, "the next"), AT_ONCE_S)
 
 
 def test_who_was_refused_may_come_again_at_once(broker: Broker, half: str) -> None:
     with pytest.raises(CorpusChanged):
         resume(broker, half, ["other", *TEXTS[1:]])
-    eventually(lambda: broker.jobs.hold(half, "the next"), timeout_s=1)
+    eventually(lambda: broker.jobs.hold(half, "the next"), AT_ONCE_S)
 
 
-def test_who_waits_for_another_producer_is_not_told_to_wait_for_workers(broker: Broker, start_producer) -> None:
+def test_who_waits_for_another_producer_is_not_told_to_wait_for_workers(
+    broker: Broker, start_producer: StartProducer
+) -> None:
     first = start_producer("--idempotency-key", "k")
     first.give(LINES[:35])
     begun(broker, 30)

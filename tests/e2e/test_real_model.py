@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +11,11 @@ import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings
+from tests.support.passages import real_passages
 from tests.support.waiting import eventually
-from tests.support.workers import WorkerProcess
+from tests.support.workers import StartWorker, WorkerProcess
 
 MODEL = "all-MiniLM-L6-v2"
-CORPUS = Path(__file__).parents[2] / "demo" / "corpus.py"
-
-
-def real_passages(count: int) -> list[str]:
-    """Paragraphs of docstrings, among them some of a word and some beyond the model's 256 tokens."""
-    spec = importlib.util.spec_from_file_location("demo_corpus", CORPUS)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    texts = [text for _, text in islice(module.passages(), count)]
-    long = [" ".join(texts[at : at + 14]) for at in range(0, 1400, 70)]
-    short = sorted({word for text in texts[:40] for word in text.split()})[:20]
-    mixed = texts + long + short
-    return [mixed[at] for at in np.random.default_rng(0).permutation(len(mixed))]
 
 
 def assert_pinned(worker: WorkerProcess, cpu: int) -> None:
@@ -53,7 +37,7 @@ def spent_ticks(worker: WorkerProcess) -> int:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 @pytest.mark.slow
 def test_two_pinned_workers_give_the_vectors_of_sentence_transformers(
-    settings: Settings, environment, start_worker
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_LEASE_S"] = "30"  # two busy CPUs may keep a heartbeat waiting for more than a second
     texts = real_passages(5000)

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.workers import StartWorker
+
 MEBIBYTE_KB = 1024
 #: The command line, which tells its own peak as it ends. (rusage would tell ours: a child inherits it across exec.)
 MEASURED = """
@@ -33,7 +35,7 @@ def peak_rss_kb(arguments: list[str], environment: dict[str, str], folder: Path)
 @pytest.mark.timeout(400)
 @pytest.mark.slow
 def test_submitting_and_fetching_take_no_more_memory_for_ten_times_the_records(
-    environment, start_worker, short_folder: Path
+    environment: dict[str, str], start_worker: StartWorker, short_folder: Path
 ) -> None:
     start_worker()
     submitted, fetched = {}, {}

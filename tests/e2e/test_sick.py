@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,53 +10,19 @@ import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl_config.settings import Settings, load_settings
-from tests.e2e.test_main_job import reference
-from tests.e2e.test_versions import before_all_else
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.sick_backends import sick_backends
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker, WorkerProcess
 
-#: The dummy, on a host whose memory another process takes after some batches; and one that a word leaves of no use.
-FADING = """
-from embedctl_workers.backends.dummy import DummyBackend, _token
-
-class FadingBackend(DummyBackend):
-    OPTIONS = (*DummyBackend.OPTIONS, "batches")
-
-    def __init__(self, *, batches, **options):
-        super().__init__(**options)
-        self._left = batches
-
-    def forward(self, tokens, rows):
-        self._left -= 1
-        if self._left < 0:
-            raise MemoryError("the host has no memory left")
-        return super().forward(tokens, rows)
-
-BAD = _token("sticky")
-
-class StickyBackend(DummyBackend):
-    broken = False
-
-    def forward(self, tokens, rows):
-        ids = tokens.columns["input_ids"]
-        self.broken = self.broken or any(BAD in ids[row] for row in rows)
-        if self.broken:
-            raise RuntimeError("could not create a primitive")
-        return super().forward(tokens, rows)
-"""
-REGISTERED = """
-from embedctl_workers import backends
-backends.BACKENDS["fading"] = ("fading:FadingBackend", "")
-backends.BACKENDS["sticky"] = ("fading:StickyBackend", "")
-"""
 TEXTS = [f"text {i} of many" for i in range(4000)]
 
 
 @pytest.fixture
 def start(environment: dict[str, str], short_folder: Path, start_worker: StartWorker) -> StartWorker:
     """Starts workers of one class, each with a backend and options of its own."""
-    environment.update(before_all_else(short_folder, "fading", REGISTERED))
-    (short_folder / "fading" / "fading.py").write_text(FADING)
+    environment.update(sick_backends(short_folder))
     common = (short_folder / "embedctl.toml").read_text()
     shared = dict(environment)
 
@@ -78,7 +45,9 @@ def mixed(start: StartWorker, environment: dict[str, str]) -> Settings:
     return load_settings(environment)
 
 
-def test_a_worker_that_falls_sick_leaves_and_the_others_encode_every_record(mixed: Settings, start) -> None:
+def test_a_worker_that_falls_sick_leaves_and_the_others_encode_every_record(
+    mixed: Settings, start: StartWorker
+) -> None:
     sick, well = start("fading", ", batches = 8"), start("dummy", ", seconds_per_batch = 0.02")
     job = enqueue_embeddings(TEXTS, hardware="mixed", chunk_size=100, settings=mixed)
     status = job.wait(timeout=120)
@@ -94,7 +63,7 @@ def test_a_worker_that_falls_sick_leaves_and_the_others_encode_every_record(mixe
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
-def test_a_worker_that_is_sick_from_its_start_takes_nothing(mixed: Settings, start) -> None:
+def test_a_worker_that_is_sick_from_its_start_takes_nothing(mixed: Settings, start: StartWorker) -> None:
     starved = start("dummy", ", memory_tokens = 1", wait=False)
     assert starved.process.wait(60) == 71
     assert "this worker can't encode a text of its own" in starved.log()
@@ -104,7 +73,9 @@ def test_a_worker_that_is_sick_from_its_start_takes_nothing(mixed: Settings, sta
     assert job.status().claims == 40
 
 
-def test_a_job_waits_with_its_records_when_every_worker_is_sick(mixed: Settings, start, embedctl) -> None:
+def test_a_job_waits_with_its_records_when_every_worker_is_sick(
+    mixed: Settings, start: StartWorker, embedctl: RunEmbedctl
+) -> None:
     sick = [start("fading", ", batches = 4"), start("fading", ", batches = 4")]
     job = enqueue_embeddings(TEXTS, hardware="mixed", chunk_size=100, settings=mixed)
     assert [worker.process.wait(60) for worker in sick] == [71, 71]
@@ -115,7 +86,7 @@ def test_a_job_waits_with_its_records_when_every_worker_is_sick(mixed: Settings,
     assert "worker mixed:" in line
     assert "the host has no memory left" in line
     start("dummy", "")
-    eventually(lambda: job.status().state.ended, timeout_s=60)
+    eventually(lambda: job.status().state.ended)
     assert (job.status().done, job.status().failed) == (4000, 0)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
@@ -131,7 +102,7 @@ def test_one_worker_alone_ends_a_job_with_a_bad_record(settings: Settings, start
 
 
 def test_a_worker_that_is_too_small_for_the_records_alone_fails_none_of_them(
-    mixed: Settings, start, environment: dict[str, str]
+    mixed: Settings, start: StartWorker
 ) -> None:
     """It can encode its own text, and so does not know that it is the one to blame."""
     small = start("dummy", ", memory_tokens = 40")
@@ -149,9 +120,13 @@ def test_a_worker_that_is_too_small_for_the_records_alone_fails_none_of_them(
 def test_a_record_that_leaves_every_worker_of_no_use_fails_in_the_end(mixed: Settings, start: StartWorker) -> None:
     texts = [*TEXTS[:95], "a sticky one", *TEXTS[96:100]]
     job = enqueue_embeddings(texts, hardware="mixed", chunk_size=10, settings=mixed)
+
+    def over(worker: WorkerProcess) -> bool:
+        return worker.process.poll() is not None or job.status().state.ended
+
     for _ in range(12):  # as whatever keeps workers starts one again each time
         one = start("sticky", "", wait=False)
-        eventually(lambda one=one: one.process.poll() is not None or job.status().state.ended, timeout_s=60)
+        eventually(partial(over, one))
         if job.status().state.ended:
             break
         assert one.process.poll() == 71
@@ -172,9 +147,9 @@ def test_a_bad_record_does_not_wait_for_a_worker_that_is_busy(
     assert settings.reissue_s == 60
     busy = start_worker("poison")
     long = [enqueue_embeddings([f"{at} hang-encoder"], hardware="poison", settings=settings) for at in range(2)]
-    eventually(lambda: all(job.status().claims for job in long), timeout_s=60)
+    eventually(lambda: all(job.status().claims for job in long))
     start_worker("poison")
     job = enqueue_embeddings(texts, hardware="poison", settings=settings)
-    status = job.wait(timeout=50)
+    status = job.wait(timeout=50)  # less than reissue_s
     assert (status.done, status.failed) == (len(texts) - 1, 1)
     busy.process.kill()

@@ -9,14 +9,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trustme
 
 from embedctl.acl import access_list, read_passwords
-from tests.e2e.test_main_job import reference
 from tests.support.hosts import Host, Network, why_not
+from tests.support.jobs import reference
 from tests.support.redis_server import CONFIG as REDIS_CONFIG
 from tests.support.tls import need_tls_redis
 from tests.support.waiting import eventually
@@ -60,11 +61,10 @@ class Hosts:
         command = [sys.executable, "-m", "embedctl", *arguments]
         return self.near.run(command, self.environment("producer"), timeout=180)
 
-    def overview(self) -> dict:
-        return json.loads(self.embedctl("status", "--json"))
-
-    def job(self, job_id: str) -> dict:
-        return json.loads(self.embedctl("status", job_id, "--json"))
+    def status(self, *job_id: str) -> dict[str, Any]:
+        """Of everything, or of a job."""
+        shown: dict[str, Any] = json.loads(self.embedctl("status", *job_id, "--json"))
+        return shown
 
 
 @pytest.fixture
@@ -72,7 +72,8 @@ def hosts(short_folder: Path) -> Iterator[Hosts]:
     binary = need_tls_redis()
     (short_folder / "embedctl.toml").write_text(CONFIG.replace("lease_s = 1.0", "lease_s = 3.0"))
     with Network(3) as network:
-        hosts = Hosts(*network.hosts, short_folder)
+        redis, near, far = network.hosts
+        hosts = Hosts(redis, near, far, short_folder)
         _start_redis(hosts, binary)
         yield hosts
     for log in sorted(short_folder.glob("*.log")):  # shown where the test fails
@@ -96,24 +97,24 @@ def _start_redis(hosts: Hosts, binary: str) -> None:
 def test_a_host_that_is_cut_off_for_a_while_costs_nothing(hosts: Hosts) -> None:
     hosts.start_worker(hosts.near)
     hosts.start_worker(hosts.far)
-    eventually(lambda: len(hosts.overview()["workers"]) == 2, what="two workers")
+    eventually(lambda: len(hosts.status()["workers"]) == 2, what="two workers")
     corpus = hosts.folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
 
     job_id = hosts.embedctl("submit", str(corpus), "--class", "slow", "--chunk-size", "20", "--quiet").strip()
-    eventually(lambda: hosts.job(job_id)["chunks_done"] >= 10, what="ten chunks")
+    eventually(lambda: hosts.status(job_id)["chunks_done"] >= 10, what="ten chunks")
     hosts.far.cut()
-    at_the_cut = hosts.job(job_id)
+    at_the_cut = hosts.status(job_id)
     time.sleep(CUT_S)
-    while_cut = hosts.job(job_id)
+    while_cut = hosts.status(job_id)
     hosts.far.mend()
     vectors = hosts.folder / "vectors.npy"
     hosts.embedctl("fetch", job_id, "-o", str(vectors), "--quiet")
 
     assert at_the_cut["done"] < while_cut["done"] < len(TEXTS), "one host worked on while the other was away"
-    done = hosts.job(job_id)
+    done = hosts.status(job_id)
     assert (done["state"], done["done"], done["failed"]) == ("completed", len(TEXTS), 0)
     assert done["lapsed"] >= 1, "the host that was cut off held a chunk"
     np.testing.assert_array_equal(np.load(vectors), reference(TEXTS))
     # The host that was cut off came back by itself.
-    eventually(lambda: len(hosts.overview()["workers"]) == 2, what="both workers")
+    eventually(lambda: len(hosts.status()["workers"]) == 2, what="both workers")

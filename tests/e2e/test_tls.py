@@ -21,13 +21,16 @@ from kombu.exceptions import OperationalError
 
 from embedctl import BrokerUnavailable, enqueue_embeddings
 from embedctl.acl import ADMIN, USERS
+from embedctl.broker import Broker
 from embedctl.store import Connection
 from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings
-from tests.e2e.test_flower import PAGES, dashboard
-from tests.e2e.test_main_job import reference
+from tests.support.dashboard import PAGES, dashboard
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
 from tests.support.tls import TlsRedis, need_tls_redis
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i} " + "word " * (i % 30) for i in range(100)]
 
@@ -70,10 +73,16 @@ def refusals(settings: Settings) -> Iterator[str]:
 
 
 def test_a_job_with_tls_users_and_password_files_and_no_password_is_ever_shown(
-    environment, redis_server: TlsRedis, settings: Settings, broker, start_worker, embedctl, short_folder: Path
+    environment: dict[str, str],
+    redis_server: TlsRedis,
+    settings: Settings,
+    broker: Broker,
+    start_worker: StartWorker,
+    embedctl: RunEmbedctl,
+    short_folder: Path,
 ) -> None:
     environment |= {**login(redis_server, "worker"), "EMBEDCTL_LOG_LEVEL": "debug"}
-    worker = start_worker("slow")
+    worker = start_worker("slow", forked=False)  # its arguments are looked at
     environment |= login(redis_server, "flower")
     users = short_folder / "users"
     users.write_text("kim:fl0w3r-password\n")
@@ -126,7 +135,9 @@ def _assert_no_secret(server: TlsRedis, shown: str) -> None:
     assert not [user for user, password in server.passwords.items() if password in shown]
 
 
-def test_processes_that_fail_do_not_show_the_password(environment, redis_server: TlsRedis, embedctl) -> None:
+def test_processes_that_fail_do_not_show_the_password(
+    environment: dict[str, str], redis_server: TlsRedis, embedctl: RunEmbedctl
+) -> None:
     url = redis_server.tls_url("producer")
     redis_server.stop()
     del environment["EMBEDCTL_REDIS_PASSWORD_FILE"]
@@ -166,7 +177,7 @@ def test_processes_that_fail_do_not_show_the_password(environment, redis_server:
     ],
 )
 def test_a_wrong_certificate_is_refused(
-    certified: str, host: str, words: str, redis_server: TlsRedis, embedctl
+    certified: str, host: str, words: str, redis_server: TlsRedis, embedctl: RunEmbedctl
 ) -> None:
     redis_server.stop()
     match certified:
@@ -203,7 +214,11 @@ def test_only_the_systems_authorities_are_trusted_unless_another_is_named(redis_
 
 
 def test_insecure_checks_nothing_and_says_so(
-    environment, redis_server: TlsRedis, embedctl, start_worker, caplog: pytest.LogCaptureFixture
+    environment: dict[str, str],
+    redis_server: TlsRedis,
+    embedctl: RunEmbedctl,
+    start_worker: StartWorker,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     redis_server.stop()
     redis_server.certify("redis.example", authority=trustme.CA())
@@ -222,7 +237,7 @@ def test_insecure_checks_nothing_and_says_so(
     assert "Traceback" not in by_flag.stderr
     environment |= {**login(redis_server, "worker"), "EMBEDCTL_INSECURE": "1"}
     worker = start_worker(wait=False)
-    eventually(lambda: "is not checked (insecure)" in worker.log(), timeout_s=60)
+    eventually(lambda: "is not checked (insecure)" in worker.log())
     _assert_no_secret(redis_server, caplog.text + by_flag.stderr + worker.log())
 
 

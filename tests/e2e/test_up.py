@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import numpy as np
 import pytest
+import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
 from embedctl.broker import Broker
@@ -24,14 +26,13 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.machine.devices import format_cpus
 from embedctl_workers.machine.discovery import find_cpu_sets
-from tests.e2e.test_deaths import owners
-from tests.e2e.test_local_stack import _running
-from tests.e2e.test_main_job import reference
-from tests.e2e.test_sick import FADING, REGISTERED
-from tests.e2e.test_versions import before_all_else
+from tests.support.jobs import owners, reference
+from tests.support.machines import SMI, UUIDS, play
+from tests.support.processes import RunEmbedctl, before_all_else, children, is_running
 from tests.support.redis_server import as_user
+from tests.support.sick_backends import sick_backends
 from tests.support.waiting import eventually
-from tests.unit.workers.test_discovery import SMI, UUIDS, play
+from tests.support.workers import StartWorker
 
 #: A word of every record, to be looked for where it must not be.
 WORD = "zanzibar"
@@ -96,19 +97,12 @@ class Up:
             assert self.process.poll() is None, self.said()
             return set(self.workers()) == set(classes) and " running" in self.said().replace('"', " ")
 
-        eventually(ready, timeout_s=60)
+        eventually(ready)
         return self.workers()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(60)
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
 
 
 StartUp = Callable[..., Up]
@@ -141,7 +135,7 @@ def start_up(environment: dict[str, str], broker: Broker, short_folder: Path) ->
         if up.process.poll() is None:
             up.process.terminate()
             try:
-                up.process.wait(30)
+                up.process.wait(60)
             except subprocess.TimeoutExpired:
                 up.process.kill()  # its workers are told by the kernel
                 up.process.wait()
@@ -160,13 +154,13 @@ def submit(settings: Settings, records: int) -> Job:
 
 
 def assert_every_record_has_its_vector(job: Job, records: int) -> None:
-    eventually(lambda: job.status().state.ended, timeout_s=60)
+    eventually(lambda: job.status().state.ended)
     status = job.status()
     assert (status.state, status.done, job.errors()) == (JobState.COMPLETED, records, [])
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS[:records]))
 
 
-def test_the_plan_is_printed_and_nothing_is_started(environment, embedctl) -> None:
+def test_the_plan_is_printed_and_nothing_is_started(environment: dict[str, str], embedctl: RunEmbedctl) -> None:
     environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"  # nobody is asked
     first, second = CPUS
     classes = ("--class", "slow", "--class", "dummy")
@@ -181,7 +175,7 @@ def test_the_plan_is_printed_and_nothing_is_started(environment, embedctl) -> No
 
 
 def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
-    environment, broker: Broker, raw, start_up: StartUp
+    environment: dict[str, str], broker: Broker, raw: redis_py.Redis, start_up: StartUp
 ) -> None:
     environment["EMBEDCTL_LEASE_S"] = "4"
     up = start_up("--class", "slow", "--class", "dummy")
@@ -196,13 +190,18 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     eventually(lambda: owners(raw, job) and up.workers()["slow"].progressed_ms)
     os.kill(before["slow"].pid, signal.SIGKILL)
     killed = time.monotonic()
-    held = list(owners(raw, job))
+    held = set(owners(raw, job))
     assert held
-    eventually(lambda: [gone.how for gone in broker.workers.gone()] == ["killed by SIGKILL"], timeout_s=2)
-    eventually(lambda: all(raw.zscore(keys.due(job.id), chunk) <= broker.connection.now_ms() for chunk in held))
+    eventually(lambda: [gone.how for gone in broker.workers.gone()] == ["killed by SIGKILL"])
+
+    def are_due() -> bool:
+        now = broker.connection.now_ms()
+        return all((raw.zscore(keys.due(job.id), chunk) or inf) <= now for chunk in held)
+
+    eventually(are_due)
     assert time.monotonic() - killed < 2  # and not when the lease is over
 
-    eventually(lambda: {suspect.chunk for suspect in job.suspects()} == set(held), timeout_s=30)
+    eventually(lambda: {suspect.chunk for suspect in job.suspects()} == held)
     after = up.wait_ready("slow", "dummy")
     assert after["dummy"].pid == before["dummy"].pid
     assert after["slow"].pid != before["slow"].pid
@@ -210,7 +209,7 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     assert job.status().deaths == len(held)
 
     assert up.stop() == 0
-    assert not any(_running(row.pid) for row in after.values())
+    assert not any(is_running(row.pid) for row in after.values())
     assert WORD not in up.said()
     lines = up.lines()
     assert {line["level"] for line in lines if line.get("worker") == before["slow"].name} >= {"INFO", "ERROR"}
@@ -222,10 +221,9 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
 
 
 def test_a_worker_that_falls_sick_is_started_again_and_blames_nobody(
-    environment, short_folder: Path, start_up: StartUp
+    environment: dict[str, str], short_folder: Path, start_up: StartUp
 ) -> None:
-    environment.update(before_all_else(short_folder, "fading", REGISTERED))
-    (short_folder / "fading" / "fading.py").write_text(FADING)
+    environment.update(sick_backends(short_folder))
     configure(short_folder, '[classes.fading]\nbackend = "fading"\noptions = {dim = 16, batches = 6}\n')
     up = start_up("--class", "fading")
     up.wait_ready("fading")
@@ -237,13 +235,15 @@ def test_a_worker_that_falls_sick_is_started_again_and_blames_nobody(
     assert up.process.poll() is None
 
 
-def test_sigterm_drains_and_loses_nothing(settings: Settings, raw, start_up: StartUp, start_worker) -> None:
+def test_sigterm_drains_and_loses_nothing(
+    settings: Settings, raw: redis_py.Redis, start_up: StartUp, start_worker: StartWorker
+) -> None:
     up = start_up("--class", "slow")
     worker = up.wait_ready("slow")["slow"]
     job = submit(settings, records=30)
     eventually(lambda: owners(raw, job) and up.workers()["slow"].progressed_ms)
     assert up.stop() == 0
-    assert not _running(worker.pid)
+    assert not is_running(worker.pid)
     assert owners(raw, job) == {}
     status = job.status()
     assert 5 <= status.done < 30
@@ -253,22 +253,24 @@ def test_sigterm_drains_and_loses_nothing(settings: Settings, raw, start_up: Sta
     assert job.status().deaths == 0
 
 
-def test_ctrl_c_twice_kills_and_blames_nobody(settings: Settings, raw, broker: Broker, start_up: StartUp) -> None:
+def test_ctrl_c_twice_kills_and_blames_nobody(
+    settings: Settings, raw: redis_py.Redis, broker: Broker, start_up: StartUp
+) -> None:
     up = start_up("--class", "hung")
     worker = up.wait_ready("hung")["hung"]
     job = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
     eventually(lambda: owners(raw, job))
     up.process.send_signal(signal.SIGINT)
     eventually(lambda: "stopping" in up.said())
-    assert _running(worker.pid)
+    assert is_running(worker.pid)
     assert up.stop(signal.SIGINT) == 0
-    assert not _running(worker.pid)
+    assert not is_running(worker.pid)
     assert "killed, for it had not ended by itself" in up.said()
     assert list(broker.workers.gone()) == []
     assert raw.get(keys.died(worker.instance)) == keys.LEFT.encode()
 
 
-def test_the_end_of_the_supervisor_is_the_end_of_its_children(environment, start_up: StartUp) -> None:
+def test_the_end_of_the_supervisor_is_the_end_of_its_children(environment: dict[str, str], start_up: StartUp) -> None:
     environment["EMBEDCTL_REDIS_URL"] = ""
     up = start_up("--class", "dummy")
     assert up.process.stdout
@@ -276,10 +278,12 @@ def test_the_end_of_the_supervisor_is_the_end_of_its_children(environment, start
     started = children(up.process.pid)
     assert len(started) == 2
     up.process.kill()
-    eventually(lambda: not any(map(_running, started)), timeout_s=30)
+    eventually(lambda: not any(map(is_running, started)))
 
 
-def test_a_private_redis_that_dies_ends_the_supervisor_and_its_data_stays(environment, start_up: StartUp) -> None:
+def test_a_private_redis_that_dies_ends_the_supervisor_and_its_data_stays(
+    environment: dict[str, str], start_up: StartUp
+) -> None:
     environment["EMBEDCTL_REDIS_URL"] = ""
     up = start_up("--class", "dummy")
     assert up.process.stdout
@@ -289,7 +293,7 @@ def test_a_private_redis_that_dies_ends_the_supervisor_and_its_data_stays(enviro
     os.kill(redis, signal.SIGKILL)
     assert up.process.wait(60) == 1
     assert "embedctl up: the private Redis ended with status -9" in up.said()
-    assert not any(map(_running, started))
+    assert not any(map(is_running, started))
     assert list(folder.glob("appendonly*"))
 
 
@@ -305,14 +309,14 @@ def test_a_worker_whose_settings_are_wrong_is_given_up_at_once(short_folder: Pat
 
 @pytest.mark.slow
 def test_five_deaths_at_start_are_enough_and_others_go_on(
-    environment, settings: Settings, short_folder: Path, start_up: StartUp
+    environment: dict[str, str], settings: Settings, short_folder: Path, start_up: StartUp
 ) -> None:
     configure(short_folder, UNLUCKY)
-    environment.update(before_all_else(short_folder, "unlucky", UNLUCKY_BACKEND))
-    (short_folder / "unlucky" / "unlucky_backend.py").write_text(UNLUCKY_CODE)
+    modules = {"unlucky_backend": UNLUCKY_CODE}
+    environment.update(before_all_else(short_folder, "unlucky", UNLUCKY_BACKEND, modules))
     up = start_up("--class", "unlucky", "--class", "dummy")
     began = time.monotonic()
-    eventually(lambda: "given up" in up.said(), timeout_s=60)
+    eventually(lambda: "given up" in up.said())
     assert time.monotonic() - began > 15  # 1 + 2 + 4 + 8 s
     said = up.said()
     assert said.count("RuntimeError: no luck today") == 5
@@ -320,11 +324,13 @@ def test_five_deaths_at_start_are_enough_and_others_go_on(
     assert "given up: ended with status 1 before it was ready, 5 times in a row" in said
     up.wait_ready("dummy")
     job = enqueue_embeddings(["one"], settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     assert up.stop() == 0
 
 
-def test_a_redis_that_is_not_there_is_said_before_anything_starts(environment, start_up: StartUp) -> None:
+def test_a_redis_that_is_not_there_is_said_before_anything_starts(
+    environment: dict[str, str], start_up: StartUp
+) -> None:
     environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"
     up = start_up("--class", "dummy")
     assert up.process.wait(60) == 69
@@ -333,7 +339,7 @@ def test_a_redis_that_is_not_there_is_said_before_anything_starts(environment, s
 
 
 def test_each_gpu_has_a_worker_and_no_gpu_is_no_worker(
-    environment, embedctl, short_folder: Path, start_up: StartUp
+    environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path, start_up: StartUp
 ) -> None:
     configure(short_folder, GPU)
     environment["EMBEDCTL_HARDWARE"] = "auto"
@@ -360,13 +366,13 @@ def test_each_gpu_has_a_worker_and_no_gpu_is_no_worker(
         rows = [row for row in up.broker.workers.here() if row.pid in mine]
         return sorted((row.name.partition("@")[0], row.device, row.cpus) for row in rows)
 
-    eventually(lambda: len(found()) == 2, timeout_s=60)
+    eventually(lambda: len(found()) == 2)
     assert found() == [(f"gpu:{at}", f"gpu {UUIDS[at]}", str(CPUS[at])) for at in range(2)]
     assert up.stop() == 0
 
 
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1), which plays a terminal")
-def test_on_a_terminal_the_logs_are_text(environment, short_folder: Path) -> None:
+def test_on_a_terminal_the_logs_are_text(environment: dict[str, str], short_folder: Path) -> None:
     configure(short_folder, BROKEN)
     command = f"{sys.executable} -m embedctl up --class broken --model dummy"
     done = subprocess.run(

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import signal
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,34 +23,16 @@ from embedctl.broker import Broker
 from embedctl.tickets import Ticket
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
-from tests.e2e.test_main_job import reference
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl, before_all_else, changed, process_state
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker, WorkerProcess
 
-RunEmbedctl = Callable[..., subprocess.CompletedProcess[str]]
 SubmitNewer = Callable[..., Job]
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
 NEWER = "from embedctl_config import wire; wire.VERSION = 3; wire.version_for = lambda options: 3"
 BEFORE = "from embedctl_config import wire; wire.VERSION = 1"
-
-
-def before_all_else(folder: Path, name: str, program: str) -> dict[str, str]:
-    """The variables with which any Python runs a program before anything of embedctl (sitecustomize of site.py)."""
-    place = folder / name
-    place.mkdir(exist_ok=True)
-    (place / "sitecustomize.py").write_text(program)
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))}
-
-
-@contextmanager
-def changed(environment: dict[str, str], variables: Mapping[str, str]) -> Iterator[None]:
-    """What is started meanwhile has other variables."""
-    before = dict(environment)
-    environment.update(variables)
-    yield
-    environment.clear()
-    environment.update(before)
 
 
 @pytest.fixture
@@ -98,8 +78,8 @@ def submit_newer(
     return submit
 
 
-def ended(job: Job, timeout_s: float = 40) -> JobStatus:
-    eventually(lambda: job.status().state.ended, timeout_s)
+def ended(job: Job) -> JobStatus:
+    eventually(lambda: job.status().state.ended)
     return job.status()
 
 
@@ -117,25 +97,23 @@ def tickets(raw: redis_py.Redis, queue: str) -> list[tuple[list[object], dict[st
     return [(body[0], body[1]) for body in bodies]
 
 
-def process_state(pid: int) -> str:
-    """As proc(5) has it: T is stopped."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def times_received(worker: WorkerProcess, job_id: str, chunk: int) -> int:
     """How many tickets of a chunk a worker has taken from its queue, each sent on under a name of its own."""
     return len(set(re.findall(rf"encode\[{job_id}\.{chunk}\.(\w+)\] received", worker.log())))
 
 
-def all_of(raw: redis_py.Redis, job: Job) -> dict[str, object]:
-    """Everything that Redis holds of a job."""
-    kinds = {"string": raw.get, "hash": raw.hgetall, "zset": lambda key: raw.zrange(key, 0, -1, withscores=True)}
-    kinds["stream"] = raw.xrange
-    return {key.decode(): kinds[raw.type(key).decode()](key) for key in raw.scan_iter(f"embed:job:{job.id}*")}
+def all_of(raw: redis_py.Redis, job: Job) -> dict[bytes, object]:
+    """Everything that Redis holds of a job, as DUMP gives it."""
+    return {key: raw.dump(key) for key in raw.scan_iter(f"embed:job:{job.id}*")}
 
 
 def test_a_job_of_the_older_version_is_done_by_workers_of_both(
-    settings: Settings, embedctl, newer, short_folder: Path, start_worker, start_newer
+    settings: Settings,
+    embedctl: RunEmbedctl,
+    newer: dict[str, str],
+    short_folder: Path,
+    start_worker: StartWorker,
+    start_newer: StartWorker,
 ) -> None:
     workers = [start_worker("slow"), start_newer("slow")]
     job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=5, settings=settings)
@@ -146,7 +124,7 @@ def test_a_job_of_the_older_version_is_done_by_workers_of_both(
 
 
 def test_a_producer_of_the_older_version_reads_what_a_newer_worker_made_of_its_job(
-    settings: Settings, start_newer
+    settings: Settings, start_newer: StartWorker
 ) -> None:
     start_newer()
     job = enqueue_embeddings(TEXTS, settings=settings)
@@ -155,7 +133,7 @@ def test_a_producer_of_the_older_version_reads_what_a_newer_worker_made_of_its_j
 
 
 def test_records_that_failed_at_a_newer_worker_are_retried_by_an_older_one(
-    settings: Settings, start_worker, start_newer
+    settings: Settings, start_worker: StartWorker, start_newer: StartWorker
 ) -> None:
     """As when an upgrade is taken back."""
     newer = start_newer("poison")
@@ -164,12 +142,19 @@ def test_records_that_failed_at_a_newer_worker_are_retried_by_an_older_one(
     newer.stop()
     start_worker("poison")
     assert job.retry_failed() == 1
-    status = ended(job, 10)
+    status = ended(job)
     assert (status.done, status.failed, status.trouble, status.lost_chunks) == (2, 1, None, None)
 
 
 def test_a_job_of_the_newer_version_is_left_to_newer_workers(
-    raw, embedctl, newer, settings: Settings, short_folder: Path, start_worker, start_newer, submit_newer
+    raw: redis_py.Redis,
+    embedctl: RunEmbedctl,
+    newer: dict[str, str],
+    settings: Settings,
+    short_folder: Path,
+    start_worker: StartWorker,
+    start_newer: StartWorker,
+    submit_newer: SubmitNewer,
 ) -> None:
     job = submit_newer()
     older = start_worker()
@@ -190,14 +175,17 @@ def test_a_job_of_the_newer_version_is_left_to_newer_workers(
 
 
 def test_both_versions_submit_and_all_jobs_end(
-    embedctl, newer, settings: Settings, short_folder: Path, start_worker, start_newer, submit_newer
+    embedctl: RunEmbedctl,
+    newer: dict[str, str],
+    settings: Settings,
+    short_folder: Path,
+    start_worker: StartWorker,
+    start_newer: StartWorker,
+    submit_newer: SubmitNewer,
 ) -> None:
     start_worker()
     start_newer()
-    jobs = []
-    for _ in range(2):
-        jobs += [enqueue_embeddings(TEXTS, chunk_size=4, settings=settings), submit_newer()]
-    for job in jobs:
+    for job in [enqueue_embeddings(TEXTS, chunk_size=4, settings=settings), submit_newer()]:
         status = ended(job)
         assert (status.state, status.done, status.failed) == (JobState.COMPLETED, 40, 0)
         assert_fetched(embedctl, job, short_folder, newer)
@@ -205,7 +193,13 @@ def test_both_versions_submit_and_all_jobs_end(
 
 @pytest.mark.slow
 def test_a_newer_worker_that_dies_beside_an_older_one_is_taken_over_from(
-    raw, embedctl, newer, short_folder: Path, start_worker, start_newer, submit_newer
+    raw: redis_py.Redis,
+    embedctl: RunEmbedctl,
+    newer: dict[str, str],
+    short_folder: Path,
+    start_worker: StartWorker,
+    start_newer: StartWorker,
+    submit_newer: SubmitNewer,
 ) -> None:
     """Whoever reaps: an older reaper does nothing for a newer job."""
     doomed = start_newer("slow")
@@ -213,13 +207,13 @@ def test_a_newer_worker_that_dies_beside_an_older_one_is_taken_over_from(
 
     def stopped_with_two_chunks() -> bool:
         doomed.process.send_signal(signal.SIGSTOP)
-        eventually(lambda: process_state(doomed.process.pid) == "T", timeout_s=60)
+        eventually(lambda: process_state(doomed.process.pid) == "T")
         if raw.hlen(keys.owners(job.id)) == 2:
             return True
         doomed.process.send_signal(signal.SIGCONT)
         return False
 
-    eventually(stopped_with_two_chunks, timeout_s=60)
+    eventually(stopped_with_two_chunks)
     doomed.kill()
     start_worker("slow")
     start_newer("slow")
@@ -229,7 +223,7 @@ def test_a_newer_worker_that_dies_beside_an_older_one_is_taken_over_from(
 
 
 def test_an_older_worker_does_not_keep_the_newer_ones_from_looking_after_their_jobs(
-    raw, broker: Broker, start_worker, start_newer, submit_newer
+    raw: redis_py.Redis, broker: Broker, start_worker: StartWorker, start_newer: StartWorker, submit_newer: SubmitNewer
 ) -> None:
     """Of all processes one reaps in each interval; it must not be the same one again and again."""
     start_worker()
@@ -237,11 +231,13 @@ def test_an_older_worker_does_not_keep_the_newer_ones_from_looking_after_their_j
     job = submit_newer("--class", "slow")
     live = broker.connection.now_ms() + 3600_000
     raw.zadd(keys.queue_workers(job.status().queue), {"somebody else": live})  # or there were no use in reaping
-    raw.zadd(keys.due(job.id), {0: 1})
-    eventually(lambda: raw.zscore(keys.due(job.id), 0) > 1, timeout_s=10)
+    raw.zadd(keys.due(job.id), {"0": 1})
+    eventually(lambda: raw.zscore(keys.due(job.id), 0) != 1)
 
 
-def test_a_newer_ticket_is_in_the_queue_again_as_it_was(raw, broker: Broker, start_worker) -> None:
+def test_a_newer_ticket_is_in_the_queue_again_as_it_was(
+    raw: redis_py.Redis, broker: Broker, start_worker: StartWorker
+) -> None:
     queue, name = keys.queue("dummy", "dummy"), "20990101-000000-0000000000"
     facts = {"version": wire.VERSION + 1, "colour": "blue", "of": {"many": [1, 2]}}
     broker.tickets.forward([Ticket(queue, name, 3, facts)])
@@ -253,7 +249,12 @@ def test_a_newer_ticket_is_in_the_queue_again_as_it_was(raw, broker: Broker, sta
 
 
 def test_a_newer_ticket_finds_its_way_to_a_newer_worker(
-    raw, settings: Settings, environment, broker: Broker, start_worker, start_newer
+    raw: redis_py.Redis,
+    settings: Settings,
+    environment: dict[str, str],
+    broker: Broker,
+    start_worker: StartWorker,
+    start_newer: StartWorker,
 ) -> None:
     environment["EMBEDCTL_REISSUE_S"] = "60"  # no other ticket comes to help
     job = enqueue_embeddings(TEXTS, settings=settings.replace(reissue_s=60))
@@ -268,7 +269,7 @@ def test_a_newer_ticket_finds_its_way_to_a_newer_worker(
 
 
 def test_a_ticket_of_this_version_may_say_more_than_is_known(
-    raw, settings: Settings, environment, broker: Broker, start_worker
+    raw: redis_py.Redis, settings: Settings, environment: dict[str, str], broker: Broker, start_worker: StartWorker
 ) -> None:
     environment["EMBEDCTL_REISSUE_S"] = "60"
     job = enqueue_embeddings(TEXTS, settings=settings.replace(reissue_s=60))
@@ -280,7 +281,7 @@ def test_a_ticket_of_this_version_may_say_more_than_is_known(
 
 
 def test_a_job_of_the_newer_version_is_neither_cancelled_nor_discarded_by_an_older_one(
-    settings: Settings, broker: Broker, raw
+    settings: Settings, raw: redis_py.Redis
 ) -> None:
     job = enqueue_embeddings(["text"], settings=settings)
     raw.hset(keys.job(job.id), "version", wire.VERSION + 1)
@@ -291,7 +292,7 @@ def test_a_job_of_the_newer_version_is_neither_cancelled_nor_discarded_by_an_old
 
 
 def test_a_job_without_later_options_is_done_by_a_worker_of_the_version_before(
-    settings: Settings, start_before
+    settings: Settings, start_before: StartWorker
 ) -> None:
     before = start_before()
     job = enqueue_embeddings(["one", "fail", "three"], settings=settings)
@@ -302,7 +303,11 @@ def test_a_job_without_later_options_is_done_by_a_worker_of_the_version_before(
 
 @pytest.mark.parametrize("options", [{"dimensions": 5}, {"truncation": "mean"}], ids=str)
 def test_a_job_with_later_options_waits_for_a_worker_that_knows_them(
-    options, raw, settings: Settings, start_worker, start_before
+    options: dict[str, Any],
+    raw: redis_py.Redis,
+    settings: Settings,
+    start_worker: StartWorker,
+    start_before: StartWorker,
 ) -> None:
     before = start_before()
     job = enqueue_embeddings(TEXTS, chunk_size=10, settings=settings, **options)

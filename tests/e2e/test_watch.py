@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,8 +24,10 @@ from embedctl.broker import Broker
 from embedctl.overview import Gatherer
 from embedctl.terminal.watch import Feed
 from embedctl_config.settings import Settings
+from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 COLUMNS, ROWS = 80, 24
 ALTERNATE, NORMAL = "\x1b[?1049h", "\x1b[?1049l"
@@ -63,11 +64,12 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._main, keys.encode())
 
-    def until(self, condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, self.text[-3000:]
+    def until(self, condition: Callable[[], object]) -> None:
+        def met() -> bool:
             self.read(0.1)
+            return bool(condition())
+
+        eventually(met, show=lambda: self.text[-3000:])
 
     def ended(self) -> int:
         """Its exit status, once it has ended and all that it printed is read."""
@@ -110,7 +112,7 @@ def filled(frames: list[list[str]], job_id: str) -> list[int]:
 
 
 def test_watch_shows_a_job_at_work_until_it_is_left(
-    environment: dict[str, str], settings: Settings, start_worker
+    environment: dict[str, str], settings: Settings, start_worker: StartWorker
 ) -> None:
     worker = start_worker("slow")
     texts = [f"secret {i} " + "word " * 60 for i in range(200)]
@@ -145,7 +147,7 @@ def test_watch_shows_a_job_at_work_until_it_is_left(
 
 @pytest.mark.parametrize(("leave", "status"), [("q", 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_the_terminal_is_restored_however_one_leaves(
-    leave: str | signal.Signals, status: int, environment: dict[str, str], redis_server
+    leave: str | signal.Signals, status: int, environment: dict[str, str]
 ) -> None:
     with terminal(["status", "--watch"], environment) as screen:
         screen.until(lambda: "q leaves" in screen.text)
@@ -163,10 +165,12 @@ def test_the_terminal_is_restored_however_one_leaves(
         assert screen.is_as_before()
 
 
-def test_without_a_terminal_it_looks_once_or_prints_lines(embedctl, environment, settings, start_worker) -> None:
+def test_without_a_terminal_it_looks_once_or_prints_lines(
+    embedctl: RunEmbedctl, environment: dict[str, str], settings: Settings, start_worker: StartWorker
+) -> None:
     worker = start_worker()
     job = enqueue_embeddings(["one", "two"], settings=settings)
-    job.wait(timeout=30)
+    job.wait(timeout=60)
     once = embedctl("status")
     assert once.returncode == 0, once.stderr
     lines = once.stdout.splitlines()
@@ -192,7 +196,7 @@ def test_without_a_terminal_it_looks_once_or_prints_lines(embedctl, environment,
         assert stream.stdout is not None
         moments = [json.loads(stream.stdout.readline())["at"] for _ in range(2)]
         stream.send_signal(signal.SIGINT)
-        assert stream.wait(10) == 0
+        assert stream.wait(60) == 0
     assert moments[0] < moments[1]
 
 
@@ -219,7 +223,7 @@ def test_it_says_since_when_redis_is_away_and_goes_on_when_it_is_back(short_fold
             server.stop()
 
 
-def test_a_redis_that_is_not_there_is_an_error_at_once(embedctl, short_folder: Path) -> None:
+def test_a_redis_that_is_not_there_is_an_error_at_once(embedctl: RunEmbedctl, short_folder: Path) -> None:
     done = embedctl("status", "--watch", "--json", EMBEDCTL_REDIS_URL=f"unix://{short_folder}/nothing.sock")
     assert (done.returncode, done.stdout) == (69, "")
     assert "can't be reached" in done.stderr

@@ -13,7 +13,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -24,6 +23,7 @@ import yaml
 
 from embedctl.local import _redis_server
 from tests.support.tls import tls_redis_server
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -284,13 +284,14 @@ class Stack:
         """Wait until a service is healthy.
 
         Raises:
-            AssertionError: it has ended, or it took too long; the message is its log.
+            AssertionError: it has ended, or it took too long; the message has its log.
         """
-        deadline = time.monotonic() + timeout_s
-        while not self.is_healthy(name):
+
+        def healthy() -> bool:
             assert self.processes[name].poll() is None, self.log(name)
-            assert time.monotonic() < deadline, self.log(name)
-            time.sleep(0.1)
+            return self.is_healthy(name)
+
+        eventually(healthy, timeout_s, what=f"the health of {name}", show=lambda: self.log(name))
 
     def stop(self, name: str) -> int:
         """Stop a service with SIGTERM; its exit status."""

@@ -6,6 +6,7 @@ A test with a stand-in for a device bears none of these marks: what it shows is 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ def _no_gpu() -> str:
 
 def _no_tensorrt() -> str:
     try:
-        import tensorrt  # noqa: F401  (whether it can be imported is the question)
+        importlib.import_module("tensorrt")
     except ImportError:
         return "TensorRT and a GPU"
     return missing("gpu") and "a GPU for TensorRT"
@@ -42,7 +43,7 @@ def _no_tensorrt() -> str:
 
 def _no_neuron() -> str:
     try:
-        import torch_neuronx
+        torch_neuronx = importlib.import_module("torch_neuronx")
     except Exception:  # noqa: BLE001  (the placeholder of that name raises what it likes)
         return "torch_neuronx and a Neuron device"
     if not hasattr(torch_neuronx, "trace"):

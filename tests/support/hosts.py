@@ -7,12 +7,14 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.support.processes import children
 
 
 def why_not() -> str:
@@ -120,13 +122,11 @@ class Network:
 
 def stop(process: subprocess.Popen[bytes], timeout: float = 30) -> None:
     """End a host's process: SIGTERM to the command itself, for its parent takes no notice; then SIGKILL to both."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if process.poll() is None:
-        for child in children.read_text().split():
-            os.kill(int(child), signal.SIGTERM)
-        deadline = time.monotonic() + timeout
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        for child in children(process.pid):
+            os.kill(child, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout)
     process.kill()  # with --kill-child its command goes with it
     process.wait()
 

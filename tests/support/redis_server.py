@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +14,7 @@ import redis as redis_py
 from embedctl.acl import ADMIN, access_list, read_passwords
 from embedctl.local import _redis_server
 from embedctl_config.hardware import HardwareClass
+from tests.support.waiting import eventually
 
 CONFIG = Path(__file__).parents[2] / "config" / "embedctl_config" / "redis.conf"
 
@@ -66,17 +66,18 @@ class RedisServer:
         command += ["--unixsocket", f"{self.folder}/redis.sock", *self.extra]
         with (self.folder / "redis.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        client = redis_py.Redis.from_url(self.url)
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                client.ping()
-                break
-            except redis_py.exceptions.ConnectionError:
-                runs = self.process.poll() is None and time.monotonic() < deadline
-                assert runs, (self.folder / "redis.log").read_text()[-2000:]
-                time.sleep(0.02)
-        client.close()
+        process = self.process
+
+        def answers() -> bool:
+            assert process.poll() is None, self.log()
+            with suppress(redis_py.exceptions.ConnectionError), redis_py.Redis.from_url(self.url) as client:
+                return bool(client.ping())
+            return False
+
+        eventually(answers, what="Redis' start", show=self.log)
+
+    def log(self) -> str:
+        return (self.folder / "redis.log").read_text()[-2000:]
 
     def stop(self) -> None:
         if self.process is not None:
@@ -99,6 +100,6 @@ def emptied(server: RedisServer) -> Iterator[None]:
     client.acl_log_reset()
     yield
     # Clients introduce themselves with CLIENT SETINFO, and `doctor` asks for CONFIG; both do without.
-    denied = [each for each in client.acl_log() if not each["object"].startswith(("client", "config"))]
+    denied = [each for each in client.acl_log() if not str(each["object"]).startswith(("client", "config"))]
     client.close()
     assert not denied

@@ -61,8 +61,8 @@ class TlsRedis(RedisServer):
     def certify(self, *names: str, authority: trustme.CA | None = None, expired: bool = False) -> None:
         """Have it show a certificate for these names from its next start on."""
         now = datetime.now(UTC)
-        ends = {"not_after": now - timedelta(days=1), "not_before": now - timedelta(days=2)} if expired else {}
-        made = (authority or self.authority).issue_cert(*names, **ends)
+        from_, until = (now - timedelta(days=2), now - timedelta(days=1)) if expired else (None, None)
+        made = (authority or self.authority).issue_cert(*names, not_before=from_, not_after=until)
         made.private_key_pem.write_to_path(self.folder / "redis.key")
         with (self.folder / "redis.crt").open("wb") as file:
             file.write(b"".join(blob.bytes() for blob in made.cert_chain_pems))

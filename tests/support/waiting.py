@@ -9,9 +9,26 @@ from collections.abc import Callable
 PATIENCE_S = 60.0
 
 
-def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S, *, what: str = "it") -> None:
-    """Poll until a condition holds."""
+def eventually(
+    condition: Callable[[], object],
+    timeout_s: float = PATIENCE_S,
+    *,
+    what: str = "it",
+    show: Callable[[], str] | None = None,
+) -> None:
+    """Poll until a condition holds.
+
+    Args:
+        condition: called again and again; what it raises is raised here.
+        timeout_s: shorter than the default only where the time itself is tested.
+        what: names the condition, for the error.
+        show: more for the error, such as a log.
+
+    Raises:
+        AssertionError: the condition still does not hold after `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not become true within {timeout_s:g} s"
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not become true within {timeout_s:g} s\n{show() if show else ''}")
         time.sleep(0.02)

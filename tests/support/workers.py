@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from embedctl.broker import Broker
 from embedctl.store import WorkerRow
+from tests.support.forked import Process
+from tests.support.waiting import eventually
 
 #: The hardware classes and the short times of redis_server.py, as a worker process reads them.
 CONFIG = """
@@ -50,7 +53,7 @@ START_S = 120.0
 class WorkerProcess:
     """A worker that a test started."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     broker: Broker
     log_file: Path
 
@@ -62,11 +65,11 @@ class WorkerProcess:
         return next(row for row in self.broker.workers.alive() if row.pid == self.pid)
 
     def wait_ready(self) -> WorkerProcess:
-        deadline = time.monotonic() + START_S
-        while not any(row.pid == self.pid for row in self.broker.workers.alive()):
+        def ready() -> bool:
             assert self.process.poll() is None, self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.05)
+            return any(row.pid == self.pid for row in self.broker.workers.alive())
+
+        eventually(ready, START_S, what="the worker's start", show=self.log)
         return self
 
     def log(self) -> str:
@@ -86,11 +89,37 @@ class WorkerProcess:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             try:
-                self.process.wait(30)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait()
-        return self.process.returncode
+        return self.process.wait()
 
 
 StartWorker = Callable[..., WorkerProcess]
+
+
+@contextmanager
+def kept_alive(start: StartWorker, count: int, hardware: str = "poison") -> Iterator[list[WorkerProcess]]:
+    """Workers that are started again when they die, as a supervisor does; all that there were."""
+    workers = [start(hardware) for _ in range(count)]
+    over = threading.Event()
+
+    def keep() -> None:
+        current = list(workers)
+        while not over.wait(0.1):
+            for at, worker in enumerate(current):
+                if worker.process.poll() is not None:
+                    current[at] = start(hardware, wait=False)
+                    workers.append(current[at])
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    try:
+        yield workers
+    finally:
+        over.set()
+        keeper.join()
+
+
+def deaths(workers: list[WorkerProcess]) -> list[int]:
+    return [status for worker in workers if (status := worker.process.returncode) is not None]

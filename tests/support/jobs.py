@@ -1,0 +1,38 @@
+"""Jobs in tests: the vectors that they must give, and what Redis holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import redis as redis_py
+
+from embedctl import Job
+from embedctl.broker import Broker
+from embedctl_config import keys
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends.dummy import DummyBackend
+
+
+def reference(texts: Sequence[str], prompt: str | None = None, seed: int = 0) -> Vectors:
+    """The unit vectors of the dummy backend: float32, (texts, 16)."""
+    backend = DummyBackend(dim=16, seed=seed)
+    return backend.finish(backend.forward(backend.tokenize(texts, prompt), np.arange(len(texts))), normalize=True)
+
+
+def active_job_id(broker: Broker) -> str:
+    """The id of the one job that is under way."""
+    (job_id,) = broker.upkeep.active_jobs()
+    return job_id
+
+
+def owners(raw: redis_py.Redis, job: Job) -> dict[int, list[str]]:
+    """Leased chunk → token, worker and, if it is in careful mode, the row that it is at."""
+    held = cast(Mapping[bytes, bytes], raw.hgetall(keys.owners(job.id)))  # this client decodes nothing
+    return {int(chunk): owner.decode().split(" ") for chunk, owner in held.items()}
+
+
+def job_reads(raw: redis_py.Redis) -> int:
+    """How often clients have read a job's hash."""
+    return int(raw.info("commandstats")["cmdstat_hgetall"]["calls"])

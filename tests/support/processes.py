@@ -1,0 +1,59 @@
+"""Processes that tests start: what runs in them first, with which variables, and whether they live."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Runs the command line: arguments, `stdin` and variables of the environment.
+RunEmbedctl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def before_all_else(folder: Path, name: str, program: str, modules: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that make any Python run a program before anything of embedctl (sitecustomize of site.py).
+
+    Args:
+        folder: a test's own.
+        name: of the folder within it that goes onto PYTHONPATH.
+        program: Python source.
+        modules: source of modules that can then be imported, by name.
+    """
+    place = folder / name
+    place.mkdir(exist_ok=True)
+    for module, source in {"sitecustomize": program, **(modules or {})}.items():
+        (place / f"{module}.py").write_text(source)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))}
+
+
+@contextmanager
+def changed(environment: MutableMapping[str, str], variables: Mapping[str, str]) -> Iterator[None]:
+    """Processes that start within the block have other variables."""
+    before = dict(environment)
+    environment.update(variables)
+    yield
+    environment.clear()
+    environment.update(before)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process lives; a zombie does not."""
+    return process_state(pid) not in ("", "Z")
+
+
+def process_state(pid: int) -> str:
+    """As proc(5) has it: T is stopped, Z a zombie; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that still exist; none if it has ended."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
