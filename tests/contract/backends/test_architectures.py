@@ -14,11 +14,9 @@ import pytest
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
-from embedctl_config.wire import ChunkInput
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import BACKENDS, load_backend
 from embedctl_workers.backends.base import Backend
-from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import fingerprint_of
 
@@ -27,17 +25,16 @@ pytest.importorskip("sentence_transformers")
 #: Tracing a graph warns of each test in a model's Python; whether the graph is right is what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 
+from tests.support.chunks import encode  # noqa: E402
 from tests.support.references_here import compute_here  # noqa: E402
 from tests.support.stand_in_gpu import StandIn  # noqa: E402  (it needs torch)
+from tests.support.texts import TEXTS, text_of  # noqa: E402
 from tests.support.tiny_models import FAMILIES, Tiny  # noqa: E402
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 MakeModel = Callable[[Tiny], Path]
-
-#: So small that the texts make many batches.
-BUDGET = 96
 
 
 class Engine(NamedTuple):
@@ -111,31 +108,6 @@ QUICK = {
     MATRYOSHKA[1],
     WINDOWED[-3],
 }
-
-WORDS = (
-    "the",
-    "text",
-    "That",
-    "query",
-    "of",
-    "models",
-    "WORD",
-    "2024",
-    "äöü",
-    "日本語",
-    "don't",
-    "e.g.",
-    "naïve",
-    "reading",
-)
-
-
-def texts_of(seed: int = 0, longest: int = 60, count: int = 40) -> list[str]:
-    rng = np.random.default_rng(seed)
-    return [" ".join(rng.choice(WORDS, rng.integers(1, longest))) for _ in range(count)]
-
-
-TEXTS = [*texts_of(), "a", "the", "The Words", "word " * 200, "🙂 unknown", "two\nlines\tand a tab", " the end "]
 
 
 @pytest.fixture(scope="session")
@@ -232,14 +204,6 @@ def options_of(alias: str) -> tuple[str, ...]:
     return backend.OPTIONS
 
 
-def encode(backend: Backend, texts: Sequence[str], budget: int = BUDGET, **options: Any) -> EncodedChunk:
-    encoder = ChunkEncoder(backend, budget)
-    chunk = ChunkInput(0, bytes(len(texts)), [text.encode() for text in texts])
-    encoded = encoder.encode(encoder.prepare(chunk, options))
-    assert encoded.errors == []
-    return encoded
-
-
 def assert_close(engine: Engine, found: Vectors, expected: Vectors) -> None:
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=engine.tolerance)
@@ -270,14 +234,6 @@ def test_the_same_small_model_has_the_same_files(tmp_path: Path) -> None:
     prints = [fingerprint_of(make_model(tmp_path / name, Tiny(dense=4))) for name in "ab"]
     assert prints[0] == prints[1]
     assert fingerprint_of(make_model(tmp_path / "c", Tiny(dense=4, seed=1))) != prints[0]
-
-
-def text_of(count: int, tokenizer: Any) -> str:
-    """A text of so many tokens, special ones included."""
-    special = len(tokenizer("")["input_ids"])
-    text = "a" + " the" * (count - special - 1)
-    assert len(tokenizer(text, truncation=False)["input_ids"]) == count
-    return text
 
 
 @on_every_engine(LIMITED, ["torch", "onnx"])

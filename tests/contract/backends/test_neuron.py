@@ -40,8 +40,9 @@ from embedctl_workers.backends.onnx.export import WholeModel  # noqa: E402
 from embedctl_workers.building import neuron as build  # noqa: E402
 from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
 from embedctl_workers.models.builders import BuildOptions  # noqa: E402
-from tests.contract.backends.test_architectures import TEXTS, encode, text_of  # noqa: E402
+from tests.support.chunks import encode  # noqa: E402
 from tests.support.neuron_site import fake_machine, fake_site, installed  # noqa: E402
+from tests.support.texts import TEXTS, text_of  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
 BATCH = 4

@@ -283,7 +283,7 @@ def test_the_session_has_the_threads_that_it_is_given(files: ModelFiles, host: H
 
 @pytest.fixture(scope="module")
 def passages() -> list[str]:
-    from tests.e2e.test_real_model import real_passages
+    from tests.support.passages import real_passages
 
     return [text for text in real_passages(60) if text]
 

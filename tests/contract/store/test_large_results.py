@@ -18,9 +18,9 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, SettingsError
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from tests.contract.store.test_runner import Rig
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
+from tests.support.rig import Rig
 from tests.support.store import MINE, OPTIONS, claim, new_job, payload, row, spec
 from tests.support.waiting import eventually
 

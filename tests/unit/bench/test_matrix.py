@@ -13,7 +13,7 @@ from embedctl_bench.measuring.engines import CLASS, Facts, Samples, System
 from embedctl_bench.measuring.sampling import cost_per_million
 from embedctl_bench.report.report import Table
 from embedctl_workers.models.files import ModelFiles
-from tests.unit.bench.test_cells import asked, steady
+from tests.support.bench import Exact, asked, steady
 
 CPU, INT8 = System(CLASS, "cpu"), System(CLASS, "cpu-int8")
 MODEL = ModelFiles("all/Mini LM", Path(), "f" * 64)
@@ -27,14 +27,6 @@ def found(rate: float, batch: int) -> Found:
 def bench(tmp_path: Path) -> Bench:
     wanted = asked(tmp_path, classes=("cpu", "cpu-int8"), cpus=frozenset({0}), price=PRICE)
     return Bench(wanted, wanted.session("matrix", 10), None, 3)  # type: ignore[arg-type]  # nothing is loaded
-
-
-class Exact:
-    def __init__(self, model: ModelFiles) -> None:
-        pass
-
-    def requests(self, tokens: int, batch: int, count: int) -> list[list[str]]:
-        return [[f"{tokens} tokens"] * batch]
 
 
 def test_the_published_costs_are_reproduced_and_said_to_be() -> None:

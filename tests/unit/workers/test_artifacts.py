@@ -15,29 +15,7 @@ import pytest
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.models.artifacts import FORMAT, MANIFEST, Artifact, ArtifactStore, Wanted, read_artifact
-
-MINE = Wanted("ab" * 32, {"kind": "onnx", "exporter": "own"})
-FACTS: dict[str, Any] = {
-    "model": {"name": "mine", "weights_bytes": 10},
-    "engine": "an engine",
-    "graph": {"name": "plain"},
-    "accuracy": {"min_cosine": 1.0, "mean_cosine": 1.0},
-    "rate": {"sentences_per_s": 1.0, "threads": 1},
-}
-
-
-class Fill:
-    """Writes two files, and counts how often."""
-
-    def __init__(self, content: bytes = b"weights") -> None:
-        self.calls = 0
-        self._content = content
-
-    def __call__(self, folder: Path) -> dict[str, Any]:
-        self.calls += 1
-        (folder / "model.onnx").write_bytes(self._content)
-        (folder / "tokenizer.json").write_text("{}")
-        return FACTS
+from tests.support.artifacts import MINE, Fill
 
 
 @pytest.fixture
@@ -206,7 +184,7 @@ def test_a_wide_umask_does_no_harm(store: ArtifactStore) -> None:
 BUILDER = """
 import sys, time
 from pathlib import Path
-from tests.unit.workers.test_artifacts import FACTS, MINE
+from tests.support.artifacts import FACTS, MINE
 from embedctl_workers.models.artifacts import ArtifactStore
 import logging
 logging.basicConfig(level="INFO")

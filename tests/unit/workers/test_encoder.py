@@ -14,6 +14,7 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.base import is_out_of_memory
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk, Stopped
+from tests.support.chunks import chunk_of
 
 BUDGET = 32
 
@@ -47,11 +48,6 @@ class Fake(DummyBackend):
     @property
     def rows_seen(self) -> int:
         return sum(map(len, self.batches))
-
-
-def chunk_of(*texts: str | bytes, kinds: dict[int, RecordKind] | None = None) -> ChunkInput:
-    data = [text.encode() if isinstance(text, str) else text for text in texts]
-    return ChunkInput(0, bytes((kinds or {}).get(row, RecordKind.TEXT) for row in range(len(data))), data)
 
 
 def run(backend: DummyBackend, chunk: ChunkInput, *, budget: int = BUDGET, **options: Any) -> EncodedChunk:

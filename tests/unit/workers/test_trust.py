@@ -22,7 +22,7 @@ from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import TEXTS
 from embedctl_workers.models.references import _load, references_path
 from embedctl_workers.models.tuning import Tuned, load_tuned, save_tuned
-from tests.unit.workers.test_artifacts import MINE, Fill
+from tests.support.artifacts import MINE, Fill
 
 FILES = ModelFiles("a/model", Path("/models/a"), "ab" * 32)
 TUNED = Tuned(budgets={1: 512}, workers=1, threads=1, cpus=1, tokens_per_s=1.0)
