@@ -22,6 +22,7 @@ from embedctl_workers.backends import load_backend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
+from tests.support.waiting import PATIENCE_S
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
@@ -292,7 +293,7 @@ class Gate:
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         self.entered.release()
-        assert self.go.wait(30)
+        assert self.go.wait(PATIENCE_S)
         return self._module(*inputs)
 
 
@@ -302,8 +303,8 @@ def test_two_runs_are_in_the_devices_queue_and_no_third(load: Load) -> None:
     expected = finished(backend, tokens, [0])
     gate = Gate(backend, BUCKETS[0])
     pending = backend.forward(tokens, np.arange(3 * BATCH))
-    assert gate.entered.acquire(timeout=30)
-    assert gate.entered.acquire(timeout=30)
+    assert gate.entered.acquire(timeout=PATIENCE_S)
+    assert gate.entered.acquire(timeout=PATIENCE_S)
     assert not gate.entered.acquire(timeout=0.2)
     gate.go.set()
     close_to(backend.finish(pending, normalize=False), np.repeat(expected, 3 * BATCH, axis=0), 2e-6)
@@ -317,8 +318,8 @@ def test_a_batch_is_begun_while_another_waits_for_the_device(load: Load) -> None
     gate = Gate(backend, BUCKETS[0])
     first, second = (backend.forward(tokens, np.array([row])) for row in (0, 1))
     # Both are on the device at once, and neither is done.
-    assert gate.entered.acquire(timeout=30)
-    assert gate.entered.acquire(timeout=30)
+    assert gate.entered.acquire(timeout=PATIENCE_S)
+    assert gate.entered.acquire(timeout=PATIENCE_S)
     assert not any(run.done() for pending in (first, second) for run in pending.vectors)
     gate.go.set()
     close_to(backend.finish(second, normalize=False), expected[[1]], 2e-6)

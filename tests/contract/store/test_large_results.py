@@ -187,7 +187,7 @@ def test_a_result_that_never_arrives_is_given_back(
     thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
     thread.start()
     try:
-        eventually(lambda: not thread.is_alive(), 60)
+        eventually(lambda: not thread.is_alive())
         assert "did not take it 8 times" in (job.status().trouble or "")
     finally:
         rig.runner.draining.set()
@@ -211,7 +211,7 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
     thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
     thread.start()
     try:
-        eventually(lambda: len(asked) > 60, 60)
+        eventually(lambda: len(asked) > 60)
         monkeypatch.setattr(broker.jobs, "complete", complete)
         thread.join(60)
         assert job.status().done == 3

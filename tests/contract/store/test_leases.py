@@ -29,6 +29,7 @@ from tests.support.store import (
     spec,
     work,
 )
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -147,10 +148,9 @@ def test_a_lease_lapses_by_redis_own_clock(settings: Settings) -> None:
     job_id = new_job(short)
     claim(short, job_id, 0, "first")
     begun = time.monotonic()
-    while short.upkeep.reap(job_id, QUEUE) != [0]:
-        time.sleep(0.02)
+    eventually(lambda: short.upkeep.reap(job_id, QUEUE) == [0])
     short.close()
-    assert 0.4 < time.monotonic() - begun < 5
+    assert time.monotonic() - begun > 0.4
 
 
 def test_a_stored_chunk_is_done(broker: Broker) -> None:

@@ -21,6 +21,7 @@ from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import BrokerUnavailable, JobError
 from embedctl_config.settings import Settings
 from tests.support.store import DIM, MINE, QUEUE, add, claim, new_job, row, work
+from tests.support.waiting import PATIENCE_S
 
 JOB = "20261121-073032-d974cc1efb"
 
@@ -61,7 +62,7 @@ def test_the_age_is_that_of_the_ticket_which_celery_takes_next(
     with make_celery(settings).connection_for_read() as connection, connection.SimpleQueue(QUEUE) as taken:
         for chunk, left in enumerate((2, 1, 0)):
             shown = waiting(broker)
-            message = taken.get(timeout=5)
+            message = taken.get(timeout=PATIENCE_S)
             arguments, facts, _ = message.payload
             assert arguments == [JOB, chunk]
             assert shown == Waiting(left + 1, facts["sent_ms"]) == Waiting(left + 1, 1000 * (chunk + 1))

@@ -205,7 +205,7 @@ def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(rig: Ri
     thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
     thread.start()
     try:
-        eventually(lambda: not thread.is_alive(), 60)
+        eventually(lambda: not thread.is_alive())
         status = broker.jobs.status(job.id)
         assert "WRONGTYPE" in (status.trouble or "")
         assert not rig.runner.in_hand.all()

@@ -29,7 +29,7 @@ from embedctl.store import Completed, ServedModel
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
 from tests.support.store import MINE, QUEUE, claim, complete, row
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 TEXTS = [f"text {number}" for number in range(10)]
 
@@ -221,7 +221,7 @@ def test_a_producer_pauses_while_more_text_waits_than_the_mark(settings: Setting
         eventually(lambda chunk=chunk: broker.jobs.status(job_id).chunks > chunk)
         claim(broker, job_id, chunk, str(chunk))
         assert complete(broker, job_id, chunk, str(chunk), rows=1) == "ok"
-    producer.join(10)
+    producer.join(PATIENCE_S)
     low.close()
     assert [job.id for job in jobs] == [job_id]
     assert seen[-1][0] == 6
@@ -262,7 +262,7 @@ def test_a_producer_that_waits_for_workers_is_as_patient_as_any(
         eventually(lambda chunk=chunk: broker.jobs.status(job_id).chunks > chunk)
         claim(broker, job_id, chunk, str(chunk))
         assert complete(broker, job_id, chunk, str(chunk), rows=1) == "ok"
-    producer.join(10)
+    producer.join(PATIENCE_S)
     low.close()
     assert [job.id for job in jobs] == [job_id]
 

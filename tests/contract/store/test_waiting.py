@@ -93,7 +93,7 @@ def test_a_producer_that_waits_for_room_hears_that_there_will_be_none(
     settings: Settings, broker: Broker, raw, end: str
 ) -> None:
     submitting = Submitting(settings, max_errors=0)
-    eventually(lambda: submitting.waits, 60)
+    eventually(lambda: submitting.waits)
     job_id = only_job(raw)
     error: type[BaseException]
     if end == "cancel":
@@ -120,7 +120,7 @@ def test_a_producer_that_waits_says_that_no_worker_lives(
     eventually(
         lambda: any("embedctl worker --class dummy --model dummy" in each for each in submitting.waiting_for), 60
     )
-    eventually(lambda: "No live worker serves dummy on dummy" in caplog.text, 60)
+    eventually(lambda: "No live worker serves dummy on dummy" in caplog.text)
     broker.jobs.cancel(only_job(raw))
     submitting.ended_with(JobCancelled)
 

@@ -32,7 +32,7 @@ from embedctl_config.errors import BrokerFull
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
 from tests.support.store import add, new_job, work
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -88,16 +88,16 @@ def test_a_producer_that_waits_for_a_full_redis_is_not_called_dead(
 
     producer = threading.Thread(target=submit, daemon=True)
     producer.start()
-    eventually(lambda: raw.zcard(keys.JOBS), 60)
+    eventually(lambda: raw.zcard(keys.JOBS))
     [job_id] = [name.decode() for name in raw.zrange(keys.JOBS, 0, -1)]
-    eventually(lambda: broker.jobs.status(job_id).chunks == 1, 20)
+    eventually(lambda: broker.jobs.status(job_id).chunks == 1)
     work(broker, job_id, 0)
     fill(raw)
     full.set()
     with pytest.raises(WaitTimeout):  # and not JobStalled
         Job(job_id, broker).wait(4)
     make_room(raw)
-    producer.join(20)
+    producer.join(PATIENCE_S)
     assert jobs[0].status().records == 4
 
 
@@ -114,7 +114,7 @@ def test_nobody_is_called_dead_while_redis_is_full(
         Job(job_id, broker).wait(3)
     make_room(raw)
     with pytest.raises(JobStalled):
-        Job(job_id, broker).wait(20)
+        Job(job_id, broker).wait(PATIENCE_S)
 
 
 async def _all_of(job: Job, timeout: object) -> None:
