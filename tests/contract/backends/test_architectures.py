@@ -29,12 +29,16 @@ from tests.support.chunks import encode  # noqa: E402
 from tests.support.references_here import compute_here  # noqa: E402
 from tests.support.stand_in_gpu import StandIn  # noqa: E402  (it needs torch)
 from tests.support.texts import TEXTS, text_of  # noqa: E402
-from tests.support.tiny_models import FAMILIES, Tiny  # noqa: E402
+from tests.support.tiny_models import FAMILIES, Family, Tiny  # noqa: E402
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 MakeModel = Callable[[Tiny], Path]
+ReferenceModel = Callable[[Tiny], "SentenceTransformer"]
+#: The vectors of the texts, by (model, prompt, normalize, dim).
+Reference = Callable[..., Vectors]
+Load = Callable[[Tiny], Backend]
 
 
 class Engine(NamedTuple):
@@ -53,7 +57,7 @@ ENGINES = {
     "torch-gpu on a stand-in": Engine("torch-gpu", {"dtype": "fp32"}, 1e-5),
 }
 
-ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert")
+ENCODERS: tuple[Family, ...] = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert")
 #: What comes in every encoder family; sizes of heads: 16, 8, 8, 32, 16.
 IN_EVERY_FAMILY = (
     Tiny(),
@@ -111,7 +115,7 @@ QUICK = {
 
 
 @pytest.fixture(scope="session")
-def reference_model(tiny_model: MakeModel) -> Callable[[Tiny], SentenceTransformer]:
+def reference_model(tiny_model: MakeModel) -> ReferenceModel:
     from sentence_transformers import SentenceTransformer
 
     return functools.cache(
@@ -120,7 +124,7 @@ def reference_model(tiny_model: MakeModel) -> Callable[[Tiny], SentenceTransform
 
 
 @pytest.fixture(scope="session")
-def reference(reference_model: Callable[[Tiny], SentenceTransformer]) -> Callable[..., Vectors]:
+def reference(reference_model: ReferenceModel) -> Reference:
     """Vectors by sentence-transformers, as it would be used without us."""
 
     @functools.cache
@@ -178,9 +182,7 @@ def build_here() -> Iterator[None]:
 
 
 @pytest.fixture
-def load(
-    engine: Engine, tiny_model: MakeModel, host: Host, request: pytest.FixtureRequest
-) -> Callable[[Tiny], Backend]:
+def load(engine: Engine, tiny_model: MakeModel, host: Host, request: pytest.FixtureRequest) -> Load:
     """Loads a model into an engine; ends the test where the engine says that it can't run it, and should."""
 
     if engine.backend == "onnx":
@@ -210,7 +212,9 @@ def assert_close(engine: Engine, found: Vectors, expected: Vectors) -> None:
 
 
 @on_every_engine(CASES)
-def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, engine: Engine, load, reference) -> None:
+def test_vectors_are_those_of_sentence_transformers(
+    tiny: Tiny, engine: Engine, load: Load, reference: Reference
+) -> None:
     backend = load(tiny)
     for prompt in (None, "query: ", ""):
         found = encode(backend, TEXTS, prompt=prompt, normalize=False).vectors
@@ -219,7 +223,7 @@ def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, engine: Engine, 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_small_models_tell_texts_and_prompts_apart(family: str, reference) -> None:
+def test_the_small_models_tell_texts_and_prompts_apart(family: Family, reference: Reference) -> None:
     """Or what is tested here would show nothing."""
     tiny = Tiny(family, pooling="lasttoken" if family.startswith("qwen") else "mean")
     vectors = reference(tiny, normalize=True)
@@ -237,7 +241,7 @@ def test_the_same_small_model_has_the_same_files(tmp_path: Path) -> None:
 
 
 @on_every_engine(LIMITED, ["torch", "onnx"])
-def test_what_is_cut_off_is_what_the_tokenizer_counts(tiny: Tiny, load, reference_model) -> None:
+def test_what_is_cut_off_is_what_the_tokenizer_counts(tiny: Tiny, load: Load, reference_model: ReferenceModel) -> None:
     limit = tiny.max_seq_length or 0
     tokenizer = reference_model(tiny).tokenizer
     texts = [text_of(limit + more, tokenizer) for more in (-1, 0, 1, 2, limit)]
@@ -251,7 +255,9 @@ def test_what_is_cut_off_is_what_the_tokenizer_counts(tiny: Tiny, load, referenc
 
 
 @on_every_engine(UNLIMITED, ["torch", "onnx"])
-def test_a_model_without_a_limit_of_its_own_takes_what_its_architecture_does(tiny: Tiny, load, reference_model) -> None:
+def test_a_model_without_a_limit_of_its_own_takes_what_its_architecture_does(
+    tiny: Tiny, load: Load, reference_model: ReferenceModel
+) -> None:
     backend, model = load(tiny), reference_model(tiny)
     assert backend.max_tokens == model.max_seq_length == 64
     text = text_of(70, model.tokenizer)
@@ -260,7 +266,9 @@ def test_a_model_without_a_limit_of_its_own_takes_what_its_architecture_does(tin
 
 @on_every_engine(MATRYOSHKA)
 @pytest.mark.parametrize("dim", [1, 7, 16])
-def test_fewer_dimensions_are_the_first_ones(tiny: Tiny, dim: int, engine: Engine, load, reference) -> None:
+def test_fewer_dimensions_are_the_first_ones(
+    tiny: Tiny, dim: int, engine: Engine, load: Load, reference: Reference
+) -> None:
     backend = load(tiny)
     raw = encode(backend, TEXTS, normalize=False, dimensions=dim).vectors
     assert_close(engine, raw, reference(tiny, dim=dim))
@@ -271,7 +279,9 @@ def test_fewer_dimensions_are_the_first_ones(tiny: Tiny, dim: int, engine: Engin
 
 
 @on_every_engine(WINDOWED)
-def test_the_mean_of_windows_is_that_of_windows_cut_by_hand(tiny: Tiny, engine: Engine, load, reference_model) -> None:
+def test_the_mean_of_windows_is_that_of_windows_cut_by_hand(
+    tiny: Tiny, engine: Engine, load: Load, reference_model: ReferenceModel
+) -> None:
     backend, model = load(tiny), reference_model(tiny)
     expected = np.stack([mean_by_hand(model, text, tiny.prompt or "") for text in TEXTS])
     raw = encode(backend, TEXTS, truncation="mean", normalize=False)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,7 +24,10 @@ from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from tests.support.waiting import PATIENCE_S
 
-torch = pytest.importorskip("torch")
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 #: Tracing warns of each test in a model's Python; whether the trace is right is what is tested here.
 pytestmark = [
@@ -48,7 +51,7 @@ from tests.support.tiny_models import Tiny  # noqa: E402
 
 BATCH = 4
 BUCKETS = [8, 16, 32]
-OPTIONS = {"buckets": "8,16,32", "batch": BATCH}
+OPTIONS: dict[str, Any] = {"buckets": "8,16,32", "batch": BATCH}
 MODELS = [
     Tiny(),
     Tiny("roberta", pooling="cls", normalize=True, truncation="left"),

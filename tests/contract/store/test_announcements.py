@@ -6,7 +6,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import redis as redis_py
@@ -17,7 +16,7 @@ from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_workers.supervising.registry_link import Announcements
-from tests.support.redis_server import CLASSES, QUICK, RedisServer
+from tests.support.redis_server import RedisServer
 from tests.support.store import claim, due_in_s, new_job, row
 from tests.support.waiting import eventually
 
@@ -97,7 +96,7 @@ def test_a_death_is_reported_at_once_and_what_was_held_is_overdue(
 
 
 def test_a_worker_that_nobody_blames_has_left(
-    broker: Broker, raw, announcements: Announcements, process: subprocess.Popen[bytes]
+    broker: Broker, raw: redis_py.Redis, announcements: Announcements, process: subprocess.Popen[bytes]
 ) -> None:
     broker.workers.beat(worker(process))
     announcements.ended(process.pid, "")
@@ -107,7 +106,7 @@ def test_a_worker_that_nobody_blames_has_left(
 
 
 def test_the_end_of_a_process_that_never_was_a_worker_is_no_news(
-    broker: Broker, raw, announcements: Announcements, process: subprocess.Popen[bytes]
+    broker: Broker, raw: redis_py.Redis, announcements: Announcements, process: subprocess.Popen[bytes]
 ) -> None:
     announcements.expect(process.pid)
     announcements.ended(process.pid, "killed by SIGKILL")
@@ -115,22 +114,21 @@ def test_the_end_of_a_process_that_never_was_a_worker_is_no_news(
     assert list(raw.scan_iter(keys.died("*"))) == []
 
 
-def test_a_death_is_reported_when_redis_is_back(short_folder: Path, process: subprocess.Popen[bytes]) -> None:
-    server = RedisServer(short_folder)
-    server.start()
-    broker = Broker.connect(Settings(redis_url=server.url, classes=CLASSES, hardware="dummy", model="dummy", **QUICK))
+def test_a_death_is_reported_when_redis_is_back(
+    own_redis: RedisServer, settings: Settings, process: subprocess.Popen[bytes]
+) -> None:
+    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
     announcements = Announcements(broker)
     try:
         broker.workers.beat(worker(process))
         announcements.expect(process.pid)
         eventually(lambda: announcements.of(process.pid))
-        server.stop()
+        own_redis.stop()
         announcements.ended(process.pid, "killed by SIGKILL")
         time.sleep(1)
-        server.start()
+        own_redis.start()
         eventually(lambda: fates(broker))
         assert fates(broker) == {"w": "killed by SIGKILL"}
     finally:
         announcements.close()
         broker.close()
-        server.stop()

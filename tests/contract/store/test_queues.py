@@ -174,7 +174,7 @@ def test_a_job_that_nobody_works_for_has_no_pace(broker: Broker) -> None:
 
 def test_the_pace_is_that_of_the_last_seconds(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(overview.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     job_id = new_job(broker, chunks=5)
     broker.workers.beat(row())
     gatherer = Gatherer(broker)
@@ -256,9 +256,9 @@ def test_a_newer_version_s_job_hides_no_other(broker: Broker, raw: redis_py.Redi
 def test_a_look_costs_the_same_however_large_the_jobs_are(broker: Broker, raw: redis_py.Redis) -> None:
     def commands() -> int:
         gatherer = Gatherer(broker)
-        before = raw.info("stats")["total_commands_processed"]
+        before = int(raw.info("stats")["total_commands_processed"])
         gatherer.look()
-        return raw.info("stats")["total_commands_processed"] - before
+        return int(raw.info("stats")["total_commands_processed"]) - before
 
     job_id = new_job(broker, chunks=2, seal=False)
     commands()  # connections are made

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl_config import keys, wire
@@ -32,7 +33,7 @@ class Quoting(DummyBackend):
     def _fail_in(self, place: str, words: int) -> None:
         if place == self.place and not (self.spares and words > 10):
             try:
-                {}[SECRET]
+                dict[str, str]()[SECRET]
             except KeyError as error:
                 raise ValueError(f"can't work with {TEXTS if 0 < words < 10 else words}") from error
 
@@ -62,6 +63,11 @@ def failing(request: pytest.FixtureRequest, broker: Broker, settings: Settings) 
     return rig
 
 
+def about(line: logging.LogRecord) -> tuple[object, ...]:
+    """The job, chunk and attempt that a log line is about."""
+    return tuple(vars(line)[name] for name in ("job", "chunk", "attempt"))
+
+
 def test_a_chunk_is_counted_as_what_became_of_it(rig: Rig) -> None:
     job = rig.submit(["one", "", "three words here", "one"])
     rig.run(job)
@@ -88,7 +94,9 @@ def test_a_ticket_that_came_twice_counts_as_a_claim_and_no_attempt(rig: Rig) -> 
     assert rig.value("records_total", outcome="done") == 3
 
 
-def test_a_result_that_is_not_needed_counts_no_record(rig: Rig, broker: Broker, raw) -> None:
+def test_a_result_that_is_not_needed_counts_no_record(
+    rig: Rig, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = rig.submit()
     encode = rig.runner._encode
 
@@ -96,7 +104,7 @@ def test_a_result_that_is_not_needed_counts_no_record(rig: Rig, broker: Broker, 
         raw.hset(keys.job(job.id), "model_fingerprint", OTHER)
         return encode(*args)
 
-    rig.runner._encode = other_weights_win  # type: ignore[method-assign]
+    monkeypatch.setattr(rig.runner, "_encode", other_weights_win)
     rig.run(job)
     assert rig.value("results_total", answer="mismatch") == 1
     assert rig.value("records_total", outcome="done") == 0
@@ -143,7 +151,7 @@ def test_a_chunk_that_fails_is_told_of_without_its_text(
     assert "the chunk failed (ValueError), and will be offered again" in caplog.text
     assert "in quoting" in caplog.text  # of the traceback
     (line,) = [record for record in caplog.records if "the chunk failed" in record.getMessage()]
-    assert (line.job, line.chunk, line.attempt) == (job.id, 0, 1)
+    assert about(line) == (job.id, 0, 1)
     trouble = job.status().trouble or ""
     assert SECRET not in trouble
     assert "chunk 0: ValueError in quoting (test_runner.py, line " in trouble
@@ -152,7 +160,7 @@ def test_a_chunk_that_fails_is_told_of_without_its_text(
 
 @pytest.mark.parametrize("failing", ["tokenize", "forward", "positions"], indirect=True)
 def test_a_worker_that_fails_with_its_own_text_blames_no_record(
-    failing: Rig, raw, caplog: pytest.LogCaptureFixture
+    failing: Rig, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     job = failing.submit()
@@ -196,10 +204,12 @@ def test_records_that_fail_are_told_of_without_their_texts(failing: Rig, caplog:
     assert SECRET not in caplog.text
     lines = [record for record in caplog.records if "halving it" in record.getMessage()]
     assert "(ValueError)" in lines[0].getMessage()
-    assert {(line.job, line.chunk, line.attempt) for line in lines} == {(job.id, 0, 1)}
+    assert {about(line) for line in lines} == {(job.id, 0, 1)}
 
 
-def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(rig: Rig, broker: Broker, raw) -> None:
+def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(
+    rig: Rig, broker: Broker, raw: redis_py.Redis
+) -> None:
     job = rig.submit()
     raw.set(keys.events(job.id), "somebody else's")  # `complete` tells of the chunk there
     thread = threading.Thread(target=rig.run, args=(job,), daemon=True)

@@ -212,7 +212,7 @@ def test_a_password_that_was_changed_is_read_again(own_redis: RedisServer, tmp_p
     file = tmp_path / "password"
 
     def change(password: str) -> None:
-        admin.execute_command("ACL", "SETUSER", "me", "on", "resetpass", f">{password}", "~*", "&*", "+@all")
+        admin.execute_command("ACL", "SETUSER", "me", "on", "resetpass", f">{password}", "~*", "&*", "+@all")  # type: ignore[no-untyped-call]  # redis-py gives it no types
         file.write_text(password + "\n")
         for each in admin.client_list():
             if each["user"] == "me":

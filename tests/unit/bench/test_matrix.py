@@ -8,7 +8,7 @@ import pytest
 
 from embedctl_bench.matrix import command as matrix
 from embedctl_bench.matrix.command import FULL, PRICE, PUBLISHED, Cell, Result, measure, report
-from embedctl_bench.measuring.cells import Bench, Found
+from embedctl_bench.measuring.cells import Bench, Case, Found
 from embedctl_bench.measuring.engines import CLASS, Facts, Samples, System
 from embedctl_bench.measuring.sampling import cost_per_million
 from embedctl_bench.report.report import Table
@@ -36,7 +36,7 @@ def test_the_published_costs_are_reproduced_and_said_to_be() -> None:
 def test_every_cell_is_measured_but_for_those_that_cannot_be(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
-    def one(self: Bench, key: str, model: ModelFiles, cases: dict) -> dict[str, Found]:
+    def one(self: Bench, key: str, model: ModelFiles, cases: dict[str, Case]) -> dict[str, Found]:
         for name, case in cases.items():
             (first, *_) = case.requests
             measured.append((name, len(case.seats), case.effort.workers, first[0], len(first)))

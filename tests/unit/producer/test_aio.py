@@ -26,10 +26,10 @@ ASYNC_TYPES = {
 }
 
 
-def shape(function: Callable[..., object]) -> tuple[list[tuple[object, ...]], str]:
+def shape(function: Callable[..., object]) -> tuple[list[tuple[object, ...]], object]:
     """What a caller sees: the parameters, and what comes back; annotations as they are written."""
     signature = inspect.signature(function)
-    parameters = [
+    parameters: list[tuple[object, ...]] = [
         (each.name, each.kind, each.default, ASYNC_TYPES.get(each.annotation, each.annotation))
         for each in signature.parameters.values()
     ]
@@ -185,7 +185,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(aio, "time", clock)
-    monkeypatch.setattr(aio.asyncio, "sleep", clock.sleep)
+    monkeypatch.setattr(asyncio, "sleep", clock.sleep)
     return clock
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -29,7 +30,7 @@ WITHOUT_VARIABLE = {
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
-def load_generator():
+def load_generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs" / "generate.py")
     assert spec
     assert spec.loader
