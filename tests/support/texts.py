@@ -24,7 +24,7 @@ WORDS = (
 )
 
 
-def texts_of(seed: int = 0, longest: int = 60, count: int = 40) -> list[str]:
+def texts_of(seed: int = 0, longest: int = 60, count: int = 20) -> list[str]:
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS, rng.integers(1, longest))) for _ in range(count)]
 

@@ -228,7 +228,7 @@ def test_the_small_models_tell_texts_and_prompts_apart(family: Family, reference
     tiny = Tiny(family, pooling="lasttoken" if family.startswith("qwen") else "mean")
     vectors = reference(tiny, normalize=True)
     apart = np.linalg.norm(vectors[:, np.newaxis] - vectors, axis=-1)
-    assert np.sort(apart[np.triu_indices(40, 1)])[5] > 1e-2
+    assert np.sort(apart[np.triu_indices(20, 1)])[5] > 1e-2
     assert np.median(np.linalg.norm(vectors - reference(tiny, "query: ", normalize=True), axis=1)) > 1e-2
 
 
@@ -278,18 +278,29 @@ def test_fewer_dimensions_are_the_first_ones(
     np.testing.assert_allclose(np.linalg.norm(found.astype(np.float64), axis=1), 1, rtol=0, atol=1e-6)
 
 
+@pytest.fixture(scope="session")
+def by_hand(reference_model: ReferenceModel) -> Callable[[Tiny], tuple[Vectors, int]]:
+    """The means of the texts' windows, and the tokens of all of these; the same for every engine."""
+
+    @functools.cache
+    def of_windows(tiny: Tiny) -> tuple[Vectors, int]:
+        model, prompt = reference_model(tiny), tiny.prompt or ""
+        windows = [window for text in TEXTS for window in windows_by_hand(model, prompt + text)]
+        return np.stack([mean_by_hand(model, text, prompt) for text in TEXTS]), sum(map(len, windows))
+
+    return of_windows
+
+
 @on_every_engine(WINDOWED)
 def test_the_mean_of_windows_is_that_of_windows_cut_by_hand(
-    tiny: Tiny, engine: Engine, load: Load, reference_model: ReferenceModel
+    tiny: Tiny, engine: Engine, load: Load, by_hand: Callable[[Tiny], tuple[Vectors, int]]
 ) -> None:
-    backend, model = load(tiny), reference_model(tiny)
-    expected = np.stack([mean_by_hand(model, text, tiny.prompt or "") for text in TEXTS])
+    backend = load(tiny)
+    expected, tokens = by_hand(tiny)
     raw = encode(backend, TEXTS, truncation="mean", normalize=False)
     assert_close(engine, raw.vectors, expected)
     assert raw.truncations == []
-    assert raw.tokens == sum(
-        sum(len(window) for window in windows_by_hand(model, (tiny.prompt or "") + text)) for text in TEXTS
-    )
+    assert raw.tokens == tokens
     found = encode(backend, TEXTS, truncation="mean", dimensions=8).vectors.astype(np.float64)
     cut = expected[:, :8]
     np.testing.assert_allclose(

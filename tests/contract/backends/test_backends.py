@@ -135,7 +135,7 @@ def test_a_vector_does_not_depend_on_its_place(alias: str, backend: Backend, alo
 
 def test_a_vector_does_not_depend_on_padding(alias: str, backend: Backend, alone: Vectors) -> None:
     for at, text in enumerate(TEXTS):
-        assert_close(alias, encode(backend, [LONG, text, LONG])[1], alone[at])
+        assert_close(alias, encode(backend, [LONG, text])[1], alone[at])
 
 
 def test_rows_choose_among_the_texts_and_may_repeat(alias: str, backend: Backend, alone: Vectors) -> None:
@@ -158,7 +158,8 @@ def test_normalised_vectors_are_of_unit_length(backend: Backend) -> None:
 def test_vectors_that_are_not_to_be_normalised_point_the_same_way(alias: str, backend: Backend, alone: Vectors) -> None:
     raw = encode(backend, TEXTS, normalize=False)
     assert raw.dtype == np.float32
-    assert_close(alias, raw / np.linalg.norm(raw, axis=1, keepdims=True), alone)
+    lengths = np.linalg.norm(raw.astype(np.float64), axis=1, keepdims=True)
+    assert_close(alias, (raw / lengths).astype(np.float32), alone)
     if alias == "dummy":
         assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=1e-2)
 
