@@ -116,9 +116,9 @@ class Machine:
                 fault = "lapse" if lives else ""
                 yield Move("time", "the right to add lapses", self._ending_right(state), fault)
         if state.may("lost result"):
-            for chunk in range(view.number("added")):
-                if view.result(chunk) is not None:
-                    yield Move("redis", f"loses the result of {chunk}", self._losing(state, chunk), "lost result")
+            for index in range(view.number("added")):
+                if view.result(index) is not None:
+                    yield Move("redis", f"loses the result of {index}", self._losing(state, index), "lost result")
         if state.may("rollback"):
             for back, past in enumerate(reversed(state.history), 1):
                 yield Move("redis", f"goes back {back}", self._going_back(state, past, True, back), "rollback")

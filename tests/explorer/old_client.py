@@ -5,12 +5,13 @@ It stands here to show that the explorer finds those faults. Do not mend it.
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from embedctl import submission  # its clock and dice are the explorer's
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
 from embedctl.records import records_of
@@ -62,7 +63,7 @@ class OldJob:
         status = jobs.status(self._id)
         if status.state is JobState.CANCELLED:
             raise JobCancelled(f"job {self._id} was cancelled: submit its corpus again")
-        token = submission.secrets.token_hex(8)
+        token = secrets.token_hex(8)
         chunks, retried = status.chunks, 0
         for chunk in jobs.failed_chunks(self._id, 0, status.chunks):
             records = jobs.retry(self._id, chunk, chunks, token)
@@ -110,14 +111,14 @@ class OldSubmission:
 
     def __init__(self, broker: Broker, job: JobStatus) -> None:
         self._broker, self._job = broker, job
-        self._token = submission.secrets.token_hex(8)
+        self._token = secrets.token_hex(8)
         self._added = 0
 
     def add(self, chunk: wire.ChunkInput) -> None:
         payload = wire.encode_input(chunk, self._job.version)
         answer, waiting = self._add(chunk, payload)
         while answer is Added.HELD:
-            submission.time.sleep(1.0)
+            time.sleep(1.0)
             answer, waiting = self._add(chunk, payload)
         if answer in (Added.SEALED, Added.DIFFERS):
             raise CorpusChanged(f"job {self._job.id} was begun with another corpus")
@@ -131,7 +132,7 @@ class OldSubmission:
 
     def seal(self) -> None:
         while not self._broker.jobs.hold(self._job.id, self._token):
-            submission.time.sleep(1.0)
+            time.sleep(1.0)
         self._broker.jobs.seal(self._job.id, self._added)
         self._broker.send_issued(self._job)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.explorer.machine import Found
 from tests.explorer.scenarios import SCENARIOS
 
 
-def first_found(folder: Path, scenario: str, invariant: str, **old: bool) -> Found:
+def first_found(folder: Path, scenario: str, invariant: str, **old: Any) -> Found:
     """The first violation of an invariant, with its trace as the states were gone through."""
     with SCENARIOS[scenario].machine(folder, **old) as machine:
         coverage = machine.explore(seconds=150.0, stop_at=invariant)

@@ -64,7 +64,7 @@ class StandIn:
     memory = 1 << 30
 
     def __init__(self, *, varlen: bool = False) -> None:
-        self.dtypes = (torch.float16, torch.bfloat16)
+        self.dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
         self.varlen = varlen
         self.waits = 0
         self.kept: list[StandInStream] = []
@@ -129,7 +129,8 @@ def varlen_attn(
     left as they were."""
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     assert query.stride(-1) == 1
-    return _attend(query, key, value, cu_seq_q, max_q)
+    found: torch.Tensor = _attend(query, key, value, cu_seq_q, max_q)
+    return found
 
 
 @torch.library.custom_op("embedctl_tests::varlen_attn", mutates_args=())
@@ -140,9 +141,9 @@ def _attend(
     at: list[Any] = cu_seq.tolist()
     for begin, end in pairwise(at):
         last = min(end, begin + longest)
-        each = [part[begin:last].transpose(0, 1) for part in (query, key, value)]
+        q, k, v = (part[begin:last].transpose(0, 1) for part in (query, key, value))
         if end > begin:
-            out[begin:last] = scaled_dot_product_attention(*each).transpose(0, 1)
+            out[begin:last] = scaled_dot_product_attention(q, k, v).transpose(0, 1)
     return out
 
 

@@ -109,13 +109,23 @@ def overdue(raw: redis_py.Redis, job_id: str, *chunks: int) -> None:
     """Move the time at which something had to happen to these chunks into the past."""
     for chunk in chunks:
         assert raw.zscore(keys.due(job_id), chunk) is not None
-        raw.zadd(keys.due(job_id), {chunk: 1})
+        raw.zadd(keys.due(job_id), {str(chunk): 1})
 
 
 def due_in_s(broker: Broker, raw: redis_py.Redis, job_id: str, chunk: int) -> float:
-    score = raw.zscore(keys.due(job_id), chunk)
-    assert score is not None
-    return (score - broker.connection.now_ms()) / 1000
+    return (score(raw, keys.due(job_id), chunk) - broker.connection.now_ms()) / 1000
+
+
+def score(raw: redis_py.Redis, key: str, member: str | int) -> float:
+    """The score of a member that is in a sorted set."""
+    found = raw.zscore(key, member)
+    assert found is not None
+    return found
+
+
+def members(raw: redis_py.Redis, key: str) -> list[str]:
+    """The members of a sorted set, by score."""
+    return [name.decode() for name in raw.zrange(key, 0, -1) if isinstance(name, bytes)]
 
 
 def row(instance: str = "w", *models: str, hardware: str = "dummy", **changes: Any) -> WorkerRow:
@@ -158,7 +168,7 @@ def assert_consistent(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
         return
     stored = [chunk for chunk in range(status.chunks) if raw.exists(keys.chunk_result(job_id, chunk))]
     results = [wire.decode_result(broker.jobs.result(job_id, chunk) or b"") for chunk in stored]
-    due = {int(chunk) for chunk in raw.zrange(keys.due(job_id), 0, -1)}
+    due = {int(chunk) for chunk in members(raw, keys.due(job_id))}
     assert status.chunks_done == len(stored)
     assert status.done + status.failed == sum(each.rows for each in results)
     assert status.failed == sum(len(each.errors) for each in results)
@@ -166,7 +176,7 @@ def assert_consistent(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
     assert status.waiting_bytes == text_waiting(raw, job_id, status.chunks)
     assert due.isdisjoint(stored)
     for name in (keys.owners, keys.attempts, keys.reissues):
-        assert {int(field.split(b":")[0]) for field in raw.hkeys(name(job_id))} <= due, name
+        assert {int(field.split(b":")[0]) for field in raw.hkeys(name(job_id)) if isinstance(field, bytes)} <= due, name
     ended = status.sealed and status.done + status.failed == status.records
     assert status.state.ended is ended
     # The reaper has still to shorten the lives of what an ended job of a short TTL leaves.

@@ -106,7 +106,7 @@ def make_model(folder: Path, tiny: Tiny) -> Path:
     """Write a model's folder, and return it."""
     words = _TOKENIZERS[tiny.family](tiny)
     config = _config(tiny, words)
-    model = transformers.AutoModel.from_config(config)
+    model = transformers.AutoModel.from_config(config)  # type: ignore[no-untyped-call]  # transformers' own
     _fill(model, tiny.seed)
     model.save_pretrained(folder)
     _write_tokenizer(folder, tiny, words)
@@ -115,18 +115,19 @@ def make_model(folder: Path, tiny: Tiny) -> Path:
 
 
 def _config(tiny: Tiny, words: _Words) -> Any:
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": words.tokenizer.get_vocab_size(),
         "pad_token_id": words.id_of("pad_token"),
         "bos_token_id": words.id_of("cls_token"),
         "eos_token_id": words.id_of("sep_token") or words.id_of("eos_token"),
     }
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": tiny.hidden,
         "num_attention_heads": tiny.heads,
         "num_hidden_layers": tiny.layers,
         "intermediate_size": 2 * tiny.hidden + 8,
     }
+    form: Any  # the signatures lack what these classes take by keyword
     match tiny.family:
         case "bert":
             return transformers.BertConfig(
@@ -151,7 +152,8 @@ def _config(tiny: Tiny, words: _Words) -> Any:
                 max_position_embeddings=tiny.positions,
             )
         case "modernbert":
-            return transformers.ModernBertConfig(
+            form = transformers.ModernBertConfig
+            return form(
                 **common,
                 **sizes,
                 cls_token_id=common["bos_token_id"],
@@ -285,6 +287,12 @@ def _with_specials(tokenizer: Tokenizer, special: Mapping[str, str]) -> Tokenize
     return tokenizer
 
 
+def _with_id(tokenizer: Tokenizer, token: str) -> tuple[str, int]:
+    known = tokenizer.token_to_id(token)
+    assert known is not None
+    return token, known
+
+
 def _wordpiece(special: Mapping[str, str], vocabulary: Sequence[str], lower: bool) -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(_word_pieces(vocabulary), unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
@@ -313,8 +321,7 @@ _ROBERTA = {
 
 def _bert(tiny: Tiny) -> _Words:
     tokenizer = _wordpiece(_BERT, list(_BERT.values()), tiny.lower)
-    ids = [(each, tokenizer.token_to_id(each)) for each in ("[SEP]", "[CLS]")]
-    tokenizer.post_processor = processors.BertProcessing(*ids)
+    tokenizer.post_processor = processors.BertProcessing(_with_id(tokenizer, "[SEP]"), _with_id(tokenizer, "[CLS]"))
     if tiny.family == "distilbert":
         return _Words(tokenizer, _BERT, "DistilBertTokenizer")
     return _Words(tokenizer, _BERT, "BertTokenizer", ("input_ids", "token_type_ids", "attention_mask"))
@@ -323,8 +330,9 @@ def _bert(tiny: Tiny) -> _Words:
 def _mpnet(tiny: Tiny) -> _Words:
     special = {**_ROBERTA, "unk_token": "[UNK]"}
     tokenizer = _wordpiece(special, ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"], tiny.lower)
-    ids = [(each, tokenizer.token_to_id(each)) for each in ("</s>", "<s>")]
-    tokenizer.post_processor = processors.RobertaProcessing(*ids, trim_offsets=True, add_prefix_space=False)
+    tokenizer.post_processor = processors.RobertaProcessing(
+        _with_id(tokenizer, "</s>"), _with_id(tokenizer, "<s>"), trim_offsets=True, add_prefix_space=False
+    )
     return _Words(tokenizer, special, "MPNetTokenizer")
 
 

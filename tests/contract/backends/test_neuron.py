@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,8 +22,12 @@ from embedctl_workers.backends import load_backend
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
+from tests.support.waiting import PATIENCE_S
 
-torch = pytest.importorskip("torch")
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 #: Tracing warns of each test in a model's Python; whether the trace is right is what is tested here.
 pytestmark = [
@@ -40,13 +44,14 @@ from embedctl_workers.backends.onnx.export import WholeModel  # noqa: E402
 from embedctl_workers.building import neuron as build  # noqa: E402
 from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
 from embedctl_workers.models.builders import BuildOptions  # noqa: E402
-from tests.contract.backends.test_architectures import TEXTS, encode, text_of  # noqa: E402
+from tests.support.chunks import encode  # noqa: E402
 from tests.support.neuron_site import fake_machine, fake_site, installed  # noqa: E402
+from tests.support.texts import TEXTS, text_of  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
 BATCH = 4
 BUCKETS = [8, 16, 32]
-OPTIONS = {"buckets": "8,16,32", "batch": BATCH}
+OPTIONS: dict[str, Any] = {"buckets": "8,16,32", "batch": BATCH}
 MODELS = [
     Tiny(),
     Tiny("roberta", pooling="cls", normalize=True, truncation="left"),
@@ -291,7 +296,7 @@ class Gate:
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         self.entered.release()
-        assert self.go.wait(30)
+        assert self.go.wait(PATIENCE_S)
         return self._module(*inputs)
 
 
@@ -301,8 +306,8 @@ def test_two_runs_are_in_the_devices_queue_and_no_third(load: Load) -> None:
     expected = finished(backend, tokens, [0])
     gate = Gate(backend, BUCKETS[0])
     pending = backend.forward(tokens, np.arange(3 * BATCH))
-    assert gate.entered.acquire(timeout=30)
-    assert gate.entered.acquire(timeout=30)
+    assert gate.entered.acquire(timeout=PATIENCE_S)
+    assert gate.entered.acquire(timeout=PATIENCE_S)
     assert not gate.entered.acquire(timeout=0.2)
     gate.go.set()
     close_to(backend.finish(pending, normalize=False), np.repeat(expected, 3 * BATCH, axis=0), 2e-6)
@@ -316,8 +321,8 @@ def test_a_batch_is_begun_while_another_waits_for_the_device(load: Load) -> None
     gate = Gate(backend, BUCKETS[0])
     first, second = (backend.forward(tokens, np.array([row])) for row in (0, 1))
     # Both are on the device at once, and neither is done.
-    assert gate.entered.acquire(timeout=30)
-    assert gate.entered.acquire(timeout=30)
+    assert gate.entered.acquire(timeout=PATIENCE_S)
+    assert gate.entered.acquire(timeout=PATIENCE_S)
     assert not any(run.done() for pending in (first, second) for run in pending.vectors)
     gate.go.set()
     close_to(backend.finish(second, normalize=False), expected[[1]], 2e-6)

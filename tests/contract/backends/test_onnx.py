@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models import build_process as building
+from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
@@ -44,7 +47,7 @@ def host(cache_folder: Path) -> Host:
 
 
 @pytest.fixture(scope="session")
-def built(tiny_model: Callable[[Tiny], Path], cache_folder: Path):
+def built(tiny_model: Callable[[Tiny], Path], cache_folder: Path) -> dict[str, Artifact]:
     """Artefacts of the small model, as a worker would build them."""
     files = resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
     return {kind: recipe.artifact_for(files, kind, Host(1, cache_folder)) for kind in recipe.KINDS}
@@ -63,7 +66,7 @@ def by_torch(folder: Path, texts: list[str], **options: Any) -> Vectors:
     return np.asarray(model.encode(texts, batch_size=1, **options))
 
 
-def test_a_manifest_says_what_was_built_and_how_good_it_is(built, files: ModelFiles) -> None:
+def test_a_manifest_says_what_was_built_and_how_good_it_is(built: dict[str, Artifact], files: ModelFiles) -> None:
     manifest = built["onnx"].manifest
     assert manifest["fingerprint"] == files.fingerprint
     assert manifest["model"]["source"] == str(files.folder)
@@ -204,7 +207,7 @@ def test_without_building_what_is_missing_is_refused(files: ModelFiles, tmp_path
 def test_building_says_which_extra_is_missing(
     files: ModelFiles, tmp_path: Path, exporter: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = recipe.find_spec
+    find = importlib.util.find_spec
     monkeypatch.setattr(recipe, "find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(MissingExtra, match=rf"pip install 'embedctl\[{extra}\]'"):
         recipe.artifact_for(files, "onnx", Host(1, tmp_path), exporter=exporter)
@@ -223,7 +226,7 @@ def test_building_says_which_extra_is_missing(
 def test_a_bit_of_the_weights_is_left_unused_where_sums_would_overflow(
     files: ModelFiles, machine: str, flags: str, reduced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe.platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(recipe, "cpu_flags", lambda: frozenset(flags.split()))
     assert recipe.reduced_range() is reduced
     assert recipe.wanted(files, "onnx-int8").recipe["weights"] == ("7 bits" if reduced else "8 bits")
@@ -232,7 +235,7 @@ def test_a_bit_of_the_weights_is_left_unused_where_sums_would_overflow(
 
 def test_another_onnxruntime_is_another_artefact(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     here = recipe.wanted(files, "onnx")
-    monkeypatch.setattr(recipe.metadata, "version", lambda name: "0.1")
+    monkeypatch.setattr(metadata, "version", lambda name: "0.1")
     assert recipe.wanted(files, "onnx").name != here.name
 
 
@@ -257,7 +260,9 @@ print(json.dumps([vectors.tolist(), backend.engine, backend.dim]))
 
 
 @pytest.mark.parametrize("kind", recipe.KINDS)
-def test_a_machine_without_torch_runs_what_was_built_elsewhere(built, files: ModelFiles, host: Host, kind: str) -> None:
+def test_a_machine_without_torch_runs_what_was_built_elsewhere(
+    built: dict[str, Artifact], files: ModelFiles, host: Host, kind: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(files.folder), str(host.cache), kind],
         capture_output=True,
@@ -308,7 +313,7 @@ def test_int8_vectors_of_the_real_model_are_near_those_of_torch(passages: list[s
 def test_a_build_that_is_killed_is_an_error_and_leaves_nothing(
     files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building.sys, "executable", "false")
+    monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(ModelError, match="the process that builds it died"):
         recipe.artifact_for(files, "onnx", Host(1, tmp_path))
     assert [path for path in (tmp_path / "artifacts").iterdir() if path.is_dir()] == []

@@ -6,6 +6,7 @@ No GPU is used: sessions are onnxruntime's own on the CPU, which says that it ha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from embedctl_config.errors import DeviceLost, SettingsError, WorkerError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
@@ -56,16 +58,16 @@ class Runtime:
             return [each if isinstance(each, str) else each[0] for each in given]
 
         class Session:
-            def __init__(session, graph: str, options: Any, *, providers: list[Any]) -> None:  # noqa: N805
+            def __init__(session: Any, graph: str, options: Any, *, providers: list[Any]) -> None:  # noqa: N805
                 self.asked.append(providers)
                 session.names = ["CPUExecutionProvider"] if self.falls_back else names(providers)
                 session.real = real(graph, options, providers=["CPUExecutionProvider"])
                 session.get_inputs = session.real.get_inputs
 
-            def get_providers(session) -> list[str]:  # noqa: N805
+            def get_providers(session: Any) -> Any:  # noqa: N805
                 return session.names
 
-            def run(session, outputs: Any, feeds: Any) -> Any:  # noqa: N805
+            def run(session: Any, outputs: Any, feeds: Any) -> Any:  # noqa: N805
                 if session.names[0] != "CPUExecutionProvider":
                     self.runs.append(len(feeds["input_ids"]))
                     if self.fails is not None:
@@ -205,9 +207,12 @@ def test_a_gpu_runs_the_graph_of_onnxs_own_operators(
     files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: list[str] = []
-    monkeypatch.setattr(
-        backends, "artifact_for", lambda files, kind, host: kinds.append(kind) or quick_artifact(files, "onnx", host)
-    )
+
+    def noted(files: ModelFiles, kind: str, host: Host) -> Artifact:
+        kinds.append(kind)
+        return quick_artifact(files, "onnx", host)
+
+    monkeypatch.setattr(backends, "artifact_for", noted)
     with pytest.raises(WorkerError):
         OnnxBackend.load("tiny", ModelEntry(str(files.folder)), Host(1, tmp_path), {"provider": "cuda"})
     OnnxBackend.load("tiny", ModelEntry(str(files.folder)), Host(1, tmp_path), {})
@@ -230,9 +235,9 @@ def test_that_graph_is_built_and_measured_as_the_others_are(
 def test_onnxruntime_with_providers_for_gpus_counts_as_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(package: str) -> str:
         if package != "onnxruntime-gpu":
-            raise recipe.metadata.PackageNotFoundError(package)
+            raise metadata.PackageNotFoundError(package)
         return "1.27.0"
 
-    monkeypatch.setattr(recipe.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     assert recipe.onnxruntime_version("a test") == "1.27.0"
     assert providers.NAMES["cpu"] == "CPUExecutionProvider"

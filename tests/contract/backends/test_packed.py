@@ -7,20 +7,25 @@ import platform
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from embedctl_workers.machine.host import Host
 
-torch = pytest.importorskip("torch")
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 
-from embedctl_workers.backends.torch.packed import kernels as kernels_module  # noqa: E402  (they import torch)
-from embedctl_workers.backends.torch.packed.inputs import positions_of  # noqa: E402
-from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Norm, TorchKernels, load_kernels  # noqa: E402
-from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnLinear, fastest_linear  # noqa: E402
+from embedctl_workers.backends.torch.packed import kernels as kernels_module
+from embedctl_workers.backends.torch.packed.inputs import positions_of
+from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Norm, TorchKernels, load_kernels
+from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnLinear, fastest_linear
 
 #: Multiples of a vector's lanes, fewer than one vector, and everything that leaves a rest.
 WIDTHS = (1, 3, 7, 8, 15, 16, 17, 24, 33, 40, 384, 768, 1000)
@@ -58,7 +63,7 @@ def _compile(cache: Path) -> CompiledKernels:
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _seeded() -> Iterator[None]:
     torch.manual_seed(0)
     torch.set_num_threads(2)
     with torch.inference_mode():
@@ -72,7 +77,7 @@ def norm(width: int, eps: float = 1e-12) -> Norm:
     return Norm(module)
 
 
-def offsets(lengths) -> torch.Tensor:
+def offsets(lengths: Sequence[int]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
 
 
@@ -168,7 +173,9 @@ def test_a_tensor_with_gaps_is_refused(compiled: CompiledKernels) -> None:
 @pytest.mark.parametrize("product", [BlasLinear, OneDnnLinear])
 @pytest.mark.parametrize("shape", [(1, 1), (24, 40), (384, 1536), (1000, 3)], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 33, 700])
-def test_every_product_is_a_linear_layer(product, shape: tuple[int, int], rows: int) -> None:
+def test_every_product_is_a_linear_layer(
+    product: type[BlasLinear] | type[OneDnnLinear], shape: tuple[int, int], rows: int
+) -> None:
     weight, bias, x = torch.randn(*shape), torch.randn(shape[0]), torch.randn(rows, shape[1])
     expected = torch.nn.functional.linear(x, weight, bias)
     assert_close(product(weight, bias)(x), expected, atol=1e-4, rtol=1e-4)
@@ -182,7 +189,7 @@ def test_a_product_that_is_missing_or_wrong_is_not_chosen(monkeypatch: pytest.Mo
     monkeypatch.setattr(OneDnnLinear, "__call__", lambda self, x: torch.zeros(len(x), 64))
     assert fastest_linear(weight) is BlasLinear
 
-    def missing(*_, **__):
+    def missing(*_: object, **__: object) -> None:
         raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute '_linear_pointwise'")
 
     monkeypatch.setattr(OneDnnLinear, "__init__", missing)

@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from embedctl_config.wire import ChunkInput, ErrorCode
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
+from embedctl_workers.models.build_process import run_child
 from embedctl_workers.models.builders import BuildOptions, builder_of
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
@@ -42,7 +44,6 @@ from embedctl_workers.backends.tensorrt.profiles import Profile, pieces_of, prof
 from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions  # noqa: E402
 from embedctl_workers.backends.tensorrt.runtime import Runtime  # noqa: E402
 from embedctl_workers.backends.tensorrt.timing import TimingCache  # noqa: E402
-from embedctl_workers.building import tensorrt as build  # noqa: E402
 from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
 from tests.support.fakes import tensorrt as fake  # noqa: E402
 from tests.support.fakes.cuda import FakeDevice  # noqa: E402
@@ -56,8 +57,8 @@ FAMILIES = (
     Tiny("mpnet", max_seq_length=100, pooling="lasttoken+max"),
 )
 #: Two rows of the longest text at once.
-SMALL = {"batch_tokens": 200}
-RUN_CHILD = onnx_recipe.run_child
+SMALL: dict[str, Any] = {"batch_tokens": 200}
+RUN_CHILD = run_child
 #: For what depends on TensorRT's names; all else is tried with the newer version alone.
 BOTH = pytest.mark.parametrize("version", fake.VERSIONS, indirect=True)
 
@@ -283,7 +284,7 @@ def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own:
     [({"target": "inf2"}, "leave --target inf2 out"), ({"exporter": "optimum"}, "leave --exporter optimum out")],
 )
 def test_plans_are_built_for_the_gpu_at_hand_and_of_our_graph(
-    asked: dict[str, str], message: str, files: ModelFiles, host: Host
+    asked: dict[str, Any], message: str, files: ModelFiles, host: Host
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         recipe.build(files, host, BuildOptions(**asked))
@@ -330,7 +331,7 @@ def test_the_key_of_a_plan_changes_with_every_component(
     for owner, name, value in (
         (recipe, "BUILDER", "another workspace"),
         (recipe, "CONVERSION", "2"),
-        (onnx_recipe.metadata, "version", lambda package: "0.1"),
+        (metadata, "version", lambda package: "0.1"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
@@ -354,7 +355,7 @@ def test_a_plan_that_is_damaged_is_built_again_and_never_loaded(
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if damage is None else damage)
     loaded: list[bytes] = []
-    here.trt._refuses = lambda plan: loaded.append(plan) is not None
+    here.trt._refuses = loaded.append  # its None refuses nothing
     assert_close(encode(load(files, own, **SMALL), TEXTS), by_torch(files, TEXTS))
     assert here.trt._calls["built"] == 2
     assert loaded
@@ -458,7 +459,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         if dtype in types:
             spoil(target)
 
-    monkeypatch.setattr(build.graphs, "convert", convert_badly)
+    monkeypatch.setattr(graphs, "convert", convert_badly)
     return types
 
 
@@ -527,11 +528,13 @@ def test_timings_are_of_a_version_and_a_gpu(here: Runtime, tmp_path: Path) -> No
 
 
 @BOTH
-def test_a_device_that_is_lost_ends_the_process_and_not_the_rows(here: Runtime, files: ModelFiles, host: Host) -> None:
+def test_a_device_that_is_lost_ends_the_process_and_not_the_rows(
+    device: FakeDevice, here: Runtime, files: ModelFiles, host: Host
+) -> None:
     backend = load(files, host, **SMALL)
     tokens = backend.tokenize(TEXTS, None)
     output = backend.forward(tokens, np.arange(2))
-    here.device.broken = True
+    device.broken = True
     with pytest.raises(DeviceLost, match=r"Fake GPU is lost to this process"):
         backend.finish(output, normalize=True)
     with pytest.raises(DeviceLost, match=r"Fake GPU is lost to this process"):
@@ -547,9 +550,9 @@ def test_what_one_batch_does_is_no_loss_of_the_device(here: Runtime, files: Mode
     assert_close(encode(backend, TEXTS), by_torch(files, TEXTS))
 
 
-def test_too_little_memory_halves_batches(here: Runtime, files: ModelFiles, host: Host) -> None:
+def test_too_little_memory_halves_batches(device: FakeDevice, here: Runtime, files: ModelFiles, host: Host) -> None:
     backend = load(files, host, **SMALL)
-    here.device.free = 3 * 32 * 4  # vectors of three rows
+    device.free = 3 * 32 * 4  # vectors of three rows
     texts = ["the text", "word", "a model", "query", "to", "the"]
     encoder = ChunkEncoder(backend, backend.token_budget)
     encoded = encoder.encode(encoder.prepare(ChunkInput(0, bytes(6), [text.encode() for text in texts]), {}))
@@ -558,9 +561,11 @@ def test_too_little_memory_halves_batches(here: Runtime, files: ModelFiles, host
     assert encoder._token_budget < 200
 
 
-def test_what_was_begun_of_a_batch_that_fails_is_waited_for(here: Runtime, files: ModelFiles, host: Host) -> None:
+def test_what_was_begun_of_a_batch_that_fails_is_waited_for(
+    device: FakeDevice, here: Runtime, files: ModelFiles, host: Host
+) -> None:
     backend = load(files, host, **SMALL)
-    here.device.free = 300  # bytes: less than the tokens of the longer text
+    device.free = 300  # bytes: less than the tokens of the longer text
     texts = ["the text", "to " * 40]
     with contextlib.suppress(torch.OutOfMemoryError):
         backend.forward(backend.tokenize(texts, None), np.arange(2))

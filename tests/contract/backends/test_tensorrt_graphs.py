@@ -85,6 +85,7 @@ def test_a_graph_computed_in_its_own_types_gives_the_vectors(
     inputs = GraphInputs(tmp_path / "plain", evaluator.input_names)
     tokens = inputs.tokenize(TEXTS, None)
     (found,) = evaluator.run(None, dict(inputs.batch(tokens, np.arange(len(TEXTS)))))
+    assert isinstance(found, np.ndarray)
     assert found.dtype == np.float32
     assert_close(found, by_torch(files, TEXTS), 0.999)
 

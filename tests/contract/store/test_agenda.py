@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import redis as redis_py
@@ -15,14 +16,14 @@ from embedctl.broker import Broker
 from embedctl.job import Job
 from embedctl.reaper import Reaper
 from embedctl.store import agenda
-from embedctl.store.upkeep import Upkeep
+from embedctl.store.upkeep import ActiveJob, Looked, Upkeep
 from embedctl_config import keys, wire
-from embedctl_config.errors import BrokerFull, WaitTimeout
+from embedctl_config.errors import BrokerFull, BrokerRefused, WaitTimeout
 from embedctl_config.settings import Settings
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.in_hand import Held, InHand
 from tests.support.redis_server import RedisServer
-from tests.support.store import QUEUE, TTL_S, add, claim, complete, new_job, overdue, row, work
+from tests.support.store import QUEUE, TTL_S, add, claim, complete, members, new_job, overdue, row, score, work
 from tests.support.waiting import eventually
 
 NOW, SOON, LEASE, REISSUE = 0, keys.LOOK_AFTER_S * 1000, 30_000, 60_000
@@ -71,7 +72,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     look = Upkeep.look
 
-    def noted(self, jobs, **options):
+    def noted(self: Upkeep, jobs: Sequence[ActiveJob], **options: Any) -> list[Looked | BrokerRefused]:
         found.extend(job.id for job in jobs)
         return look(self, jobs, **options)
 
@@ -110,7 +111,7 @@ def without_text(broker: Broker, job_id: str) -> None:
     ids="add seal issue claim release complete cancel budget lost".split(),  # noqa: SIM905
 )
 def test_every_step_of_a_job_has_it_looked_at_in_time(
-    broker: Broker, raw, step: Callable[[Broker, str], object], within_ms: int
+    broker: Broker, raw: redis_py.Redis, step: Callable[[Broker, str], object], within_ms: int
 ) -> None:
     job_id = new_job(broker, 2, seal=False, max_errors=1)
     postpone(broker, raw, job_id)
@@ -121,7 +122,9 @@ def test_every_step_of_a_job_has_it_looked_at_in_time(
     assert raw.pttl(keys.upkeep(1)) > 0
 
 
-def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back(broker: Broker, raw) -> None:
+def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back(
+    broker: Broker, raw: redis_py.Redis
+) -> None:
     job_id = new_job(broker, 1, ttl_s=keys.UNENDED_TTL_S)
     assert due_in_ms(broker, raw, job_id) is not None
     work(broker, job_id, 0, failed=1)
@@ -135,7 +138,9 @@ def test_a_job_that_ends_leaves_the_agenda_and_one_that_is_open_again_comes_back
         assert raw.pttl(key) > TTL_S * 1000
 
 
-def test_a_round_costs_no_more_for_jobs_of_which_nothing_is_due(settings: Settings, broker: Broker, raw) -> None:
+def test_a_round_costs_no_more_for_jobs_of_which_nothing_is_due(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
+) -> None:
     trips: list[str] = []
     observed = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
     broker.workers.beat(row())
@@ -157,7 +162,7 @@ def test_a_round_costs_no_more_for_jobs_of_which_nothing_is_due(settings: Settin
 
 
 def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
-    settings: Settings, broker: Broker, raw, looks: list[str], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, broker: Broker, raw: redis_py.Redis, looks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "_TOGETHER", 2)
     monkeypatch.setattr(reaper, "BUDGET_S", 0.0)
@@ -172,12 +177,12 @@ def test_a_round_stops_when_its_time_is_over_and_the_next_process_goes_on(
 
 
 def test_the_turn_is_kept_until_the_round_ends_and_then_handed_on(
-    settings: Settings, broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Broker.connect(settings)
     look, taken = Upkeep.look, []
 
-    def slow(self, jobs, **options):
+    def slow(self: Upkeep, jobs: Sequence[ActiveJob], **options: Any) -> list[Looked | BrokerRefused]:
         time.sleep(0.1)  # ten intervals
         taken.append(other.upkeep.agenda.take_turn(1.0))
         return look(self, jobs, **options)
@@ -190,11 +195,13 @@ def test_the_turn_is_kept_until_the_round_ends_and_then_handed_on(
     other.close()
 
 
-def test_who_lost_the_turn_stops(broker: Broker, raw, looks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_lost_the_turn_stops(
+    broker: Broker, raw: redis_py.Redis, looks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reaper, "_TOGETHER", 1)
     look = Upkeep.look
 
-    def lost(self, jobs, **options):
+    def lost(self: Upkeep, jobs: Sequence[ActiveJob], **options: Any) -> list[Looked | BrokerRefused]:
         raw.set(keys.reaper(wire.VERSION), "another", px=60_000)
         return look(self, jobs, **options)
 
@@ -207,7 +214,7 @@ def test_who_lost_the_turn_stops(broker: Broker, raw, looks: list[str], monkeypa
 
 
 def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
-    settings: Settings, broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trips: list[str] = []
     observed = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
@@ -224,7 +231,9 @@ def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
 
 
 @pytest.mark.parametrize("kind", ["owner", "owners", "job", "due", "cursors"])
-def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(broker: Broker, raw, kind: str) -> None:
+def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(
+    broker: Broker, raw: redis_py.Redis, kind: str
+) -> None:
     broker.workers.beat(row())
     damaged, healthy = new_job(broker, 1), new_job(broker, 1)
     for job_id in (damaged, healthy):
@@ -251,7 +260,11 @@ def test_a_job_that_redis_refuses_to_touch_costs_no_other_its_look(broker: Broke
 
 
 def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
-    broker: Broker, raw, looks: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    broker: Broker,
+    raw: redis_py.Redis,
+    looks: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(reaper, "_now", lambda: clock[0])
@@ -278,7 +291,7 @@ def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
 
 
 def test_a_redis_that_is_full_ends_the_round_and_the_reaper_rests(
-    own_redis: RedisServer, settings: Settings, broker: Broker
+    own_redis: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = Broker.connect(settings.replace(redis_url=own_redis.url))
     jobs = [new_job(mine, 1) for _ in range(2)]
@@ -290,11 +303,11 @@ def test_a_redis_that_is_full_ends_the_round_and_the_reaper_rests(
         one = Reaper(mine)
         look = one._look_at
 
-        def full(*args: object) -> None:
+        def full(*args: Any) -> None:
             client.config_set("maxmemory", "1")
-            look(*args)  # type: ignore[arg-type]
+            look(*args)
 
-        one._look_at = full  # type: ignore[method-assign]
+        monkeypatch.setattr(one, "_look_at", full)
         with pytest.raises(BrokerFull):
             one.round()
         client.config_set("maxmemory", "0")
@@ -303,7 +316,7 @@ def test_a_redis_that_is_full_ends_the_round_and_the_reaper_rests(
     mine.close()
 
 
-def test_scripts_that_redis_forgot_are_loaded_again(broker: Broker, raw) -> None:
+def test_scripts_that_redis_forgot_are_loaded_again(broker: Broker, raw: redis_py.Redis) -> None:
     jobs = [new_job(broker, 1) for _ in range(3)]
     broker.workers.beat(row())
     make_due(raw, *jobs)
@@ -315,7 +328,7 @@ def test_scripts_that_redis_forgot_are_loaded_again(broker: Broker, raw) -> None
 # Jobs whose class has no live worker
 
 
-def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw) -> None:
+def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1, ttl_s=1_000_000)
     broker.jobs.issue(job_id, QUEUE)
     waits = []
@@ -326,12 +339,12 @@ def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw) -> N
         reap(broker, raw)
         waits.append(round((due_in_ms(broker, raw, job_id) or 0) / 1000))
     assert waits == pytest.approx([59, 61, 600, 1800], abs=2)
-    assert raw.zscore(keys.idle(1, QUEUE), job_id) > broker.connection.now_ms()
+    assert score(raw, keys.idle(1, QUEUE), job_id) > broker.connection.now_ms()
     assert raw.pttl(keys.idle(1, QUEUE)) > 0
     assert not raw.hexists(keys.reissues(job_id), 0)
 
 
-def test_the_first_worker_of_a_queue_has_what_waited_for_it_looked_at(broker: Broker, raw) -> None:
+def test_the_first_worker_of_a_queue_has_what_waited_for_it_looked_at(broker: Broker, raw: redis_py.Redis) -> None:
     mine, other = new_job(broker, 1), new_job(broker, 1, model="another")
     broker.jobs.issue(mine, QUEUE)
     raw.delete(QUEUE)
@@ -344,13 +357,13 @@ def test_the_first_worker_of_a_queue_has_what_waited_for_it_looked_at(broker: Br
     try:
         eventually(lambda: raw.zscore(keys.idle(1, QUEUE), mine) is None)
         raw.delete(keys.reaper(wire.VERSION))
-        eventually(lambda: raw.hget(keys.reissues(mine), 0) == b"1", timeout_s=60)
+        eventually(lambda: raw.hget(keys.reissues(mine), 0) == b"1")
     finally:
         beating.stop()
     assert raw.zscore(keys.idle(1, keys.queue("dummy", "another")), other) is not None
 
 
-def test_jobs_that_expired_are_not_kept_among_those_that_wait(broker: Broker, raw) -> None:
+def test_jobs_that_expired_are_not_kept_among_those_that_wait(broker: Broker, raw: redis_py.Redis) -> None:
     gone, job_id = "20200101-000000-0123456789", new_job(broker, 1)
     raw.zadd(keys.idle(1, QUEUE), {gone: 5})
     make_due(raw, job_id)
@@ -361,7 +374,7 @@ def test_jobs_that_expired_are_not_kept_among_those_that_wait(broker: Broker, ra
 # The sweep
 
 
-def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: Broker, raw) -> None:
+def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     missing, late, rests, idle, gone, newer = (
         new_job(broker, 1, model="another" if at == 3 else "dummy") for at in range(6)
@@ -381,14 +394,14 @@ def test_the_sweep_puts_in_what_is_missing_and_late_and_leaves_the_rest(broker: 
     assert raw.zscore(keys.upkeep(1), missing) == now_ms
     assert raw.zscore(keys.upkeep(1), late) == 1
     assert raw.zscore(keys.upkeep(1), rests) == before
-    assert raw.zscore(keys.upkeep(1), idle) > now_ms + SOON
+    assert score(raw, keys.upkeep(1), idle) > now_ms + SOON
     assert raw.zscore(keys.upkeep(1), newer) is None
     assert raw.zscore(keys.ACTIVE, newer) is not None
     assert raw.zscore(keys.ACTIVE, gone) is None
 
 
 def test_the_sweep_comes_through_all_active_jobs_by_slices_whoever_has_the_turn(
-    settings: Settings, broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agenda, "_SWEPT", 2)
     for _ in range(5):
@@ -407,7 +420,7 @@ def test_the_sweep_comes_through_all_active_jobs_by_slices_whoever_has_the_turn(
     assert raw.zcard(keys.upkeep(1)) == 2  # from the beginning again
 
 
-def test_a_job_that_an_older_version_ended_is_dropped(broker: Broker, raw) -> None:
+def test_a_job_that_an_older_version_ended_is_dropped(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1)
     work(broker, job_id, 0)
     make_due(raw, job_id)
@@ -417,7 +430,7 @@ def test_a_job_that_an_older_version_ended_is_dropped(broker: Broker, raw) -> No
 
 
 def test_names_of_jobs_that_are_gone_leave_the_list_of_all_jobs(
-    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agenda, "_NAMES", 5)
     jobs = [new_job(broker, 1) for _ in range(8)]
@@ -432,14 +445,14 @@ def test_names_of_jobs_that_are_gone_leave_the_list_of_all_jobs(
     assert sizes[0] <= 43
     assert all(before - after <= 10 for before, after in pairwise(sizes))
     assert sizes[-1] == 8
-    assert [job_id.decode() for job_id in raw.zrange(keys.JOBS, 0, -1)] == jobs
+    assert members(raw, keys.JOBS) == jobs
 
 
 # Workers
 
 
 def test_a_worker_beats_and_renews_while_its_reaper_hangs(
-    broker: Broker, raw, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: redis_py.Redis, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
     monkeypatch.setattr(Reaper, "round", lambda self, deadline=None: release.wait(60))
@@ -451,9 +464,9 @@ def test_a_worker_beats_and_renews_while_its_reaper_hangs(
     beating = Heartbeat(quick, in_hand, row, lambda: None)
     beating.start()
     try:
-        reached, leased = beating.reached_at, raw.zscore(keys.due(job_id), 0)
+        reached, leased = beating.reached_at, score(raw, keys.due(job_id), 0)
         hung = beating.reaped_at
-        eventually(lambda: beating.reached_at > reached and raw.zscore(keys.due(job_id), 0) > leased + 500, 60)
+        eventually(lambda: beating.reached_at > reached and score(raw, keys.due(job_id), 0) > leased + 500)
         assert beating.alive
         assert beating.moved_at > hung + 0.3
         assert beating.reaped_at <= hung + 0.3  # which is seen from outside
@@ -463,7 +476,9 @@ def test_a_worker_beats_and_renews_while_its_reaper_hangs(
         quick.close()
 
 
-def test_a_death_costs_nothing_for_jobs_that_are_not_running(settings: Settings, broker: Broker, raw) -> None:
+def test_a_death_costs_nothing_for_jobs_that_are_not_running(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
+) -> None:
     trips: list[str] = []
     observed = Broker.connect(settings, lambda name, seconds, answered: trips.append(name))
     queued = [new_job(broker, 1) for _ in range(50)]
@@ -478,7 +493,7 @@ def test_a_death_costs_nothing_for_jobs_that_are_not_running(settings: Settings,
     reaper.end_leases(observed, {"dead"}, observed.workers.holding({"dead"}))
     assert len(trips) <= 6
     now_ms = broker.connection.now_ms()
-    assert [raw.zscore(keys.due(job_id), 0) <= now_ms for job_id in (said, since, live)] == [True, True, False]
+    assert [score(raw, keys.due(job_id), 0) <= now_ms for job_id in (said, since, live)] == [True, True, False]
     assert all((due_in_ms(broker, raw, job_id) or 0) <= 0 for job_id in (said, since))
     observed.close()
 
@@ -553,7 +568,7 @@ def test_one_lease_that_can_not_be_renewed_costs_no_other(broker: Broker, raw: r
             raw.set(keys.owners(job_id), "no hash", ex=1000)
     heartbeat = Heartbeat(broker, in_hand, row, lambda: None)
     heartbeat._renew()
-    assert raw.zscore(keys.due(before[1]), 0) > 1
+    assert score(raw, keys.due(before[1]), 0) > 1
 
 
 def test_a_sweep_puts_jobs_in_also_where_the_list_of_names_is_gone(broker: Broker, raw: redis_py.Redis) -> None:

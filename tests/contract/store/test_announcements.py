@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id
@@ -15,8 +16,9 @@ from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_workers.supervising.registry_link import Announcements
-from tests.support.redis_server import CLASSES, QUICK, RedisServer
-from tests.support.store import claim, new_job, row
+from tests.support.redis_server import RedisServer
+from tests.support.store import claim, due_in_s, new_job, row
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -39,13 +41,6 @@ def worker(process: subprocess.Popen[bytes], instance: str = "w") -> WorkerRow:
     return row(instance=instance, pid=process.pid, machine=machine_id(), process=process_id(process.pid))
 
 
-def within(seconds: float, condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.02)
-
-
 def fates(broker: Broker) -> dict[str, str]:
     return {gone.worker.instance: gone.how for gone in broker.workers.gone()}
 
@@ -57,7 +52,7 @@ def test_a_process_is_a_worker_once_it_says_so(
     time.sleep(0.4)
     assert announcements.of(process.pid) is None
     broker.workers.beat(worker(process))
-    within(2, lambda: announcements.of(process.pid))
+    eventually(lambda: announcements.of(process.pid))
     found = announcements.of(process.pid)
     assert found is not None
     assert found.instance == "w"
@@ -76,35 +71,42 @@ def test_another_process_of_the_same_number_is_not_it(
 
 
 def test_a_death_is_reported_at_once_and_what_was_held_is_overdue(
-    broker: Broker, raw, announcements: Announcements, process: subprocess.Popen[bytes]
+    broker: Broker,
+    settings: Settings,
+    raw: redis_py.Redis,
+    announcements: Announcements,
+    process: subprocess.Popen[bytes],
 ) -> None:
     broker.workers.beat(worker(process))
     announcements.expect(process.pid)
-    within(2, lambda: announcements.of(process.pid))
-    job_id = new_job(broker)
-    claim(broker, job_id, 0)
+    eventually(lambda: announcements.of(process.pid))
+    lasting = Broker.connect(settings.replace(lease_s=600))  # no lease lapses by itself meanwhile
+    job_id = new_job(lasting)
+    claim(lasting, job_id, 0)
+    lasting.close()
+    broker.workers.beat(replace(worker(process), holding=((job_id, 0),)))
     process.kill()
     process.wait()
     announcements.ended(process.pid, "killed by SIGKILL")
-    within(1, lambda: fates(broker))
+    eventually(lambda: fates(broker))
     assert fates(broker) == {"w": "killed by SIGKILL"}
-    within(0.5, lambda: raw.zscore(keys.due(job_id), 0) <= broker.connection.now_ms())
+    eventually(lambda: due_in_s(broker, raw, job_id, 0) <= 0)
     assert broker.workers.witness() == set()  # who looks later has nothing less exact to say
     assert fates(broker) == {"w": "killed by SIGKILL"}
 
 
 def test_a_worker_that_nobody_blames_has_left(
-    broker: Broker, raw, announcements: Announcements, process: subprocess.Popen[bytes]
+    broker: Broker, raw: redis_py.Redis, announcements: Announcements, process: subprocess.Popen[bytes]
 ) -> None:
     broker.workers.beat(worker(process))
     announcements.ended(process.pid, "")
-    within(1, lambda: raw.get(keys.died("w")) == keys.LEFT.encode())
+    eventually(lambda: raw.get(keys.died("w")) == keys.LEFT.encode())
     assert list(broker.workers.alive()) == []
     assert fates(broker) == {}
 
 
 def test_the_end_of_a_process_that_never_was_a_worker_is_no_news(
-    broker: Broker, raw, announcements: Announcements, process: subprocess.Popen[bytes]
+    broker: Broker, raw: redis_py.Redis, announcements: Announcements, process: subprocess.Popen[bytes]
 ) -> None:
     announcements.expect(process.pid)
     announcements.ended(process.pid, "killed by SIGKILL")
@@ -112,22 +114,21 @@ def test_the_end_of_a_process_that_never_was_a_worker_is_no_news(
     assert list(raw.scan_iter(keys.died("*"))) == []
 
 
-def test_a_death_is_reported_when_redis_is_back(short_folder: Path, process: subprocess.Popen[bytes]) -> None:
-    server = RedisServer(short_folder)
-    server.start()
-    broker = Broker.connect(Settings(redis_url=server.url, classes=CLASSES, hardware="dummy", model="dummy", **QUICK))
+def test_a_death_is_reported_when_redis_is_back(
+    own_redis: RedisServer, settings: Settings, process: subprocess.Popen[bytes]
+) -> None:
+    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
     announcements = Announcements(broker)
     try:
         broker.workers.beat(worker(process))
         announcements.expect(process.pid)
-        within(2, lambda: announcements.of(process.pid))
-        server.stop()
+        eventually(lambda: announcements.of(process.pid))
+        own_redis.stop()
         announcements.ended(process.pid, "killed by SIGKILL")
         time.sleep(1)
-        server.start()
-        within(15, lambda: fates(broker))
+        own_redis.start()
+        eventually(lambda: fates(broker))
         assert fates(broker) == {"w": "killed by SIGKILL"}
     finally:
         announcements.close()
         broker.close()
-        server.stop()

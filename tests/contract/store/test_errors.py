@@ -14,7 +14,7 @@ from embedctl.results import FailedRecord
 from embedctl.store import Completed
 from embedctl.waiting import Waiter
 from embedctl_config import keys, wire
-from embedctl_config.errors import JobLost
+from embedctl_config.errors import JobLost, WireTruncated
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError
 from tests.support.store import MINE, OPTIONS, claim, new_job, row, spec, work
@@ -147,7 +147,7 @@ def test_a_head_says_what_the_whole_says_but_for_the_vectors() -> None:
     for size in range(len(data) + 1):
         try:
             ends.append(wire.decode_result_head(data[:size]))
-        except wire.WireTruncated:
+        except WireTruncated:
             assert not ends, "what was enough is enough with more"
     assert ends
     assert all(each == ends[0] for each in ends)

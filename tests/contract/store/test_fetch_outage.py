@@ -84,7 +84,7 @@ def test_what_was_read_of_a_job_that_went_meanwhile_is_kept(
 
 
 def test_what_was_read_of_a_job_whose_producer_died_is_taken_up_once_that_is_submitted(
-    broker: Broker, raw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "PRODUCER_LEASE_S", 1)
     job_id, path = new_job(broker, 2, seal=False), tmp_path / "vectors.jsonl"
@@ -95,12 +95,23 @@ def test_what_was_read_of_a_job_whose_producer_died_is_taken_up_once_that_is_sub
     assert add(broker, job_id, 2, token="next")[0] is Added.OK
     broker.jobs.seal(job_id, 3)
     work(broker, job_id, 2)
-    asked: list[int] = []
-    result = broker.jobs.result
-    monkeypatch.setattr(broker.jobs, "result", lambda job_id, chunk: asked.append(chunk) or result(job_id, chunk))
+    asked = chunks_asked_for(broker, monkeypatch)
     fetch(Job(job_id, broker), path)
     assert asked == [2]
     assert len(path.read_text().splitlines()) == 6
+
+
+def chunks_asked_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The chunks whose results are read from here on, in order."""
+    asked: list[int] = []
+    result = broker.jobs.result
+
+    def noted(job_id: str, chunk: int) -> bytes | None:
+        asked.append(chunk)
+        return result(job_id, chunk)
+
+    monkeypatch.setattr(broker.jobs, "result", noted)
+    return asked
 
 
 def test_a_job_that_was_repaired_is_fetched_from_where_it_was_lost(
@@ -113,10 +124,9 @@ def test_a_job_that_was_repaired_is_fetched_from_where_it_was_lost(
     path = tmp_path / "vectors.jsonl"
     with pytest.raises(JobLost, match="--resume"):
         fetch(Job(job_id, broker), path)
+    assert kept is not None
     raw.set(keys.chunk_result(job_id, 2), kept)
-    asked: list[int] = []
-    result = broker.jobs.result
-    monkeypatch.setattr(broker.jobs, "result", lambda job_id, chunk: asked.append(chunk) or result(job_id, chunk))
+    asked = chunks_asked_for(broker, monkeypatch)
     fetch(Job(job_id, broker), path)
     assert asked == [2]
     assert len(path.read_text().splitlines()) == 6

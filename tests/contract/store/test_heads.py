@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.reaper import Reaper
@@ -14,7 +15,7 @@ from embedctl.tickets import Ticket
 from embedctl_config import keys, wire
 from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
-from tests.support.store import OTHER, QUEUE, claim, new_job, overdue, row
+from tests.support.store import OTHER, QUEUE, claim, new_job, overdue, row, score
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 
@@ -50,31 +51,33 @@ def tickets_sent_ago(broker: Broker, count: int, ago_ms: int, queue: str = QUEUE
     )
 
 
-def age(broker: Broker, raw, job_id: str, by_ms: int) -> None:
+def age(broker: Broker, raw: redis_py.Redis, job_id: str, by_ms: int) -> None:
     """As if a chunk's only ticket had been sent so long ago, and were overdue."""
-    raw.zadd(keys.due(job_id), {0: broker.connection.now_ms() - by_ms + MINUTE_MS + 0.5})
+    raw.zadd(keys.due(job_id), {"0": broker.connection.now_ms() - by_ms + MINUTE_MS + 0.5})
 
 
-def reap(broker: Broker, raw, *jobs: str) -> None:
+def reap(broker: Broker, raw: redis_py.Redis, *jobs: str) -> None:
     raw.delete(keys.reaper(wire.VERSION))
     for job_id in jobs:
         raw.zadd(keys.upkeep(1), {job_id: 1})
     Reaper(broker).round()
 
 
-def test_a_long_queue_is_not_made_longer(broker: Broker, raw) -> None:
+def test_a_long_queue_is_not_made_longer(broker: Broker, raw: redis_py.Redis) -> None:
     tickets_sent_ago(broker, 11, 3 * HOUR_MS)
     jobs = queued(broker, 15)
     for times in range(1, 5):
         for job_id in jobs:
-            raw.zadd(keys.due(job_id), {0: raw.zscore(keys.due(job_id), 0) - 2 * HOUR_MS})
+            raw.zadd(keys.due(job_id), {"0": score(raw, keys.due(job_id), 0) - 2 * HOUR_MS})
         reap(broker, raw, *jobs)
         assert raw.llen(QUEUE) == 26
         assert raw.hget(keys.reissues(jobs[0]), 0) == str(times).encode()  # ever later, as if it had been sent
     assert {broker.jobs.status(job_id).state for job_id in jobs} == {"queued"}
 
 
-def test_a_ticket_that_was_lost_is_sent_again_when_the_queue_has_come_to_its_place(broker: Broker, raw) -> None:
+def test_a_ticket_that_was_lost_is_sent_again_when_the_queue_has_come_to_its_place(
+    broker: Broker, raw: redis_py.Redis
+) -> None:
     (job_id,) = queued(broker, 1)
     raw.delete(QUEUE)
     tickets_sent_ago(broker, 20, HOUR_MS)
@@ -83,12 +86,12 @@ def test_a_ticket_that_was_lost_is_sent_again_when_the_queue_has_come_to_its_pla
     assert raw.llen(QUEUE) == 20  # it would be behind these
     raw.delete(QUEUE)
     tickets_sent_ago(broker, 20, 10 * MINUTE_MS)
-    raw.zadd(keys.due(job_id), {0: raw.zscore(keys.due(job_id), 0) - HOUR_MS})
+    raw.zadd(keys.due(job_id), {"0": score(raw, keys.due(job_id), 0) - HOUR_MS})
     reap(broker, raw, job_id)
     assert raw.llen(QUEUE) == 21
 
 
-def test_in_a_short_queue_every_ticket_is_sent_again(broker: Broker, raw) -> None:
+def test_in_a_short_queue_every_ticket_is_sent_again(broker: Broker, raw: redis_py.Redis) -> None:
     jobs = queued(broker, 3)
     overdue(raw, jobs[2], 0)
     age(broker, raw, jobs[2], MINUTE_MS)
@@ -96,7 +99,7 @@ def test_in_a_short_queue_every_ticket_is_sent_again(broker: Broker, raw) -> Non
     assert raw.llen(QUEUE) == 4
 
 
-def test_some_old_tickets_that_come_back_again_and_again_prove_nothing(broker: Broker, raw) -> None:
+def test_some_old_tickets_that_come_back_again_and_again_prove_nothing(broker: Broker, raw: redis_py.Redis) -> None:
     (job_id,) = queued(broker, 1)
     raw.delete(QUEUE)
     tickets_sent_ago(broker, 9, 48 * HOUR_MS)  # poison, forwarded with the time of its first sending
@@ -106,7 +109,7 @@ def test_some_old_tickets_that_come_back_again_and_again_prove_nothing(broker: B
     assert raw.llen(QUEUE) == 20
 
 
-def test_a_sender_whose_clock_is_wrong_proves_no_more_than_its_jobs_do(broker: Broker, raw) -> None:
+def test_a_sender_whose_clock_is_wrong_proves_no_more_than_its_jobs_do(broker: Broker, raw: redis_py.Redis) -> None:
     (job_id,) = queued(broker, 1)
     raw.delete(QUEUE)
     others = [new_job(broker, 1) for _ in range(11)]
@@ -116,7 +119,9 @@ def test_a_sender_whose_clock_is_wrong_proves_no_more_than_its_jobs_do(broker: B
     assert raw.llen(QUEUE) == 12
 
 
-def test_a_queue_that_stands_still_though_it_has_workers_proves_nothing_after_half_an_hour(broker: Broker, raw) -> None:
+def test_a_queue_that_stands_still_though_it_has_workers_proves_nothing_after_half_an_hour(
+    broker: Broker, raw: redis_py.Redis
+) -> None:
     tickets_sent_ago(broker, 11, 3 * HOUR_MS)
     (job_id,) = queued(broker, 1)
     now_ms, told = broker.connection.now_ms(), Heads(broker.connection)
@@ -132,7 +137,9 @@ def test_a_queue_that_stands_still_though_it_has_workers_proves_nothing_after_ha
     assert broker.jobs.status(job_id).state == "queued"
 
 
-def test_a_queue_without_workers_stands_still_for_no_longer_than_they_are_back(broker: Broker, raw) -> None:
+def test_a_queue_without_workers_stands_still_for_no_longer_than_they_are_back(
+    broker: Broker, raw: redis_py.Redis
+) -> None:
     tickets_sent_ago(broker, 11, 3 * HOUR_MS)
     now_ms, told = broker.connection.now_ms(), Heads(broker.connection)
     told.taken_before([QUEUE], now_ms)
@@ -141,7 +148,7 @@ def test_a_queue_without_workers_stands_still_for_no_longer_than_they_are_back(b
     assert told.taken_before([QUEUE], now_ms + 3 * HOUR_MS)[QUEUE] < now_ms  # nobody asked in between
 
 
-def test_a_chunk_whose_ticket_was_answered_gets_another_at_once(broker: Broker, raw) -> None:
+def test_a_chunk_whose_ticket_was_answered_gets_another_at_once(broker: Broker, raw: redis_py.Redis) -> None:
     """Whatever the queue says: refused for its weights, given back, or its lease lapsed."""
     tickets_sent_ago(broker, 11, 3 * HOUR_MS)
     refused, released, lapsed = queued(broker, 3)
@@ -151,13 +158,13 @@ def test_a_chunk_whose_ticket_was_answered_gets_another_at_once(broker: Broker, 
     broker.jobs.release(released, 0, "t", delay_s=10)
     claim(broker, lapsed, 0)
     for job_id in (refused, released, lapsed):
-        raw.zadd(keys.due(job_id), {0: raw.zscore(keys.due(job_id), 0) - MINUTE_MS})
+        raw.zadd(keys.due(job_id), {"0": score(raw, keys.due(job_id), 0) - MINUTE_MS})
     reap(broker, raw, refused, released, lapsed)
     assert raw.llen(QUEUE) == 17
 
 
 def test_a_list_of_rights_that_is_older_than_this_question_costs_only_doubled_tickets(
-    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(self: object, queues: object) -> None:
         raise NotPermitted("no permission to run the 'lindex' command")
@@ -171,6 +178,6 @@ def test_a_list_of_rights_that_is_older_than_this_question_costs_only_doubled_ti
 
 
 @pytest.mark.parametrize("trash", [b"trash", b"[]", b'{"body": "e30=", "properties": {"body_encoding": "base64"}}'])
-def test_what_is_no_ticket_tells_nothing(broker: Broker, raw, trash: bytes) -> None:
+def test_what_is_no_ticket_tells_nothing(broker: Broker, raw: redis_py.Redis, trash: bytes) -> None:
     raw.lpush(QUEUE, *[trash] * 12)
     assert Heads(broker.connection).taken_before([QUEUE], broker.connection.now_ms()) == {QUEUE: heads._ANY_MS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.store import Added
@@ -18,6 +19,7 @@ from tests.support.store import (
     assert_consistent,
     claim,
     complete,
+    members,
     new_job,
     overdue,
     row,
@@ -35,7 +37,7 @@ def settings(settings: Settings) -> Settings:
 class Life:
     """One job, and everybody who may do something to it."""
 
-    def __init__(self, broker: Broker, raw, seed: int) -> None:
+    def __init__(self, broker: Broker, raw: redis_py.Redis, seed: int) -> None:
         self.broker, self.raw, self.dice = broker, raw, random.Random(seed)
         self.job_id = new_job(broker, 0, seal=False)
         self.added = 0
@@ -78,7 +80,7 @@ class Life:
             complete(self.broker, self.job_id, chunk, self.token(), failed=chunk % 3, fingerprint=fingerprint)
 
     def lapse(self) -> None:
-        due = self.raw.zrange(keys.due(self.job_id), 0, -1)
+        due = members(self.raw, keys.due(self.job_id))
         if due:
             overdue(self.raw, self.job_id, int(self.dice.choice(due)))
 
@@ -104,7 +106,7 @@ class Life:
         for _ in range(3 * CHUNKS):
             self.broker.jobs.issue(self.job_id, QUEUE)
             self.audit()
-            due = [int(chunk) for chunk in self.raw.zrange(keys.due(self.job_id), 0, -1)]
+            due = [int(chunk) for chunk in members(self.raw, keys.due(self.job_id))]
             overdue(self.raw, self.job_id, *due)
             for chunk in self.broker.upkeep.reap(self.job_id, QUEUE):
                 if claim(self.broker, self.job_id, chunk, "last", fingerprint=fingerprint).answer == "ok":
@@ -129,7 +131,7 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_whatever_happens_the_counts_are_true_and_the_job_ends(broker: Broker, raw, seed: int) -> None:
+def test_whatever_happens_the_counts_are_true_and_the_job_ends(broker: Broker, raw: redis_py.Redis, seed: int) -> None:
     broker.workers.beat(row())
     life = Life(broker, raw, seed)
     done: list[str] = []

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis as redis_py
@@ -18,9 +19,9 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, SettingsError
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
-from tests.contract.store.test_runner import Rig
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
+from tests.support.rig import Rig
 from tests.support.store import MINE, OPTIONS, claim, new_job, payload, row, spec
 from tests.support.waiting import eventually
 
@@ -86,7 +87,7 @@ def test_only_what_is_missing_is_sent_again(behind: Broker, proxy: Proxy, monkey
     job_id, data = claimed(behind), some_result(8 * MIB)
     script, parts = behind.connection.script, []
 
-    def failing(name: str, *args):
+    def failing(name: str, *args: Any) -> tuple[str, list[Any]]:
         parts.append(name)
         if parts.count("part") == 7:  # the question and five parts have come
             raise BrokerUnavailable("away")
@@ -110,7 +111,7 @@ def test_parts_that_redis_lost_are_sent_anew(
     temporary, script = keys.uncommitted_result(job_id, 0, "t0"), broker.connection.script
     lost = []
 
-    def losing(name: str, *args):
+    def losing(name: str, *args: Any) -> tuple[str, list[Any]]:
         if name not in lost and (raw.strlen(temporary) == 4 * MIB or name == "complete"):
             lost.append(name)
             raw.set(temporary, data[:left]) if left else raw.delete(temporary)
@@ -126,7 +127,7 @@ def test_a_part_whose_answer_was_lost_is_there_once(broker: Broker, monkeypatch:
     job_id, data = claimed(broker), some_result(4 * MIB)
     script = broker.connection.script
 
-    def twice(name: str, *args):
+    def twice(name: str, *args: Any) -> tuple[str, list[Any]]:
         script(name, *args)
         return script(name, *args)
 
@@ -142,7 +143,7 @@ def test_the_parts_of_a_job_that_was_cancelled_meanwhile_are_not_sent(
 ) -> None:
     job_id, script, sent = claimed(broker), broker.connection.script, []
 
-    def cancelling(name: str, *args):
+    def cancelling(name: str, *args: Any) -> tuple[str, list[Any]]:
         sent.append(name)
         if name == "part" and sent.count("part") == 3:
             broker.jobs.cancel(job_id)
@@ -179,7 +180,7 @@ def test_a_result_that_never_arrives_is_given_back(
     rig = Rig(broker, settings, DummyBackend(dim=16))
     job = rig.submit()
 
-    def away(*_, **__) -> str:
+    def away(*_: object, **__: object) -> str:
         raise BrokerUnavailable("Timeout writing to socket")
 
     monkeypatch.setattr(broker.jobs, "complete", away)
@@ -187,7 +188,7 @@ def test_a_result_that_never_arrives_is_given_back(
     thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
     thread.start()
     try:
-        eventually(lambda: not thread.is_alive(), 60)
+        eventually(lambda: not thread.is_alive())
         assert "did not take it 8 times" in (job.status().trouble or "")
     finally:
         rig.runner.draining.set()
@@ -201,7 +202,7 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
     job = rig.submit()
     complete, asked = broker.jobs.complete, []
 
-    def away(*_, **__) -> str:
+    def away(*_: object, **__: object) -> str:
         asked.append(1)
         raise BrokerUnavailable("can't be reached")
 
@@ -211,7 +212,7 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
     thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
     thread.start()
     try:
-        eventually(lambda: len(asked) > 60, 60)
+        eventually(lambda: len(asked) > 60)
         monkeypatch.setattr(broker.jobs, "complete", complete)
         thread.join(60)
         assert job.status().done == 3
@@ -222,7 +223,7 @@ def test_while_redis_takes_nothing_at_all_a_result_is_held(
 
 def test_with_an_access_list_of_before_it_is_sent_as_a_whole(own_redis: RedisServer, settings: Settings) -> None:
     admin = redis_py.Redis.from_url(own_redis.url)
-    admin.execute_command("ACL", "SETUSER", "older", "on", ">password", "~*", "&*", "+@all", "-append")
+    admin.execute_command("ACL", "SETUSER", "older", "on", ">password", "~*", "&*", "+@all", "-append")  # type: ignore[no-untyped-call]  # redis-py gives it no types
     admin.close()
     broker = Broker.connect(settings.replace(redis_url=own_redis.url.replace("unix://", "unix://older:password@")))
     job_id, data = claimed(broker), some_result(3 * MIB)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import redis as redis_py
 
@@ -33,7 +36,7 @@ def told() -> Told:
 
 
 @pytest.fixture
-def observed(settings: Settings, told: Told):
+def observed(settings: Settings, told: Told) -> Iterator[Broker]:
     broker = Broker.connect(settings, told)
     yield broker
     broker.close()
@@ -68,7 +71,7 @@ def test_what_was_observed_is_what_redis_did(observed: Broker, told: Told, raw: 
     assert (stats["cmdstat_time"]["calls"], stats["cmdstat_get"]["calls"]) == (1, 2)
 
 
-def test_a_redis_that_is_not_there_has_not_answered(told: Told, short_folder) -> None:
+def test_a_redis_that_is_not_there_has_not_answered(told: Told, short_folder: Path) -> None:
     connection = Connection(Settings(redis_url=f"unix://{short_folder}/absent.sock"), told)
     with pytest.raises(BrokerUnavailable):
         connection.now_ms()

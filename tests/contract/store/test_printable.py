@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis as redis_py
@@ -119,7 +121,12 @@ def test_no_command_shows_what_steers_a_terminal(
     broker.workers.beat(row("x", f"m{HOSTILE}", name=f"dead{HOSTILE}"))
     broker.workers.report_death("x", HOSTILE)
     for job_id in (ended, running):
-        facts = {"trouble": HOSTILE, "mismatch": HOSTILE, "pinned_by": HOSTILE, "model_fingerprint": MINE}
+        facts: Mapping[Any, Any] = {
+            "trouble": HOSTILE,
+            "mismatch": HOSTILE,
+            "pinned_by": HOSTILE,
+            "model_fingerprint": MINE,
+        }
         raw.hset(keys.job(job_id), mapping=facts)
     for job_id in (
         (ended, running) if "JOB" in command and not command.startswith(("errors", "wait", "fetch")) else (ended,)

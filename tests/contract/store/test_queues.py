@@ -21,6 +21,7 @@ from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import BrokerUnavailable, JobError
 from embedctl_config.settings import Settings
 from tests.support.store import DIM, MINE, QUEUE, add, claim, new_job, row, work
+from tests.support.waiting import PATIENCE_S
 
 JOB = "20261121-073032-d974cc1efb"
 
@@ -61,7 +62,7 @@ def test_the_age_is_that_of_the_ticket_which_celery_takes_next(
     with make_celery(settings).connection_for_read() as connection, connection.SimpleQueue(QUEUE) as taken:
         for chunk, left in enumerate((2, 1, 0)):
             shown = waiting(broker)
-            message = taken.get(timeout=5)
+            message = taken.get(timeout=PATIENCE_S)
             arguments, facts, _ = message.payload
             assert arguments == [JOB, chunk]
             assert shown == Waiting(left + 1, facts["sent_ms"]) == Waiting(left + 1, 1000 * (chunk + 1))
@@ -173,7 +174,7 @@ def test_a_job_that_nobody_works_for_has_no_pace(broker: Broker) -> None:
 
 def test_the_pace_is_that_of_the_last_seconds(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(overview.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     job_id = new_job(broker, chunks=5)
     broker.workers.beat(row())
     gatherer = Gatherer(broker)
@@ -255,9 +256,9 @@ def test_a_newer_version_s_job_hides_no_other(broker: Broker, raw: redis_py.Redi
 def test_a_look_costs_the_same_however_large_the_jobs_are(broker: Broker, raw: redis_py.Redis) -> None:
     def commands() -> int:
         gatherer = Gatherer(broker)
-        before = raw.info("stats")["total_commands_processed"]
+        before = int(raw.info("stats")["total_commands_processed"])
         gatherer.look()
-        return raw.info("stats")["total_commands_processed"] - before
+        return int(raw.info("stats")["total_commands_processed"]) - before
 
     job_id = new_job(broker, chunks=2, seal=False)
     commands()  # connections are made

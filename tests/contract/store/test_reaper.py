@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import redis as redis_py
 
 from embedctl import AsyncJob, Job, WaitTimeout
 from embedctl.broker import Broker
@@ -35,7 +36,7 @@ def broker(settings: Settings) -> Iterator[Broker]:
     broker.close()
 
 
-def tickets(raw) -> list[tuple[str, int]]:
+def tickets(raw: redis_py.Redis) -> list[tuple[str, int]]:
     """The tickets in the queue, the oldest first, as (job, chunk)."""
     found = []
     for message in reversed(raw.lrange(QUEUE, 0, -1)):
@@ -83,7 +84,7 @@ def test_one_process_reaps_in_an_interval(broker: Broker, settings: Settings) ->
 
 
 def test_a_reaper_waits_for_its_own_interval_without_asking_redis(
-    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reaper = Reaper(broker, interval_s=60)
     reaper.round()
@@ -105,7 +106,7 @@ def test_nobody_reaps_in_the_first_two_leases_after_redis_started(own_redis: Red
         broker.close()
 
 
-def test_tickets_of_lapsed_leases_land_in_the_queue(broker: Broker, raw) -> None:
+def test_tickets_of_lapsed_leases_land_in_the_queue(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker, 2)
     broker.send_issued(broker.jobs.status(job_id))
@@ -119,7 +120,9 @@ def test_tickets_of_lapsed_leases_land_in_the_queue(broker: Broker, raw) -> None
     assert len(tickets(raw)) == 2
 
 
-def test_a_round_sends_what_a_window_that_grew_has_room_for(broker: Broker, raw, settings: Settings) -> None:
+def test_a_round_sends_what_a_window_that_grew_has_room_for(
+    broker: Broker, raw: redis_py.Redis, settings: Settings
+) -> None:
     job_id = new_job(broker, 20)
     broker.send_issued(broker.jobs.status(job_id))
     assert len(tickets(raw)) == settings.window == 2
@@ -129,7 +132,7 @@ def test_a_round_sends_what_a_window_that_grew_has_room_for(broker: Broker, raw,
     assert [chunk for _, chunk in tickets(raw)] == list(range(2 * settings.window_per_worker))
 
 
-def test_a_round_frees_cancelled_jobs(broker: Broker, raw) -> None:
+def test_a_round_frees_cancelled_jobs(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 3)
     work(broker, job_id, 0)
     broker.jobs.cancel(job_id)
@@ -139,7 +142,7 @@ def test_a_round_frees_cancelled_jobs(broker: Broker, raw) -> None:
     assert broker.jobs.status(job_id).state == "cancelled"
 
 
-def test_a_round_forgets_jobs_that_are_gone(broker: Broker, raw) -> None:
+def test_a_round_forgets_jobs_that_are_gone(broker: Broker, raw: redis_py.Redis) -> None:
     gone, alive = new_job(broker, 1), new_job(broker, 1)
     raw.delete(*keys_of(raw, gone))
     reap(broker)
@@ -147,7 +150,7 @@ def test_a_round_forgets_jobs_that_are_gone(broker: Broker, raw) -> None:
     assert keys_of(raw, gone) == set()
 
 
-def test_a_round_audits_a_job_that_rests(broker: Broker, raw) -> None:
+def test_a_round_audits_a_job_that_rests(broker: Broker, raw: redis_py.Redis) -> None:
     """Also one that is being submitted: its producer may wait for the room that a lost chunk takes."""
     broker.workers.beat(row())
     rests, submitting = new_job(broker, 2), new_job(broker, 2, seal=False)
@@ -163,7 +166,7 @@ def test_a_round_audits_a_job_that_rests(broker: Broker, raw) -> None:
     assert broker.jobs.status(submitting).lost_chunks == (1, 1)
 
 
-def test_a_round_renews_the_lifetimes_of_chunks(broker: Broker, raw) -> None:
+def test_a_round_renews_the_lifetimes_of_chunks(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 2)
     raw.pexpire(keys.chunk_input(job_id, 1), 60_000)
     raw.hincrby(keys.job(job_id), "created_ms", -int(keys.UNENDED_TTL_S * 250))
@@ -171,7 +174,7 @@ def test_a_round_renews_the_lifetimes_of_chunks(broker: Broker, raw) -> None:
     assert raw.pttl(keys.chunk_input(job_id, 1)) > keys.UNENDED_TTL_S * 1000
 
 
-def test_a_job_of_a_newer_version_does_not_stop_the_round(broker: Broker, raw) -> None:
+def test_a_job_of_a_newer_version_does_not_stop_the_round(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     newer, mine = new_job(broker, 1), new_job(broker, 1)
     raw.hset(keys.job(newer), "version", 99)
@@ -197,7 +200,7 @@ def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServ
     broker.close()
 
 
-def test_a_job_that_cannot_be_read_costs_no_other_job_its_reaper(broker: Broker, raw) -> None:
+def test_a_job_that_cannot_be_read_costs_no_other_job_its_reaper(broker: Broker, raw: redis_py.Redis) -> None:
     strange, job_id = new_job(broker, 1), new_job(broker, 1)
     broker.workers.beat(row())
     broker.jobs.issue(job_id, QUEUE)
@@ -208,7 +211,7 @@ def test_a_job_that_cannot_be_read_costs_no_other_job_its_reaper(broker: Broker,
     assert raw.llen(QUEUE) == 1
 
 
-def test_a_retry_whose_process_died_is_closed_so_that_its_job_ends(broker: Broker, raw) -> None:
+def test_a_retry_whose_process_died_is_closed_so_that_its_job_ends(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker, 2)
     work(broker, job_id, 0, failed=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 
 import pytest
 import redis as redis_py
@@ -14,6 +15,7 @@ from embedctl.job import Job
 from embedctl.patience import patiently
 from embedctl_config import keys
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable
+from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
 from tests.support.store import claim, new_job
 
@@ -78,7 +80,7 @@ def test_a_cluster_is_called_one(broker: Broker, reason: str) -> None:
         raise _error(reason)
 
 
-def test_nothing_is_submitted_to_a_cluster(short_folder, settings) -> None:
+def test_nothing_is_submitted_to_a_cluster(short_folder: Path, settings: Settings) -> None:
     folder = short_folder / "cluster"
     folder.mkdir()
     server = RedisServer(folder, extra=["--cluster-enabled", "yes", "--bind", "127.0.0.1"])
@@ -101,7 +103,8 @@ def test_the_arguments_of_a_command_do_not_decide_what_its_error_is(broker: Brok
 
 def _error(reason: str) -> Exception:
     """As redis-py makes it of what Redis says."""
-    return BaseParser.parse_error(reason)
+    error: Exception = BaseParser.parse_error(reason)  # type: ignore[no-untyped-call]  # redis-py gives it no types
+    return error
 
 
 def _client_id(broker: Broker) -> int:

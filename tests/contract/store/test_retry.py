@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+import redis as redis_py
 
 from embedctl import enqueue_embeddings, retry
 from embedctl.broker import Broker
@@ -40,7 +44,7 @@ def settings(settings: Settings) -> Settings:
     return settings.replace(lease_s=30.0, reissue_s=60.0)
 
 
-def half_failed(broker: Broker, **changes: object) -> str:
+def half_failed(broker: Broker, **changes: Any) -> str:
     """An ended job of three chunks of two records, of which one failed in chunks 0 and 2."""
     job_id = new_job(broker, 3, **changes)
     work(broker, job_id, 0, failed=1)
@@ -89,7 +93,7 @@ def test_failed_records_move_to_a_new_chunk_and_the_job_is_open_again(broker: Br
     assert broker.jobs.failed_chunks(job_id, 0, 3) == [2]
 
 
-def test_a_job_whose_failed_records_were_encoded_after_all_has_completed(broker: Broker, raw) -> None:
+def test_a_job_whose_failed_records_were_encoded_after_all_has_completed(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = half_failed(broker, ttl_s=keys.UNENDED_TTL_S)
     assert Job(job_id, broker).retry_failed() == 2
     status = broker.jobs.status(job_id)
@@ -117,7 +121,7 @@ def test_the_same_records_are_not_retried_twice_at_once(broker: Broker) -> None:
     assert broker.jobs.status(job_id).chunks == 4
 
 
-def test_a_retry_that_died_is_taken_up_by_the_next(broker: Broker, raw) -> None:
+def test_a_retry_that_died_is_taken_up_by_the_next(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = half_failed(broker)
     broker.jobs.retry(job_id, 0, 3, "dead")
     with pytest.raises(JobError, match="another process"):
@@ -130,7 +134,7 @@ def test_a_retry_that_died_is_taken_up_by_the_next(broker: Broker, raw) -> None:
     assert broker.jobs.status(job_id).state is JobState.COMPLETED
 
 
-def test_a_retry_that_died_does_not_keep_its_job_from_ending(broker: Broker, raw) -> None:
+def test_a_retry_that_died_does_not_keep_its_job_from_ending(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = half_failed(broker)
     broker.jobs.retry(job_id, 0, 3, "dead")
     encode_again(broker, job_id, 3)
@@ -144,7 +148,9 @@ def test_a_retry_that_died_does_not_keep_its_job_from_ending(broker: Broker, raw
     assert Job(job_id, broker).retry_failed() == 1
 
 
-def test_the_same_corpus_submitted_again_closes_a_retry_that_died(settings: Settings, broker: Broker, raw) -> None:
+def test_the_same_corpus_submitted_again_closes_a_retry_that_died(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
+) -> None:
     texts = [f"text {chunk} {row}" for chunk in range(2) for row in range(2)]  # those of the chunks of `work`
     job = enqueue_embeddings(texts, chunk_size=2, idempotency_key="k", settings=settings)
     work(broker, job.id, 0, failed=1)
@@ -175,10 +181,10 @@ def test_a_retry_waits_for_a_redis_that_is_away_for_a_moment(broker: Broker, mon
 
 
 def test_a_retry_that_redis_lost_is_not_called_another_corpus(
-    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = half_failed(broker)
-    before = {key: (raw.dump(key), raw.pttl(key)) for key in keys_of(raw, job_id)}
+    before = {key: (raw.dump(key) or b"", raw.pttl(key)) for key in keys_of(raw, job_id)}
     seal = broker.jobs.seal
 
     def go_back(job_id: str, chunks: int) -> None:
@@ -194,7 +200,9 @@ def test_a_retry_that_redis_lost_is_not_called_another_corpus(
     assert Job(job_id, broker).retry_failed() == 2
 
 
-def test_one_who_looks_while_another_retries_is_told_so(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_who_looks_while_another_retries_is_told_so(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job_id = half_failed(broker)
     assert broker.jobs.retry(job_id, 0, 3, "another") == 1
 
@@ -208,10 +216,10 @@ def test_one_who_looks_while_another_retries_is_told_so(broker: Broker, raw, mon
         Job(job_id, broker).retry_failed()
 
 
-def failing_once(method, calls: list[str]):
+def failing_once(method: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
     """The method, but its first call finds no Redis."""
 
-    def call(*args: object):
+    def call(*args: object) -> Any:
         if method.__name__ not in calls:
             calls.append(method.__name__)
             raise BrokerUnavailable("away")
@@ -221,7 +229,7 @@ def failing_once(method, calls: list[str]):
 
 
 def test_a_long_search_for_failed_records_keeps_the_right_to_retry(
-    broker: Broker, raw, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "_SLICE", 1)
     job_id = half_failed(broker)
@@ -255,7 +263,7 @@ def test_a_job_that_goes_on_can_not_be_retried(broker: Broker) -> None:
         broker.jobs.retry(new_job(broker, 1, seal=False), 0, 1, "p")
 
 
-def test_a_job_that_is_cancelled_or_gone_can_not_be_retried(broker: Broker, raw) -> None:
+def test_a_job_that_is_cancelled_or_gone_can_not_be_retried(broker: Broker, raw: redis_py.Redis) -> None:
     cancelled = new_job(broker, 1)
     broker.jobs.cancel(cancelled)
     with pytest.raises(JobCancelled):
@@ -278,7 +286,7 @@ def test_the_corpus_of_a_retried_job_is_still_the_one_it_was_begun_with(broker: 
         broker.jobs.seal(job_id, 4)
 
 
-def test_every_key_of_a_retried_job_has_a_lifetime_and_goes_with_it(broker: Broker, raw) -> None:
+def test_every_key_of_a_retried_job_has_a_lifetime_and_goes_with_it(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = half_failed(broker)
     Job(job_id, broker).retry_failed()
     encode_again(broker, job_id, 3)
@@ -287,7 +295,7 @@ def test_every_key_of_a_retried_job_has_a_lifetime_and_goes_with_it(broker: Brok
     assert keys_of(raw, job_id) == set()
 
 
-def test_more_failed_records_than_the_budget_end_the_job(broker: Broker, raw) -> None:
+def test_more_failed_records_than_the_budget_end_the_job(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 4, max_errors=2)
     work(broker, job_id, 0, failed=2)
     assert not broker.jobs.status(job_id).state.ended
@@ -330,7 +338,7 @@ def test_a_producer_is_told_that_the_budget_is_spent(broker: Broker) -> None:
     assert broker.jobs.status(job_id).chunks == 2
 
 
-def test_sealing_does_not_revive_a_job_that_its_budget_has_ended(broker: Broker, raw) -> None:
+def test_sealing_does_not_revive_a_job_that_its_budget_has_ended(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 2, seal=False, max_errors=0)
     work(broker, job_id, 0, failed=1)
     ended_at = broker.jobs.status(job_id).ended_at
@@ -361,14 +369,14 @@ def test_an_ended_jobs_text_waits_for_nobody(broker: Broker, end: str) -> None:
     assert broker.jobs.status(job_id).waiting_bytes == 0
 
 
-def test_a_budget_that_is_kept_changes_nothing(broker: Broker, raw) -> None:
+def test_a_budget_that_is_kept_changes_nothing(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = half_failed(broker, max_errors=2, max_errors_share=0.34)
     status = broker.jobs.status(job_id)
     assert (status.state, status.stopped_by) == (JobState.COMPLETED_WITH_ERRORS, None)
     assert_consistent(broker, raw, job_id)
 
 
-def test_discarding_a_job_that_its_budget_ended_leaves_nothing_of_it(broker: Broker, raw) -> None:
+def test_discarding_a_job_that_its_budget_ended_leaves_nothing_of_it(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 3, max_errors=0)
     work(broker, job_id, 0, failed=1)
     assert broker.upkeep.free_slice(job_id, 3, results=False)  # as the reaper does
@@ -378,7 +386,7 @@ def test_discarding_a_job_that_its_budget_ended_leaves_nothing_of_it(broker: Bro
     assert keys_of(raw, job_id) == set()
 
 
-def test_saying_again_what_was_said_is_no_mistake(broker: Broker, raw) -> None:
+def test_saying_again_what_was_said_is_no_mistake(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = half_failed(broker)
     chunks = broker.jobs.status(job_id).chunks
     [failed, *_] = broker.jobs.failed_chunks(job_id, 0, chunks)
@@ -392,7 +400,7 @@ def test_saying_again_what_was_said_is_no_mistake(broker: Broker, raw) -> None:
 @pytest.mark.parametrize("retried", ["waits", "done", "failed again", "retried again"])
 @pytest.mark.parametrize("lost", ["the result", "the retried one's"])
 def test_a_lost_result_of_retried_records_is_repaired_with_the_same_corpus(
-    broker: Broker, raw, retried: str, lost: str
+    broker: Broker, raw: redis_py.Redis, retried: str, lost: str
 ) -> None:
     if (retried, lost) == ("waits", "the retried one's"):
         pytest.skip("it has no result yet")

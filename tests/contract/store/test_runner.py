@@ -5,29 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import redis as redis_py
 
-from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.tickets import Ticket
 from embedctl_config import keys, wire
-from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.encoding.known_good import KnownGood
-from embedctl_workers.serving.metrics import Metrics
-from embedctl_workers.serving.runner import ChunkRunner
+from tests.support.rig import SECRET, TEXTS, Rig
 from tests.support.store import OTHER, QUEUE
 from tests.support.waiting import eventually
-
-ENTRY = HardwareClass(backend="dummy")
-SECRET = "s3cret"
-TEXTS = ["one", f"two {SECRET}", "three words here"]
 
 
 class Quoting(DummyBackend):
@@ -43,7 +33,7 @@ class Quoting(DummyBackend):
     def _fail_in(self, place: str, words: int) -> None:
         if place == self.place and not (self.spares and words > 10):
             try:
-                {}[SECRET]
+                dict[str, str]()[SECRET]
             except KeyError as error:
                 raise ValueError(f"can't work with {TEXTS if 0 < words < 10 else words}") from error
 
@@ -60,33 +50,6 @@ class Quoting(DummyBackend):
         return super().positions(lengths)
 
 
-@dataclass
-class Rig:
-    """A runner in this process, and what it counts."""
-
-    broker: Broker
-    settings: Settings
-    backend: DummyBackend
-
-    def __post_init__(self) -> None:
-        self.metrics = Metrics("dummy", ENTRY, ["dummy"])
-        encoder = ChunkEncoder(self.backend, 1024)
-        encoder.known_good = KnownGood(self.backend, ENTRY.thresholds())
-        self.runner = ChunkRunner(self.broker, ENTRY, {"dummy": encoder}, "me", self.metrics)
-        self.left: list[int] = []
-        self.runner.leave = self.left.append
-
-    def submit(self, texts: Sequence[str] = TEXTS) -> Job:
-        return enqueue_embeddings(list(texts), settings=self.settings)
-
-    def run(self, job: Job, chunk: int = 0, **facts: Any) -> None:
-        self.runner.run("dummy", Ticket(keys.queue("dummy", "dummy"), job.id, chunk, facts))
-
-    def value(self, name: str, **labels: str) -> float | None:
-        own = {"hardware_class": "dummy", "model": "dummy", **labels}
-        return self.metrics.registry.get_sample_value(f"embedctl_{name}", own)
-
-
 @pytest.fixture
 def rig(broker: Broker, settings: Settings) -> Rig:
     return Rig(broker, settings, DummyBackend(dim=16))
@@ -98,6 +61,11 @@ def failing(request: pytest.FixtureRequest, broker: Broker, settings: Settings) 
     rig = Rig(broker, settings, backend)
     backend.place = request.param
     return rig
+
+
+def about(line: logging.LogRecord) -> tuple[object, ...]:
+    """The job, chunk and attempt that a log line is about."""
+    return tuple(vars(line)[name] for name in ("job", "chunk", "attempt"))
 
 
 def test_a_chunk_is_counted_as_what_became_of_it(rig: Rig) -> None:
@@ -126,7 +94,9 @@ def test_a_ticket_that_came_twice_counts_as_a_claim_and_no_attempt(rig: Rig) -> 
     assert rig.value("records_total", outcome="done") == 3
 
 
-def test_a_result_that_is_not_needed_counts_no_record(rig: Rig, broker: Broker, raw) -> None:
+def test_a_result_that_is_not_needed_counts_no_record(
+    rig: Rig, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = rig.submit()
     encode = rig.runner._encode
 
@@ -134,7 +104,7 @@ def test_a_result_that_is_not_needed_counts_no_record(rig: Rig, broker: Broker, 
         raw.hset(keys.job(job.id), "model_fingerprint", OTHER)
         return encode(*args)
 
-    rig.runner._encode = other_weights_win  # type: ignore[method-assign]
+    monkeypatch.setattr(rig.runner, "_encode", other_weights_win)
     rig.run(job)
     assert rig.value("results_total", answer="mismatch") == 1
     assert rig.value("records_total", outcome="done") == 0
@@ -181,7 +151,7 @@ def test_a_chunk_that_fails_is_told_of_without_its_text(
     assert "the chunk failed (ValueError), and will be offered again" in caplog.text
     assert "in quoting" in caplog.text  # of the traceback
     (line,) = [record for record in caplog.records if "the chunk failed" in record.getMessage()]
-    assert (line.job, line.chunk, line.attempt) == (job.id, 0, 1)
+    assert about(line) == (job.id, 0, 1)
     trouble = job.status().trouble or ""
     assert SECRET not in trouble
     assert "chunk 0: ValueError in quoting (test_runner.py, line " in trouble
@@ -190,7 +160,7 @@ def test_a_chunk_that_fails_is_told_of_without_its_text(
 
 @pytest.mark.parametrize("failing", ["tokenize", "forward", "positions"], indirect=True)
 def test_a_worker_that_fails_with_its_own_text_blames_no_record(
-    failing: Rig, raw, caplog: pytest.LogCaptureFixture
+    failing: Rig, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     job = failing.submit()
@@ -234,16 +204,18 @@ def test_records_that_fail_are_told_of_without_their_texts(failing: Rig, caplog:
     assert SECRET not in caplog.text
     lines = [record for record in caplog.records if "halving it" in record.getMessage()]
     assert "(ValueError)" in lines[0].getMessage()
-    assert {(line.job, line.chunk, line.attempt) for line in lines} == {(job.id, 0, 1)}
+    assert {about(line) for line in lines} == {(job.id, 0, 1)}
 
 
-def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(rig: Rig, broker: Broker, raw) -> None:
+def test_a_result_that_redis_refuses_is_given_back_and_not_held_for_ever(
+    rig: Rig, broker: Broker, raw: redis_py.Redis
+) -> None:
     job = rig.submit()
     raw.set(keys.events(job.id), "somebody else's")  # `complete` tells of the chunk there
     thread = threading.Thread(target=rig.run, args=(job,), daemon=True)
     thread.start()
     try:
-        eventually(lambda: not thread.is_alive(), 60)
+        eventually(lambda: not thread.is_alive())
         status = broker.jobs.status(job.id)
         assert "WRONGTYPE" in (status.trouble or "")
         assert not rig.runner.in_hand.all()

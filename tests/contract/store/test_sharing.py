@@ -97,7 +97,7 @@ def test_many_different_settings_do_not_add_up(settings: Settings, raw: redis_py
     for number in range(30):
         submit(settings.replace(ttl_s=1000.0 + number))
     gc.collect()
-    eventually(lambda: clients(raw) - others <= 24, 60)  # 4 brokers, each with a few
+    eventually(lambda: clients(raw) - others <= 24)  # 4 brokers, each with a few
     kept = [submit(settings.replace(ttl_s=5000.0 + number)) for number in range(20)]
     for number, job in enumerate(kept):
         assert Broker.shared(settings.replace(ttl_s=5000.0 + number)) is job._broker
@@ -166,12 +166,12 @@ def test_a_closed_job_and_all_others_can_still_be_asked(alone: tuple[Settings, r
     with submit(settings) as job:
         other = submit(settings)
         assert clients(raw) >= 1
-    eventually(lambda: clients(raw) == 0, 60)
+    eventually(lambda: clients(raw) == 0)
     assert job.status().records == other.status().records == 1
     submit(settings)
     job.close()
     job.close()
-    eventually(lambda: clients(raw) == 0, 60)
+    eventually(lambda: clients(raw) == 0)
 
 
 def test_an_awaited_job_is_closed_likewise(alone: tuple[Settings, redis_py.Redis]) -> None:
@@ -184,7 +184,7 @@ def test_an_awaited_job_is_closed_likewise(alone: tuple[Settings, redis_py.Redis
         await job.close()
 
     asyncio.run(main())
-    eventually(lambda: clients(raw) == 0, 60)
+    eventually(lambda: clients(raw) == 0)
 
 
 def test_closing_does_not_disturb_who_waits(settings: Settings, raw: redis_py.Redis) -> None:
@@ -192,7 +192,7 @@ def test_closing_does_not_disturb_who_waits(settings: Settings, raw: redis_py.Re
     ended = []
     waiting = threading.Thread(target=lambda: ended.append(job.wait(timeout=60).state), daemon=True)
     waiting.start()
-    eventually(lambda: any(each["cmd"] == "xread" for each in raw.client_list()), 60)
+    eventually(lambda: any(each["cmd"] == "xread" for each in raw.client_list()))
     for _ in range(20):
         Job.get(job.id, settings).close()
     job.cancel()
@@ -212,7 +212,7 @@ def test_a_password_that_was_changed_is_read_again(own_redis: RedisServer, tmp_p
     file = tmp_path / "password"
 
     def change(password: str) -> None:
-        admin.execute_command("ACL", "SETUSER", "me", "on", "resetpass", f">{password}", "~*", "&*", "+@all")
+        admin.execute_command("ACL", "SETUSER", "me", "on", "resetpass", f">{password}", "~*", "&*", "+@all")  # type: ignore[no-untyped-call]  # redis-py gives it no types
         file.write_text(password + "\n")
         for each in admin.client_list():
             if each["user"] == "me":
@@ -242,7 +242,7 @@ def test_connections_that_nobody_used_for_long_are_not_trusted(
     for module in (connection, tickets):
         monkeypatch.setattr(module, "STALE_S", -1.0)
     submit(settings)
-    eventually(lambda: not before & ids(), 60)
+    eventually(lambda: not before & ids())
 
 
 def test_tickets_are_sent_at_once_though_the_connection_was_closed_meanwhile(

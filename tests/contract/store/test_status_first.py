@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import redis as redis_py
@@ -18,9 +19,12 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.store import MINE, OTHER, QUEUE, add, claim, new_job, overdue, row, spec, work
 
+#: What `status` says of a job: the name and the value of each line.
+Show = Callable[[str], list[tuple[str, str]]]
+
 
 @pytest.fixture
-def shown(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+def shown(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Show:
     monkeypatch.setenv("EMBEDCTL_REDIS_URL", settings.redis_url)
     monkeypatch.setenv("EMBEDCTL_HIGH_WATER_BYTES", "1024")
 
@@ -36,20 +40,20 @@ def names(facts: list[tuple[str, str]]) -> list[str]:
     return [name for name, _ in facts]
 
 
-def test_a_job_that_nothing_keeps_from_its_end_shows_what_it_is(broker: Broker, shown) -> None:
+def test_a_job_that_nothing_keeps_from_its_end_shows_what_it_is(broker: Broker, shown: Show) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker)
     assert names(shown(job_id))[:5] == ["job", "state", "model", "class", "workers"]
 
 
-def test_no_live_worker_comes_first_with_the_command_that_starts_one(broker: Broker, shown) -> None:
+def test_no_live_worker_comes_first_with_the_command_that_starts_one(broker: Broker, shown: Show) -> None:
     facts = shown(new_job(broker))
     assert names(facts)[:4] == ["job", "state", "workers", "model"]
     assert facts[2][1] == "0 live; start one: embedctl worker --class dummy --model dummy"
     assert names(facts).count("workers") == 1
 
 
-def test_workers_that_offer_another_precision_are_none(broker: Broker, shown) -> None:
+def test_workers_that_offer_another_precision_are_none(broker: Broker, shown: Show) -> None:
     broker.workers.beat(row(precision="fp16"))
     facts = shown(new_job(broker))
     assert facts[2] == ("workers", "1 live, but they offer fp16, and the job asks for fp32")
@@ -57,7 +61,7 @@ def test_workers_that_offer_another_precision_are_none(broker: Broker, shown) ->
 
 
 def test_a_mismatch_comes_first_while_nobody_serves_the_jobs_weights(
-    broker: Broker, raw: redis_py.Redis, shown
+    broker: Broker, raw: redis_py.Redis, shown: Show
 ) -> None:
     job_id = new_job(broker)
     claim(broker, job_id, 0)
@@ -72,7 +76,7 @@ def test_a_mismatch_comes_first_while_nobody_serves_the_jobs_weights(
     assert names(facts).count("mismatch") == 1
 
 
-def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: redis_py.Redis, shown) -> None:
+def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
     broker.workers.beat(row("bystander"))
     job_id = new_job(broker)
     broker.jobs.issue(job_id, QUEUE)
@@ -88,7 +92,7 @@ def test_a_stuck_chunk_comes_first_with_its_history(broker: Broker, raw: redis_p
     assert sum("died" in said for _, said in facts) == 5
 
 
-def test_a_stalled_producer_comes_first_with_the_way_to_go_on(broker: Broker, raw: redis_py.Redis, shown) -> None:
+def test_a_stalled_producer_comes_first_with_the_way_to_go_on(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker, seal=False)
     raw.unlink(keys.producer(job_id))
@@ -97,7 +101,7 @@ def test_a_stalled_producer_comes_first_with_the_way_to_go_on(broker: Broker, ra
     assert f"--resume {job_id}" in facts[2][1]
 
 
-def test_lost_chunks_come_first_of_all(broker: Broker, raw: redis_py.Redis, shown) -> None:
+def test_lost_chunks_come_first_of_all(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
     job_id = new_job(broker)
     raw.hset(keys.job(job_id), mapping={"lost_first": 0, "lost_last": 1})
     facts = shown(job_id)
@@ -106,7 +110,7 @@ def test_lost_chunks_come_first_of_all(broker: Broker, raw: redis_py.Redis, show
     assert names(facts).count("lost") == 1
 
 
-def test_a_producer_that_waits_for_room_says_so(broker: Broker, shown) -> None:
+def test_a_producer_that_waits_for_room_says_so(broker: Broker, shown: Show) -> None:
     broker.workers.beat(row())
     job_id, _ = broker.jobs.create(spec())
     assert broker.jobs.hold(job_id, "p")
@@ -117,7 +121,7 @@ def test_a_producer_that_waits_for_room_says_so(broker: Broker, shown) -> None:
     assert "workers to make room" in facts[2][1]
 
 
-def test_hung_workers_come_first_where_no_other_works(broker: Broker, shown) -> None:
+def test_hung_workers_come_first_where_no_other_works(broker: Broker, shown: Show) -> None:
     job_id = new_job(broker)
     broker.workers.beat(row(quiet_s=99.0, holding=((job_id, 0),)))
     assert shown(job_id)[2] == ("hung", "w@host: no batch finished for 99 s")
@@ -126,14 +130,14 @@ def test_hung_workers_come_first_where_no_other_works(broker: Broker, shown) -> 
     assert names(shown(job_id)).count("hung") == 1
 
 
-def test_trouble_comes_first(broker: Broker, raw: redis_py.Redis, shown) -> None:
+def test_trouble_comes_first(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker)
     raw.hset(keys.job(job_id), "trouble", "no space left on device")
     assert shown(job_id)[2] == ("trouble", "no space left on device")
 
 
-def test_an_ended_job_is_kept_from_nothing(broker: Broker, raw: redis_py.Redis, shown) -> None:
+def test_an_ended_job_is_kept_from_nothing(broker: Broker, raw: redis_py.Redis, shown: Show) -> None:
     job_id = new_job(broker)
     work(broker, job_id, 0, 1)
     raw.hset(keys.job(job_id), mapping={"trouble": "once", "mismatch": "w other", "pinned_by": "w"})

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis as redis_py
 
 from embedctl import (
     BrokerUnavailable,
@@ -28,13 +29,13 @@ from embedctl.records import records_of
 from embedctl.store import Completed, ServedModel
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
-from tests.support.store import MINE, QUEUE, claim, complete, row
-from tests.support.waiting import eventually
+from tests.support.store import MINE, QUEUE, claim, complete, members, row
+from tests.support.waiting import PATIENCE_S, eventually
 
 TEXTS = [f"text {number}" for number in range(10)]
 
 
-def test_every_text_is_stored_in_chunks_and_sealed(settings: Settings, broker: Broker, raw) -> None:
+def test_every_text_is_stored_in_chunks_and_sealed(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
     job = enqueue_embeddings(TEXTS, chunk_size=4, ids=range(10), settings=settings)
     status = job.status()
     assert (status.state, status.sealed, status.records, status.chunks) == (JobState.QUEUED, True, 10, 3)
@@ -51,7 +52,7 @@ def test_no_texts_are_a_job_that_has_completed(settings: Settings) -> None:
     assert job.vectors().shape == (0, 0)
 
 
-def test_a_window_of_tickets_is_sent_and_no_more(settings: Settings, raw) -> None:
+def test_a_window_of_tickets_is_sent_and_no_more(settings: Settings, raw: redis_py.Redis) -> None:
     enqueue_embeddings(TEXTS, chunk_size=1, settings=settings.replace(window=4))
     assert raw.llen(QUEUE) == 4
 
@@ -63,14 +64,14 @@ def test_the_same_key_and_texts_give_the_same_job(settings: Settings) -> None:
     assert second.status().records == 10
 
 
-def test_a_submission_that_died_is_taken_up_where_it_stopped(settings: Settings, raw) -> None:
+def test_a_submission_that_died_is_taken_up_where_it_stopped(settings: Settings, raw: redis_py.Redis) -> None:
     def dying() -> Iterator[str]:
         yield from TEXTS[:7]
         raise RuntimeError("the power went")
 
     with pytest.raises(RuntimeError):
         enqueue_embeddings(dying(), chunk_size=2, idempotency_key="k", settings=settings)
-    (job_id,) = [name.decode() for name in raw.zrange(keys.ACTIVE, 0, -1)]
+    (job_id,) = members(raw, keys.ACTIVE)
     half = Job.get(job_id, settings).status()
     assert (half.state, half.chunks) == (JobState.SUBMITTING, 3)
     raw.delete(keys.producer(job_id))
@@ -79,10 +80,12 @@ def test_a_submission_that_died_is_taken_up_where_it_stopped(settings: Settings,
     assert (job.status().records, job.status().sealed) == (10, True)
 
 
-def test_a_submission_without_a_key_that_can_not_be_read_is_cancelled(settings: Settings, broker: Broker, raw) -> None:
+def test_a_submission_without_a_key_that_can_not_be_read_is_cancelled(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
+) -> None:
     with pytest.raises(InputError, match="record 7"):
         enqueue_embeddings([*TEXTS[:7], {"body": "x"}], chunk_size=2, settings=settings)
-    (job_id,) = [name.decode() for name in raw.zrange(keys.ACTIVE, 0, -1)]
+    (job_id,) = members(raw, keys.ACTIVE)
     assert broker.jobs.status(job_id).state is JobState.CANCELLED
 
 
@@ -143,7 +146,7 @@ def test_a_corpus_that_is_longer_or_shorter_under_the_same_key_is_refused(settin
     ],
 )
 def test_other_options_under_the_same_key_are_refused_by_name(
-    settings: Settings, option: dict[str, object], name: str
+    settings: Settings, option: dict[str, Any], name: str
 ) -> None:
     enqueue_embeddings(TEXTS, chunk_size=4, idempotency_key="k", settings=settings)
     with pytest.raises(CorpusChanged, match=f"other options: .*{name} was"):
@@ -167,7 +170,7 @@ def test_other_options_under_the_same_key_are_refused_by_name(
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_stored(
-    settings: Settings, raw, option: dict[str, object]
+    settings: Settings, raw: redis_py.Redis, option: dict[str, Any]
 ) -> None:
     with pytest.raises(SettingsError):
         enqueue_embeddings(TEXTS, settings=settings, **option)
@@ -188,7 +191,7 @@ def test_more_dimensions_than_a_live_workers_model_has_are_refused(settings: Set
     ids=str,
 )
 def test_only_what_needs_a_newer_worker_asks_for_one(
-    options, version: int, settings: Settings, broker: Broker, raw
+    options: dict[str, Any], version: int, settings: Settings, broker: Broker, raw: redis_py.Redis
 ) -> None:
     """A job, its tickets and its chunks say the oldest version that knows all of the job's options."""
     job = enqueue_embeddings(TEXTS, settings=settings, **options)
@@ -218,10 +221,10 @@ def test_a_producer_pauses_while_more_text_waits_than_the_mark(settings: Setting
     waiting = broker.jobs.status(job_id)
     assert (waiting.chunks, waiting.state) == (2, JobState.SUBMITTING)
     for chunk in range(6):
-        eventually(lambda chunk=chunk: broker.jobs.status(job_id).chunks > chunk)
+        eventually(lambda: broker.jobs.status(job_id).chunks > chunk)  # noqa: B023  (it is called in this turn)
         claim(broker, job_id, chunk, str(chunk))
         assert complete(broker, job_id, chunk, str(chunk), rows=1) == "ok"
-    producer.join(10)
+    producer.join(PATIENCE_S)
     low.close()
     assert [job.id for job in jobs] == [job_id]
     assert seen[-1][0] == 6
@@ -259,10 +262,10 @@ def test_a_producer_that_waits_for_workers_is_as_patient_as_any(
     monkeypatch.setattr(low.jobs, "status", refuse_once)
     eventually(lambda: len(asked) >= 2)
     for chunk in range(3):
-        eventually(lambda chunk=chunk: broker.jobs.status(job_id).chunks > chunk)
+        eventually(lambda: broker.jobs.status(job_id).chunks > chunk)  # noqa: B023  (it is called in this turn)
         claim(broker, job_id, chunk, str(chunk))
         assert complete(broker, job_id, chunk, str(chunk), rows=1) == "ok"
-    producer.join(10)
+    producer.join(PATIENCE_S)
     low.close()
     assert [job.id for job in jobs] == [job_id]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.store import Added, JobState
@@ -37,7 +38,7 @@ def test_create_makes_a_job_that_is_submitting(broker: Broker) -> None:
     assert (status.model, status.hardware, status.precision) == ("dummy", "dummy", "fp32")
     assert status.options == spec().options
     assert status.queue == "embed.dummy.dummy"
-    assert status.started_at is status.ended_at is status.dim is status.model_fingerprint is None
+    assert (status.started_at, status.ended_at, status.dim, status.model_fingerprint) == (None,) * 4
     assert status.created_at == status.progressed_at
     assert job_id.startswith(status.created_at.strftime("%Y%m%d-%H%M%S-"))
 
@@ -55,7 +56,7 @@ def test_create_with_a_key_gives_the_job_that_it_made(broker: Broker) -> None:
     assert other != first
 
 
-def test_create_leaves_nothing_of_the_job_that_it_did_not_make(broker: Broker, raw) -> None:
+def test_create_leaves_nothing_of_the_job_that_it_did_not_make(broker: Broker, raw: redis_py.Redis) -> None:
     broker.jobs.create(spec(idempotency_key="nightly"))
     before = set(raw.keys())
     broker.jobs.create(spec(idempotency_key="nightly"))
@@ -63,7 +64,7 @@ def test_create_leaves_nothing_of_the_job_that_it_did_not_make(broker: Broker, r
     assert raw.zcard(keys.ACTIVE) == 1
 
 
-def test_create_with_a_key_whose_job_is_gone_makes_a_new_one(broker: Broker, raw) -> None:
+def test_create_with_a_key_whose_job_is_gone_makes_a_new_one(broker: Broker, raw: redis_py.Redis) -> None:
     first, _ = broker.jobs.create(spec(idempotency_key="nightly"))
     raw.delete(keys.job(first))
     second, created = broker.jobs.create(spec(idempotency_key="nightly"))
@@ -72,7 +73,7 @@ def test_create_with_a_key_whose_job_is_gone_makes_a_new_one(broker: Broker, raw
     assert broker.jobs.create(spec(idempotency_key="nightly")) == (second, False)
 
 
-def test_the_key_itself_is_not_stored(broker: Broker, raw) -> None:
+def test_the_key_itself_is_not_stored(broker: Broker, raw: redis_py.Redis) -> None:
     job_id, _ = broker.jobs.create(spec(idempotency_key="private name"))
     assert not any(b"private" in key for key in raw.scan_iter())
     assert not any(b"private" in value for value in raw.hgetall(keys.job(job_id)).values())
@@ -86,7 +87,7 @@ def test_hold_is_one_producers_at_a_time(broker: Broker) -> None:
     assert broker.jobs.status(job_id).producer_alive
 
 
-def test_a_producer_whose_lease_lapsed_is_taken_over(broker: Broker, raw) -> None:
+def test_a_producer_whose_lease_lapsed_is_taken_over(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 0, seal=False)
     assert add(broker, job_id, 0, token="dead")[0] is Added.OK
     assert add(broker, job_id, 1, token="heir")[0] is Added.HELD
@@ -101,7 +102,7 @@ def test_a_producer_whose_lease_lapsed_is_taken_over(broker: Broker, raw) -> Non
     assert add(broker, job_id, 2, token="dead")[0] is Added.HELD
 
 
-def test_hold_renews_the_producers_lease(broker: Broker, raw) -> None:
+def test_hold_renews_the_producers_lease(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 0, seal=False)
     broker.jobs.hold(job_id, "p")
     raw.pexpire(keys.producer(job_id), 500)
@@ -115,7 +116,7 @@ def test_a_sealed_job_needs_no_holding(broker: Broker) -> None:
     assert not broker.jobs.status(job_id).producer_alive
 
 
-def test_add_stores_a_chunk_and_tells_the_text_that_waits(broker: Broker, raw) -> None:
+def test_add_stores_a_chunk_and_tells_the_text_that_waits(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 0, seal=False)
     assert add(broker, job_id, 0) == (Added.OK, len(payload(0)))
     assert add(broker, job_id, 1) == (Added.OK, len(payload(0)) + len(payload(1)))
@@ -174,7 +175,7 @@ def test_add_refuses_a_gap(broker: Broker, sealed: bool) -> None:
     assert broker.jobs.input(job_id, 2) is None
 
 
-def test_add_puts_back_an_input_that_redis_lost(broker: Broker, raw) -> None:
+def test_add_puts_back_an_input_that_redis_lost(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 3)
     assert broker.jobs.issue(job_id, "q") == [0, 1, 2]
     raw.delete(keys.chunk_input(job_id, 1))
@@ -188,7 +189,7 @@ def test_add_puts_back_an_input_that_redis_lost(broker: Broker, raw) -> None:
     assert claim(broker, job_id, 1).input == payload(1)
 
 
-def test_an_input_put_back_is_counted_as_waiting_once(broker: Broker, raw) -> None:
+def test_an_input_put_back_is_counted_as_waiting_once(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 2)
     raw.delete(keys.chunk_input(job_id, 1))
     add(broker, job_id, 1)
@@ -197,7 +198,7 @@ def test_an_input_put_back_is_counted_as_waiting_once(broker: Broker, raw) -> No
     assert broker.jobs.status(job_id).waiting_bytes == 0
 
 
-def test_a_lost_result_that_is_encoded_again_is_counted_once(broker: Broker, raw) -> None:
+def test_a_lost_result_that_is_encoded_again_is_counted_once(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 2)
     work(broker, job_id, 0)
     raw.delete(keys.chunk_result(job_id, 0))
@@ -211,7 +212,9 @@ def test_a_lost_result_that_is_encoded_again_is_counted_once(broker: Broker, raw
     assert_consistent(broker, raw, job_id)
 
 
-def test_a_lost_result_of_an_ended_job_can_be_repaired_with_the_same_corpus(broker: Broker, raw) -> None:
+def test_a_lost_result_of_an_ended_job_can_be_repaired_with_the_same_corpus(
+    broker: Broker, raw: redis_py.Redis
+) -> None:
     job_id = new_job(broker, 2)
     broker.jobs.issue(job_id, "q")
     work(broker, job_id, 0, 1)
@@ -223,7 +226,7 @@ def test_a_lost_result_of_an_ended_job_can_be_repaired_with_the_same_corpus(brok
     assert_consistent(broker, raw, job_id)
 
 
-def test_a_chunk_that_was_never_issued_is_not_due_when_it_is_put_back(broker: Broker, raw) -> None:
+def test_a_chunk_that_was_never_issued_is_not_due_when_it_is_put_back(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 2)
     raw.delete(keys.chunk_input(job_id, 1))
     add(broker, job_id, 1)
@@ -231,7 +234,7 @@ def test_a_chunk_that_was_never_issued_is_not_due_when_it_is_put_back(broker: Br
     assert broker.jobs.issue(job_id, "q") == [0, 1]
 
 
-def test_a_producer_is_told_that_its_job_was_cancelled(broker: Broker, raw) -> None:
+def test_a_producer_is_told_that_its_job_was_cancelled(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1, seal=False)
     broker.jobs.cancel(job_id)
     for call in (
@@ -244,7 +247,7 @@ def test_a_producer_is_told_that_its_job_was_cancelled(broker: Broker, raw) -> N
     assert not raw.exists(keys.chunk_input(job_id, 1))
 
 
-def test_a_producer_is_told_that_its_job_is_gone(broker: Broker, raw) -> None:
+def test_a_producer_is_told_that_its_job_is_gone(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1, seal=False)
     raw.delete(*keys_of(raw, job_id))
     for call in (
@@ -257,7 +260,7 @@ def test_a_producer_is_told_that_its_job_is_gone(broker: Broker, raw) -> None:
     assert keys_of(raw, job_id) == set()
 
 
-def test_a_producer_is_told_that_its_job_is_of_a_newer_version(broker: Broker, raw) -> None:
+def test_a_producer_is_told_that_its_job_is_of_a_newer_version(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1, seal=False)
     raw.hset(keys.job(job_id), "version", wire.VERSION + 1)
     for call in (
@@ -269,7 +272,7 @@ def test_a_producer_is_told_that_its_job_is_of_a_newer_version(broker: Broker, r
             call()
 
 
-def test_seal_queues_a_job_that_nobody_has_begun(broker: Broker, raw) -> None:
+def test_seal_queues_a_job_that_nobody_has_begun(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 2, seal=False)
     broker.jobs.seal(job_id, 2)
     status = broker.jobs.status(job_id)
@@ -285,7 +288,7 @@ def test_seal_leaves_a_job_running_that_somebody_has_begun(broker: Broker) -> No
     assert broker.jobs.status(job_id).state is JobState.RUNNING
 
 
-def test_an_empty_job_completes_as_it_is_sealed(broker: Broker, raw) -> None:
+def test_an_empty_job_completes_as_it_is_sealed(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 0)
     status = broker.jobs.status(job_id)
     assert (status.state, status.records, status.chunks) == (JobState.COMPLETED, 0, 0)
@@ -329,7 +332,7 @@ def test_sealing_twice_is_fine_with_the_same_number(broker: Broker) -> None:
     ],
 )
 def test_a_job_ends_as_its_records_did_in_whichever_order_seal_and_the_last_chunk_come(
-    broker: Broker, raw, failed: tuple[int, int], state: JobState, sealed_first: bool
+    broker: Broker, raw: redis_py.Redis, failed: tuple[int, int], state: JobState, sealed_first: bool
 ) -> None:
     job_id = new_job(broker, 2, seal=sealed_first)
     work(broker, job_id, 0, failed=failed[0])
@@ -362,7 +365,7 @@ def test_a_job_that_is_older_than_the_database_was_lost(broker: Broker) -> None:
         broker.jobs.status("20200101-000000-0123456789")
 
 
-def test_a_job_whose_redis_was_emptied_was_lost(broker: Broker, raw) -> None:
+def test_a_job_whose_redis_was_emptied_was_lost(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     raw.flushall()
     with pytest.raises(JobLost, match=job_id):
@@ -380,7 +383,7 @@ def test_waiting_for_an_event_ends_when_something_happens_or_the_time_is_over(br
     assert broker.jobs.wait_event(job_id, seen, timeout_s=5) > seen
 
 
-def test_a_full_redis_refuses_and_says_what_to_do(broker: Broker, raw) -> None:
+def test_a_full_redis_refuses_and_says_what_to_do(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1, seal=False)
     raw.config_set("maxmemory", "1")
     try:
@@ -392,7 +395,7 @@ def test_a_full_redis_refuses_and_says_what_to_do(broker: Broker, raw) -> None:
     assert_consistent(broker, raw, job_id)
 
 
-def test_a_seal_that_was_refused_half_way_is_taken_up_by_the_next(broker: Broker, raw) -> None:
+def test_a_seal_that_was_refused_half_way_is_taken_up_by_the_next(broker: Broker, raw: redis_py.Redis) -> None:
     """As where an access list of an older version denies a command in the middle of the script."""
     job_id = new_job(broker, 1, seal=False)
     work(broker, job_id, 0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id, runs
@@ -39,7 +40,9 @@ def bystander(broker: Broker) -> None:
     broker.workers.beat(row("bystander"))
 
 
-def die(broker: Broker, job_id: str, chunk: int, raw, *, at_row: int | None = None, instance: str = "w") -> list[int]:
+def die(
+    broker: Broker, job_id: str, chunk: int, raw: redis_py.Redis, *, at_row: int | None = None, instance: str = "w"
+) -> list[int]:
     """Claim a chunk, perhaps come to a row, die witnessed, and be judged."""
     broker.workers.beat(row(instance))
     assert claim(broker, job_id, chunk, f"t-{instance}", instance=instance).answer is ClaimAnswer.OK
@@ -50,7 +53,7 @@ def die(broker: Broker, job_id: str, chunk: int, raw, *, at_row: int | None = No
     return broker.upkeep.reap(job_id, QUEUE)
 
 
-def silence(broker: Broker, raw, instance: str) -> None:
+def silence(broker: Broker, raw: redis_py.Redis, instance: str) -> None:
     """As if a worker's last beat were long ago."""
     for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
         raw.zadd(members, {instance: broker.connection.now_ms() - 1000})
@@ -60,7 +63,7 @@ def test_the_first_claim_is_not_careful(broker: Broker) -> None:
     assert claim(broker, new_job(broker), 0).given_up is None
 
 
-def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw) -> None:
+def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker)
     for attempt in range(1, 11):
@@ -73,7 +76,7 @@ def test_a_lapse_of_a_live_owner_makes_nobody_suspect(broker: Broker, raw) -> No
     assert broker.jobs.suspects(job_id) == []
 
 
-def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw) -> None:
+def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     assert die(broker, job_id, 0, raw) == [0]
     assert claim(broker, job_id, 0, "next").given_up == frozenset()
@@ -85,7 +88,7 @@ def test_the_death_of_an_owner_makes_its_chunk_suspect(broker: Broker, raw) -> N
     assert_consistent(broker, raw, job_id)
 
 
-def test_a_silent_owner_makes_its_chunk_suspect(broker: Broker, raw) -> None:
+def test_a_silent_owner_makes_its_chunk_suspect(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker)
     claim(broker, job_id, 0)
@@ -95,23 +98,23 @@ def test_a_silent_owner_makes_its_chunk_suspect(broker: Broker, raw) -> None:
     assert claim(broker, job_id, 0, "next").given_up == frozenset()
 
 
-def test_a_careful_death_names_the_row(broker: Broker, raw) -> None:
+def test_a_careful_death_names_the_row(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     die(broker, job_id, 0, raw)
     die(broker, job_id, 0, raw, at_row=1, instance="second")
-    assert claim(broker, job_id, 0, "third").given_up == {1}
+    assert claim(broker, job_id, 0, "third").given_up == frozenset({1})
     assert broker.jobs.suspects(job_id)[0].given_up == (1,)
 
 
-def test_several_rows_may_be_named(broker: Broker, raw) -> None:
+def test_several_rows_may_be_named(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     die(broker, job_id, 0, raw)
     for at in (0, 1):
         die(broker, job_id, 0, raw, at_row=at, instance=f"w{at}")
-    assert claim(broker, job_id, 0, "last").given_up == {0, 1}
+    assert claim(broker, job_id, 0, "last").given_up == frozenset({0, 1})
 
 
-def test_a_row_that_was_passed_is_not_named(broker: Broker, raw) -> None:
+def test_a_row_that_was_passed_is_not_named(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     die(broker, job_id, 0, raw)
     broker.workers.beat(row("second"))
@@ -125,7 +128,7 @@ def test_a_row_that_was_passed_is_not_named(broker: Broker, raw) -> None:
     assert claim(broker, job_id, 0, "third").given_up == frozenset()
 
 
-def test_the_heartbeats_renewal_keeps_the_row(broker: Broker, raw) -> None:
+def test_the_heartbeats_renewal_keeps_the_row(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     claim(broker, job_id, 0)
     broker.jobs.renew(job_id, 0, "t", row=7)
@@ -133,7 +136,7 @@ def test_the_heartbeats_renewal_keeps_the_row(broker: Broker, raw) -> None:
     assert raw.hget(keys.owners(job_id), 0) == b"t w 7"
 
 
-def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw) -> None:
+def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     die(broker, job_id, 0, raw)
     broker.workers.beat(row("far"))
@@ -141,16 +144,16 @@ def test_a_careful_owner_that_is_only_silent_is_given_time(broker: Broker, raw) 
     broker.jobs.renew(job_id, 0, "t2", row=1)
     silence(broker, raw, "far")
     now = broker.connection.now_ms()
-    raw.zadd(keys.due(job_id), {0: now - 1000})
+    raw.zadd(keys.due(job_id), {"0": now - 1000})
     assert broker.upkeep.reap(job_id, QUEUE) == []
     assert claim(broker, job_id, 0, "t3").answer is ClaimAnswer.BUSY
     assert broker.jobs.renew(job_id, 0, "t2") == "ok"  # it comes back
-    raw.zadd(keys.due(job_id), {0: now - 3 * LEASE_S * 1000 - 1000})
+    raw.zadd(keys.due(job_id), {"0": now - 3 * LEASE_S * 1000 - 1000})
     assert broker.upkeep.reap(job_id, QUEUE) == [0]
-    assert claim(broker, job_id, 0, "t3").given_up == {1}
+    assert claim(broker, job_id, 0, "t3").given_up == frozenset({1})
 
 
-def test_a_careful_owner_that_lives_is_never_blamed(broker: Broker, raw) -> None:
+def test_a_careful_owner_that_lives_is_never_blamed(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     die(broker, job_id, 0, raw)
     broker.workers.beat(row("alive"))
@@ -163,7 +166,7 @@ def test_a_careful_owner_that_lives_is_never_blamed(broker: Broker, raw) -> None
 
 
 def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(
-    broker: Broker, raw, settings: Settings
+    broker: Broker, raw: redis_py.Redis, settings: Settings
 ) -> None:
     job_id = new_job(broker)
     assert die(broker, job_id, 0, raw, instance="w0") == [0]
@@ -180,7 +183,7 @@ def test_careful_deaths_without_a_row_make_a_chunk_stuck_and_are_spaced_out(
     assert_consistent(broker, raw, job_id)
 
 
-def test_the_history_of_a_chunk_is_bounded(broker: Broker, raw) -> None:
+def test_the_history_of_a_chunk_is_bounded(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     for number in range(13):
         die(broker, job_id, 0, raw, at_row=number if number else None, instance=f"w{number}")
@@ -189,7 +192,7 @@ def test_the_history_of_a_chunk_is_bounded(broker: Broker, raw) -> None:
     assert suspect.given_up == tuple(range(1, 13))
 
 
-def test_releasing_a_suspect_chunk_blames_nobody(broker: Broker, raw) -> None:
+def test_releasing_a_suspect_chunk_blames_nobody(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     die(broker, job_id, 0, raw)
     claim(broker, job_id, 0, "t2")
@@ -205,7 +208,7 @@ def test_what_went_wrong_is_shown(broker: Broker) -> None:
     assert broker.jobs.status(job_id).trouble == "chunk 0: OSError: no space"
 
 
-def test_a_neighbour_witnesses_a_death(broker: Broker, raw) -> None:
+def test_a_neighbour_witnesses_a_death(broker: Broker, raw: redis_py.Redis) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     there = row("neighbour", machine=machine_id(), process=process_id(process.pid))
     broker.workers.beat(there)
@@ -226,7 +229,7 @@ def test_a_neighbour_witnesses_a_death(broker: Broker, raw) -> None:
     assert 0 < raw.ttl(keys.died("neighbour")) <= keys.GONE_TTL_S
 
 
-def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw, settings: Settings) -> None:
+def test_a_witnessed_death_ends_its_leases_at_once(broker: Broker, raw: redis_py.Redis, settings: Settings) -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     there = row("neighbour", machine=machine_id(), process=process_id(process.pid))
     process.wait()
@@ -249,7 +252,7 @@ def test_a_pid_that_was_given_again_is_another_process() -> None:
     assert not runs(f"{pid}.{int(start) + 1}")
 
 
-def test_who_leaves_is_neither_alive_nor_gone(broker: Broker, raw) -> None:
+def test_who_leaves_is_neither_alive_nor_gone(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row("w"))
     broker.workers.leave(row("w"))
     assert [worker.instance for worker in broker.workers.alive()] == ["bystander"]
@@ -257,7 +260,7 @@ def test_who_leaves_is_neither_alive_nor_gone(broker: Broker, raw) -> None:
     assert raw.hkeys(keys.machine("here")) == [b"bystander"]
 
 
-def test_who_left_as_it_was_told_blames_no_row(broker: Broker, raw) -> None:
+def test_who_left_as_it_was_told_blames_no_row(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker)
     die(broker, job_id, 0, raw)
     broker.workers.beat(row("leaving"))

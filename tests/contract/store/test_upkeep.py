@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
+import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.store import upkeep
@@ -46,7 +47,7 @@ def test_nothing_is_reaped_before_its_time(live: Broker) -> None:
     assert live.jobs.status(job_id).lapsed == 0
 
 
-def test_a_lapsed_lease_gets_a_ticket_and_loses_its_owner(live: Broker, raw) -> None:
+def test_a_lapsed_lease_gets_a_ticket_and_loses_its_owner(live: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(live, 3)
     live.jobs.issue(job_id, QUEUE)
     claim(live, job_id, 1, "dead")
@@ -60,7 +61,7 @@ def test_a_lapsed_lease_gets_a_ticket_and_loses_its_owner(live: Broker, raw) -> 
     assert_consistent(live, raw, job_id)
 
 
-def test_a_ticket_that_nobody_takes_is_sent_again_ever_later(live: Broker, raw) -> None:
+def test_a_ticket_that_nobody_takes_is_sent_again_ever_later(live: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(live, 1)
     live.jobs.issue(job_id, QUEUE)
     waits = []
@@ -74,7 +75,7 @@ def test_a_ticket_that_nobody_takes_is_sent_again_ever_later(live: Broker, raw) 
     assert_consistent(live, raw, job_id)
 
 
-def test_a_claim_makes_the_waits_short_again(live: Broker, raw) -> None:
+def test_a_claim_makes_the_waits_short_again(live: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(live, 1)
     live.jobs.issue(job_id, QUEUE)
     for _ in range(3):
@@ -87,7 +88,7 @@ def test_a_claim_makes_the_waits_short_again(live: Broker, raw) -> None:
     assert round(due_in_s(live, raw, job_id, 0)) == 120
 
 
-def test_nothing_is_reaped_while_the_queue_has_no_live_worker(broker: Broker, raw) -> None:
+def test_nothing_is_reaped_while_the_queue_has_no_live_worker(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1)
     broker.jobs.issue(job_id, QUEUE)
     overdue(raw, job_id, 0)
@@ -99,7 +100,7 @@ def test_nothing_is_reaped_while_the_queue_has_no_live_worker(broker: Broker, ra
     assert broker.upkeep.reap(job_id, QUEUE) == [0]
 
 
-def test_a_ticket_refused_for_its_weights_comes_back_to_the_queue(live: Broker, raw) -> None:
+def test_a_ticket_refused_for_its_weights_comes_back_to_the_queue(live: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(live, 2)
     claim(live, job_id, 0)
     claim(live, job_id, 1, "t1", fingerprint=OTHER)
@@ -107,7 +108,7 @@ def test_a_ticket_refused_for_its_weights_comes_back_to_the_queue(live: Broker, 
     assert live.upkeep.reap(job_id, QUEUE) == [1]
 
 
-def test_reaping_takes_a_slice_at_a_time(live: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reaping_takes_a_slice_at_a_time(live: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 3)
     job_id = new_job(live, 8)
     live.jobs.issue(job_id, QUEUE)
@@ -117,12 +118,12 @@ def test_reaping_takes_a_slice_at_a_time(live: Broker, raw, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("end", ["completed", "cancelled", "gone", "newer"])
-def test_nothing_is_reaped_or_audited_of_a_job_that_wants_nothing(live: Broker, raw, end: str) -> None:
+def test_nothing_is_reaped_or_audited_of_a_job_that_wants_nothing(live: Broker, raw: redis_py.Redis, end: str) -> None:
     job_id = new_job(live, 2)
     live.jobs.issue(job_id, QUEUE)
     if end == "completed":
         work(live, job_id, 0, 1)
-        raw.zadd(keys.due(job_id), {0: 1})
+        raw.zadd(keys.due(job_id), {"0": 1})
     elif end == "cancelled":
         live.jobs.cancel(job_id)
     elif end == "gone":
@@ -134,7 +135,9 @@ def test_nothing_is_reaped_or_audited_of_a_job_that_wants_nothing(live: Broker, 
     assert live.upkeep.audit(job_id) == 0
 
 
-def test_an_audit_that_comes_after_the_budget_has_ended_a_job_leaves_it_as_it_is(live: Broker, raw) -> None:
+def test_an_audit_that_comes_after_the_budget_has_ended_a_job_leaves_it_as_it_is(
+    live: Broker, raw: redis_py.Redis
+) -> None:
     job_id = new_job(live, 3, max_errors=0)
     live.jobs.issue(job_id, QUEUE)
     work(live, job_id, 0, failed=1)
@@ -145,7 +148,7 @@ def test_an_audit_that_comes_after_the_budget_has_ended_a_job_leaves_it_as_it_is
     assert live.jobs.status(job_id).lost_chunks is None
 
 
-def test_an_audit_of_a_healthy_job_finds_nothing(broker: Broker, raw) -> None:
+def test_an_audit_of_a_healthy_job_finds_nothing(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 5)
     broker.jobs.issue(job_id, QUEUE)
     work(broker, job_id, 0)
@@ -156,13 +159,13 @@ def test_an_audit_of_a_healthy_job_finds_nothing(broker: Broker, raw) -> None:
     assert raw.zrange(keys.due(job_id), 0, -1, withscores=True) == before
 
 
-def test_an_audit_looks_at_issued_chunks_only(broker: Broker, raw) -> None:
+def test_an_audit_looks_at_issued_chunks_only(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 5)
     raw.delete(keys.chunk_input(job_id, 2))
     assert broker.upkeep.audit(job_id) == 0
 
 
-def test_an_audit_issues_a_chunk_again_that_nothing_remembers(live: Broker, raw) -> None:
+def test_an_audit_issues_a_chunk_again_that_nothing_remembers(live: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(live, 4)
     live.jobs.issue(job_id, QUEUE)
     work(live, job_id, 0)
@@ -174,7 +177,7 @@ def test_an_audit_issues_a_chunk_again_that_nothing_remembers(live: Broker, raw)
     assert_consistent(live, raw, job_id)
 
 
-def test_an_audit_marks_the_range_of_what_is_lost(broker: Broker, raw) -> None:
+def test_an_audit_marks_the_range_of_what_is_lost(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 8)
     broker.jobs.issue(job_id, QUEUE)
     work(broker, job_id, 3)
@@ -188,7 +191,9 @@ def test_an_audit_marks_the_range_of_what_is_lost(broker: Broker, raw) -> None:
     assert broker.jobs.status(job_id).lost_chunks == (2, 5)
 
 
-def test_an_audit_goes_through_a_long_job_by_slices(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_goes_through_a_long_job_by_slices(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 3)
     job_id = new_job(broker, 8)
     broker.jobs.issue(job_id, QUEUE)
@@ -199,7 +204,7 @@ def test_an_audit_goes_through_a_long_job_by_slices(broker: Broker, raw, monkeyp
     assert broker.jobs.status(job_id).lost_chunks == (1, 7)
 
 
-def test_a_loss_is_an_event(broker: Broker, raw) -> None:
+def test_a_loss_is_an_event(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 1)
     broker.jobs.issue(job_id, QUEUE)
     seen = broker.jobs.wait_event(job_id, "0", timeout_s=1)
@@ -209,7 +214,7 @@ def test_a_loss_is_an_event(broker: Broker, raw) -> None:
     assert broker.jobs.wait_event(job_id, seen, timeout_s=1) != seen
 
 
-def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freeing_takes_a_slice_at_a_time(broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_SLICE", 3)
     job_id = new_job(broker, 7)
     work(broker, job_id, 0, 4, failed=1)
@@ -233,7 +238,7 @@ def test_active_jobs_are_read_by_slices(broker: Broker, monkeypatch: pytest.Monk
     assert set(broker.upkeep.active_jobs()) == jobs
 
 
-def test_a_job_whose_last_chunk_was_reaped_still_ends_once(live: Broker, raw) -> None:
+def test_a_job_whose_last_chunk_was_reaped_still_ends_once(live: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(live, 1, seal=False)
     live.jobs.issue(job_id, QUEUE)
     claim(live, job_id, 0, "slow")

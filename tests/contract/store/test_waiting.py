@@ -8,8 +8,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import redis as redis_py
 
 from embedctl import (
     AsyncJob,
@@ -29,7 +31,7 @@ from embedctl import (
 from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.support.store import claim, complete, new_job, row, work
+from tests.support.store import claim, complete, members, new_job, row, work
 from tests.support.waiting import eventually
 
 #: Those of the chunks that `work` completes.
@@ -51,13 +53,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Submitting:
     """A thread that submits, and what became of it."""
 
-    def __init__(self, settings: Settings, **options: object) -> None:
+    def __init__(self, settings: Settings, **options: Any) -> None:
         self.waiting_for: list[str] = []
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(settings, options), daemon=True)
         self._thread.start()
 
-    def _run(self, settings: Settings, options: dict[str, object]) -> None:
+    def _run(self, settings: Settings, options: dict[str, Any]) -> None:
         try:
             enqueue_embeddings(
                 TEXTS, progress=lambda _, what: self.waiting_for.append(what), settings=settings, **options
@@ -76,12 +78,12 @@ class Submitting:
         return str(self.error)
 
 
-def only_job(raw) -> str:
-    (job_id,) = [name.decode() for name in raw.zrange(keys.JOBS, 0, -1)]
+def only_job(raw: redis_py.Redis) -> str:
+    (job_id,) = members(raw, keys.JOBS)
     return job_id
 
 
-def lose_the_seal(raw, job_id: str) -> None:
+def lose_the_seal(raw: redis_py.Redis, job_id: str) -> None:
     """Redis comes back without its last write, and the producer's lease is over."""
     raw.hdel(keys.job(job_id), "original_chunks", "sealed", "ended_ms")
     raw.hset(keys.job(job_id), "state", "submitting")
@@ -90,10 +92,10 @@ def lose_the_seal(raw, job_id: str) -> None:
 
 @pytest.mark.parametrize("end", ["cancel", "discard", "max_errors", "lost"])
 def test_a_producer_that_waits_for_room_hears_that_there_will_be_none(
-    settings: Settings, broker: Broker, raw, end: str
+    settings: Settings, broker: Broker, raw: redis_py.Redis, end: str
 ) -> None:
     submitting = Submitting(settings, max_errors=0)
-    eventually(lambda: submitting.waits, 60)
+    eventually(lambda: submitting.waits)
     job_id = only_job(raw)
     error: type[BaseException]
     if end == "cancel":
@@ -114,24 +116,26 @@ def test_a_producer_that_waits_for_room_hears_that_there_will_be_none(
 
 
 def test_a_producer_that_waits_says_that_no_worker_lives(
-    settings: Settings, broker: Broker, raw, caplog: pytest.LogCaptureFixture
+    settings: Settings, broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     submitting = Submitting(settings)
     eventually(
         lambda: any("embedctl worker --class dummy --model dummy" in each for each in submitting.waiting_for), 60
     )
-    eventually(lambda: "No live worker serves dummy on dummy" in caplog.text, 60)
+    eventually(lambda: "No live worker serves dummy on dummy" in caplog.text)
     broker.jobs.cancel(only_job(raw))
     submitting.ended_with(JobCancelled)
 
 
-def test_a_submission_ends_when_its_time_is_over(settings: Settings, broker: Broker, raw) -> None:
+def test_a_submission_ends_when_its_time_is_over(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
     with pytest.raises(WaitTimeout, match=r"the first 2 of its records after 0\.5 s: its submission waits for workers"):
         enqueue_embeddings(TEXTS, timeout=0.5, settings=settings)
     assert broker.jobs.status(only_job(raw)).state is JobState.CANCELLED
 
 
-def test_a_submission_with_a_key_goes_on_after_its_time_was_over(settings: Settings, broker: Broker, raw) -> None:
+def test_a_submission_with_a_key_goes_on_after_its_time_was_over(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
+) -> None:
     with pytest.raises(WaitTimeout):
         enqueue_embeddings(TEXTS, timeout=0.5, idempotency_key="k", settings=settings)
     job = enqueue_embeddings(TEXTS, timeout=60, idempotency_key="k", settings=settings.replace(high_water_bytes=10**6))
@@ -139,7 +143,9 @@ def test_a_submission_with_a_key_goes_on_after_its_time_was_over(settings: Setti
     assert job.status().sealed
 
 
-def test_the_time_of_a_submission_is_looked_at_between_chunks(settings: Settings, broker: Broker, raw) -> None:
+def test_the_time_of_a_submission_is_looked_at_between_chunks(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
+) -> None:
     def slow() -> Iterator[str]:
         yield from TEXTS[:4]
         time.sleep(0.6)  # by then the time is over
@@ -150,7 +156,7 @@ def test_the_time_of_a_submission_is_looked_at_between_chunks(settings: Settings
 
 
 def test_another_producer_of_the_same_job_is_not_waited_for_any_longer_than_told(
-    settings: Settings, broker: Broker, raw
+    settings: Settings, broker: Broker, raw: redis_py.Redis
 ) -> None:
     roomy = settings.replace(high_water_bytes=10**6)
     job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=roomy)
@@ -160,7 +166,7 @@ def test_another_producer_of_the_same_job_is_not_waited_for_any_longer_than_told
         enqueue_embeddings(TEXTS, idempotency_key="k", timeout=1.0, settings=roomy)
 
 
-def test_what_progress_raises_ends_the_submission(settings: Settings, broker: Broker, raw) -> None:
+def test_what_progress_raises_ends_the_submission(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
     def enough(records: int, waiting_for: str) -> None:
         raise SystemExit(3)
 
@@ -170,7 +176,7 @@ def test_what_progress_raises_ends_the_submission(settings: Settings, broker: Br
 
 
 def test_a_producer_seals_again_where_redis_lost_that(
-    settings: Settings, broker: Broker, raw, caplog: pytest.LogCaptureFixture
+    settings: Settings, broker: Broker, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = enqueue_embeddings(TEXTS, settings=settings.replace(high_water_bytes=10**6))
     work(broker, job.id, 0, 1, 2, 3)
@@ -179,7 +185,7 @@ def test_a_producer_seals_again_where_redis_lost_that(
     assert "is sealed again" in caplog.text
 
 
-def test_a_coroutine_seals_again_likewise(settings: Settings, broker: Broker, raw) -> None:
+def test_a_coroutine_seals_again_likewise(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
     async def main() -> JobState:
         job = await aenqueue_embeddings(TEXTS, settings=settings.replace(high_water_bytes=10**6))
         work(broker, job.id, 0, 1, 2, 3)
@@ -198,7 +204,7 @@ WAITS: dict[str, Callable[[Job], object]] = {
 
 @pytest.mark.parametrize("call", WAITS)
 def test_waiting_for_a_job_whose_producer_died_ends_when_all_that_is_there_is_done(
-    broker: Broker, raw, impatient: None, call: str
+    broker: Broker, raw: redis_py.Redis, impatient: None, call: str
 ) -> None:
     job_id = new_job(broker, 2, seal=False)
     work(broker, job_id, 0, 1)
@@ -208,7 +214,9 @@ def test_waiting_for_a_job_whose_producer_died_ends_when_all_that_is_there_is_do
 
 
 @pytest.mark.parametrize("call", ["wait", "wait_until_sealed", "iter_results"])
-def test_a_coroutine_does_not_wait_for_a_dead_producer_either(broker: Broker, raw, impatient: None, call: str) -> None:
+def test_a_coroutine_does_not_wait_for_a_dead_producer_either(
+    broker: Broker, raw: redis_py.Redis, impatient: None, call: str
+) -> None:
     job_id = new_job(broker, 2, seal=False)
     work(broker, job_id, 0, 1)
     raw.delete(keys.producer(job_id))
@@ -225,7 +233,7 @@ def test_a_coroutine_does_not_wait_for_a_dead_producer_either(broker: Broker, ra
 
 
 def test_a_dead_producers_records_are_waited_for_while_some_are_to_be_encoded(
-    broker: Broker, raw, impatient: None
+    broker: Broker, raw: redis_py.Redis, impatient: None
 ) -> None:
     job_id = new_job(broker, 2, seal=False)
     work(broker, job_id, 0)
@@ -234,7 +242,7 @@ def test_a_dead_producers_records_are_waited_for_while_some_are_to_be_encoded(
         Job(job_id, broker).wait(2.5)
 
 
-def test_a_producer_that_comes_back_in_time_is_waited_for(broker: Broker, raw, impatient: None) -> None:
+def test_a_producer_that_comes_back_in_time_is_waited_for(broker: Broker, raw: redis_py.Redis, impatient: None) -> None:
     job_id = new_job(broker, 1, seal=False)
     work(broker, job_id, 0)
     raw.delete(keys.producer(job_id))

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis as redis_py
@@ -31,8 +32,8 @@ from embedctl_config import keys
 from embedctl_config.errors import BrokerFull
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
-from tests.support.store import add, new_job, work
-from tests.support.waiting import eventually
+from tests.support.store import add, members, new_job, work
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -88,16 +89,16 @@ def test_a_producer_that_waits_for_a_full_redis_is_not_called_dead(
 
     producer = threading.Thread(target=submit, daemon=True)
     producer.start()
-    eventually(lambda: raw.zcard(keys.JOBS), 60)
-    [job_id] = [name.decode() for name in raw.zrange(keys.JOBS, 0, -1)]
-    eventually(lambda: broker.jobs.status(job_id).chunks == 1, 20)
+    eventually(lambda: raw.zcard(keys.JOBS))
+    [job_id] = members(raw, keys.JOBS)
+    eventually(lambda: broker.jobs.status(job_id).chunks == 1)
     work(broker, job_id, 0)
     fill(raw)
     full.set()
     with pytest.raises(WaitTimeout):  # and not JobStalled
         Job(job_id, broker).wait(4)
     make_room(raw)
-    producer.join(20)
+    producer.join(PATIENCE_S)
     assert jobs[0].status().records == 4
 
 
@@ -114,16 +115,16 @@ def test_nobody_is_called_dead_while_redis_is_full(
         Job(job_id, broker).wait(3)
     make_room(raw)
     with pytest.raises(JobStalled):
-        Job(job_id, broker).wait(20)
+        Job(job_id, broker).wait(PATIENCE_S)
 
 
-async def _all_of(job: Job, timeout: object) -> None:
+async def _all_of(job: Job, timeout: Any) -> None:
     async for _ in AsyncJob(job).iter_results(timeout=timeout):
         pass
 
 
 #: Every call that takes a timeout and waits for a job.
-WAITS: dict[str, Callable[[Job, object], object]] = {
+WAITS: dict[str, Callable[[Job, Any], object]] = {
     "wait": lambda job, timeout: job.wait(timeout),
     "wait_until_sealed": lambda job, timeout: job.wait_until_sealed(timeout=timeout),
     "iter_results": lambda job, timeout: list(job.iter_results(timeout=timeout)),
@@ -136,7 +137,7 @@ WAITS: dict[str, Callable[[Job, object], object]] = {
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), "3", -1, True])
-def test_what_is_no_time_to_wait_is_refused_at_once(settings: Settings, broker: Broker, timeout: object) -> None:
+def test_what_is_no_time_to_wait_is_refused_at_once(settings: Settings, broker: Broker, timeout: Any) -> None:
     job = Job(new_job(broker, 1), broker)
     for call in WAITS.values():
         with pytest.raises(SettingsError, match="timeout"):
@@ -207,7 +208,7 @@ def test_a_submission_to_a_full_redis_ends_with_its_time_and_is_cancelled(
 
     with pytest.raises(WaitTimeout, match=r"after 1 s: its submission waits for Redis\. .* is full"):
         enqueue_embeddings(texts(), chunk_size=1, timeout=1, settings=settings)
-    [job_id] = [name.decode() for name in raw.zrange(keys.JOBS, 0, -1)]
+    [job_id] = members(raw, keys.JOBS)
     assert broker.jobs.status(job_id).state is JobState.CANCELLED
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, submit
@@ -19,7 +20,7 @@ from embedctl_config.settings import Settings
 from tests.support.store import DIM, MINE, QUEUE, row
 
 
-def expire(broker: Broker, raw, instance: str, *queues: str) -> None:
+def expire(broker: Broker, raw: redis_py.Redis, instance: str, *queues: str) -> None:
     """As if its last beat were longer ago than it counts."""
     for members in (keys.WORKERS, *map(keys.queue_workers, queues)):
         raw.zadd(members, {instance: broker.connection.now_ms() - 1})
@@ -48,7 +49,7 @@ def test_beating_again_counts_once_and_tells_the_newest(broker: Broker) -> None:
     assert [worker.progressed_ms for worker in broker.workers.alive()] == [5]
 
 
-def test_a_worker_that_left_no_longer_counts(broker: Broker, raw) -> None:
+def test_a_worker_that_left_no_longer_counts(broker: Broker, raw: redis_py.Redis) -> None:
     mine, other = row("mine"), row("other")
     for worker in (mine, other):
         broker.workers.beat(worker)
@@ -58,7 +59,7 @@ def test_a_worker_that_left_no_longer_counts(broker: Broker, raw) -> None:
     assert not raw.exists(keys.heartbeat("mine"))
 
 
-def test_a_worker_whose_beat_ran_out_no_longer_counts(broker: Broker, raw) -> None:
+def test_a_worker_whose_beat_ran_out_no_longer_counts(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row("dead"))
     broker.workers.beat(row("live"))
     expire(broker, raw, "dead", QUEUE)
@@ -66,13 +67,13 @@ def test_a_worker_whose_beat_ran_out_no_longer_counts(broker: Broker, raw) -> No
     assert [worker.instance for worker in broker.workers.alive()] == ["live"]
 
 
-def test_a_worker_without_its_heartbeat_key_is_not_alive(broker: Broker, raw) -> None:
+def test_a_worker_without_its_heartbeat_key_is_not_alive(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     raw.delete(keys.heartbeat("w"))
     assert list(broker.workers.alive()) == []
 
 
-def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw) -> None:
+def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row("dead"))
     expire(broker, raw, "dead", QUEUE)
     broker.workers.beat(row("live"))
@@ -84,13 +85,13 @@ def test_the_next_beat_of_anybody_sweeps_the_dead_away(broker: Broker, raw) -> N
     assert raw.zrange(keys.WORKERS, 0, -1) == [b"live"]
 
 
-def test_heartbeats_and_their_lists_end_by_themselves(broker: Broker, raw) -> None:
+def test_heartbeats_and_their_lists_end_by_themselves(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     for key in (keys.heartbeat("w"), keys.WORKERS, keys.queue_workers(QUEUE), keys.machine("here")):
         assert keys.HEARTBEAT_TTL_S < raw.ttl(key) <= keys.GONE_TTL_S
 
 
-def test_many_workers_are_read_by_slices(broker: Broker, raw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_workers_are_read_by_slices(broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_SLICE", 2)
     for number in range(5):
         broker.workers.beat(row(f"w{number}"))
@@ -98,9 +99,9 @@ def test_many_workers_are_read_by_slices(broker: Broker, raw, monkeypatch: pytes
     assert {worker.instance for worker in broker.workers.alive()} == {"w0", "w2", "w3", "w4"}
 
 
-def test_a_newer_worker_may_say_more_than_this_version_knows(broker: Broker, raw) -> None:
+def test_a_newer_worker_may_say_more_than_this_version_knows(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
-    facts = json.loads(raw.get(keys.heartbeat("w")))
+    facts = json.loads(raw.get(keys.heartbeat("w")) or "")
     facts["gate"] = "passed"
     facts["models"]["dummy"]["gate"] = "passed"
     raw.set(keys.heartbeat("w"), json.dumps(facts), ex=10)
@@ -131,7 +132,7 @@ def test_auto_takes_the_class_whose_live_workers_are_fastest_together(broker: Br
 
 @pytest.mark.parametrize("ended", ["left", "died", "fell silent"])
 def test_a_job_that_comes_while_workers_are_started_anew_goes_to_their_class(
-    ended: str, broker: Broker, settings: Settings, raw, caplog: pytest.LogCaptureFixture
+    ended: str, broker: Broker, settings: Settings, raw: redis_py.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     several = classes(settings)
     mine = row("a", hardware="fast", models=served(60))
@@ -186,7 +187,9 @@ def test_a_class_that_does_not_offer_the_precision_is_refused(broker: Broker, se
         resolve(several, broker.workers, model="m", hardware="gone", precision=None)
 
 
-def test_many_workers_cost_a_submission_little(broker: Broker, settings: Settings, raw, monkeypatch) -> None:
+def test_many_workers_cost_a_submission_little(
+    broker: Broker, settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workers, "OFFERS_S", 3600.0)
     for number in range(300):
         broker.workers.beat(row(f"w{number}"))
@@ -205,7 +208,9 @@ def test_many_workers_cost_a_submission_little(broker: Broker, settings: Setting
     assert broker.jobs.status(broker.jobs.newest_ids(1)[0]).hardware == "dummy"
 
 
-def test_what_workers_offer_is_read_again_in_time(broker: Broker, raw, monkeypatch) -> None:
+def test_what_workers_offer_is_read_again_in_time(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert broker.workers.offers() == {}
     broker.workers.beat(row("w1"))
     assert broker.workers.offers() == {("dummy", "dummy", "fp32"): Offer(100.0, DIM)}  # not what was not there

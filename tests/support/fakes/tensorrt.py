@@ -45,7 +45,7 @@ def load(version: str, device: FakeDevice) -> ModuleType:
     """
     record = record_of(version)
     module = _Module("tensorrt")
-    module.__version__ = record["version"]
+    vars(module)["__version__"] = record["version"]
     module._device = device
     module._calls = {"built": 0, "loaded": 0}
     module._refuses = lambda plan: False
@@ -147,7 +147,8 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
 
     class Parser:
         def __init__(self, network: Any, logger: Any) -> None:
-            self._network, self._logger, self._errors = network, logger, []
+            self._network, self._logger = network, logger
+            self._errors: list[Any] = []
 
         def parse_from_file(self, model: str) -> bool:
             try:

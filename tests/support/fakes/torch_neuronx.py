@@ -53,7 +53,8 @@ def trace(*args: Any, **kwargs: Any) -> torch.jit.ScriptModule:
     CALLS.append({**given, "options": options})
     example = given["example_inputs"]
     example = example if isinstance(example, tuple) else (example,)
-    return _Fixed(torch.jit.trace(given["func"], example, check_trace=False), example)
+    traced = torch.jit.trace(given["func"], example, check_trace=False)  # type: ignore[no-untyped-call]  # torch's own
+    return _Fixed(traced, example)
 
 
 trace.__signature__ = _SIGNATURE  # type: ignore[attr-defined]  # what inspect shows of it

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from embedctl_bench.asking import Asked
 from embedctl_bench.measuring import cells
 from embedctl_bench.measuring.cells import Bench, Case, Found, Noise, listed, model_files, seats_on, slug
 from embedctl_bench.measuring.engines import CLASS, ONNX_FP32, TRANSFORMERS, Effort, Samples, Seat, System
@@ -24,30 +23,11 @@ from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.machine.discovery import Machine
 from embedctl_workers.models.files import ModelFiles
+from tests.support.bench import asked
 
 CPU, VANILLA = System(CLASS, "cpu"), System(TRANSFORMERS)
 MODEL = ModelFiles("m", Path(), "f" * 64)
 HERE = Seat(frozenset({0}))
-
-
-def asked(folder: Path, **changes: Any) -> Asked:
-    given = {
-        "settings": Settings(cache_dir=str(folder / "cache")),
-        "command": "embedctl bench grid",
-        "models": ("m",),
-        "classes": ("cpu",),
-        "cpus": frozenset({0}),
-        "output": folder,
-        "quick": False,
-        "peers": (),
-        "price": None,
-        "fresh": True,
-    }
-    return Asked(**{**given, **changes})
-
-
-def steady(rate: float) -> Rounds[float]:
-    return Rounds([rate] * 3, {str(at): rate for at in range(3)})
 
 
 class Engines:

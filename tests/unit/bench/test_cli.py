@@ -27,7 +27,7 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def ask(*arguments: str, peers: bool = False, price: float | None = None, env: dict | None = None) -> Asked:
+def ask(*arguments: str, peers: bool = False, price: float | None = None, env: dict[str, str] | None = None) -> Asked:
     """What a command is given for these arguments; errors pass."""
     got: list[Asked] = []
 
@@ -44,7 +44,7 @@ def ask(*arguments: str, peers: bool = False, price: float | None = None, env: d
     return got[0]
 
 
-def run(command: click.Command, *arguments: str, env: dict | None = None) -> Result:
+def run(command: click.Command, *arguments: str, env: dict[str, str] | None = None) -> Result:
     return CliRunner().invoke(command, arguments, env=env, catch_exceptions=True)
 
 
@@ -83,7 +83,7 @@ def test_options_can_be_repeated_and_have_variables() -> None:
     assert (asked.models, asked.classes, asked.fresh, asked.output) == (("a", "b"), ("cpu",), True, Path("elsewhere"))
     variables = {"EMBEDCTL_QUICK": "1", "EMBEDCTL_PRICE": "0.5", "EMBEDCTL_CPUS": "0", "EMBEDCTL_FRESH": "true"}
     asked = ask(env=variables)
-    assert (asked.quick, asked.price, asked.cpus, asked.fresh) == (True, 0.5, {0}, True)
+    assert (asked.quick, asked.price, asked.cpus, asked.fresh) == (True, 0.5, frozenset({0}), True)
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from embedctl_bench.grid import command as grid
-from embedctl_bench.grid.command import FULL, MATRIX_PRODUCTS, PUBLISHED, VANILLA, Place, Result, measure
+from embedctl_bench.grid.command import FULL, MATRIX_PRODUCTS, PUBLISHED, Place, Result, measure
 from embedctl_bench.grid.report import report
+from embedctl_bench.measuring.accuracy import VANILLA
 from embedctl_bench.measuring.cells import Bench, Case, Found
 from embedctl_bench.measuring.engines import CLASS, PEER, Facts, Samples, System
 from embedctl_bench.report.report import Report
 from embedctl_workers.models.files import ModelFiles
-from tests.unit.bench.test_cells import asked, steady
-from tests.unit.bench.test_matrix import Exact
+from tests.support.bench import Exact, asked, steady
 
 CPU, INFINITY = System(CLASS, "cpu"), System(PEER, peer="infinity")
 MODEL = ModelFiles("m", Path(), "f" * 64)

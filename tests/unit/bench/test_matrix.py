@@ -8,12 +8,12 @@ import pytest
 
 from embedctl_bench.matrix import command as matrix
 from embedctl_bench.matrix.command import FULL, PRICE, PUBLISHED, Cell, Result, measure, report
-from embedctl_bench.measuring.cells import Bench, Found
+from embedctl_bench.measuring.cells import Bench, Case, Found
 from embedctl_bench.measuring.engines import CLASS, Facts, Samples, System
 from embedctl_bench.measuring.sampling import cost_per_million
 from embedctl_bench.report.report import Table
 from embedctl_workers.models.files import ModelFiles
-from tests.unit.bench.test_cells import asked, steady
+from tests.support.bench import Exact, asked, steady
 
 CPU, INT8 = System(CLASS, "cpu"), System(CLASS, "cpu-int8")
 MODEL = ModelFiles("all/Mini LM", Path(), "f" * 64)
@@ -29,14 +29,6 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(wanted, wanted.session("matrix", 10), None, 3)  # type: ignore[arg-type]  # nothing is loaded
 
 
-class Exact:
-    def __init__(self, model: ModelFiles) -> None:
-        pass
-
-    def requests(self, tokens: int, batch: int, count: int) -> list[list[str]]:
-        return [[f"{tokens} tokens"] * batch]
-
-
 def test_the_published_costs_are_reproduced_and_said_to_be() -> None:
     assert [cost_per_million(rate, PRICE) for rate, _ in PUBLISHED] == pytest.approx([0.218, 0.211], abs=0.001)
 
@@ -44,7 +36,7 @@ def test_the_published_costs_are_reproduced_and_said_to_be() -> None:
 def test_every_cell_is_measured_but_for_those_that_cannot_be(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
-    def one(self: Bench, key: str, model: ModelFiles, cases: dict) -> dict[str, Found]:
+    def one(self: Bench, key: str, model: ModelFiles, cases: dict[str, Case]) -> dict[str, Found]:
         for name, case in cases.items():
             (first, *_) = case.requests
             measured.append((name, len(case.seats), case.effort.workers, first[0], len(first)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ class Turns:
         self.order: list[str] = []
         self._values: dict[str, Iterator[float]] = {name: iter(each) for name, each in values.items()}
 
-    def cases(self) -> dict:
-        return {name: lambda name=name: self._take(name) for name in self._values}
+    def cases(self) -> dict[str, Callable[[], float]]:
+        return {name: partial(self._take, name) for name in self._values}
 
     def _take(self, name: str) -> float:
         self.order.append(name)

@@ -27,7 +27,7 @@ from embedctl_bench.study.command import (
 from embedctl_bench.study.report import report
 from embedctl_config.errors import ModelError
 from embedctl_workers.models.files import ModelFiles
-from tests.unit.bench.test_cells import asked, steady
+from tests.support.bench import asked, steady
 
 CPU = System(CLASS, "cpu")
 MODEL = ModelFiles("mini", Path(), "f" * 64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kombu import Connection
 from kombu.transport.redis import Channel
@@ -25,7 +27,7 @@ def broker_url(url: str) -> str:
     return make_celery(Settings(redis_url=url)).conf.broker_url
 
 
-def connection(url: str, **settings: object) -> Connection:
+def connection(url: str, **settings: Any) -> Connection:
     return make_celery(Settings(redis_url=url, **settings)).connection_for_read()
 
 
@@ -39,6 +41,7 @@ def test_tls_checks_certificate_and_name_and_stands_where_flower_looks_for_it() 
     checks = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
     assert app.conf.broker_url == "rediss://host:6379/0"
     assert app.conf.broker_use_ssl == {"ssl_certfile": "/me.pem", "ssl_keyfile": "/me.key", **checks}
+    assert Channel.connection_class_ssl is not None
     made = Channel.connection_class_ssl(**app.conf.broker_use_ssl)
     assert (made.cert_reqs.name, made.check_hostname) == ("CERT_REQUIRED", True)
 
@@ -53,6 +56,7 @@ def test_kombu_reads_the_same_place_from_a_tcp_url() -> None:
     found = connection("rediss://me:p%40ss@host:6390/4")
     assert (found.hostname, found.port, found.virtual_host) == ("host", 6390, "4")
     assert (found.userid, found.password) == ("me", "p@ss")
+    assert isinstance(found.ssl, dict)
     assert found.ssl["ssl_cert_reqs"] == "required"
 
 
@@ -113,4 +117,4 @@ def test_making_an_application_leaves_the_processs_current_one() -> None:
     import celery
 
     app = make_celery(Settings(redis_url="redis://localhost"))
-    assert celery.current_app._get_current_object() is not app
+    assert celery.current_app._get_current_object() is not app  # type: ignore[attr-defined]  # it is a proxy

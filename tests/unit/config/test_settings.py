@@ -391,7 +391,7 @@ def test_a_user_without_a_home_is_told_what_to_set(
 ) -> None:
     with pytest.raises(SettingsError, match=f"no home folder.*set HOME, or set {setting} to a path"):
         place(Settings())
-    assert place(Settings(**{setting: str(tmp_path)})) == tmp_path
+    assert place(Settings().replace(**{setting: str(tmp_path)})) == tmp_path
 
 
 def test_one_key_of_a_shipped_class_can_be_changed(sources: Sources) -> None:

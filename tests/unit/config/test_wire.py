@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import struct
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from embedctl_config.hardware import PRECISIONS
 from embedctl_config.settings import MAX_CHUNK_RECORDS
 from embedctl_config.wire import ChunkInput, ChunkResult, ErrorCode, RecordError, RecordKind, Truncation
 
+T = TypeVar("T")
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -61,11 +64,11 @@ def results(draw: st.DrawFn, max_rows: int = 5) -> ChunkResult:
     )
 
 
-def _list(of: st.SearchStrategy, size: int) -> st.SearchStrategy[list]:
+def _list(of: st.SearchStrategy[T], size: int) -> st.SearchStrategy[list[T]]:
     return st.lists(of, min_size=size, max_size=size)
 
 
-def a_result(**changes: object) -> ChunkResult:
+def a_result(**changes: Any) -> ChunkResult:
     plain = ChunkResult(
         first=5,
         rows=3,
@@ -161,7 +164,7 @@ def test_foreign_bytes_say_how_they_begin(foreign: bytes) -> None:
 
 
 @pytest.mark.parametrize("decode", [wire.decode_input, wire.decode_result])
-def test_no_bytes_at_all_are_truncated(decode) -> None:
+def test_no_bytes_at_all_are_truncated(decode: Callable[[bytes], object]) -> None:
     with pytest.raises(WireTruncated):
         decode(b"")
 
@@ -170,7 +173,7 @@ def test_no_bytes_at_all_are_truncated(decode) -> None:
     ("encoded", "decode"),
     [(wire.encode_input(FIXED), wire.decode_input), (wire.encode_result(a_result()), wire.decode_result)],
 )
-def test_a_newer_version_asks_for_an_upgrade(encoded: bytes, decode) -> None:
+def test_a_newer_version_asks_for_an_upgrade(encoded: bytes, decode: Callable[[bytes], object]) -> None:
     data = bytearray(encoded)
     data[5] = wire.VERSION + 1
     with pytest.raises(WireNewer, match="upgrade"):
@@ -248,7 +251,7 @@ def test_padding_that_is_not_zero_is_foreign() -> None:
         {"positions": None},
     ],
 )
-def test_the_digest_differs_when_anything_differs(other: dict[str, object]) -> None:
+def test_the_digest_differs_when_anything_differs(other: dict[str, Any]) -> None:
     changed = dataclasses.replace(FIXED, **other)
     assert wire.digest_of(wire.encode_input(changed)) != wire.digest_of(wire.encode_input(FIXED))
 
@@ -267,7 +270,7 @@ def test_equal_chunks_have_equal_digests(chunk: ChunkInput) -> None:
 @pytest.mark.parametrize(
     "other", [{"texts": [b"One", b"", b"int"]}, {"ids": ["z", None, "c"]}, {"kinds": bytes([2, 0, 1])}]
 )
-def test_the_checksum_of_the_row_that_differs_differs_alone(other: dict[str, object]) -> None:
+def test_the_checksum_of_the_row_that_differs_differs_alone(other: dict[str, Any]) -> None:
     mine, theirs = FIXED.row_checksums(), dataclasses.replace(FIXED, **other).row_checksums()
     assert [a != b for a, b in zip(mine, theirs, strict=True)] == [True, False, False]
 
@@ -296,7 +299,7 @@ def test_selecting_from_a_selection_keeps_the_original_positions() -> None:
 
 def test_vectors_are_a_view_and_begin_at_a_multiple_of_64_bytes() -> None:
     data = bytearray(wire.encode_result(a_result()))
-    found = wire.decode_result(data)
+    found = wire.decode_result(memoryview(data))
     assert isinstance(found.vectors, memoryview)
     start = len(data) - len(found.vectors)
     assert start % 64 == 0
@@ -309,7 +312,7 @@ def test_a_changed_byte_in_the_vectors_is_noticed(at: int) -> None:
     data = bytearray(wire.encode_result(a_result()))
     data[at] ^= 0x40
     with pytest.raises(WireForeign, match="vectors of a result are damaged"):
-        wire.decode_result(data)
+        wire.decode_result(bytes(data))
 
 
 def test_a_result_of_an_earlier_release_has_no_checksum_and_is_read() -> None:

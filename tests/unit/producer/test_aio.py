@@ -36,10 +36,10 @@ ASYNC_TYPES = {
 }
 
 
-def shape(function: Callable[..., object]) -> tuple[list[tuple[object, ...]], str]:
+def shape(function: Callable[..., object]) -> tuple[list[tuple[object, ...]], object]:
     """What a caller sees: the parameters, and what comes back; annotations as they are written."""
     signature = inspect.signature(function)
-    parameters = [
+    parameters: list[tuple[object, ...]] = [
         (each.name, each.kind, each.default, ASYNC_TYPES.get(each.annotation, each.annotation))
         for each in signature.parameters.values()
     ]
@@ -196,7 +196,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in (patience, polling):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(polling.asyncio, "sleep", clock.sleep)
+    monkeypatch.setattr(asyncio, "sleep", clock.sleep)
     return clock
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embedctl.chunking import chunks_of
-from embedctl.corpus import Record
+from embedctl.records import Record
 from embedctl_config.wire import ChunkInput, RecordKind
 
 RECORDS = st.lists(
@@ -69,7 +70,7 @@ def test_a_chunk_without_any_id_has_none_and_one_with_some_keeps_the_gaps() -> N
 def test_records_are_read_no_further_than_the_chunk_asked_for() -> None:
     read = 0
 
-    def records():
+    def records() -> Iterator[Record]:
         nonlocal read
         while True:
             read += 1

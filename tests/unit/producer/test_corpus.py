@@ -31,7 +31,7 @@ def read(folder: Path, content: bytes, suffix: str = ".jsonl", **options: str) -
     return list(open_corpus(str(path), max_bytes=MAX, **options).records())
 
 
-def of(texts: object, **options: object) -> list[Record]:
+def of(texts: Any, **options: Any) -> list[Record]:
     return list(records_of(texts, max_bytes=MAX, **options))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_after_an_outage_however_long_events_are_received_again_soon(
             waits.append(0)
 
     monkeypatch.setattr(events, "EventReceiver", Receiver)
-    monkeypatch.setattr(events.time, "sleep", waits.append)
+    monkeypatch.setattr(time, "sleep", waits.append)
     app = Celery(broker="memory://", set_as_current=False)
     with pytest.raises(_Enough):
         events.PatientEvents(app, IOLoop.current(), max_tasks_in_memory=10).run()

@@ -214,7 +214,7 @@ def test_more_workers_gone_than_are_listed() -> None:
         ),
     ],
 )
-def test_what_keeps_a_job_from_its_end_stands_below_it(facts: dict[str, object], state: str, note: str) -> None:
+def test_what_keeps_a_job_from_its_end_stands_below_it(facts: dict[str, Any], state: str, note: str) -> None:
     lines = shown(overview(active=[pace(job(producer_alive=False, **facts), None)]))
     at = next(at for at, line in enumerate(lines) if line.startswith(JOB))
     assert lines[at].split()[1] == state

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import urljoin
 
 import click
@@ -38,7 +39,7 @@ LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\s(?:src|href)=\
 LINKED = re.compile(r"<a\b[^>]*?\shref=\"?([^\"\s>]+)")
 
 
-def load_generator():
+def load_generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs" / "generate.py")
     assert spec
     assert spec.loader

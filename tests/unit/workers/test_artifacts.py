@@ -15,29 +15,7 @@ import pytest
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.models.artifacts import FORMAT, MANIFEST, Artifact, ArtifactStore, Wanted, read_artifact
-
-MINE = Wanted("ab" * 32, {"kind": "onnx", "exporter": "own"})
-FACTS: dict[str, Any] = {
-    "model": {"name": "mine", "weights_bytes": 10},
-    "engine": "an engine",
-    "graph": {"name": "plain"},
-    "accuracy": {"min_cosine": 1.0, "mean_cosine": 1.0},
-    "rate": {"sentences_per_s": 1.0, "threads": 1},
-}
-
-
-class Fill:
-    """Writes two files, and counts how often."""
-
-    def __init__(self, content: bytes = b"weights") -> None:
-        self.calls = 0
-        self._content = content
-
-    def __call__(self, folder: Path) -> dict[str, Any]:
-        self.calls += 1
-        (folder / "model.onnx").write_bytes(self._content)
-        (folder / "tokenizer.json").write_text("{}")
-        return FACTS
+from tests.support.artifacts import MINE, Fill
 
 
 @pytest.fixture
@@ -204,10 +182,11 @@ def test_a_wide_umask_does_no_harm(store: ArtifactStore) -> None:
 
 
 BUILDER = """
-import sys, time
+import sys
 from pathlib import Path
-from tests.unit.workers.test_artifacts import FACTS, MINE
+from tests.support.artifacts import FACTS, MINE
 from embedctl_workers.models.artifacts import ArtifactStore
+from tests.support.waiting import eventually
 import logging
 logging.basicConfig(level="INFO")
 
@@ -216,7 +195,7 @@ def fill(folder):
         calls.write("x")
     (folder / "model.onnx").write_bytes(b"half")
     print("filling", flush=True)
-    time.sleep(float(sys.argv[2]))
+    eventually((Path(sys.argv[1]) / "go").exists)
     (folder / "model.onnx").write_bytes(b"whole")
     return FACTS
 
@@ -225,9 +204,10 @@ assert (artifact.folder / "model.onnx").read_bytes() == b"whole"
 """
 
 
-def start_builder(folder: Path, seconds: float) -> subprocess.Popen[str]:
+def start_builder(folder: Path) -> subprocess.Popen[str]:
+    """A process that builds, and whose build ends once there is a file `go`."""
     return subprocess.Popen(
-        [sys.executable, "-c", BUILDER, str(folder), str(seconds)],
+        [sys.executable, "-c", BUILDER, str(folder)],
         cwd=Path(__file__).parents[3],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -236,15 +216,17 @@ def start_builder(folder: Path, seconds: float) -> subprocess.Popen[str]:
 
 
 def test_two_processes_build_it_once(store: ArtifactStore, tmp_path: Path) -> None:
-    first = start_builder(tmp_path, 5)
+    first = start_builder(tmp_path)
     assert first.stdout is not None
     assert first.stdout.readline() == "filling\n"
     assert store.find(MINE) is None
-    second = start_builder(tmp_path, 5)
-    _, errors = second.communicate(timeout=60)
+    second = start_builder(tmp_path)
+    assert second.stderr is not None
+    assert "another process builds" in second.stderr.readline()
+    (tmp_path / "go").touch()
+    second.communicate(timeout=60)
     first.communicate(timeout=60)
     assert (first.returncode, second.returncode) == (0, 0)
-    assert "another process builds" in errors
     assert (tmp_path / "calls").read_text() == "x"
     assert store.find(MINE) is not None
 
@@ -252,7 +234,7 @@ def test_two_processes_build_it_once(store: ArtifactStore, tmp_path: Path) -> No
 def test_what_a_killed_build_left_is_cleared_away(
     store: ArtifactStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    builder = start_builder(tmp_path, 600)
+    builder = start_builder(tmp_path)
     assert builder.stdout is not None
     assert builder.stdout.readline() == "filling\n"
     builder.kill()

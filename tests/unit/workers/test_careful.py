@@ -13,7 +13,7 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.careful import encode_carefully
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
-from tests.unit.workers.test_encoder import chunk_of
+from tests.support.chunks import chunk_of
 
 
 class Noting(DummyBackend):

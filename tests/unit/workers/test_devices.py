@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from embedctl_config.errors import SettingsError
 from embedctl_workers.machine import devices
+from tests.support.machines import fake_topology
 
 FIRST = min(os.sched_getaffinity(0))
 
@@ -96,15 +97,6 @@ def test_cpus_that_are_not_there_are_named() -> None:
     assert done.returncode != 0
     assert "no CPU 4095 here" in done.stderr
     assert devices.format_cpus(os.sched_getaffinity(0)) in done.stderr
-
-
-def fake_topology(folder: Path, cores: dict[int, tuple[int, int]]) -> Path:
-    for cpu, (package, core) in cores.items():
-        topology = folder / f"cpu{cpu}" / "topology"
-        topology.mkdir(parents=True)
-        (topology / "physical_package_id").write_text(f"{package}\n")
-        (topology / "core_id").write_text(f"{core}\n")
-    return folder
 
 
 def granted(monkeypatch: pytest.MonkeyPatch, quota: float) -> None:

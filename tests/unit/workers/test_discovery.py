@@ -13,14 +13,7 @@ from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_workers.machine import devices, discovery
 from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.machine.discovery import CpuSet
-from tests.unit.workers.test_devices import fake_topology
-
-SMI = """\
-0, GPU-11111111-aaaa-bbbb-cccc-000000000000, NVIDIA A100-SXM4-80GB, 81920, 00000000:07:00.0
-1, GPU-22222222-aaaa-bbbb-cccc-000000000000, NVIDIA A100-SXM4-80GB, 81920, 00000000:0F:00.0
-2, GPU-22333333-aaaa-bbbb-cccc-000000000000, NVIDIA A100-SXM4-80GB, 81920, 00000001:47:00.0
-"""
-UUIDS = [line.split(", ")[1] for line in SMI.splitlines()]
+from tests.support.machines import SMI, UUIDS, fake_topology, play
 
 
 @pytest.fixture
@@ -35,15 +28,6 @@ def tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES"):
         monkeypatch.delenv(variable, raising=False)
     return folder
-
-
-def play(tool: Path, says: str, *, status: int = 0) -> None:
-    """A program that says this."""
-    tool.parent.mkdir(exist_ok=True)
-    answer = tool.with_name(f"{tool.name}.answer")
-    answer.write_text(says if says.endswith("\n") else says + "\n")
-    tool.write_text(f'#!/bin/sh\nwhile IFS= read -r line; do echo "$line"; done < {answer}\nexit {status}\n')
-    tool.chmod(0o755)
 
 
 def test_a_machine_without_tools_has_cpus_only(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:

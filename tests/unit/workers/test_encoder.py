@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy._core._exceptions import _ArrayMemoryError
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.base import is_out_of_memory
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk, Stopped
+from tests.support.chunks import chunk_of
 
 BUDGET = 32
 
@@ -49,11 +51,6 @@ class Fake(DummyBackend):
         return sum(map(len, self.batches))
 
 
-def chunk_of(*texts: str | bytes, kinds: dict[int, RecordKind] | None = None) -> ChunkInput:
-    data = [text.encode() if isinstance(text, str) else text for text in texts]
-    return ChunkInput(0, bytes((kinds or {}).get(row, RecordKind.TEXT) for row in range(len(data))), data)
-
-
 def run(backend: DummyBackend, chunk: ChunkInput, *, budget: int = BUDGET, **options: Any) -> EncodedChunk:
     encoder = ChunkEncoder(backend, budget)
     return encoder.encode(encoder.prepare(chunk, options))
@@ -61,7 +58,8 @@ def run(backend: DummyBackend, chunk: ChunkInput, *, budget: int = BUDGET, **opt
 
 def alone(text: str, prompt: str | None = None, *, normalize: bool = True) -> Vectors:
     backend = DummyBackend(dim=4, max_tokens=8)
-    return backend.finish(backend.forward(backend.tokenize([text], prompt), np.array([0])), normalize=normalize)[0]
+    vectors = backend.finish(backend.forward(backend.tokenize([text], prompt), np.array([0])), normalize=normalize)
+    return vectors.reshape(-1)
 
 
 def codes(encoded: EncodedChunk) -> dict[int, ErrorCode]:
@@ -340,7 +338,7 @@ def test_a_failure_of_another_kind_says_nothing_of_the_limit(monkeypatch: pytest
     "error",
     [
         MemoryError(),
-        np._core._exceptions._ArrayMemoryError((2**40,), np.dtype("f4")),
+        _ArrayMemoryError((2**40,), np.dtype("f4")),
         # c10/core/impl/alloc_cpu.cpp, as torch raises it on a CPU.
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "

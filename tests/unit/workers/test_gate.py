@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from embedctl_config.hardware import THRESHOLDS, HardwareClass, Thresholds
 from embedctl_config.settings import load_settings
 from embedctl_workers.accuracy.gate import measure_backend, run_gate
 from embedctl_workers.arrays.distance import measure
-from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -58,14 +59,14 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             np.savez(file, plain=encode(backend), prompted=encode(backend, PROMPT))
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(references.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     return commands
 
 
 class Gated(DummyBackend):
     """A dummy backend that is held to what the fixture `computed` computes."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(**{"dim": DIM, **options})
         self.reference = Reference(FILES)
 
@@ -175,7 +176,8 @@ def test_references_are_computed_once_and_kept(host: Host, computed: list[list[s
     plain = references_for(FILES, host)
     np.testing.assert_array_equal(plain, encode(DummyBackend(dim=DIM)))
     np.testing.assert_array_equal(references_for(FILES, host, prompt=PROMPT), encode(DummyBackend(dim=DIM), PROMPT))
-    assert (plain.dtype, plain.shape) == (np.float32, (len(TEXTS), DIM))
+    assert plain.dtype == np.float32
+    assert plain.shape == (len(TEXTS), DIM)
     assert len(computed) == 1
     assert computed[0][-2] == str(FILES.folder)
     assert references_path(FILES, host).is_file()
@@ -232,7 +234,7 @@ def test_a_failing_computation_says_why_and_leaves_nothing(host: Host, monkeypat
         Path(command[-1]).write_bytes(b"half")
         return subprocess.CompletedProcess(command, 1, "", "Traceback …\nOSError: no weights\n")
 
-    monkeypatch.setattr(references.subprocess, "run", fail)
+    monkeypatch.setattr(subprocess, "run", fail)
     with pytest.raises(ModelError, match=r"references of model 'mine' can't be computed from /nowhere: .*no weights"):
         references_for(FILES, host)
     assert list(references_path(FILES, host).parent.glob("*.npz")) == []
@@ -298,7 +300,7 @@ def test_another_backend_fails_with_a_table_that_says_where(host: Host) -> None:
 @pytest.mark.usefixtures("computed")
 def test_a_text_without_a_vector_fails_it_and_is_named(host: Host) -> None:
     class Broken(Gated):
-        def forward(self, tokens, rows):
+        def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
             if 1 in tokens.lengths[rows]:
                 raise RuntimeError("no text of one token")
             return super().forward(tokens, rows)
@@ -318,7 +320,7 @@ def test_vectors_of_another_length_fail_at_once(host: Host) -> None:
 @pytest.mark.usefixtures("computed")
 def test_bounds_of_a_class_s_own_let_pass_what_its_precision_would_not_and_are_shown(host: Host) -> None:
     class Coarse(Gated):
-        def finish(self, output, *, normalize):
+        def finish(self, output: Vectors, *, normalize: bool) -> Vectors:
             noise = np.random.default_rng(0).normal(size=output.shape)
             return super().finish((output + 0.001 * noise).astype(np.float32), normalize=normalize)
 

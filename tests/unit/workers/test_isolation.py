@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from embedctl_workers.serving.isolation import Room
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 #: Long enough for a thread that is not held back to be seen to go on.
 A_MOMENT_S = 0.1
@@ -31,9 +31,9 @@ class Guest:
         with suppress(RuntimeError), self._room:
             self.inside.set()
             if self._alone:
-                self._ask.wait(10)
+                self._ask.wait(PATIENCE_S)
                 self.cleared.append(self._room.clear())
-            self._leave.wait(10)
+            self._leave.wait(PATIENCE_S)
             if self._fails:
                 raise RuntimeError
         self.gone.set()
@@ -43,12 +43,12 @@ class Guest:
 
     def leave(self) -> None:
         self._leave.set()
-        assert self.gone.wait(10)
+        assert self.gone.wait(PATIENCE_S)
 
     def release(self) -> None:
         self._ask.set()
         self._leave.set()
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
 
 Enter = Callable[..., Guest]
@@ -78,7 +78,7 @@ def still_asks(guest: Guest) -> bool:
 
 def test_several_may_be_inside_at_once(enter: Enter) -> None:
     guests = [enter() for _ in range(5)]
-    assert all(guest.inside.wait(10) for guest in guests)
+    assert all(guest.inside.wait(PATIENCE_S) for guest in guests)
 
 
 def test_who_is_by_itself_already_has_the_room_at_once() -> None:
@@ -89,7 +89,7 @@ def test_who_is_by_itself_already_has_the_room_at_once() -> None:
 
 def test_to_be_alone_is_to_wait_until_the_others_have_left(enter: Enter) -> None:
     first, second, loner = enter(), enter(), enter(alone=True)
-    assert all(guest.inside.wait(10) for guest in (first, second, loner))
+    assert all(guest.inside.wait(PATIENCE_S) for guest in (first, second, loner))
     loner.ask()
     assert still_asks(loner)
     first.leave()
@@ -100,8 +100,8 @@ def test_to_be_alone_is_to_wait_until_the_others_have_left(enter: Enter) -> None
 
 def test_nobody_enters_while_one_is_alone_or_waits_to_be(enter: Enter) -> None:
     other, loner = enter(), enter(alone=True)
-    assert other.inside.wait(10)
-    assert loner.inside.wait(10)
+    assert other.inside.wait(PATIENCE_S)
+    assert loner.inside.wait(PATIENCE_S)
     loner.ask()
     assert still_asks(loner)
     late = enter()
@@ -110,13 +110,13 @@ def test_nobody_enters_while_one_is_alone_or_waits_to_be(enter: Enter) -> None:
     eventually(lambda: loner.cleared == [True])
     assert stays_outside(late)
     loner.leave()
-    assert late.inside.wait(10)
+    assert late.inside.wait(PATIENCE_S)
 
 
 def test_of_two_that_want_it_alone_the_second_is_told_to_go_away(enter: Enter) -> None:
     first, second = enter(alone=True), enter(alone=True)
-    assert first.inside.wait(10)
-    assert second.inside.wait(10)
+    assert first.inside.wait(PATIENCE_S)
+    assert second.inside.wait(PATIENCE_S)
     first.ask()
     assert still_asks(first)
     second.ask()
@@ -140,7 +140,7 @@ def test_once_the_first_has_left_the_second_may_have_it(enter: Enter) -> None:
 def test_who_leaves_by_an_error_has_left(enter: Enter, alone: bool) -> None:
     failing = enter(alone=alone, fails=True)
     failing.ask()
-    assert failing.inside.wait(10)
+    assert failing.inside.wait(PATIENCE_S)
     failing.leave()
     after = enter(alone=True)
     after.ask()
@@ -160,8 +160,8 @@ def test_who_waited_in_vain_holds_nobody_back() -> None:
         waiting = threading.Thread(target=enter, daemon=True)
         waiting.start()
         assert not entered.wait(A_MOMENT_S)
-    assert entered.wait(10)
-    waiting.join(10)
+    assert entered.wait(PATIENCE_S)
+    waiting.join(PATIENCE_S)
     with room:
         assert room.clear()
 
@@ -191,7 +191,7 @@ def test_it_is_never_shared_however_many_come_and_go() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads)
     assert any(alone for _, alone in seen)
     assert all(inside == 1 for inside, alone in seen if alone)

@@ -6,9 +6,10 @@ import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]  # it ships no types
 from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -38,6 +39,10 @@ class Runner:
         self.in_hand, self.progressed_ms = InHand(), 0
 
 
+def a_runner() -> Any:
+    return Runner()
+
+
 @pytest.fixture
 def metrics() -> Metrics:
     return Metrics("tiny", ENTRY, [MODEL, "other"])
@@ -55,7 +60,7 @@ def report() -> Report:
 
 def everything(metrics: Metrics) -> None:
     """Let all that can happen happen once."""
-    metrics.watch(Runner())
+    metrics.watch(a_runner())
     metrics.gated(MODEL, report())
     metrics.observer("claim", 0.001, True)
     metrics.observer("claim", 10.0, False)
@@ -66,8 +71,8 @@ def test_whatever_can_be_foreseen_begins_at_zero(metrics: Metrics) -> None:
         assert value(metrics, "record_errors_total", code=code) == 0
     for answer in ClaimAnswer:
         assert value(metrics, "claims_total", answer=answer) == 0
-    for answer in RESULT_ANSWERS:
-        assert value(metrics, "results_total", answer=answer) == 0
+    for stored in RESULT_ANSWERS:
+        assert value(metrics, "results_total", answer=stored) == 0
     for stage in STAGES:
         assert value(metrics, "stage_seconds_count", stage=stage) == 0
     for outcome in ("done", "failed"):
@@ -130,7 +135,7 @@ def test_the_gates_figures_are_those_of_its_first_check(metrics: Metrics) -> Non
 
 
 def test_what_a_worker_holds_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
-    runner = Runner()
+    runner = a_runner()
     metrics.watch(runner)
     name, labels = "embedctl_last_progress_timestamp_seconds", {"hardware_class": "tiny"}
     assert value(metrics, "chunks_in_hand") == metrics.registry.get_sample_value(name, labels) == 0
@@ -168,7 +173,8 @@ def test_the_page_is_in_the_form_that_its_reader_knows(metrics: Metrics) -> None
     assert {"embedctl_tokens", "embedctl_batch_seconds", "process_resident_memory_bytes"} <= names
     kind, page = metrics.page("application/openmetrics-text;version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
-    assert "embedctl_tokens" in {family.name for family in parse_openmetrics(page.decode())}
+    parsed = parse_openmetrics(page.decode())  # type: ignore[no-untyped-call]  # it has no types
+    assert "embedctl_tokens" in {family.name for family in parsed}
     (build,) = [family for family in parse(metrics.page("")[1].decode()) if family.name == "embedctl_build_info"]
     (sample,) = build.samples
     assert (sample.labels["backend"], sample.labels["precision"], sample.value) == ("dummy", "int8", 1)

@@ -14,7 +14,7 @@ SECRET = "the text of a record"
 
 def fail_twice() -> None:
     try:
-        {}[SECRET]
+        dict[str, str]()[SECRET]
     except KeyError as error:
         error.add_note(SECRET)
         raise ValueError(f"can't encode {SECRET!r}") from error
@@ -52,13 +52,14 @@ def test_what_caused_an_error_without_being_named_is_told_too_unless_it_is_hidde
     def fail(*, hide: bool) -> BaseException:
         try:
             try:
-                {}[SECRET]
+                dict[str, str]()[SECRET]
             except KeyError:
                 if hide:
                     raise OSError(SECRET) from None
                 raise OSError(SECRET)  # noqa: B904  (the implicit cause is what is tested)
         except OSError as error:
             return without_message(error)[1]
+        raise AssertionError("it did not fail")
 
     assert "KeyError" in str(fail(hide=False).__cause__)
     assert fail(hide=True).__cause__ is None

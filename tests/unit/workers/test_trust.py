@@ -22,7 +22,7 @@ from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import TEXTS
 from embedctl_workers.models.references import _load, references_path
 from embedctl_workers.models.tuning import Tuned, load_tuned, save_tuned
-from tests.unit.workers.test_artifacts import MINE, Fill
+from tests.support.artifacts import MINE, Fill
 
 FILES = ModelFiles("a/model", Path("/models/a"), "ab" * 32)
 TUNED = Tuned(budgets={1: 512}, workers=1, threads=1, cpus=1, tokens_per_s=1.0)
@@ -75,17 +75,17 @@ def _found(kind: str, cache: Path) -> object:
     return ArtifactStore(cache).find(MINE)
 
 
-@pytest.mark.parametrize("spoil", SPOILED)
+@pytest.mark.parametrize(("spoil", "said"), SPOILED.items())
 @pytest.mark.parametrize("kind", list(SAVED))
 def test_what_somebody_else_may_have_written_is_not_read(
-    kind: str, spoil: Callable[[Path], None], cache: Path, caplog: pytest.LogCaptureFixture
+    kind: str, spoil: Callable[[Path], None], said: str, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = SAVED[kind](cache)
     assert _found(kind, cache) is not None
     with caplog.at_level(logging.WARNING):
         spoil(path)
         assert _found(kind, cache) is None
-    assert f"{path} {SPOILED[spoil]}" in caplog.text
+    assert f"{path} {said}" in caplog.text
 
 
 @pytest.mark.parametrize("kind", list(SAVED))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.commands import tune as tune_module
 from embedctl_workers.commands.tune import Split, _search, _shares, tune
+from embedctl_workers.machine import devices
 from embedctl_workers.models import tuning
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, Tuned, load_tuned, save_tuned, token_budget
 
@@ -99,13 +101,13 @@ def four_cpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     rate = {1: 100.0, 2: 150.0, 4: 120.0}
 
     @contextmanager
-    def fake(hardware, model, shares):
+    def fake(hardware: object, model: object, shares: Sequence[object]) -> Iterator[tuple[dict[str, object], object]]:
         measured.append(len(shares))
         facts = {"fingerprint": "f1", "engine": "made up", "threads": 4 // len(shares)}
         yield facts, lambda budget: rate[len(shares)] + (budget == 512)
 
     monkeypatch.setattr(tune_module, "_measured", fake)
-    monkeypatch.setattr(tune_module.devices, "usable_cpus", lambda _: frozenset(range(4)))
+    monkeypatch.setattr(devices, "usable_cpus", lambda _: frozenset(range(4)))
     monkeypatch.setenv("EMBEDCTL_CACHE_DIR", str(tmp_path))
     return measured
 
@@ -127,7 +129,7 @@ def test_it_says_what_to_start_and_keeps_the_budgets(tmp_path: Path) -> None:
 def test_it_stops_where_more_workers_are_slower(four_cpus: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     CliRunner().invoke(tune, ["m"])
     assert four_cpus == [1, 2, 4]
-    monkeypatch.setattr(tune_module.devices, "usable_cpus", lambda _: frozenset(range(8)))
+    monkeypatch.setattr(devices, "usable_cpus", lambda _: frozenset(range(8)))
     four_cpus.clear()
     CliRunner().invoke(tune, ["m"])
     assert four_cpus == [1, 2, 4]

@@ -17,6 +17,7 @@ from embedctl_config.errors import DeviceLost
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, Windows, in_order_of_windows, padded
 from embedctl_workers.arrays.vectors import unit
+from embedctl_workers.backends.base import Reference
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
 
@@ -68,7 +69,7 @@ class DummyBackend:
         self.engine = "sha256"
         self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         self.batch_cost: int | None = None
-        self.reference = None
+        self.reference: Reference | None = None
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch
         self._seed = seed

@@ -1,0 +1,50 @@
+"""A runner in the test's own process, so that a test sees what it counts, logs and leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embedctl import Job, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.tickets import Ticket
+from embedctl_config import keys
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.known_good import KnownGood
+from embedctl_workers.serving.metrics import Metrics
+from embedctl_workers.serving.runner import ChunkRunner
+
+ENTRY = HardwareClass(backend="dummy")
+SECRET = "s3cret"
+TEXTS = ["one", f"two {SECRET}", "three words here"]
+
+
+@dataclass
+class Rig:
+    """A runner in this process, and what it counts."""
+
+    broker: Broker
+    settings: Settings
+    backend: DummyBackend
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics("dummy", ENTRY, ["dummy"])
+        encoder = ChunkEncoder(self.backend, 1024)
+        encoder.known_good = KnownGood(self.backend, ENTRY.thresholds())
+        self.runner = ChunkRunner(self.broker, ENTRY, {"dummy": encoder}, "me", self.metrics)
+        self.left: list[int] = []
+        self.runner.leave = self.left.append
+
+    def submit(self, texts: Sequence[str] = TEXTS) -> Job:
+        return enqueue_embeddings(list(texts), settings=self.settings)
+
+    def run(self, job: Job, chunk: int = 0, **facts: Any) -> None:
+        self.runner.run("dummy", Ticket(keys.queue("dummy", "dummy"), job.id, chunk, facts))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        own = {"hardware_class": "dummy", "model": "dummy", **labels}
+        return self.metrics.registry.get_sample_value(f"embedctl_{name}", own)
