@@ -9,8 +9,8 @@ if redis.call('GETBIT', counted, chunk) == 1 then  -- Redis lost only the result
   return {'lost'}
 end
 local owner = redis.call('HGET', owners, chunk)
--- The claim's own token means that the answer was lost, and the client asks again. A lapsed lease is busy too: only the
--- reaper decides what happened to its owner.
+-- If the owner has this claim's token, the answer was lost, and the client asks again. A lapsed lease is busy too: only
+-- the reaper decides what happened to its owner.
 if owner and owner:match('^%S+') ~= token then return {'busy'} end
 local pinned = redis.call('HGET', job, 'model_fingerprint')
 if pinned and pinned ~= fingerprint then

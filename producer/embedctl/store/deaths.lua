@@ -6,7 +6,7 @@ local function fate(instance)
   return (not until_ms or tonumber(until_ms) < now) and 'silent' or 'alive'
 end
 
--- Note a death. Returns how many careful deaths in a row have now named no row.
+-- Note a death. Returns how many deaths in a row named no row, without the chunk's first death.
 local function suspect(chunk, instance, row)
   local known = redis.call('HGET', attempts, chunk .. ':deaths')
   local deaths = known and cjson.decode(known) or {rows = '', unnamed = -1, history = {}}

@@ -1,4 +1,4 @@
--- Renew the lease of a chunk. ARGV: job, chunk, token, lease, [the row that a careful owner begins now, or ''].
+-- Renew the lease of a chunk. ARGV: job, chunk, token, lease, [the row that the owner begins in careful mode, or ''].
 -- → ok | done | not_owner
 if ended then return {'done'} end
 local owner = redis.call('HGET', owners, ARGV[2])

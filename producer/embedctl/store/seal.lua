@@ -1,4 +1,5 @@
--- Mark a job as complete. KEYS[9]: producer. ARGV: job, number of chunks, or '' from the reaper after a retry died.
+-- Seal a job: no more chunks will come. KEYS[9]: producer. ARGV: job, number of chunks, or '' from the reaper after a
+-- retry died.
 -- → ok <state> | held | stopped | sealed <chunks> | gap <chunks>
 local added, chunks = tonumber(redis.call('HGET', job, 'added')), tonumber(ARGV[2])
 if not chunks and (not original or redis.call('EXISTS', KEYS[9]) == 1) then return {'held'} end

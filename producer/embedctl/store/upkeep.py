@@ -225,7 +225,7 @@ class Upkeep:
         return end >= chunks
 
     def settle_slice(self, job_id: str) -> bool:
-        """Shorten the lifetimes of the next slice of an ended job's chunks to its TTL; after the last slice, its own.
+        """Shorten the lifetimes of an ended job's next chunks to the rest of its TTL; after the last chunk, its own.
 
         A job that was opened again stays unchanged.
 
