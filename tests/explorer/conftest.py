@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.explorer.machine import EXPLORED
 from tests.support.redis_server import RedisServer
-
-#: The property of a test's report that says how far it explored: its scenario, interleavings, distinct states, depth,
-#: paths and seconds.
-EXPLORED = "explored"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

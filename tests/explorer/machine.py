@@ -46,6 +46,11 @@ class Found(Exception):
         return f"{self.violation.invariant}: {self.violation.seen}{seed}\n{steps}"
 
 
+#: The property of a test's report that says how far it explored: its scenario, interleavings, distinct states, depth,
+#: paths and seconds.
+EXPLORED = "explored"
+
+
 @dataclass
 class Coverage:
     """How far an exploration went."""

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.explorer.conftest import EXPLORED
-from tests.explorer.machine import Coverage
+from tests.explorer.machine import EXPLORED, Coverage
 from tests.explorer.scenarios import SCENARIOS
 
 SMALL = [name for name in SCENARIOS if not name.startswith("everybody")]

@@ -65,7 +65,7 @@ WAITS: dict[str, Callable[[Job], object]] = {
 
 
 @pytest.mark.parametrize("call", WAITS)
-def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw, call: str) -> None:
+def test_every_call_that_waits_for_a_job_reaps(broker: Broker, raw: redis_py.Redis, call: str) -> None:
     broker.workers.beat(row())
     job_id = new_job(broker, 1, seal=False)
     assert claim(broker, job_id, 0).answer == "ok"
