@@ -280,7 +280,7 @@ class _Feed:
         self._read: asyncio.Queue[RecordLike | _End] = asyncio.Queue()
         self._room = asyncio.Semaphore(_AHEAD)
         self._reading = asyncio.create_task(self._read_ahead())
-        # Not at the end of what the task runs: one that is cancelled before its first step runs nothing.
+        # A callback, because a task that is cancelled before its first step runs none of its code.
         self._reading.add_done_callback(lambda _: self._read.put_nowait(_End.END))
 
     def __iter__(self) -> Iterator[RecordLike]:

@@ -56,7 +56,7 @@ class Job:
         return f"Job({self._id!r})"
 
     def __reduce__(self) -> NoReturn:
-        # Its settings may hold a password, and nobody expects one in a message or in a file of results.
+        # Its settings may hold a password, which must not get into a message or a file unnoticed.
         raise TypeError(f"a Job can't be pickled: send its id, and get it there by Job.get({self._id!r})")
 
     def __enter__(self) -> Self:

@@ -117,9 +117,9 @@ def _answered_by(deadline: float | None, look: Callable[[], T]) -> T:
 
 @cache
 def _threads() -> DaemonThreads:
-    """Not the loop's own, so that nobody's `to_thread` waits for ours, nor ours for it.
+    """Not the loop's own threads, so that embedctl and the application's `to_thread` never wait for each other.
 
-    Daemons: a Redis that does not answer must not keep a process from ending.
+    They are daemons: a Redis that does not answer must not keep a process from ending.
     """
     return DaemonThreads(THREADS, "embedctl")
 

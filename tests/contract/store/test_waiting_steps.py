@@ -1,0 +1,98 @@
+"""Whatever happens between any two questions of a wait, the wait ends, and with what happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from embedctl import AsyncJob, Job, JobCancelled, JobLost, JobNotFound, JobState
+from embedctl.broker import Broker
+from embedctl.store.connection import Connection
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.support.store import new_job, work
+
+#: Steps after which something happens: those of one look and of the next one's beginning.
+STEPS = range(1, 7)
+
+
+async def _count(job: AsyncJob) -> int:
+    return len([chunk async for chunk in job.iter_results(timeout=20)])
+
+
+WAITS: dict[str, Callable[[Job], Any]] = {
+    "wait": lambda job: job.wait(20).state,
+    "wait_until_sealed": lambda job: job.wait_until_sealed(timeout=20).state,
+    "iter_results": lambda job: len(list(job.iter_results(timeout=20))),
+    "await wait": lambda job: asyncio.run(AsyncJob(job).wait(20)).state,
+    "await wait_until_sealed": lambda job: asyncio.run(AsyncJob(job).wait_until_sealed(timeout=20)).state,
+    "async for iter_results": lambda job: asyncio.run(_count(AsyncJob(job))),
+}
+
+
+def finish(job_id: str, broker: Broker, raw: redis_py.Redis) -> None:
+    work(broker, job_id, 1)
+    broker.jobs.seal(job_id, 2)
+
+
+def cancel(job_id: str, broker: Broker, raw: redis_py.Redis) -> None:
+    Job(job_id, broker).cancel()
+
+
+def discard(job_id: str, broker: Broker, raw: redis_py.Redis) -> None:
+    Job(job_id, broker).discard()
+
+
+def lose_a_chunk(job_id: str, broker: Broker, raw: redis_py.Redis) -> None:
+    raw.hset(keys.job(job_id), mapping={"lost_first": 1, "lost_last": 1})
+
+
+#: What happens → how each wait ends; `wait` returns the status of a cancelled job.
+ENDS: dict[Callable[[str, Broker, redis_py.Redis], None], set[object]] = {
+    finish: {JobState.COMPLETED, 2},
+    cancel: {JobState.CANCELLED, JobCancelled},
+    discard: {JobNotFound},
+    lose_a_chunk: {JobLost},
+}
+
+
+def happens_at_step(step: int, connection: Connection, what: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """Let something happen just before a connection is used for the n-th time."""
+    uses, client = [0], connection.client
+
+    def counted() -> AbstractContextManager[Any]:
+        uses[0] += 1
+        if uses[0] == step:
+            what()
+        return client()
+
+    patch.setattr(connection, "client", counted)
+
+
+@pytest.mark.parametrize("happens", ENDS, ids=lambda happens: happens.__name__)
+@pytest.mark.parametrize("call", WAITS)
+def test_a_wait_ends_with_what_happens_between_any_two_of_its_steps(
+    call: str,
+    happens: Callable[[str, Broker, redis_py.Redis], None],
+    settings: Settings,
+    broker: Broker,
+    raw: redis_py.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for step in STEPS:
+        job_id = new_job(broker, 2, seal=False)
+        work(broker, job_id, 0)
+        waiting = Broker.connect(settings)
+        happens_at_step(step, waiting.connection, lambda job_id=job_id: happens(job_id, broker, raw), monkeypatch)
+        try:
+            end: object = WAITS[call](Job(job_id, waiting))
+        except (JobCancelled, JobNotFound) as error:
+            end = type(error)
+        finally:
+            waiting.close()
+        assert end in ENDS[happens], f"step {step}"
