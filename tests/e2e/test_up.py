@@ -102,7 +102,12 @@ class Up:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Its exit status, once it has ended."""
+        eventually(lambda: self.process.poll() is not None, what="its end", show=self.said)
+        return self.process.wait()
 
 
 StartUp = Callable[..., Up]
@@ -135,7 +140,7 @@ def start_up(environment: dict[str, str], broker: Broker, short_folder: Path) ->
         if up.process.poll() is None:
             up.process.terminate()
             try:
-                up.process.wait(60)
+                up.process.wait(30)
             except subprocess.TimeoutExpired:
                 up.process.kill()  # its workers are told by the kernel
                 up.process.wait()
@@ -291,7 +296,7 @@ def test_a_private_redis_that_dies_ends_the_supervisor_and_its_data_stays(
     started = children(up.process.pid)
     [redis] = [pid for pid in started if b"redis-server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(redis, signal.SIGKILL)
-    assert up.process.wait(60) == 1
+    assert up.ended() == 1
     assert "embedctl up: the private Redis ended with status -9" in up.said()
     assert not any(map(is_running, started))
     assert list(folder.glob("appendonly*"))
@@ -300,7 +305,7 @@ def test_a_private_redis_that_dies_ends_the_supervisor_and_its_data_stays(
 def test_a_worker_whose_settings_are_wrong_is_given_up_at_once(short_folder: Path, start_up: StartUp) -> None:
     configure(short_folder, BROKEN)
     up = start_up("--class", "broken")
-    assert up.process.wait(60) == 2
+    assert up.ended() == 2
     said = up.said()
     assert said.count("embedctl worker: backend 'dummy' has no option colour") == 1
     assert "given up: ended with status 2 before it was ready, and would again" in said
@@ -333,7 +338,7 @@ def test_a_redis_that_is_not_there_is_said_before_anything_starts(
 ) -> None:
     environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"
     up = start_up("--class", "dummy")
-    assert up.process.wait(60) == 69
+    assert up.ended() == 69
     assert "embedctl up: Redis at redis://127.0.0.1:1 can't be reached" in up.said()
     assert "starting" not in up.said()
 

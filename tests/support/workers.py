@@ -89,7 +89,7 @@ class WorkerProcess:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             try:
-                self.process.wait(60)
+                self.process.wait(30)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         return self.process.wait()
