@@ -16,7 +16,6 @@ import numpy as np
 from embedctl_config.errors import DeviceLost
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, Windows, in_order_of_windows, padded
-from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
@@ -109,7 +108,7 @@ class DummyBackend:
         return vectors
 
     def finish(self, output: Vectors, *, normalize: bool) -> Vectors:
-        return unit(output) if normalize else output
+        return output / np.linalg.norm(output, axis=1, keepdims=True) if normalize else output
 
     def positions(self, lengths: Rows) -> int:
         return padded(lengths)
