@@ -22,8 +22,10 @@ from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable
 
 #: Most tickets published in one round trip.
 _BATCH = 500
-#: The errors that kombu raises if tickets may not have been sent; their cause is an error of redis-py.
-_FAILURES = (KombuError, OperationalError, OSError)
+#: The errors raised if tickets may not have been sent; those of kombu are caused by an error of redis-py.
+_FAILURES = (KombuError, OperationalError, OSError, RedisError)
+#: How often to try to connect, and by how much each pause grows (seconds): Celery's `task_publish_retry_policy`.
+_TRIES, _STEP_S = 3, 0.2
 #: Most idle connections kept for the next tickets.
 _KEPT = 4
 
@@ -120,13 +122,15 @@ class TicketSender:
 
     def _publish(self, tickets: Sequence[Ticket]) -> None:
         with self._connection() as connection:
+            pauses: Any = {"interval_start": 0, "interval_step": _STEP_S}  # its stubs say int
+            connection.ensure_connection(max_retries=_TRIES, **pauses)
             producer: Any = self._app.amqp.Producer(connection)  # its stubs do not know `batch` of kombu 5.7 yet
             with producer.batch(_BATCH):
                 for ticket in tickets:
                     self._send(ticket, producer)
 
     def _unavailable(self, error: Exception) -> BrokerUnavailable:
-        cause = error.__cause__
+        cause = error if isinstance(error, RedisError) else error.__cause__
         if self._explained is not None and isinstance(cause, RedisError):
             explained = self._explained(cause)
             if isinstance(explained, BrokerFull | BrokerRefused):
@@ -141,6 +145,9 @@ class TicketSender:
             kwargs=dict(ticket.facts),
             queue=ticket.queue,
             producer=producer,
+            # After a lost connection kombu would go on with the closed channel, which is an AttributeError: `forward`
+            # tries once more on a new connection.
+            retry=False,
             # Operators read this in Flower. The suffix distinguishes tickets of the same chunk.
             task_id=f"{ticket.job_id}.{ticket.chunk}.{secrets.token_hex(3)}",
             argsrepr=in_words(ticket.job_id, ticket.chunk),

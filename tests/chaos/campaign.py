@@ -30,8 +30,8 @@ from tests.chaos.storm import Storm
 
 #: Producers pause while about this much encoding waits (seconds of one worker).
 _MOST_WAITING_S = 30.0
-#: Keys that are not a job's own live no longer than this after their last use (seconds).
-_LONGEST_OTHER_S = 330.0
+#: Keys that do not live as long as a job does live no longer than this after their last use (seconds).
+_LONGEST_OTHER_S = keys.UNCOMMITTED_TTL_S + 30.0
 _CLIENTS_S = 10.0
 #: A worker that takes nothing for this long never will: half-open connections are noticed sooner (seconds).
 _WORKING_S = 60.0

@@ -7,11 +7,14 @@ import dataclasses
 import gc
 import os
 import pickle
+import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ import redis as redis_py
 from embedctl import AsyncJob, Job, enqueue_embeddings, tickets
 from embedctl.broker import Broker
 from embedctl.store import connection
+from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
@@ -255,3 +259,24 @@ def test_tickets_are_sent_at_once_though_the_connection_was_closed_meanwhile(
         for each in raw.client_list():
             if each["id"] != str(raw.client_id()):
                 raw.client_kill_filter(_id=each["id"])
+
+
+def test_a_connection_that_is_lost_at_any_moment_is_said_so(broker: Broker, raw: redis_py.Redis) -> None:
+    """Kombu's own retry went on with the channel of the lost connection, which is an AttributeError."""
+    ended = threading.Event()
+
+    def kill() -> None:
+        while not ended.wait(random.uniform(0.0005, 0.01)):
+            raw.client_kill_filter(_type="normal", skipme=True)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            with suppress(BrokerUnavailable):
+                broker.tickets.send(QUEUE, "j", [0, 1, 2], version=1)
+    finally:
+        ended.set()
+        killer.join()
+    broker.tickets.send(QUEUE, "j", [0], version=1)
