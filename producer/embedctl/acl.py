@@ -41,7 +41,7 @@ class User:
         scripts: the scripts of the store that it runs.
         commands: the commands that it calls outside of scripts.
         others: keys of Celery, as patterns.
-        channels: channels of Celery, as patterns in which `{db}` stands for the database's number.
+        channels: channels of Celery, as patterns; `{db}` stands for the database's number.
         reads_only: whether it only reads the role's keys.
     """
 

@@ -205,7 +205,7 @@ def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None
 def _begun_when_there_is_room(
     broker: Broker, options: JobOptions, progress: SubmitProgress | None, deadline: float | None
 ) -> JobStatus:
-    """Call :func:`_begun`, again and again while Redis is full: then it has written nothing."""
+    """Call :func:`_begun` again while Redis is full. That is safe, because a full Redis has written nothing."""
     remind = Reminder(log.warning)
 
     def pausing() -> None:

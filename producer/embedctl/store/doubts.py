@@ -22,7 +22,7 @@ class Doubts:
         rows: worker instance → the rows that it could not encode.
         unreadable: the instances that could not read the chunk's input.
         rounds: how often the chunk was given back so that another worker may try.
-        sick: worker instance that fell sick while it held the chunk → the row after which it did; -1 if unknown.
+        sick: worker instance that fell sick while it held the chunk → the row that it fell sick after; -1 if unknown.
     """
 
     rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
@@ -37,12 +37,12 @@ class Doubts:
 
     @property
     def named(self) -> frozenset[int]:
-        """The rows after which a worker fell sick that was well before the row."""
+        """The rows that a worker fell sick after, having been well before."""
         return frozenset(self.sick.values()) - {_UNKNOWN}
 
     @property
     def poisonous(self) -> frozenset[int]:
-        """The rows after which at least two workers fell sick that were well before the row."""
+        """The rows that at least two workers fell sick after, having been well before."""
         times = Counter(self.sick.values())
         return frozenset(row for row in self.named if times[row] > 1)
 
@@ -59,7 +59,7 @@ class Doubts:
         """A copy which records that an instance fell sick over the chunk.
 
         Args:
-            row: the row after which the instance fell sick in careful mode; None if unknown.
+            row: the row that the instance fell sick after, in careful mode; None if unknown.
         """
         sick = {**self.sick, instance: _UNKNOWN if row is None else row}
         named = self.poisonous  # poisonous rows are never forgotten
