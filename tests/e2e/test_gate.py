@@ -60,6 +60,7 @@ def submit(settings: Settings) -> Job:
     return enqueue_embeddings(TEXTS, model="tiny", hardware="tiny", settings=settings)
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_the_gate_takes_nothing_and_a_good_one_does_its_work(
     write_class: WriteClass, raw: redis_py.Redis, start_worker: StartWorker, model: Path
 ) -> None:
