@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]  # it ships no types
+import yaml
 
 from embedctl_config import __version__
 from embedctl_config.hardware import SHIPPED_CLASSES
