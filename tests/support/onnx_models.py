@@ -1,14 +1,27 @@
-"""ONNX artefacts made in this process, in a second: exported and fused, but neither measured nor checked."""
+"""ONNX artefacts made in this process: whole ones, and in a second those that are neither measured nor checked."""
 
 from __future__ import annotations
 
 import shutil
 from typing import Any
 
+import pytest
+
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models import references
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles
+from tests.support.references_here import compute_here
+
+
+def build_here(patch: pytest.MonkeyPatch) -> None:
+    """Let graphs and their references be made in this process, which has torch, and not in one of its own for each."""
+    from embedctl_workers.backends.onnx import recipe
+    from embedctl_workers.building import onnx as build
+
+    patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
+    patch.setattr(references, "_compute", compute_here)
 
 
 def quick_artifact(files: ModelFiles, kind: str, host: Host, *, fused: bool = True, **_: Any) -> Artifact:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,14 @@ from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models import references
 from embedctl_workers.models.files import ModelFiles
+
+
+@functools.cache
+def sentence_transformer(folder: Path) -> Any:
+    """The model of a folder, loaded once in this process by sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
 def compute_here(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors] | None:

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from embedctl_workers.arrays.tokens import Vectors
-from embedctl_workers.backends.onnx import recipe as onnx_recipe
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.tensorrt import graphs, recipe, runtime
 from embedctl_workers.backends.tensorrt.plan import build_plan
 from embedctl_workers.backends.tensorrt.recipe import PlanOptions
 from embedctl_workers.backends.tensorrt.runtime import Runtime
 from embedctl_workers.backends.tensorrt.timing import TimingCache
-from embedctl_workers.building import onnx as onnx_build
 from embedctl_workers.building import tensorrt as build
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models import references
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles
 from tests.support.fakes import tensorrt
 from tests.support.fakes.cuda import FakeDevice
-from tests.support.onnx_models import quick_artifact
-from tests.support.references_here import compute_here
+from tests.support.onnx_models import build_here, quick_artifact
+from tests.support.references_here import sentence_transformer
 from tests.support.tiny_models import Tiny
 
 #: Three buckets: up to 32, 64 and 100 tokens.
@@ -43,8 +38,7 @@ def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Run
     made = Runtime(trt, device, runtime.make_log(trt))
     patch.setattr(runtime, "open_runtime", lambda: made)
     patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
-    patch.setattr(onnx_recipe, "run_child", lambda module, request: onnx_build.build(request, print))
-    patch.setattr(references, "_compute", compute_here)
+    build_here(patch)
     return made
 
 
@@ -59,13 +53,6 @@ def quick_plan(files: ModelFiles, made: Runtime, host: Host, options: PlanOption
     for name in (MODEL, TOKENIZER):
         shutil.copy(plain / name, folder / name)
     return Artifact(folder, {"graph": {"name": options.dtype}})
-
-
-@functools.cache
-def sentence_transformer(folder: Path) -> Any:
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
 def by_torch(files: ModelFiles, texts: list[str], **options: Any) -> Vectors:

@@ -26,7 +26,6 @@ pytest.importorskip("sentence_transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 
 from tests.support.chunks import encode  # noqa: E402
-from tests.support.references_here import compute_here  # noqa: E402
 from tests.support.stand_in_gpu import StandIn  # noqa: E402  (it needs torch)
 from tests.support.texts import TEXTS, text_of  # noqa: E402
 from tests.support.tiny_models import FAMILIES, Family, Tiny  # noqa: E402
@@ -171,13 +170,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 @pytest.fixture(scope="module")
 def build_here() -> Iterator[None]:
     """Makes graphs and their references in this process, which has torch, and not in one of its own for each."""
-    from embedctl_workers.backends.onnx import recipe
-    from embedctl_workers.building import onnx as build
-    from embedctl_workers.models import references
+    from tests.support import onnx_models
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
-        patch.setattr(references, "_compute", compute_here)
+        onnx_models.build_here(patch)
         yield
 
 

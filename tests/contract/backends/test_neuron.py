@@ -46,6 +46,7 @@ from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
 from embedctl_workers.models.builders import BuildOptions  # noqa: E402
 from tests.support.chunks import encode  # noqa: E402
 from tests.support.neuron_site import fake_machine, fake_site, installed  # noqa: E402
+from tests.support.references_here import sentence_transformer  # noqa: E402
 from tests.support.texts import TEXTS, text_of  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
@@ -115,10 +116,7 @@ def load(build_here: None, files_of: Callable[[Tiny], ModelFiles], traced: Path)
 
 
 def by_torch(folder: Path, texts: Sequence[str], **options: Any) -> Vectors:
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True).eval()
-    return np.asarray(model.encode(list(texts), batch_size=1, **options))
+    return np.asarray(sentence_transformer(folder).encode(list(texts), batch_size=1, **options))
 
 
 def close_to(found: Vectors, expected: Vectors, tolerance: float = 1e-5) -> None:

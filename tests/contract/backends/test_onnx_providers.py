@@ -29,9 +29,8 @@ from embedctl_workers.backends.onnx import providers, recipe  # noqa: E402
 from embedctl_workers.backends.onnx.backend import OnnxBackend, OnnxInt8Backend  # noqa: E402
 from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
 from embedctl_workers.backends.onnx.providers import MOST_ROWS, ProviderOptions  # noqa: E402
-from embedctl_workers.building import onnx as build  # noqa: E402
 from embedctl_workers.models.builders import BuildOptions  # noqa: E402
-from tests.support.onnx_models import quick_artifact  # noqa: E402
+from tests.support.onnx_models import build_here, quick_artifact  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
 TINY = Tiny(max_seq_length=64)
@@ -222,7 +221,7 @@ def test_a_gpu_runs_the_graph_of_onnxs_own_operators(
 def test_that_graph_is_built_and_measured_as_the_others_are(
     files: ModelFiles, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
+    build_here(monkeypatch)
     artifact = recipe.build_onnx(files, host, BuildOptions({"provider": "cuda"}))
     assert artifact.manifest["recipe"]["kind"] == "onnx-plain"
     assert artifact.manifest["accuracy"]["passed"]

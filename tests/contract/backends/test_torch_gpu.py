@@ -116,7 +116,7 @@ def test_vectors_in_16_bits_point_where_those_of_fp32_do(
     family: Any, engine: str, dtype: str, load: Load, tiny_model: MakeModel
 ) -> None:
     tiny = Tiny(family, pooling="lasttoken" if family.startswith("qwen") else "mean", normalize=True)
-    texts = texts_of(range(1, 40))
+    texts = texts_of(range(1, 40, 2))
     found = encode(load(tiny, dtype=dtype, engine=engine), texts)
     assert found.errors == []
     bound = 0.9998 if dtype == "fp16" else 0.995  # random layers magnify what rounding leaves; real models do not

@@ -291,7 +291,7 @@ def test_a_job_is_tried_again_ever_later_and_forgiven_when_it_is_well(
 
 
 def test_a_redis_that_is_full_ends_the_round_and_the_reaper_rests(
-    own_redis: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    own_redis: RedisServer, settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = Broker.connect(settings.replace(redis_url=own_redis.url))
     jobs = [new_job(mine, 1) for _ in range(2)]
