@@ -6,20 +6,18 @@ renamed when it is whole, so that whoever finds it finds all of it. It may be co
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.models.cache import distrusted, locked, private_folder
+from embedctl_workers.models.cache import distrusted, keep, locked, make_readable, private_folder
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +92,7 @@ class ArtifactStore:
         """
         try:
             private_folder(self._root)
-            with self._locked(wanted.name):
+            with locked(self._root / wanted.name):
                 found = None if force else self.find(wanted)
                 return found or self._fill(wanted, fill)
         except OSError as error:
@@ -119,7 +117,7 @@ class ArtifactStore:
             fresh.mkdir(mode=0o755)
             facts = fill(fresh)
             for path in fresh.iterdir():
-                path.chmod(0o644)  # whatever the umask: what others may write to is not read again
+                make_readable(path)
             files = {path.name: _describe(path) for path in sorted(fresh.iterdir())}
             manifest = {
                 "format": FORMAT,
@@ -129,8 +127,7 @@ class ArtifactStore:
                 "files": files,
             }
             text = json.dumps(manifest, indent=2, ensure_ascii=False)
-            (fresh / MANIFEST).write_text(text, encoding="utf-8")
-            (fresh / MANIFEST).chmod(0o644)
+            keep(fresh / MANIFEST, text.encode())
             folder = self._root / wanted.name
             if folder.exists():
                 folder.rename(scratch / "replaced")
@@ -138,17 +135,6 @@ class ArtifactStore:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return read_artifact(folder)
-
-    @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        """Hold an artefact's lock; it is the kernel's, and ends with the process."""
-        with locked(self._root / f".{name}.lock") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.info("another process builds %s: waiting for it", name)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
 
 def read_artifact(folder: Path) -> Artifact:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from embedctl.child import guarded
 from embedctl_config.errors import EmbedctlError, ModelError
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,8 @@ def run_child(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ModelError: that object is an error, or there is none.
     """
-    build = [sys.executable, "-m", module, json.dumps(request)]
     with subprocess.Popen(
-        [sys.executable, "-m", "embedctl.child", str(os.getpid()), *build],
+        guarded([sys.executable, "-m", module, json.dumps(request)]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # what the exporters have to say to their developers

@@ -1,18 +1,22 @@
-"""Where what was built for a model and this machine is kept, and whether it may be trusted."""
+"""The cache folder, which holds what was built for a model and this machine: safe writes, locks, and trust."""
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import shlex
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings, expanded
+
+log = logging.getLogger(__name__)
 
 _UID_MAP = Path("/proc/self/uid_map")
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
@@ -68,16 +72,56 @@ def distrusted(path: Path) -> str:
     return f"{', and '.join(flaw.words for flaw in flaws)}. To mend it{by}: {mend}"
 
 
-@contextmanager
-def locked(lock: Path) -> Iterator[IO[bytes]]:
-    """A lock's file, open for `flock`, which ends with the process. Neither a link's target nor any content is touched.
+def keep(path: Path, data: bytes) -> None:
+    """Write or replace a file of the cache, so that no other user can write to it.
+
+    A process that is killed meanwhile leaves the previous file, or none. A link at this path is replaced, and its
+    target is not touched.
 
     Raises:
-        OSError: it is a link, or can't be made.
+        ModelError: another user could replace the folder's contents.
+        OSError: the file can't be written.
     """
+    folder = private_folder(path.parent)
+    descriptor, scratch = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        make_readable(Path(scratch))
+        Path(scratch).replace(path)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+
+
+def make_readable(path: Path) -> None:
+    """Let other users read a file, and only this user write to it: otherwise it would not be trusted.
+
+    Raises:
+        OSError: it is not there.
+    """
+    path.chmod(0o644)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file or folder of the cache. The kernel releases the lock when the process ends.
+
+    Raises:
+        OSError: the lock's file is a link, which is not followed, or can't be made.
+    """
+    lock = path.with_name(f".{path.name}.lock")
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "r+b") as stream:
-        yield stream
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process builds %s: waiting for it", path.name)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ another runtime never imports torch, and sentence-transformers is called as any 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -14,18 +13,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 
+from embedctl.child import guarded
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.cache import distrusted, locked, private_folder
+from embedctl_workers.models.cache import distrusted, keep, locked, private_folder
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
 
@@ -54,7 +52,7 @@ def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) 
     if vectors is None:
         try:
             private_folder(path.parent)
-            with _locked(path):
+            with locked(path):
                 vectors = _load(path) or _compute(files, host, path)
         except OSError as error:
             raise ModelError(f"the references of model {files.name!r} can't be kept in {path}: {error}") from error
@@ -98,32 +96,22 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
     log.info("model %s: computing its references, once on this machine", files.name)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh = Path(scratch) / path.name
-        command = [sys.executable, "-m", __name__, str(files.folder), str(fresh)]
         done = subprocess.run(
-            [sys.executable, "-m", "embedctl.child", str(os.getpid()), *command],
+            guarded([sys.executable, "-m", __name__, str(files.folder), str(fresh)]),
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": str(host.threads)},
             capture_output=True,
             text=True,
             errors="replace",
+            umask=0o022,  # what other users may write to is not trusted
             check=False,
         )
-        if fresh.exists():
-            fresh.chmod(0o644)  # whatever the umask: what others may write to is not read again
         vectors = _load(fresh)
         if done.returncode or vectors is None:
             why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
             raise ModelError(f"the references of model {files.name!r} can't be computed from {files.folder}: {why}")
-        fresh.replace(path)
+        keep(path, fresh.read_bytes())
     return vectors
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of one file of the cache; it is the kernel's, and ends with the process."""
-    with locked(path.with_suffix(".lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def main() -> None:

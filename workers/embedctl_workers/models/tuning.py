@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.machine.cpu import cpu_identity
-from embedctl_workers.models.cache import distrusted, private_folder
+from embedctl_workers.models.cache import distrusted, keep
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +79,7 @@ def save_tuned(tuned: Tuned, hardware: HardwareClass, fingerprint: str, cache: P
         ModelError: others may write to its folder.
     """
     path = _path(hardware, fingerprint, cache)
-    private_folder(path.parent)
-    scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps(asdict(tuned)), encoding="utf-8")
-    scratch.chmod(0o644)  # whatever the umask: what others may write to is not read again
-    scratch.replace(path)
+    keep(path, json.dumps(asdict(tuned)).encode())
     return path
 
 
