@@ -42,8 +42,8 @@ def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Run
     trt = tensorrt.load(version, device)
     made = Runtime(trt, device, runtime.make_log(trt))
     patch.setattr(runtime, "open_runtime", lambda: made)
-    patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
-    patch.setattr(onnx_recipe, "run_child", lambda module, request: onnx_build.build(request, print))
+    patch.setattr(recipe, "run_build", lambda module, request: build.build(request, print))
+    patch.setattr(onnx_recipe, "run_build", lambda module, request: onnx_build.build(request, print))
     patch.setattr(references, "_compute", compute_here)
     return made
 

@@ -200,7 +200,7 @@ def build_here() -> Iterator[None]:
     from embedctl_workers.models import references
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
+        patch.setattr(recipe, "run_build", lambda module, request: build.build(request, print))
         patch.setattr(references, "_compute", compute_here)
         yield
 

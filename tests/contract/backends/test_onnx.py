@@ -16,7 +16,7 @@ from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models import build_process as building
+from embedctl_workers.models import build_process
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
@@ -308,7 +308,7 @@ def test_int8_vectors_of_the_real_model_are_near_those_of_torch(passages: list[s
 def test_a_build_that_is_killed_is_an_error_and_leaves_nothing(
     files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building.sys, "executable", "false")
+    monkeypatch.setattr(build_process.sys, "executable", "false")
     with pytest.raises(ModelError, match="the process that builds it died"):
         recipe.artifact_for(files, "onnx", Host(1, tmp_path))
     assert [path for path in (tmp_path / "artifacts").iterdir() if path.is_dir()] == []

@@ -217,7 +217,7 @@ def test_a_gpu_runs_the_graph_of_onnxs_own_operators(
 def test_that_graph_is_built_and_measured_as_the_others_are(
     files: ModelFiles, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
+    monkeypatch.setattr(recipe, "run_build", lambda module, request: build.build(request, print))
     artifact = recipe.build_onnx(files, host, BuildOptions({"provider": "cuda"}))
     assert artifact.manifest["recipe"]["kind"] == "onnx-plain"
     assert artifact.manifest["accuracy"]["passed"]

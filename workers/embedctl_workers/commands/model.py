@@ -94,11 +94,11 @@ def build(
     pinned = devices.pin(cpus, accelerator=accelerator)
     # Only now: these import what sizes its thread pools as it loads.
     from embedctl_workers.machine.host import Host
-    from embedctl_workers.models.builders import BuildOptions, builder_of
+    from embedctl_workers.models.builders import BuildOptions, load_builder
     from embedctl_workers.models.cache import cache_folder
     from embedctl_workers.models.files import resolve_model
 
-    build_artifact = builder_of(name, hardware_class.backend)
+    build_artifact = load_builder(name, hardware_class.backend)
     entry = settings.models.get(model)
     artifact = build_artifact(
         resolve_model(model, entry),
