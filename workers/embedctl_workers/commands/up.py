@@ -24,7 +24,7 @@ from embedctl_workers.models.files import resolve_model
 from embedctl_workers.models.tuning import advised_workers
 from embedctl_workers.serving import logs
 from embedctl_workers.supervising.plan import Plan, make_plan
-from embedctl_workers.supervising.registry_link import Announcements
+from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.supervisor import Supervisor
 
 log = logging.getLogger("embedctl_workers.up")
@@ -101,7 +101,7 @@ def _up(settings: Settings, plan: Plan, log_level: str) -> None:
             own |= {"EMBEDCTL_REDIS_URL": ours.redis_url, "EMBEDCTL_REDIS_PASSWORD_FILE": ""}
         broker = Broker.connect(ours)
         broker.connection.now_ms()  # a wrong URL or password is no reason to start anything
-        announcements = Announcements(broker)
+        registry = RegistryLink(broker)
 
         def say_ready() -> None:
             if private:
@@ -113,14 +113,14 @@ def _up(settings: Settings, plan: Plan, log_level: str) -> None:
         try:
             Supervisor(
                 plan.workers,
-                announcements,
+                registry,
                 environment=own,
                 options=("--log-level", log_level),
                 on_ready=say_ready,
                 check=check,
             ).run()
         finally:
-            announcements.close()
+            registry.close()
             broker.close()
 
 
