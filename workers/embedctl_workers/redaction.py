@@ -1,4 +1,4 @@
-"""What may be told of an error that may quote a text: its kind and its place, but not its message."""
+"""Redacts errors whose messages may quote a text: their kind and place are shown, their messages are not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from embedctl_config.errors import EmbedctlError
 
 _LONGEST = 200
-#: Errors that caused one another, of which at most so many are told.
+#: How many errors of a chain of causes are shown at most.
 _DEEPEST = 10
 
 
@@ -18,13 +18,13 @@ class MessageLeftOut(Exception):
 
 
 def first_line(error: Exception) -> str:
-    """Kind and beginning of an error's message, for whoever may read the record: some quote the text."""
+    """Kind and beginning of an error's message. Not redacted: only for those who may read the record itself."""
     line = str(error).partition("\n")[0][:_LONGEST]
     return f"{type(error).__name__}: {line}"
 
 
-def kind_and_place(error: Exception) -> str:
-    """What went wrong, for everybody: a message of ours, or the kind of any other error and the line that raised it."""
+def redacted(error: Exception) -> str:
+    """What went wrong, for everyone: a message of embedctl, or an error's kind and the line that raised it."""
     if isinstance(error, EmbedctlError):
         return first_line(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -32,8 +32,8 @@ def kind_and_place(error: Exception) -> str:
     return f"{type(error).__name__}{place}"
 
 
-def without_message(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """An error as `exc_info` for the log, with the tracebacks and kinds of all that led to it and no message."""
+def redacted_exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """An error as `exc_info` for the log: the kinds and tracebacks of it and of its causes, and no message."""
     return type(error), _stand_in(error, _DEEPEST), error.__traceback__
 
 

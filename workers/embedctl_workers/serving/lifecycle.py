@@ -38,7 +38,7 @@ from embedctl_workers.serving.endpoint import Endpoint
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.messages import CheckingConsumer, inflate_nothing
-from embedctl_workers.serving.remote_control import answer_questions_only
+from embedctl_workers.serving.remote_control import remove_commands
 from embedctl_workers.serving.runner import ChunkRunner
 from embedctl_workers.serving.speed import Speed
 from embedctl_workers.serving.tasks import register
@@ -84,7 +84,7 @@ def run_worker(
         encoders = {model: each.encoder for model, each in served.items()}
         runner = ChunkRunner(broker, entry, encoders, instance, telemetry)
         runner.leave = _leave
-        telemetry.watch(runner)
+        telemetry.watch(runner.in_hand)
 
         def describe() -> WorkerRow:
             return WorkerRow(
@@ -100,7 +100,7 @@ def run_worker(
                 threads=pinned.threads,
                 models={model: each.as_served(runner.speed[model]) for model, each in served.items()},
                 holding=tuple((held.job_id, held.chunk) for held in runner.in_hand.all()),
-                progressed_ms=runner.progressed_ms,
+                progressed_ms=runner.in_hand.progressed_ms,
                 machine=machine_id(),
                 process=process_id(os.getpid()),
                 quiet_s=round(quietest[1], 1) if (quietest := runner.in_hand.quietest()) else 0.0,
@@ -203,7 +203,7 @@ def _consume(
     # Who answers this signal sets up the logs, so that Celery's lines go where ours do.
     signals.setup_logging.connect(_logs_are_set_up, weak=False)
     app.steps["consumer"].add(_told_by_celery(health))
-    answer_questions_only()
+    remove_commands()
     inflate_nothing()
     # The threads pool, because one process holds one device: chunks share it under a lock instead of forking.
     worker = app.Worker(
