@@ -1,4 +1,4 @@
-"""`embedctl model`: what is built of models here. Imports nothing that starts threads: pinning comes first."""
+"""`embedctl model`: builds and shows artefacts. Imports nothing that starts threads: pinning comes first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: `embedctl_workers.backends.onnx.recipe.EXPORTERS`, which can't be imported before pinning.
 EXPORTERS = ("own", "optimum")
-#: What can be built for on a machine without it: the TARGETS of `backends.neuron.runtime`, and `neuron` for the first.
+#: Devices to build for on any machine: the TARGETS of `backends.neuron.runtime`, and `neuron` for the first of them.
 TARGETS = ("neuron", "inf2", "trn1", "trn2")
 _NOT_MEASURED = "not measured: built without the device"
 
@@ -92,7 +92,7 @@ def build(
     require_builder(name, hardware_class.backend)
     accelerator = None if target else _accelerator(name, hardware_class.device, gpu, neuron_core)
     pinned = devices.pin(cpus, accelerator=accelerator)
-    # Only now: these import what sizes its thread pools as it loads.
+    # Only now: these import libraries that size their thread pools when they are loaded.
     from embedctl_workers.machine.host import Host
     from embedctl_workers.models.builders import BuildOptions, load_builder
     from embedctl_workers.models.cache import cache_folder
@@ -113,7 +113,7 @@ def build(
 
 
 def _accelerator(hardware: str, device: Device, gpu: str | None, neuron_core: int | None) -> Accelerator | None:
-    """The one that is built on; None for a class of CPUs."""
+    """The accelerator to build on; None for a class on CPUs."""
     try:
         return choose_accelerator(hardware, device, gpu=gpu, neuron_core=neuron_core)
     except SettingsError as error:
@@ -179,7 +179,7 @@ def _facts(artifact: Artifact) -> dict[str, Any]:
 
 
 def _summary(manifest: Mapping[str, Any]) -> str:
-    """A line about an artefact."""
+    """One line about an artefact."""
     size = sum(facts["size"] for facts in manifest["files"].values())
     return (
         f"{manifest['model']['name']}  {manifest['fingerprint'][:12]}  {manifest['engine']}  "
@@ -198,7 +198,7 @@ def _measured(manifest: Mapping[str, Any]) -> str:
 
 
 def _rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A manifest line by line: the names of nested facts joined, counts and flat lists in one line."""
+    """The lines of a manifest: names of nested facts are joined; counts and flat lists are in one line."""
     for name, value in facts.items():
         if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
             yield from _rows(value, f"{prefix}{name}.")

@@ -56,7 +56,7 @@ def verify(
     name = "cpu" if settings.hardware == "auto" else settings.hardware
     accelerator = choose_accelerator(name, settings.hardware_class(name).device, gpu=gpu, neuron_core=neuron_core)
     pinned = devices.pin(cpus, accelerator=accelerator)
-    # Only now: this imports what sizes its thread pools as it loads.
+    # Only now: this imports libraries that size their thread pools when they are loaded.
     from embedctl_workers.measuring.verification import verify_model
 
     found = verify_model(settings, name, model, pinned)
@@ -73,6 +73,6 @@ def verify(
 
 
 def _kept(settings: Settings, hardware: str, model: str) -> Path:
-    """Where the last report on a model and a class is kept: a place that can be written wherever workers run."""
+    """The file of the last report on a model and a class: in the cache folder, which workers can write to anyway."""
     label = re.sub(r"[^\w.-]+", "-", model).strip("-")
     return cache_folder(settings) / "reports" / f"verify-{hardware}-{label}.json"

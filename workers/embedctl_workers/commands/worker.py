@@ -93,7 +93,7 @@ def main(
         entry = settings.hardware_class(hardware)
         accelerator = choose_accelerator(hardware, entry.device, gpu=gpu, neuron_core=neuron_core)
         pinned = devices.pin(cpus, accelerator=accelerator, threads=threads)
-        # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.
+        # Only now: these import numpy and, with the backend, torch, which size their thread pools when they are loaded.
         from embedctl_workers.serving.lifecycle import run_worker
 
         code = run_worker(

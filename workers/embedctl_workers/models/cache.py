@@ -23,7 +23,7 @@ _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
 def cache_folder(settings: Settings) -> Path:
-    """The setting `cache_dir`, else `embedctl` in the XDG cache folder. It may not exist yet."""
+    """The setting `cache_dir`, else `embedctl` in the XDG cache folder. The folder may not exist yet."""
     if settings.cache_dir:
         return expanded(settings.cache_dir, "cache_dir")
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -31,10 +31,15 @@ def cache_folder(settings: Settings) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """The folder, made if need be, that nobody else may write to or replace: what is in it will be executed.
+    """Make a folder unless it exists, and check that no other user can write to it or replace it.
+
+    Files of the cache are executed or decide vectors, so another user must not be able to change them.
+
+    Returns:
+        The same folder.
 
     Raises:
-        ModelError: somebody else may.
+        ModelError: another user can write to it or replace it.
         OSError: it can't be made.
     """
     for each in (*reversed(folder.parents), folder):
@@ -49,20 +54,19 @@ def private_folder(folder: Path) -> Path:
 
 
 def is_trusted(path: Path) -> bool:
-    """Whether a file or folder is this user's, nobody else may write to it, and nobody else may put another in its
-    place.
+    """Whether a file or folder is this user's, and no other user can write to it or replace it.
 
     Raises:
-        OSError: it is not there.
+        OSError: it does not exist.
     """
     return not distrusted(path)
 
 
 def distrusted(path: Path) -> str:
-    """Why a file or folder is not :func:`trusted <is_trusted>`, and the commands that mend all of it; empty if it is.
+    """Why a file or folder is not :func:`trusted <is_trusted>`, and the commands that repair it; empty if it is.
 
     Raises:
-        OSError: it is not there.
+        OSError: it does not exist.
     """
     flaws = list(_flaws(path))
     if not flaws:
@@ -99,7 +103,7 @@ def make_readable(path: Path) -> None:
     """Let other users read a file, and only this user write to it: otherwise it would not be trusted.
 
     Raises:
-        OSError: it is not there.
+        OSError: it does not exist.
     """
     path.chmod(0o644)
 
@@ -132,7 +136,7 @@ class _Flaw:
 
 
 def _flaws(path: Path) -> Iterator[_Flaw]:
-    """What of a path others may change: itself, a link on the way or a folder above."""
+    """What other users can change about a path: itself, a link on the way, or a folder above."""
     me = os.getuid()
     own, facts = _own_uids(), path.stat()
     if facts.st_uid != me:
@@ -161,8 +165,11 @@ def _owner(path: Path, uid: int) -> _Flaw:
 
 
 def _mode(path: Path, facts: os.stat_result, *, above: bool = False) -> _Flaw:
-    """A folder of root's, as a volume of a group, is left writable: with its sticky bit only entries' owners replace
-    them, and we may still write to it."""
+    """The flaw of a mode that lets others write.
+
+    A folder of root's that this user needs, such as a volume of a group, stays writable and gets the sticky bit: then
+    only the owner of an entry can replace it.
+    """
     mode = "+t" if above and facts.st_uid == 0 != os.getuid() else "go-w"
     others = "everybody" if facts.st_mode & 0o002 else f"group {facts.st_gid}"
     words = f"{path} may be written to by {others} (mode {stat.S_IMODE(facts.st_mode):o})"
@@ -170,7 +177,7 @@ def _mode(path: Path, facts: os.stat_result, *, above: bool = False) -> _Flaw:
 
 
 def _own_uids() -> frozenset[int]:
-    """This user and root, whose files are shown as nobody's in containers in which root itself is not mapped."""
+    """This user and root. A container in which root is not mapped shows root's files as nobody's."""
     own = {0, os.getuid()}
     try:
         mapped = [[int(word) for word in line.split()] for line in _UID_MAP.read_text().splitlines()]

@@ -1,7 +1,7 @@
-"""What torch in fp32 makes of the gate's texts, by a model's fingerprint: computed once and kept.
+"""Reference vectors: the gate's texts encoded by torch in fp32, computed once for each model and kept in the cache.
 
-`python -m embedctl_workers.models.references FOLDER FILE` computes them, in a process of its own: a worker that runs
-another runtime never imports torch, and sentence-transformers is called as any user calls it.
+`python -m embedctl_workers.models.references FOLDER FILE` computes them in a process of its own, so that a worker with
+another runtime never imports torch. It calls sentence-transformers as any user does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from embedctl_workers.models.gate_texts import PROMPT, TEXTS
 
 log = logging.getLogger(__name__)
 
-#: Changes when the same texts would give other vectors or another file.
+#: Changes when the same texts give other vectors or another file.
 _FORMAT = 1
 
 
@@ -44,8 +44,8 @@ def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) 
 
     Raises:
         MissingExtra: they are not in the cache, and sentence-transformers is not installed.
-        ModelError: they are not in the cache and can't be computed, or `host.build` forbids it; or others may write to
-            their folder.
+        ModelError: they are not in the cache and can't be computed, or `host.build` forbids it; or another user can
+            write to their folder.
     """
     path = references_path(files, host)
     vectors = _load(path)
@@ -60,16 +60,16 @@ def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) 
 
 
 def references_path(files: ModelFiles, host: Host) -> Path:
-    """Where the references of a model are kept; the file may be copied to another machine."""
+    """The file with the references of a model; it may be copied to another machine."""
     facts = json.dumps([_FORMAT, PROMPT, *TEXTS.values()])
     return host.cache / "references" / f"{files.fingerprint}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.npz"
 
 
 def _load(path: Path) -> dict[str, Vectors] | None:
-    """The file's vectors; None where there is none, or it is damaged or not to be trusted."""
+    """The vectors of a file; None if there is none, or it is damaged or not trusted."""
     try:
         if wrong := distrusted(path):
-            log.warning("%s is made again, for it is not trusted: %s", path, wrong)
+            log.warning("%s is not trusted and is made again: %s", path, wrong)
             return None
         with np.load(path, allow_pickle=False) as file:
             vectors = {name: file[name] for name in ("plain", "prompted")}
@@ -129,7 +129,7 @@ def main() -> None:
     ).eval()
 
     def encode(prompt: str | None) -> Vectors:
-        # One at a time: nothing is padded, so that a reference depends on no other text.
+        # One text at a time: nothing is padded, so a reference depends on no other text.
         vectors = model.encode(list(TEXTS.values()), prompt=prompt, batch_size=1, show_progress_bar=False)
         return np.asarray(vectors, np.float32)
 
