@@ -49,8 +49,8 @@ def somebody_elses(path: Path) -> None:
 
 
 SPOILED = {
-    everybody_may_write_to: "may be written to by everybody (mode ",
-    somebody_elses: "belongs to somebody else (user 65534, and this is user ",
+    everybody_may_write_to: "can be written to by everyone (mode ",
+    somebody_elses: "belongs to user 65534, and this is user ",
 }
 SAVED: dict[str, Callable[[Path], Path]] = {
     "references": lambda cache: _save_references(cache),
@@ -101,7 +101,7 @@ def test_nothing_is_read_from_below_a_folder_in_which_everybody_may_put_another(
 
 def test_nothing_is_made_there_either(cache: Path) -> None:
     cache.chmod(0o777)
-    with pytest.raises(ModelError, match=f"{cache} may be written to by everybody.*chmod go-w {cache}"):
+    with pytest.raises(ModelError, match=f"{cache} can be written to by everyone.*chmod go-w {cache}"):
         save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache)
     with pytest.raises(ModelError, match="chmod go-w"):
         ArtifactStore(cache).build(MINE, Fill())
@@ -182,7 +182,7 @@ def test_who_may_swap_a_folder_above_may_swap_what_is_in_it(
     assert _found(kind, cache) is not None
     spoil(above)
     assert _found(kind, cache) is None
-    with pytest.raises(ModelError, match=f"replace it: {above} (belongs|may be)"):
+    with pytest.raises(ModelError, match=f"replace it: {above} (belongs|can be)"):
         private_folder(cache)
 
 
@@ -219,11 +219,11 @@ def test_the_commands_that_are_told_mend_it_at_once(setup: str, mount: Path) -> 
         os.chown(path, owner, group)
         path.chmod(mode)
     told = _private_folder_as(worker, mount / "references")
-    reason = "belongs to somebody else (user" if itself[0] not in (0, worker) else "may be written to by"
+    reason = "belongs to user" if itself[0] not in (0, worker) else "can be written to by"
     assert f"{mount} {reason}" in told
     assert "EMBEDCTL_CACHE_DIR" in told
     by_root = worker and itself[0] != worker
-    commands = told.partition(" (as root): " if by_root else "To mend it: ")[2].partition(". Or choose")[0]
+    commands = told.partition(" (as root): " if by_root else "To repair it: ")[2].partition(". Or set")[0]
     whoever = {} if by_root or not worker else {"user": worker}
     subprocess.run(["/bin/sh", "-c", commands], check=True, **whoever)  # type: ignore[call-overload]
     assert _private_folder_as(worker, mount / "references") == ""

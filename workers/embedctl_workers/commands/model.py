@@ -34,7 +34,7 @@ _NOT_MEASURED = "not measured: built without the device"
 
 @click.group("embedctl model", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """What is built of models for this machine: ONNX graphs in fp32 and int8, with what was measured of them."""
+    """Build and show what workers run on this machine, such as ONNX graphs in fp32 and int8; tune and verify models."""
 
 
 main.add_command(verify)
@@ -52,8 +52,8 @@ main.add_command(tune)
     type=click.Choice(TARGETS),
     envvar="EMBEDCTL_TARGET",
     show_envvar=True,
-    help="The AWS instance family to build for where this machine is none; neuron means inf2. Implies --class neuron. "
-    "Default: for this machine.",
+    help="The AWS instance family to build for, if this machine is not one; neuron means inf2. Implies --class neuron. "
+    "Default: this machine.",
 )
 @click.option(
     "--exporter",
@@ -62,10 +62,10 @@ main.add_command(tune)
     show_default=True,
     envvar="EMBEDCTL_EXPORTER",
     show_envvar=True,
-    help="What makes the graph. optimum needs the extra of that name, in an environment of its own; workers run what "
-    "own made.",
+    help="What makes the graph. optimum needs the extra of that name, in a separate environment; workers run only "
+    "graphs made by own.",
 )
-@click.option("--force", is_flag=True, envvar="EMBEDCTL_FORCE", show_envvar=True, help="Build it even if it is there.")
+@click.option("--force", is_flag=True, envvar="EMBEDCTL_FORCE", show_envvar=True, help="Build it again if it exists.")
 @json_option
 def build(
     model: str,
@@ -79,10 +79,10 @@ def build(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Build what a worker of a class runs for MODEL, unless it is there; print its folder.
+    """Build what a worker of a class runs for MODEL, unless it exists; print its folder.
 
-    A worker does so by itself when it starts, unless it is told --no-build. The folder may be copied into the cache of
-    a machine with a device of the same kind, which then needs nothing of what builds it.
+    A worker builds it when it starts, unless --no-build is given. The folder may be copied into the cache of a machine
+    with a device of the same kind; that machine then needs no package that builds it.
     """
     settings = load_settings(hardware=hardware or ("neuron" if target else None))
     name = "cpu-int8" if settings.hardware == "auto" else settings.hardware
@@ -125,7 +125,7 @@ def _accelerator(hardware: str, device: Device, gpu: str | None, neuron_core: in
 @main.command("list")
 @json_option
 def list_artifacts(*, as_json: bool) -> None:
-    """List what is built, with sizes; and what can't be used any more."""
+    """List what is built, with sizes, and what can no longer be used."""
     for folder, found in _store(load_settings()).all():
         if isinstance(found, ModelError):
             click.echo(json.dumps({"folder": str(folder), "problem": str(found)}) if as_json else f"unusable: {found}")
@@ -139,7 +139,7 @@ def list_artifacts(*, as_json: bool) -> None:
 @click.argument("model", metavar="MODEL|FOLDER")
 @json_option
 def show(model: str, *, as_json: bool) -> None:
-    """Show the manifests of what is built of MODEL, or the one of an artefact's FOLDER."""
+    """Show the manifests of what is built from MODEL, or the manifest in FOLDER."""
     found = list(_find(model, load_settings()))
     if not found:
         raise ModelNotFound(f"nothing is built of model {model!r} here: run `embedctl model build {model}`")

@@ -60,8 +60,8 @@ class Split:
 def tune(model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -> None:
     """Measure which token budget is fastest for MODEL here, and how many workers with how many threads.
 
-    Takes about half a minute for each way to share the CPUs out. Workers of this class use the budget from their next
-    start on, unless the class sets a `token_budget`. Nothing else should run on these CPUs meanwhile.
+    Takes about half a minute for each way to share the CPUs. Workers of this class use the budget from their next
+    start, unless the class sets a `token_budget`. Nothing else should run on these CPUs meanwhile.
     """
     settings = load_settings(hardware=hardware)
     name = "cpu" if settings.hardware == "auto" else settings.hardware

@@ -29,7 +29,7 @@ from embedctl_workers.models.cache import cache_folder
     metavar="FILE",
     envvar="EMBEDCTL_REPORT",
     show_envvar=True,
-    help="Save the report here, as JSON. Default: a file in the cache folder, which is named at the end.",
+    help="Save the report here, as JSON. Default: a file in the cache folder; its name is printed at the end.",
 )
 @json_option
 @click.pass_context
@@ -47,8 +47,8 @@ def verify(
 ) -> None:
     """Load MODEL as a worker would, compare its vectors with those of torch in fp32, and measure how fast it is here.
 
-    Takes about half a minute, and longer where something has to be built first. Nothing else should run on the device
-    meanwhile. Exits with 65 where a worker would refuse to start.
+    Takes about half a minute, and longer if something has to be built first. Nothing else should run on the device
+    meanwhile. Exits with 65 if a worker would refuse to start.
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("embedctl_workers").setLevel(logging.INFO)

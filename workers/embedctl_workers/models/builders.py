@@ -67,7 +67,7 @@ def require_builder(hardware: str, backend: str) -> str:
     """
     if backend not in BUILDERS:
         raise SettingsError(
-            f"class {hardware} runs backend {backend!r}, for which nothing is built: choose a class with backend "
+            f"class {hardware} runs backend {backend!r}, which needs no build: choose a class with backend "
             f"{' or '.join(BUILDERS)}"
         )
     return BUILDERS[backend]

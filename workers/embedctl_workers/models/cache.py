@@ -47,8 +47,8 @@ def private_folder(folder: Path) -> Path:
             each.mkdir(mode=0o755, exist_ok=True)
     if wrong := distrusted(folder):
         raise ModelError(
-            f"what is in {folder} would be run, and somebody else could replace it: {wrong}. Or choose a folder of "
-            "your own, below folders of yours or root's alone, as cache_dir (EMBEDCTL_CACHE_DIR)"
+            f"what is in {folder} would be run, and another user could replace it: {wrong}. Or set cache_dir "
+            "(EMBEDCTL_CACHE_DIR) to a folder of your own, below folders that only you or root can write to"
         )
     return folder
 
@@ -73,7 +73,7 @@ def distrusted(path: Path) -> str:
         return ""
     mend = " && ".join(flaw.mend for flaw in flaws)
     by = "" if os.getuid() == 0 or not any(flaw.needs_root for flaw in flaws) else " (as root)"
-    return f"{', and '.join(flaw.words for flaw in flaws)}. To mend it{by}: {mend}"
+    return f"{', and '.join(flaw.words for flaw in flaws)}. To repair it{by}: {mend}"
 
 
 def keep(path: Path, data: bytes) -> None:
@@ -160,7 +160,7 @@ def _flaws(path: Path) -> Iterator[_Flaw]:
 def _owner(path: Path, uid: int) -> _Flaw:
     me = os.getuid()
     link = "-h " if path.is_symlink() else ""
-    words = f"{path} belongs to somebody else (user {uid}, and this is user {me})"
+    words = f"{path} belongs to user {uid}, and this is user {me}"
     return _Flaw(words, f"chown {link}{me} {shlex.quote(str(path))}", needs_root=True)
 
 
@@ -171,8 +171,8 @@ def _mode(path: Path, facts: os.stat_result, *, above: bool = False) -> _Flaw:
     only the owner of an entry can replace it.
     """
     mode = "+t" if above and facts.st_uid == 0 != os.getuid() else "go-w"
-    others = "everybody" if facts.st_mode & 0o002 else f"group {facts.st_gid}"
-    words = f"{path} may be written to by {others} (mode {stat.S_IMODE(facts.st_mode):o})"
+    others = "everyone" if facts.st_mode & 0o002 else f"group {facts.st_gid}"
+    words = f"{path} can be written to by {others} (mode {stat.S_IMODE(facts.st_mode):o})"
     return _Flaw(words, f"chmod {mode} {shlex.quote(str(path))}", needs_root=facts.st_uid != os.getuid())
 
 

@@ -62,7 +62,10 @@ class RegistryLink:
         self._wake.set()
         self._thread.join(patience_s)
         if self._exits:
-            log.warning("Redis was not told how %d workers ended: what they held waits for its lease", len(self._exits))
+            log.warning(
+                "the ends of %d workers were not reported: what they held waits for its lease to lapse",
+                len(self._exits),
+            )
 
     def _run(self) -> None:
         failures = 0
