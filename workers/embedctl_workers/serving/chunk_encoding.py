@@ -50,7 +50,6 @@ class ChunkEncoding:
         self._store = store
         self._isolation = isolation
         self._telemetry = telemetry
-        self._draining = draining
         self._device = _Device(in_hand, telemetry, draining, now_ms)
         self._encoded_at = 0.0
         self.speed: dict[str, Speed] = dict.fromkeys(models, Speed())
@@ -107,10 +106,7 @@ class ChunkEncoding:
 
     def _encode_at_once(self, claimed: ClaimedChunk, prepared: Prepared) -> EncodedChunk:
         held, use = claimed.held, _OneTurn(self._device, claimed.held)
-        try:
-            encoded = claimed.encoder.encode(prepared, use)
-        finally:
-            held.moving_since = None
+        encoded = claimed.encoder.encode(prepared, use)
         now = time.monotonic()
         # The last batches of the previous chunk may still have been in flight when this one began.
         seconds = now - max(use.began, self._encoded_at)
@@ -150,7 +146,7 @@ class ChunkEncoding:
 
         def announce(row: int) -> None:
             use.check_wanted()
-            if self._draining.is_set() and row >= 0:
+            if self._device.draining.is_set() and row >= 0:
                 raise _Draining
             held.moving_since = None
             if self._store.renew(held, row) != "ok":
