@@ -93,8 +93,8 @@ def test_a_model_is_built_once_listed_shown_and_served(
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("tiny", "--class", "cpu"), 2, "class cpu runs backend 'torch', for which nothing is built"),
-        (("tiny", "--class", "gpu"), 2, "class gpu runs backend 'torch-gpu', for which nothing is built"),
+        (("tiny", "--class", "cpu"), 2, "class cpu runs backend 'torch', which needs no build"),
+        (("tiny", "--class", "gpu"), 2, "class gpu runs backend 'torch-gpu', which needs no build"),
         (("nobody/nothing", "--class", "graph"), 4, "nobody/nothing"),
         (("tiny", "--class", "graph", "--exporter", "optimum"), 1, "pip install 'embedctl[optimum]'"),
     ],

@@ -52,5 +52,5 @@ def fake_neuron(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """With both, where workers run what is traced in this process for a device elsewhere: neither measured nor kept."""
     fake_site(folder / "site", patch)
     fake_machine(folder / "machine", patch)
-    patch.setattr(recipe, "run_child", lambda module, request: build.build(request, lambda line: None))
+    patch.setattr(recipe, "run_build", lambda module, request: build.build(request, lambda line: None))
     patch.setattr(neuron, "artifact_for", partial(recipe.artifact_for, target="inf2"))

@@ -20,7 +20,7 @@ def build_here(patch: pytest.MonkeyPatch) -> None:
     from embedctl_workers.backends.onnx import recipe
     from embedctl_workers.building import onnx as build
 
-    patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
+    patch.setattr(recipe, "run_build", lambda module, request: build.build(request, print))
     patch.setattr(references, "_compute", compute_here)
 
 

@@ -37,7 +37,7 @@ def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Run
     trt = tensorrt.load(version, device)
     made = Runtime(trt, device, runtime.make_log(trt))
     patch.setattr(runtime, "open_runtime", lambda: made)
-    patch.setattr(recipe, "run_child", lambda module, request: build.build(request, print))
+    patch.setattr(recipe, "run_build", lambda module, request: build.build(request, print))
     build_here(patch)
     return made
 

@@ -1,4 +1,4 @@
-"""Redaction: an error whose message may quote a text is reported by its kind and its place only."""
+"""Redacts errors whose messages may quote a text: their kind and place are shown, their messages are not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import TracebackType
 from embedctl_config.errors import EmbedctlError
 
 _LONGEST = 200
-#: The longest chain of causes that is reported.
-_LONGEST_CHAIN = 10
+#: How many errors of a chain of causes are shown at most.
+_DEEPEST = 10
 
 
 class MessageLeftOut(Exception):
@@ -26,7 +26,7 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def kind_and_place(error: Exception) -> str:
+def redacted(error: Exception) -> str:
     """An error in a form that anyone may read.
 
     embedctl's own errors keep their message. Any other error becomes its kind and the line that raised it.
@@ -38,9 +38,9 @@ def kind_and_place(error: Exception) -> str:
     return f"{type(error).__name__}{place}"
 
 
-def without_message(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+def redacted_exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     """The `exc_info` of an error for the log: tracebacks and kinds of its whole chain of causes, no messages."""
-    return type(error), _stand_in(error, _LONGEST_CHAIN), error.__traceback__
+    return type(error), _stand_in(error, _DEEPEST), error.__traceback__
 
 
 def _stand_in(error: BaseException, depth: int) -> MessageLeftOut:

@@ -96,7 +96,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def build_here(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces in this process, which has torch, and not in one of its own."""
-    monkeypatch.setattr(recipe, "run_child", lambda module, request: build.build(request, lambda line: None))
+    monkeypatch.setattr(recipe, "run_build", lambda module, request: build.build(request, lambda line: None))
 
 
 @pytest.fixture

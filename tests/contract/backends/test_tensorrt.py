@@ -25,8 +25,8 @@ from embedctl_config.wire import ChunkInput, ErrorCode
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
-from embedctl_workers.models.build_process import run_child
-from embedctl_workers.models.builders import BuildOptions, builder_of
+from embedctl_workers.models.build_process import run_build
+from embedctl_workers.models.builders import BuildOptions, load_builder
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
@@ -58,7 +58,7 @@ FAMILIES = (
 )
 #: Two rows of the longest text at once.
 SMALL: dict[str, Any] = {"batch_tokens": 200}
-RUN_CHILD = run_child
+RUN_BUILD = run_build
 #: For what depends on TensorRT's names; all else is tried with the newer version alone.
 BOTH = pytest.mark.parametrize("version", fake.VERSIONS, indirect=True)
 
@@ -261,7 +261,7 @@ def test_a_usual_batch_fills_a_profile_and_is_not_cut() -> None:
 
 @BOTH
 def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own: Host) -> None:
-    build_plan = builder_of("gpu-tensorrt", "tensorrt")
+    build_plan = load_builder("gpu-tensorrt", "tensorrt")
     asked = BuildOptions(SMALL, revision="main")
     artifact = build_plan(files, own, asked)
     assert here.trt._calls["built"] == 1
@@ -422,7 +422,7 @@ def test_two_processes_build_one_plan(
 ) -> None:
     """The build as it is: a process of its own, here of two that ask at once."""
     monkeypatch.setattr(
-        recipe, "run_child", lambda module, request: RUN_CHILD("tests.support.fakes.build_tensorrt", request)
+        recipe, "run_build", lambda module, request: RUN_BUILD("tests.support.fakes.build_tensorrt", request)
     )
     manifests: list[Any] = []
 

@@ -21,10 +21,12 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ErrorCode
 from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.arrays.tokens import Tokens, Vectors
-from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk, Stopped
+from embedctl_workers.encoding.device_use import Stopped
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models import references
 from embedctl_workers.models.files import ModelFiles, fingerprint_of, resolve_model
+from tests.support.device_use import RecordedUse
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
@@ -613,9 +615,9 @@ def test_chunks_of_two_threads_do_not_mix(load: Load) -> None:
         if at % 3 == 2:  # an outcome that nobody waits for
             asked = iter([True, True])
             with pytest.raises(Stopped):
-                encoder.encode(prepared, wanted=lambda: next(asked, False), turn=lambda: turn)
+                encoder.encode(prepared, RecordedUse(wanted=lambda: next(asked, False), turn=lambda: turn))
             return True
-        found = encoder.encode(prepared, turn=lambda: turn).vectors
+        found = encoder.encode(prepared, RecordedUse(turn=lambda: turn)).vectors
         return bool(np.array_equal(found, expected[at]))
 
     with ThreadPoolExecutor(2) as pool:
@@ -692,7 +694,7 @@ def test_on_a_gpu(tiny: Tiny, dtype: str, tiny_model: MakeModel, host: Host, cap
     chunk = ChunkInput(0, bytes(200), [text.encode() for text in texts])
 
     def run(_: int) -> float:
-        found = encoder.encode(encoder.prepare(chunk, {"normalize": False}), turn=lambda: turn)
+        found = encoder.encode(encoder.prepare(chunk, {"normalize": False}), RecordedUse(turn=lambda: turn))
         assert found.errors == []
         return float(cosines(found.vectors, expected).min())
 

@@ -83,7 +83,7 @@ def test_a_chunk_is_counted_as_what_became_of_it(rig: Rig) -> None:
     speed = rig.runner.speed["dummy"]
     assert speed.rows_per_s > 0
     assert speed.padding == pytest.approx(2 / 6)
-    assert rig.runner.progressed_ms > 0
+    assert rig.runner.in_hand.progressed_ms > 0
 
 
 def test_a_ticket_that_came_twice_counts_as_a_claim_and_no_attempt(rig: Rig) -> None:
@@ -98,13 +98,13 @@ def test_a_result_that_is_not_needed_counts_no_record(
     rig: Rig, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = rig.submit()
-    encode = rig.runner._encode
+    encode = rig.runner._encoding.encode
 
     def other_weights_win(*args: Any) -> Any:
         raw.hset(keys.job(job.id), "model_fingerprint", OTHER)
         return encode(*args)
 
-    monkeypatch.setattr(rig.runner, "_encode", other_weights_win)
+    monkeypatch.setattr(rig.runner._encoding, "encode", other_weights_win)
     rig.run(job)
     assert rig.value("results_total", answer="mismatch") == 1
     assert rig.value("records_total", outcome="done") == 0

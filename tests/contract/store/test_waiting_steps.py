@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ def test_a_wait_ends_with_what_happens_between_any_two_of_its_steps(
         job_id = new_job(broker, 2, seal=False)
         work(broker, job_id, 0)
         waiting = Broker.connect(settings)
-        happens_at_step(step, waiting.connection, lambda job_id=job_id: happens(job_id, broker, raw), monkeypatch)
+        happens_at_step(step, waiting.connection, partial(happens, job_id, broker, raw), monkeypatch)
         try:
             end: object = WAITS[call](Job(job_id, waiting))
         except (JobCancelled, JobNotFound) as error:

@@ -107,8 +107,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another fingerprint": (lambda folder: change(folder, fingerprint="cd" * 32), "built of something else"),
     "another recipe": (lambda folder: change(folder, recipe={"kind": "onnx"}), "built of something else"),
     "a file outside": (name_a_file_outside, "is not the file that was built"),
-    "a folder for all": (lambda folder: folder.chmod(0o777), "may be written to by"),
-    "a file for the group": (lambda folder: (folder / "model.onnx").chmod(0o664), "may be written to by"),
+    "a folder for all": (lambda folder: folder.chmod(0o777), "can be written to by"),
+    "a file for the group": (lambda folder: (folder / "model.onnx").chmod(0o664), "can be written to by"),
 }
 
 

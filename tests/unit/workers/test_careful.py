@@ -14,6 +14,7 @@ from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.careful import encode_carefully
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from tests.support.chunks import chunk_of
+from tests.support.device_use import RecordedUse
 
 
 class Noting(DummyBackend):
@@ -184,13 +185,13 @@ def test_an_empty_chunk_has_nothing_to_announce_but_its_end() -> None:
 
 
 def test_each_batch_of_a_long_text_is_told_so_that_it_is_not_taken_for_hung() -> None:
-    told: list[int] = []
+    use = RecordedUse()
     encode_carefully(
         ChunkEncoder(DummyBackend(dim=4, max_tokens=8), 16),
         chunk_of("short", " ".join(f"w{at}" for at in range(60))),
         {"truncation": "mean"},
+        use,
         given_up=[],
         announce=lambda row: None,
-        on_batch=told.append,
     )
-    assert told == [1, 16, 16, 16, 12]
+    assert use.batches == [1, 16, 16, 16, 12]

@@ -14,8 +14,10 @@ from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.base import is_out_of_memory
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk, Stopped
+from embedctl_workers.encoding.device_use import Stopped
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from tests.support.chunks import chunk_of
+from tests.support.device_use import RecordedUse
 
 BUDGET = 32
 
@@ -228,15 +230,25 @@ def test_nobody_wanting_the_chunk_stops_it_between_two_batches() -> None:
     prepared = encoder.prepare(chunk_of(*(f"w{row}" for row in range(20))), {})
     wanted: Iterator[bool] = iter([True, True, False])
     with pytest.raises(Stopped):
-        encoder.encode(prepared, wanted=lambda: next(wanted))
+        encoder.encode(prepared, RecordedUse(wanted=lambda: next(wanted)))
     assert len(backend.batches) == 2
 
 
 def test_progress_is_told_after_each_batch() -> None:
     encoder = ChunkEncoder(Fake(), 4)
-    told: list[int] = []
-    encoder.encode(encoder.prepare(chunk_of("a b c", "d", "e f", "g"), {}), on_batch=told.append)
-    assert told == [3, 3, 1]
+    use = RecordedUse()
+    encoder.encode(encoder.prepare(chunk_of("a b c", "d", "e f", "g"), {}), use)
+    assert use.batches == [3, 3, 1]
+
+
+def test_a_prepared_chunk_may_be_encoded_again_whatever_came_of_it() -> None:
+    encoder = ChunkEncoder(Fake(), 4)
+    prepared = encoder.prepare(chunk_of("a", "", "poison", "b", "poison"), {})
+    first, second = encoder.encode(prepared), encoder.encode(prepared)
+    assert [error.row for error in first.errors] == [1, 2, 4]
+    assert (second.errors, second.doubtful) == (first.errors, first.doubtful)
+    assert first.doubtful == {2, 4}
+    np.testing.assert_array_equal(first.vectors, second.vectors)
 
 
 def test_the_prompt_and_the_length_of_vectors_are_the_jobs() -> None:

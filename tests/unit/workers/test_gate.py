@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -52,11 +53,15 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The dummy backend stands in for torch; the commands that would have run."""
     commands: list[list[str]] = []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def run(command: list[str], *, umask: int, **_: object) -> subprocess.CompletedProcess[str]:
         commands.append(command)
         backend = DummyBackend(dim=DIM)
-        with Path(command[-1]).open("wb") as file:
-            np.savez(file, plain=encode(backend), prompted=encode(backend, PROMPT))
+        before = os.umask(umask)
+        try:
+            with Path(command[-1]).open("wb") as file:
+                np.savez(file, plain=encode(backend), prompted=encode(backend, PROMPT))
+        finally:
+            os.umask(before)
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -181,6 +186,16 @@ def test_references_are_computed_once_and_kept(host: Host, computed: list[list[s
     assert len(computed) == 1
     assert computed[0][-2] == str(FILES.folder)
     assert references_path(FILES, host).is_file()
+
+
+def test_references_are_kept_under_a_wide_umask(host: Host, computed: list[list[str]]) -> None:
+    before = os.umask(0)
+    try:
+        plain = references_for(FILES, host)
+    finally:
+        os.umask(before)
+    np.testing.assert_array_equal(references_for(FILES, host), plain)
+    assert len(computed) == 1
 
 
 def test_references_are_those_of_one_fingerprint_and_of_these_texts(

@@ -15,7 +15,9 @@ from embedctl_config.errors import DeviceLost
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
-from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk, Stopped
+from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse, Stopped
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
+from tests.support.device_use import RecordedUse
 
 TEXTS = [f"w{row}" for row in range(32)]
 
@@ -64,10 +66,10 @@ def device() -> Iterator[Any]:
         each.close()
 
 
-def encode(backend: DummyBackend, texts: Sequence[str], **how: Any) -> EncodedChunk:
+def encode(backend: DummyBackend, texts: Sequence[str], use: DeviceUse = SOLE_USE) -> EncodedChunk:
     encoder = ChunkEncoder(backend, 4)
     chunk = ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
-    return encoder.encode(encoder.prepare(chunk, {}), **how)
+    return encoder.encode(encoder.prepare(chunk, {}), use)
 
 
 def expected(texts: Sequence[str]) -> Vectors:
@@ -77,10 +79,10 @@ def expected(texts: Sequence[str]) -> Vectors:
 @pytest.mark.parametrize("ahead", [0, 1, 3, 100])
 def test_no_more_batches_are_under_way_than_the_backend_wants(device: Any, ahead: int) -> None:
     backend = device(ahead)
-    told: list[int] = []
-    np.testing.assert_array_equal(encode(backend, TEXTS, on_batch=told.append).vectors, expected(TEXTS))
+    use = RecordedUse()
+    np.testing.assert_array_equal(encode(backend, TEXTS, use).vectors, expected(TEXTS))
     assert backend.most == min(8, ahead + 1)
-    assert told == [4] * 8
+    assert use.batches == [4] * 8
 
 
 @pytest.mark.parametrize("fails_at_once", [True, False])
@@ -98,13 +100,13 @@ def test_a_row_that_fails_costs_none_of_those_under_way(
     device: Any, *, fails_at_once: bool, ahead: int, at: int, word: str, code: ErrorCode
 ) -> None:
     texts = [*TEXTS[:at], word, *TEXTS[at + 1 :]]
-    told: list[int] = []
-    encoded = encode(device(ahead, fails_at_once=fails_at_once), texts, on_batch=told.append)
+    use = RecordedUse()
+    encoded = encode(device(ahead, fails_at_once=fails_at_once), texts, use)
     assert [(error.row, error.code) for error in encoded.errors] == [(at, code)]
     others = [row for row in range(32) if row != at]
     np.testing.assert_array_equal(encoded.vectors[others], expected(TEXTS)[others])
     assert np.isnan(encoded.vectors[at]).all()
-    assert sum(told) == 33  # what fails is tried twice
+    assert sum(use.batches) == 33  # what fails is tried twice
 
 
 def test_a_batch_too_large_is_halved_and_the_limit_remembered_also_when_it_fails_late(device: Any) -> None:
@@ -127,7 +129,7 @@ def test_a_lost_device_is_nobodys_error(device: Any, *, fails_at_once: bool, ahe
 def test_it_stops_between_two_batches_when_nobody_wants_the_rest(device: Any) -> None:
     backend = device(2)
     with pytest.raises(Stopped):
-        encode(backend, TEXTS, wanted=lambda: len(backend.begun) < 3)
+        encode(backend, TEXTS, RecordedUse(wanted=lambda: len(backend.begun) < 3))
     assert len(backend.begun) == 3
 
 
@@ -143,7 +145,7 @@ def test_the_device_is_free_for_others_while_the_last_batches_are_waited_for(dev
         turns[-1] = backend.finished
 
     texts = [*TEXTS[:31], "fail-encoder"] if fails else TEXTS
-    encoded = encode(backend, texts, turn=turn)
+    encoded = encode(backend, texts, RecordedUse(turn=turn))
     assert turns[0] == 6  # of 8 batches
     assert len(turns) == 1 + fails  # once more for the rows of the one that failed
     np.testing.assert_array_equal(encoded.vectors[:31], expected(TEXTS)[:31])
@@ -165,7 +167,7 @@ def test_two_chunks_share_the_device_and_never_begin_a_batch_at_the_same_time(de
 
     chunks = [[f"c{chunk} {text}" for text in TEXTS] for chunk in range(8)]
     with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(lambda texts: encode(backend, texts, turn=turn).vectors, chunks))
+        found = list(threads.map(lambda texts: encode(backend, texts, RecordedUse(turn=turn)).vectors, chunks))
     for texts, vectors in zip(chunks, found, strict=True):
         np.testing.assert_array_equal(vectors, expected(texts))
     assert max(most) == 1

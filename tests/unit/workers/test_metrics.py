@@ -6,7 +6,6 @@ import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -32,17 +31,6 @@ MODEL = "org/model"
 ENTRY = HardwareClass(backend="dummy", precision="int8")
 
 
-class Runner:
-    """As much of a runner as metrics read."""
-
-    def __init__(self) -> None:
-        self.in_hand, self.progressed_ms = InHand(), 0
-
-
-def a_runner() -> Any:
-    return Runner()
-
-
 @pytest.fixture
 def metrics() -> Metrics:
     return Metrics("tiny", ENTRY, [MODEL, "other"])
@@ -60,7 +48,7 @@ def report() -> Report:
 
 def everything(metrics: Metrics) -> None:
     """Let all that can happen happen once."""
-    metrics.watch(a_runner())
+    metrics.watch(InHand())
     metrics.gated(MODEL, report())
     metrics.observer("claim", 0.001, True)
     metrics.observer("claim", 10.0, False)
@@ -135,18 +123,18 @@ def test_the_gates_figures_are_those_of_its_first_check(metrics: Metrics) -> Non
 
 
 def test_what_a_worker_holds_is_read_when_it_is_asked_for(metrics: Metrics) -> None:
-    runner = a_runner()
-    metrics.watch(runner)
+    in_hand = InHand()
+    metrics.watch(in_hand)
     name, labels = "embedctl_last_progress_timestamp_seconds", {"hardware_class": "tiny"}
     assert value(metrics, "chunks_in_hand") == metrics.registry.get_sample_value(name, labels) == 0
     held = [Held("job", chunk, f"token {chunk}", MODEL) for chunk in range(2)]
     for each in held:
-        runner.in_hand.take(each)
-    runner.progressed_ms = 1_700_000_000_500
+        in_hand.take(each)
+    in_hand.progressed(held[0], 1_700_000_000_500)
     assert value(metrics, "chunks_in_hand") == 2
     assert value(metrics, "chunks_in_hand", model="other") == 0
     assert metrics.registry.get_sample_value(name, labels) == 1_700_000_000.5
-    runner.in_hand.drop(held[0])
+    in_hand.drop(held[0])
     assert value(metrics, "chunks_in_hand") == 1
 
 

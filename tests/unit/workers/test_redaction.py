@@ -1,4 +1,4 @@
-"""What is told of an error that quotes a text: all but the text."""
+"""An error that quotes a text is shown without the text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.redaction import first_line, kind_and_place, without_message
+from embedctl_workers.redaction import first_line, redacted, redacted_exc_info
 
 SECRET = "the text of a record"
 
@@ -26,29 +26,29 @@ def caught() -> ValueError:
     return raised.value
 
 
-def test_the_kind_and_the_place_are_told() -> None:
-    told = kind_and_place(caught())
-    assert told.startswith("ValueError in fail_twice (test_redaction.py, line ")
-    assert SECRET not in told
+def test_the_kind_and_the_place_are_shown() -> None:
+    shown = redacted(caught())
+    assert shown.startswith("ValueError in fail_twice (test_redaction.py, line ")
+    assert SECRET not in shown
 
 
 def test_an_error_that_was_never_raised_has_no_place() -> None:
-    assert kind_and_place(RuntimeError(SECRET)) == "RuntimeError"
+    assert redacted(RuntimeError(SECRET)) == "RuntimeError"
 
 
-def test_a_message_of_ours_quotes_nothing_and_is_told() -> None:
-    assert kind_and_place(ModelError("this model was closed")) == "ModelError: this model was closed"
+def test_a_message_of_embedctl_quotes_nothing_and_is_shown() -> None:
+    assert redacted(ModelError("this model was closed")) == "ModelError: this model was closed"
 
 
 def test_the_log_has_every_traceback_and_no_message(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("test").error("failed", exc_info=without_message(caught()))
+    logging.getLogger("test").error("failed", exc_info=redacted_exc_info(caught()))
     assert SECRET not in caplog.text
     assert caplog.text.count("in fail_twice") == 2
     assert "ValueError; its message may quote a text" in caplog.text
     assert "KeyError; its message may quote a text" in caplog.text
 
 
-def test_what_caused_an_error_without_being_named_is_told_too_unless_it_is_hidden() -> None:
+def test_an_implicit_cause_is_shown_too_unless_it_is_suppressed() -> None:
     def fail(*, hide: bool) -> BaseException:
         try:
             try:
@@ -58,7 +58,7 @@ def test_what_caused_an_error_without_being_named_is_told_too_unless_it_is_hidde
                     raise OSError(SECRET) from None
                 raise OSError(SECRET)  # noqa: B904  (the implicit cause is what is tested)
         except OSError as error:
-            return without_message(error)[1]
+            return redacted_exc_info(error)[1]
         raise AssertionError("it did not fail")
 
     assert "KeyError" in str(fail(hide=False).__cause__)
@@ -68,7 +68,7 @@ def test_what_caused_an_error_without_being_named_is_told_too_unless_it_is_hidde
 def test_errors_that_cause_one_another_in_a_circle_come_to_an_end() -> None:
     one, two = RuntimeError(SECRET), ValueError(SECRET)
     one.__cause__, two.__cause__ = two, one
-    depth, at = 0, without_message(one)[1]
+    depth, at = 0, redacted_exc_info(one)[1]
     while at.__cause__ is not None:
         depth, at = depth + 1, at.__cause__
     assert depth == 10

@@ -1,4 +1,4 @@
-"""When a worker that died is started again, and when it is given up."""
+"""When a worker that died is restarted, and when it is given up."""
 
 from __future__ import annotations
 
@@ -6,75 +6,75 @@ import signal
 
 import pytest
 
-from embedctl_workers.supervising.restarts import Lives, Pace, guilt, how_it_ended
+from embedctl_workers.supervising.restarts import Pace, Restarts, how_it_ended, makes_suspect
 
 CRASHED, SETTINGS, NO_MODEL, NOT_ACCURATE, NO_REDIS, HUNG, NOT_PERMITTED = 1, 2, 4, 65, 69, 70, 77
 
 
 def test_five_deaths_at_start_in_a_row_are_enough() -> None:
-    lives = Lives(Pace())
+    restarts = Restarts(Pace())
     for deaths in range(1, 6):
-        assert lives.given_up is None
-        lives.began()
-        lives.ended(CRASHED, 0.0)
-        assert lives.failed_starts == deaths
-    assert lives.given_up == CRASHED
+        assert restarts.given_up is None
+        restarts.on_start()
+        restarts.on_exit(CRASHED, 0.0)
+        assert restarts.failed_starts == deaths
+    assert restarts.given_up == CRASHED
 
 
 def test_a_worker_that_was_ready_in_between_begins_a_new_count() -> None:
-    lives = Lives(Pace())
+    restarts = Restarts(Pace())
     for _ in range(3):
         for _ in range(4):
-            lives.began()
-            lives.ended(-signal.SIGSEGV, 0.0)
-        lives.began()
-        lives.ready(0.0)
-        lives.ended(-signal.SIGSEGV, 1.0)
-    assert lives.given_up is None
+            restarts.on_start()
+            restarts.on_exit(-signal.SIGSEGV, 0.0)
+        restarts.on_start()
+        restarts.on_ready(0.0)
+        restarts.on_exit(-signal.SIGSEGV, 1.0)
+    assert restarts.given_up is None
 
 
 @pytest.mark.parametrize("status", [SETTINGS, NO_MODEL, NOT_ACCURATE, NOT_PERMITTED])
 def test_what_another_try_would_not_mend_is_given_up_at_once(status: int) -> None:
-    lives = Lives(Pace())
-    lives.began()
-    lives.ended(status, 0.0)
-    assert lives.given_up == status
+    restarts = Restarts(Pace())
+    restarts.on_start()
+    restarts.on_exit(status, 0.0)
+    assert restarts.given_up == status
 
 
 def test_a_worker_that_was_ready_is_never_given_up_for_how_it_ended() -> None:
-    lives = Lives(Pace())
+    restarts = Restarts(Pace())
     for status in (SETTINGS, NOT_ACCURATE, HUNG, CRASHED, 0, -signal.SIGKILL) * 3:
-        lives.began()
-        lives.ready(0.0)
-        lives.ended(status, 1.0)
-    assert lives.given_up is None
+        restarts.on_start()
+        restarts.on_ready(0.0)
+        restarts.on_exit(status, 1.0)
+    assert restarts.given_up is None
 
 
 def test_a_redis_that_is_away_is_waited_for() -> None:
-    lives = Lives(Pace())
+    restarts = Restarts(Pace())
     for _ in range(50):
-        lives.began()
-        pause = lives.ended(NO_REDIS, 0.0)
-    assert lives.given_up is None
+        restarts.on_start()
+        pause = restarts.on_exit(NO_REDIS, 0.0)
+    assert restarts.given_up is None
     assert pause == 60
 
 
-def test_the_pause_doubles_up_to_a_minute_and_begins_anew_after_a_life() -> None:
-    lives = Lives(Pace())
+def test_the_pause_doubles_up_to_a_minute_and_begins_anew_after_a_stable_worker() -> None:
+    restarts = Restarts(Pace())
     pauses = []
     for _ in range(8):
-        lives.began()
-        lives.ready(100.0)
-        pauses.append(lives.ended(-signal.SIGKILL, 101.0))
+        restarts.on_start()
+        restarts.on_ready(100.0)
+        pauses.append(restarts.on_exit(-signal.SIGKILL, 101.0))
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert lives.next_at == 161.0
-    lives.began()
-    lives.ready(200.0)
-    assert lives.ended(-signal.SIGKILL, 230.0) == 1
+    assert restarts.next_at == 161.0
+    restarts.on_start()
+    restarts.on_ready(200.0)
+    assert restarts.on_exit(-signal.SIGKILL, 230.0) == 1
 
 
 @pytest.mark.parametrize(
-    ("status", "words", "guilty"),
+    ("status", "words", "suspect"),
     [
         (-signal.SIGKILL, "killed by SIGKILL", True),
         (-signal.SIGSEGV, "killed by SIGSEGV", True),
@@ -86,6 +86,6 @@ def test_the_pause_doubles_up_to_a_minute_and_begins_anew_after_a_life() -> None
         (0, "ended with status 0", None),
     ],
 )
-def test_how_it_ended_decides_who_is_blamed(status: int, words: str, guilty: bool | None) -> None:
+def test_how_it_ended_decides_what_is_suspect(status: int, words: str, suspect: bool | None) -> None:
     assert how_it_ended(status) == words
-    assert guilt(status) is guilty
+    assert makes_suspect(status) is suspect

@@ -79,7 +79,7 @@ def test_a_backend_that_works_ahead_has_two_chunks_by_turns() -> None:
     backend = Ahead()
     encoder = ChunkEncoder(backend, 256)
     _, long = loads_for(encoder)
-    long.prepared.batches = long.prepared.batches[:3]
+    long = replace(long, prepared=replace(long.prepared, batches=long.prepared.batches[:3]))
     assert encoding_rate(encoder, long, 0.5) > 0
     # One begun and one awaited of a chunk, and beside its last one the first two of the next.
     assert backend.most > 2
@@ -94,7 +94,7 @@ def test_tokenising_has_a_rate_of_its_own() -> None:
 def test_texts_that_fail_are_no_rate() -> None:
     encoder = encoder_of(memory_tokens=3)
     mixed, _ = loads_for(encoder)
-    mixed.prepared.batches = mixed.prepared.batches[:1]
+    mixed = replace(mixed, prepared=replace(mixed.prepared, batches=mixed.prepared.batches[:1]))
     with pytest.raises(ModelError, match="can't be encoded: the backend failed"):
         encoding_rate(encoder, mixed, 5)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,7 +20,7 @@ from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import ArtifactStore
-from embedctl_workers.models.cache import is_trusted, private_folder
+from embedctl_workers.models.cache import is_trusted, keep, locked, private_folder
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import TEXTS
 from embedctl_workers.models.references import _load, references_path
@@ -46,8 +49,8 @@ def somebody_elses(path: Path) -> None:
 
 
 SPOILED = {
-    everybody_may_write_to: "may be written to by everybody (mode ",
-    somebody_elses: "belongs to somebody else (user 65534, and this is user ",
+    everybody_may_write_to: "can be written to by everyone (mode ",
+    somebody_elses: "belongs to user 65534, and this is user ",
 }
 SAVED: dict[str, Callable[[Path], Path]] = {
     "references": lambda cache: _save_references(cache),
@@ -59,11 +62,10 @@ SAVED: dict[str, Callable[[Path], Path]] = {
 
 def _save_references(cache: Path) -> Path:
     path = references_path(FILES, Host(1, cache))
-    private_folder(path.parent)
     vectors = np.zeros((len(TEXTS), 3), np.float32)
-    with path.open("wb") as file:
-        np.savez(file, plain=vectors, prompted=vectors)
-    path.chmod(0o644)
+    file = io.BytesIO()
+    np.savez(file, plain=vectors, prompted=vectors)
+    keep(path, file.getvalue())
     return path
 
 
@@ -99,13 +101,13 @@ def test_nothing_is_read_from_below_a_folder_in_which_everybody_may_put_another(
 
 def test_nothing_is_made_there_either(cache: Path) -> None:
     cache.chmod(0o777)
-    with pytest.raises(ModelError, match=f"{cache} may be written to by everybody.*chmod go-w {cache}"):
+    with pytest.raises(ModelError, match=f"{cache} can be written to by everyone.*chmod go-w {cache}"):
         save_tuned(TUNED, HardwareClass(), FILES.fingerprint, cache)
     with pytest.raises(ModelError, match="chmod go-w"):
         ArtifactStore(cache).build(MINE, Fill())
 
 
-@pytest.mark.parametrize("kind", ["tuned", "artefact", "a file of an artefact"])
+@pytest.mark.parametrize("kind", list(SAVED))
 def test_a_wide_umask_does_no_harm(kind: str, cache: Path) -> None:
     before = os.umask(0)
     try:
@@ -114,6 +116,55 @@ def test_a_wide_umask_does_no_harm(kind: str, cache: Path) -> None:
         os.umask(before)
     assert is_trusted(path)
     assert _found(kind, cache) is not None
+
+
+@pytest.mark.parametrize("before", [None, b"before"])
+@pytest.mark.parametrize("step", ["os.fdopen", "os.fsync", "os.chmod", "os.replace", "os.unlink"])
+def test_a_kill_between_two_steps_leaves_the_previous_file_or_none(
+    step: str, before: bytes | None, cache: Path
+) -> None:
+    path = cache / "kept"
+    if before is not None:
+        keep(path, before)
+
+    def killed() -> None:
+        os.umask(0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step, lambda *args, **options: os._exit(9))
+            keep(path, b"after")
+
+    child = multiprocessing.get_context("fork").Process(target=killed)
+    child.start()
+    child.join()
+    assert child.exitcode == 9
+    expected = b"after" if step == "os.unlink" else before  # that one comes after the rename
+    assert (path.read_bytes() if path.exists() else None) == expected
+    assert not [each for each in cache.iterdir() if not is_trusted(each)]
+    keep(path, b"again")
+    assert path.read_bytes() == b"again"
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "os.chmod", "os.replace"])
+def test_a_file_that_can_not_be_kept_leaves_nothing(step: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(step, full)
+    with pytest.raises(OSError, match="No space"):
+        keep(cache / "kept", b"data")
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_planted_link_is_replaced_and_its_target_is_not_touched(exists: bool, tmp_path: Path, cache: Path) -> None:
+    target = tmp_path / "target"
+    if exists:
+        target.write_bytes(b"precious")
+    (cache / "kept").symlink_to(target)
+    keep(cache / "kept", b"data")
+    assert not (cache / "kept").is_symlink()
+    assert (cache / "kept").read_bytes() == b"data"
+    assert (target.read_bytes() if target.exists() else None) == (b"precious" if exists else None)
 
 
 def a_groups(path: Path) -> None:
@@ -131,7 +182,7 @@ def test_who_may_swap_a_folder_above_may_swap_what_is_in_it(
     assert _found(kind, cache) is not None
     spoil(above)
     assert _found(kind, cache) is None
-    with pytest.raises(ModelError, match=f"replace it: {above} (belongs|may be)"):
+    with pytest.raises(ModelError, match=f"replace it: {above} (belongs|can be)"):
         private_folder(cache)
 
 
@@ -168,11 +219,11 @@ def test_the_commands_that_are_told_mend_it_at_once(setup: str, mount: Path) -> 
         os.chown(path, owner, group)
         path.chmod(mode)
     told = _private_folder_as(worker, mount / "references")
-    reason = "belongs to somebody else (user" if itself[0] not in (0, worker) else "may be written to by"
+    reason = "belongs to user" if itself[0] not in (0, worker) else "can be written to by"
     assert f"{mount} {reason}" in told
     assert "EMBEDCTL_CACHE_DIR" in told
     by_root = worker and itself[0] != worker
-    commands = told.partition(" (as root): " if by_root else "To mend it: ")[2].partition(". Or choose")[0]
+    commands = told.partition(" (as root): " if by_root else "To repair it: ")[2].partition(". Or set")[0]
     whoever = {} if by_root or not worker else {"user": worker}
     subprocess.run(["/bin/sh", "-c", commands], check=True, **whoever)  # type: ignore[call-overload]
     assert _private_folder_as(worker, mount / "references") == ""
@@ -250,6 +301,30 @@ def test_a_lock_that_is_a_link_is_not_followed(cache: Path) -> None:
     ArtifactStore(cache).build(MINE, Fill())
     assert precious.read_text() == "precious"
     assert (artifacts / f".{MINE.name}.lock").read_text() == "kept"
+
+
+def test_a_lock_is_held_by_one_process_and_released_when_that_is_killed(cache: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    held, inside = context.Event(), context.Event()
+
+    def hold() -> None:
+        with locked(cache / "name"):
+            held.set()
+            signal.pause()
+
+    def wait() -> None:
+        with locked(cache / "name"):
+            inside.set()
+
+    holder, waiter = context.Process(target=hold), context.Process(target=wait)
+    holder.start()
+    assert held.wait(10)
+    waiter.start()
+    assert not inside.wait(0.2)
+    holder.kill()
+    assert inside.wait(10)
+    waiter.join()
+    holder.join()
 
 
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "a/../../b", ".."])

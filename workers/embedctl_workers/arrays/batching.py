@@ -1,4 +1,4 @@
-"""Batches of like lengths, so that little is padding."""
+"""Cuts rows into batches of similar lengths, so that little of a batch is padding."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from embedctl_workers.arrays.tokens import Rows
 def batches_of(lengths: Rows, token_budget: int, batch_cost: int | None = None) -> list[Rows]:
     """Cut rows into batches, longest first, each of rows × longest row ≤ `token_budget`.
 
-    A row longer than the budget makes a batch of its own. Longest first: a batch that is too much for the device
-    shows at once.
+    A row longer than the budget gets a batch of its own. Longest first, so that a batch which is too large for the
+    device fails at once.
 
     Args:
         lengths: int64, tokens of each row.
-        batch_cost: what a batch costs beside its rows × longest row, in tokens. Batches are then those that cost the
-            least together; where None they are as large as the budget lets them be.
+        batch_cost: what a batch costs beside its rows × longest row, in tokens; the total cost is then minimised.
+            None: each batch is as large as the budget allows.
+
+    Returns:
+        int64, the rows of each batch.
     """
     order = np.argsort(-lengths, kind="stable")
     longest_first = lengths[order]
@@ -30,7 +33,7 @@ def batches_of(lengths: Rows, token_budget: int, batch_cost: int | None = None) 
 
 
 def _full(lengths: Rows, token_budget: int) -> list[int]:
-    """Where batches start, each as large as can be."""
+    """Where batches start if each is as large as possible."""
     starts = []
     start = 0
     while start < len(lengths):
@@ -40,9 +43,9 @@ def _full(lengths: Rows, token_budget: int) -> list[int]:
 
 
 def _cheapest(lengths: Rows, token_budget: int, batch_cost: int) -> list[int]:
-    """Where batches start that cost the least together: the shortest path from each row to the end."""
+    """Where the batches with the lowest total cost start, found as a shortest path over the rows."""
     rows = len(lengths)
-    # What the rows before cost at the least, and where the last of their batches starts.
+    # For the rows before each position: their lowest cost, and where the last of their batches starts.
     cost = np.full(rows + 1, np.iinfo(np.int64).max)
     cost[0] = 0
     last = np.zeros(rows + 1, np.int64)
@@ -62,5 +65,5 @@ def _cheapest(lengths: Rows, token_budget: int, batch_cost: int) -> list[int]:
 
 
 def _most_rows(lengths: Rows, start: int, token_budget: int) -> int:
-    # A text may have no token at all: of characters that a tokenizer without special tokens drops.
+    # A text has no token if a tokenizer without special tokens drops all its characters.
     return max(1, token_budget // max(1, int(lengths[start])))

@@ -1,4 +1,4 @@
-"""How far vectors are from others of the same texts."""
+"""The distance between vectors and reference vectors of the same texts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How far vectors are from others of the same texts.
+    """How far vectors are from reference vectors of the same texts.
 
     Attributes:
-        max_abs_error: largest difference of a component, both scaled to unit length; NaN if any vector holds one.
-        min_cosine, mean_cosine: over the texts.
+        max_abs_error: largest difference of a component, with both vectors scaled to unit length; NaN if one holds NaN.
+        min_cosine, mean_cosine: smallest and mean cosine over the texts.
         length_error: largest relative difference in length.
         worst: the row that differs most.
     """
@@ -32,7 +32,7 @@ class Measured:
     worst: int
 
     def within(self, bounds: Thresholds, length_error: float = math.inf) -> bool:
-        """Whether every figure is; NaN never is."""
+        """Whether every figure is within bounds; NaN never is."""
         return (
             self.max_abs_error <= bounds.max_abs_error
             and self.min_cosine >= bounds.min_cosine
@@ -42,10 +42,13 @@ class Measured:
 
 
 def measure(vectors: Vectors, references: Vectors) -> Measured:
-    """Compare vectors, row by row; float32, texts × dimensions, of any length.
+    """Compare vectors row by row.
+
+    Args:
+        vectors, references: float32, texts × dimensions; the vectors may have any length.
 
     Raises:
-        ValueError: they are not of the same shape.
+        ValueError: their shapes differ.
     """
     if vectors.shape != references.shape:
         raise ValueError(f"vectors of shape {vectors.shape} can't be compared with {references.shape}")
@@ -63,7 +66,7 @@ def measure(vectors: Vectors, references: Vectors) -> Measured:
 
 
 def _split(vectors: Vectors) -> tuple[_Float64, _Float64]:
-    """Directions and lengths, float64; a vector of length 0 stays as it is."""
+    """Directions and lengths, float64; the direction of a vector of length 0 is the vector itself."""
     exact = vectors.astype(np.float64)
     lengths = np.linalg.norm(exact, axis=1)
     return exact / _or_one(lengths)[:, None], lengths

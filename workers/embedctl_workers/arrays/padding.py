@@ -1,4 +1,4 @@
-"""Rows of one width for models that can't do without."""
+"""Pads rows to a common width, for models that require it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Padding:
     """Pads the inputs of some of the texts as a model's tokenizer does, and makes their attention mask.
 
     Args:
-        fillers: by input.
-        left: whether the padding stands before the text.
+        fillers: the value that pads each input.
+        left: whether padding comes before the text.
     """
 
     def __init__(self, fillers: Mapping[str, int], *, left: bool) -> None:
@@ -35,7 +35,11 @@ class Padding:
         return cls(fillers, left=tokenizer.padding_side == "left")
 
     def __call__(self, tokens: Tokens, rows: Rows, width: int) -> dict[str, np.ndarray[Any, Any]]:
-        """The inputs by name, int64, rows × width, which is no less than the longest row."""
+        """The inputs by name, int64, rows × width.
+
+        Args:
+            width: at least that of the longest row.
+        """
         columns = {name: [column[row] for row in rows] for name, column in tokens.columns.items()}
         columns["attention_mask"] = [[1] * length for length in tokens.lengths[rows].tolist()]
         return {name: self._pad(column, width, self._fillers[name]) for name, column in columns.items()}

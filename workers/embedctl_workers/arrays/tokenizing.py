@@ -1,4 +1,4 @@
-"""Texts to unpadded tokens, by the model's own tokenizer and without its wrapper."""
+"""Tokenises texts without padding, by the model's own tokenizer without its wrapper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 
 from embedctl_workers.arrays.tokens import Tokens, Windows, in_order_of_windows
 
-#: What a model may ask for, and where an encoding keeps it.
+#: Input of a model → attribute of an encoding.
 _COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
@@ -20,10 +20,10 @@ class TextTokenizer:
     """A tokenizer that cuts at a model's maximum length and counts what it cuts off; it never pads.
 
     Args:
-        tokenizer: copied; truncation and padding of its own never apply.
+        tokenizer: is copied; its own truncation and padding do not apply.
         max_tokens: most tokens of a text, special ones included.
-        columns: the inputs that the model takes, of `input_ids`, `attention_mask` and `token_type_ids`.
-        keep: which end of a text that is too long is kept. Windows are cut from that end, so that the one at the other
+        columns: the inputs that the model takes, among `input_ids`, `attention_mask` and `token_type_ids`.
+        keep: which end of a text that is too long is kept. Windows are cut from that end, so the window at the other
             end may be short.
     """
 
@@ -42,7 +42,7 @@ class TextTokenizer:
         self._columns = {name: _COLUMNS[name] for name in columns}
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
-        """Tokenise texts; `prompt_tokens` of the answer is left open."""
+        """Tokenise texts; `prompt_tokens` stays None."""
         encodings = self._tokenizer.encode_batch_fast(list(texts))
         lost = np.array([sum(map(_content, encoding.overflowing)) for encoding in encodings], np.int64)
         return replace(
@@ -65,5 +65,5 @@ class TextTokenizer:
 
 
 def _content(part: Encoding) -> int:
-    """How many tokens are not special."""
+    """How many tokens of a window are not special."""
     return len(part.ids) - sum(part.special_tokens_mask)

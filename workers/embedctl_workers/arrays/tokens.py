@@ -22,11 +22,11 @@ class Tokens:
     """Tokenised texts, unpadded.
 
     Attributes:
-        lengths: int64, one a text: tokens that will be encoded, special ones included.
-        lost: int64, one a text: tokens cut off at the model's maximum length.
-        columns: the model's inputs by name, each one list of ints a text.
-        prompt_tokens: how many of each text's first tokens are the prompt, where pooling must leave them out.
-        windows: gives the texts whole, cut into windows; None where no text was longer than the model takes.
+        lengths: int64, for each text: tokens that will be encoded, special ones included.
+        lost: int64, for each text: tokens cut off at the model's maximum length.
+        columns: the model's inputs by name; a list of ints for each text.
+        prompt_tokens: how many of each text's first tokens are the prompt, if pooling leaves the prompt out.
+        windows: makes windows of the uncut texts; None if no text is longer than the model takes.
     """
 
     lengths: Rows
@@ -38,12 +38,12 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Texts cut into consecutive windows, of the model's maximum length at most and with its special tokens in each.
+    """Texts cut into consecutive windows of at most the model's maximum length, each with its special tokens.
 
     Attributes:
-        tokens: a row a window: first each text's first one, in the order of the texts, then all others; nothing lost.
-        text: int64, one a window: the text that it is a part of.
-        content: int64, one a window: its tokens without the special ones.
+        tokens: a row for each window: the first window of each text, in the order of the texts; then all others.
+        text: int64, for each window: the text that it is a part of.
+        content: int64, for each window: its tokens without the special ones.
     """
 
     tokens: Tokens
@@ -52,10 +52,10 @@ class Windows:
 
 
 def in_order_of_windows(parts: Sequence[Sequence[T]]) -> tuple[list[T], Rows]:
-    """The parts of texts in the order of the rows of :class:`Windows`, and the text of each, int64.
+    """The parts of texts in the order of :class:`Windows`, and the text of each part, int64.
 
     Args:
-        parts: of each text, one or more.
+        parts: for each text, one or more parts.
     """
     more = [len(each) - 1 for each in parts]
     rows = [each[0] for each in parts] + [part for each in parts for part in each[1:]]
@@ -64,5 +64,5 @@ def in_order_of_windows(parts: Sequence[Sequence[T]]) -> tuple[list[T], Rows]:
 
 
 def padded(lengths: Rows) -> int:
-    """How many tokens a batch has when each of its rows is as long as its longest."""
+    """How many tokens a batch has, padding included, if each row is padded to the longest."""
     return len(lengths) * int(lengths.max(initial=0))

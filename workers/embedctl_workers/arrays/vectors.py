@@ -1,4 +1,4 @@
-"""What becomes of a backend's vectors where a job wants more than them: means of windows, unit length."""
+"""Post-processing that a job may ask for: averaging windows, scaling to unit length."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _LEAST_LENGTH = 1e-12
 
 
 def mean_of_windows(vectors: Vectors, text: Rows, weights: Rows) -> Vectors:
-    """The weighted mean of each text's windows; NaN where one of them is.
+    """The weighted mean of each text's windows; NaN if one of them is.
 
     Args:
         vectors: float32, windows × dim, ordered as in :class:`~embedctl_workers.arrays.tokens.Windows`.
-        text: int64, one a window: the text that it is a part of.
-        weights: int64, one a window. That of a text's only window does not matter.
+        text: int64, for each window: the text that it is a part of.
+        weights: int64, for each window; the weight of a text's only window does not matter.
 
     Returns:
         float32, texts × dim.
@@ -30,7 +30,7 @@ def mean_of_windows(vectors: Vectors, text: Rows, weights: Rows) -> Vectors:
 
 
 def unit(vectors: Vectors) -> Vectors:
-    """Vectors of unit length, float32; one of no length stays as it is."""
+    """Vectors scaled to unit length, float32; a vector of length 0 stays as it is."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     units: Vectors = (vectors / np.maximum(lengths, _LEAST_LENGTH)).astype(np.float32)
     return units

@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
+import numpy as np
+
 from embedctl_config.hardware import ModelEntry, Thresholds
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles
+
+#: Lengths of the texts with which backends warm up (tokens).
+_WARM_UP_LENGTHS = (8, 32, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,13 @@ class Backend(Protocol):
     def close(self) -> None:
         """Release the device's memory."""
         ...
+
+
+def run_warm_up_batches(backend: Backend) -> None:
+    """Run one small batch for each of several usual lengths."""
+    for length in _WARM_UP_LENGTHS:
+        tokens = backend.tokenize(["a " * min(length, backend.max_tokens)], "")
+        backend.finish(backend.forward(tokens, np.zeros(2, np.int64)), normalize=True)
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ from embedctl_workers.backends.onnx.export import versions
 from embedctl_workers.building.manifests import accuracy_of, model_of
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.build_process import answer
+from embedctl_workers.models.build_process import answer_request
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import gate_texts
 
@@ -38,7 +38,7 @@ _REPEATED = 16
 
 def main() -> None:
     """Run the command line."""
-    answer(build, 'use a class with backend = "torch"')
+    answer_request(build, 'use a class with backend = "torch"')
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:

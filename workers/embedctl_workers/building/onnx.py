@@ -32,7 +32,7 @@ from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.cpu import cpu_flags
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
-from embedctl_workers.models.build_process import answer
+from embedctl_workers.models.build_process import answer_request
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import gate_texts
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
@@ -71,7 +71,7 @@ class Candidate:
 
 def main() -> None:
     """Run the command line."""
-    answer(build, 'use a class with backend = "torch"')
+    answer_request(build, 'use a class with backend = "torch"')
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from embedctl_workers.building.onnx import PACKAGES
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
-from embedctl_workers.models.build_process import answer
+from embedctl_workers.models.build_process import answer_request
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import gate_texts
 
@@ -46,7 +46,7 @@ _ROUNDS = 5
 
 def main() -> None:
     """Run the command line."""
-    answer(build, 'use a class with backend = "torch-gpu"')
+    answer_request(build, 'use a class with backend = "torch-gpu"')
 
 
 def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:

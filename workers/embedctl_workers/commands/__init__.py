@@ -1,1 +1,1 @@
-"""The command lines of this package. They parse, pin the process, and only then import anything that starts threads."""
+"""The command lines of this package: they parse, pin the process, and only then import what starts threads."""

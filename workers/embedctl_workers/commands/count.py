@@ -1,8 +1,8 @@
 """`python -m embedctl_workers.commands.count MODEL [--windows]` counts the tokens of texts, for a dry run.
 
-On standard input each text comes as a u32 length and its UTF-8. At the end of the input it prints one JSON object:
-`tokens` that would be encoded, `truncated` texts, and `dim`, the length of a vector. With `--windows` texts that are
-too long are not truncated, but encoded window by window. Exits with 1 where the model or its tokenizer is missing.
+Each text on standard input is a u32 length and its UTF-8. At the end of the input it prints one JSON object: `tokens`
+that would be encoded, `truncated` texts, and `dim`, the length of a vector. With `--windows`, texts that are too long
+are not truncated but encoded window by window. It exits with 1 if the model or its tokenizer is missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
             longest = json.loads(limits.read_text(encoding="utf-8")).get("max_seq_length") or longest
     except (ImportError, OSError, KeyError, ValueError, EmbedctlError) as error:
         sys.exit(f"can't count the tokens of {name}: {error}")
-    # The model's own file may cut and pad, which would hide what is asked here.
+    # The tokenizer's file may ask for truncation and padding, and then the counts would be wrong.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokens = truncated = 0

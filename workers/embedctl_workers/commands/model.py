@@ -1,4 +1,4 @@
-"""`embedctl model`: what is built of models here. Imports nothing that starts threads: pinning comes first."""
+"""`embedctl model`: builds and shows artefacts. Imports nothing that starts threads: pinning comes first."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 #: `embedctl_workers.backends.onnx.recipe.EXPORTERS`, which can't be imported before pinning.
 EXPORTERS = ("own", "optimum")
-#: What can be built for on a machine without it: the TARGETS of `backends.neuron.runtime`, and `neuron` for the first.
+#: Devices to build for on any machine: the TARGETS of `backends.neuron.runtime`, and `neuron` for the first of them.
 TARGETS = ("neuron", "inf2", "trn1", "trn2")
 _NOT_MEASURED = "not measured: built without the device"
 
 
 @click.group("embedctl model", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """What is built of models for this machine: ONNX graphs in fp32 and int8, with what was measured of them."""
+    """Build and show what workers run on this machine, such as ONNX graphs in fp32 and int8; tune and verify models."""
 
 
 main.add_command(verify)
@@ -52,8 +52,8 @@ main.add_command(tune)
     type=click.Choice(TARGETS),
     envvar="EMBEDCTL_TARGET",
     show_envvar=True,
-    help="The AWS instance family to build for where this machine is none; neuron means inf2. Implies --class neuron. "
-    "Default: for this machine.",
+    help="The AWS instance family to build for, if this machine is not one; neuron means inf2. Implies --class neuron. "
+    "Default: this machine.",
 )
 @click.option(
     "--exporter",
@@ -62,10 +62,10 @@ main.add_command(tune)
     show_default=True,
     envvar="EMBEDCTL_EXPORTER",
     show_envvar=True,
-    help="What makes the graph. optimum needs the extra of that name, in an environment of its own; workers run what "
-    "own made.",
+    help="What makes the graph. optimum needs the extra of that name, in a separate environment; workers run only "
+    "graphs made by own.",
 )
-@click.option("--force", is_flag=True, envvar="EMBEDCTL_FORCE", show_envvar=True, help="Build it even if it is there.")
+@click.option("--force", is_flag=True, envvar="EMBEDCTL_FORCE", show_envvar=True, help="Build it again if it exists.")
 @json_option
 def build(
     model: str,
@@ -79,10 +79,10 @@ def build(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Build what a worker of a class runs for MODEL, unless it is there; print its folder.
+    """Build what a worker of a class runs for MODEL, unless it exists; print its folder.
 
-    A worker does so by itself when it starts, unless it is told --no-build. The folder may be copied into the cache of
-    a machine with a device of the same kind, which then needs nothing of what builds it.
+    A worker builds it when it starts, unless --no-build is given. The folder may be copied into the cache of a machine
+    with a device of the same kind; that machine then needs no package that builds it.
     """
     settings = load_settings(hardware=hardware or ("neuron" if target else None))
     name = "cpu-int8" if settings.hardware == "auto" else settings.hardware
@@ -92,13 +92,13 @@ def build(
     require_builder(name, hardware_class.backend)
     accelerator = None if target else _accelerator(name, hardware_class.device, gpu, neuron_core)
     pinned = devices.pin(cpus, accelerator=accelerator)
-    # Only now: these import what sizes its thread pools as it loads.
+    # Only now: these import libraries that size their thread pools when they are loaded.
     from embedctl_workers.machine.host import Host
-    from embedctl_workers.models.builders import BuildOptions, builder_of
+    from embedctl_workers.models.builders import BuildOptions, load_builder
     from embedctl_workers.models.cache import cache_folder
     from embedctl_workers.models.files import resolve_model
 
-    build_artifact = builder_of(name, hardware_class.backend)
+    build_artifact = load_builder(name, hardware_class.backend)
     entry = settings.models.get(model)
     artifact = build_artifact(
         resolve_model(model, entry),
@@ -113,7 +113,7 @@ def build(
 
 
 def _accelerator(hardware: str, device: Device, gpu: str | None, neuron_core: int | None) -> Accelerator | None:
-    """The one that is built on; None for a class of CPUs."""
+    """The accelerator to build on; None for a class on CPUs."""
     try:
         return choose_accelerator(hardware, device, gpu=gpu, neuron_core=neuron_core)
     except SettingsError as error:
@@ -125,7 +125,7 @@ def _accelerator(hardware: str, device: Device, gpu: str | None, neuron_core: in
 @main.command("list")
 @json_option
 def list_artifacts(*, as_json: bool) -> None:
-    """List what is built, with sizes; and what can't be used any more."""
+    """List what is built, with sizes, and what can no longer be used."""
     for folder, found in _store(load_settings()).all():
         if isinstance(found, ModelError):
             click.echo(json.dumps({"folder": str(folder), "problem": str(found)}) if as_json else f"unusable: {found}")
@@ -139,7 +139,7 @@ def list_artifacts(*, as_json: bool) -> None:
 @click.argument("model", metavar="MODEL|FOLDER")
 @json_option
 def show(model: str, *, as_json: bool) -> None:
-    """Show the manifests of what is built of MODEL, or the one of an artefact's FOLDER."""
+    """Show the manifests of what is built from MODEL, or the manifest in FOLDER."""
     found = list(_find(model, load_settings()))
     if not found:
         raise ModelNotFound(f"nothing is built of model {model!r} here: run `embedctl model build {model}`")
@@ -179,7 +179,7 @@ def _facts(artifact: Artifact) -> dict[str, Any]:
 
 
 def _summary(manifest: Mapping[str, Any]) -> str:
-    """A line about an artefact."""
+    """One line about an artefact."""
     size = sum(facts["size"] for facts in manifest["files"].values())
     return (
         f"{manifest['model']['name']}  {manifest['fingerprint'][:12]}  {manifest['engine']}  "
@@ -198,7 +198,7 @@ def _measured(manifest: Mapping[str, Any]) -> str:
 
 
 def _rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A manifest line by line: the names of nested facts joined, counts and flat lists in one line."""
+    """The lines of a manifest: names of nested facts are joined; counts and flat lists are in one line."""
     for name, value in facts.items():
         if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
             yield from _rows(value, f"{prefix}{name}.")

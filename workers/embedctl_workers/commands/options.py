@@ -55,5 +55,5 @@ log_level_option = click.option(
     default="info",
     show_default=True,
     show_envvar=True,
-    help="Least level that is logged.",
+    help="Lowest level that is logged.",
 )

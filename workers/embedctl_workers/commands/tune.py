@@ -1,4 +1,4 @@
-"""`embedctl model tune`: a short measured search for token budget, and for workers and threads on a set of CPUs."""
+"""`embedctl model tune`: a short measured search for the token budget, and for workers and threads on some CPUs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, Tuned, load_tun
 
 _BUDGETS = (256, 512, 1024, 2048, 4096)
 _ROUNDS = 3
-#: A larger budget, or more workers, must be better by so much: both cost memory.
+#: A larger budget, or more workers, must be better by this factor: both cost memory.
 _WORTH = 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A set of CPUs shared out among workers.
+    """A way to share a set of CPUs between workers, and how fast it is.
 
     Attributes:
-        cpus: of each worker.
-        threads: of each worker.
+        cpus: those of each worker.
+        threads: how many compute threads each worker has.
         rates: tokens/s of all workers together, by token budget.
     """
 
@@ -42,13 +42,13 @@ class Split:
 
     @property
     def best_budget(self) -> int:
-        """The smallest budget that no other one beats by much."""
+        """The smallest budget that no other budget clearly beats."""
         most = max(self.rates.values())
         return min(budget for budget, rate in self.rates.items() if rate * _WORTH >= most)
 
     @property
     def best_rate(self) -> float:
-        """What it gives, in tokens/s."""
+        """The rate with that budget, in tokens/s."""
         return self.rates[self.best_budget]
 
 
@@ -60,8 +60,8 @@ class Split:
 def tune(model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -> None:
     """Measure which token budget is fastest for MODEL here, and how many workers with how many threads.
 
-    Takes about half a minute for each way to share the CPUs out. Workers of this class use the budget from their next
-    start on, unless the class sets a `token_budget`. Nothing else should run on these CPUs meanwhile.
+    Takes about half a minute for each way to share the CPUs. Workers of this class use the budget from their next
+    start, unless the class sets a `token_budget`. Nothing else should run on these CPUs meanwhile.
     """
     settings = load_settings(hardware=hardware)
     name = "cpu" if settings.hardware == "auto" else settings.hardware
@@ -76,7 +76,7 @@ def tune(model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -
         if not as_json:
             click.echo(_line(split, facts["engine"]))
         if split.best_rate * _WORTH < max(each.best_rate for each in found):
-            break  # still more workers would be slower still
+            break  # even more workers would be slower
     best = max(found, key=lambda split: split.best_rate / (_WORTH if len(split.cpus) > 1 else 1))
     cache = cache_folder(settings)
     before = load_tuned(entry, fingerprint, cache)
@@ -101,7 +101,7 @@ def tune(model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -
 
 
 def _shares(cpus: frozenset[int]) -> Iterator[tuple[frozenset[int], ...]]:
-    """Ways to share CPUs out: to one worker, to two, to four, … as long as every share is as large."""
+    """Ways to share CPUs between one worker, two, four, … as long as all shares are equal."""
     ordered = sorted(cpus)
     workers = 1
     while len(ordered) % workers == 0 and workers <= len(ordered):
@@ -111,8 +111,8 @@ def _shares(cpus: frozenset[int]) -> Iterator[tuple[frozenset[int], ...]]:
 
 
 def _search(ask: Callable[[int], float]) -> dict[int, float]:
-    """Tokens/s by token budget; every budget once a round, so that a drift of the machine touches all alike."""
-    ask(DEFAULT_TOKEN_BUDGET)  # warm
+    """Tokens/s by token budget. Each round measures every budget, so a drift of the machine affects all equally."""
+    ask(DEFAULT_TOKEN_BUDGET)  # warms up
     rounds = [{budget: ask(budget) for budget in _BUDGETS} for _ in range(_ROUNDS)]
     return {budget: statistics.median(each[budget] for each in rounds) for budget in _BUDGETS}
 
@@ -121,10 +121,13 @@ def _search(ask: Callable[[int], float]) -> dict[int, float]:
 def _measured(
     hardware: str, model: str, shares: Sequence[frozenset[int]]
 ) -> Iterator[tuple[dict[str, Any], Callable[[int], float]]]:
-    """Processes on each share of the CPUs; the facts of the first, and a question to all of them at once.
+    """A context with a measuring process on each share of the CPUs.
+
+    Returns:
+        The facts of the first process, and a function that measures a token budget: tokens/s of all processes together.
 
     Raises:
-        ModelError: the model can't be loaded; the message is the process's own.
+        ModelError: a process ended, as when it can't load the model; it has printed the reason.
     """
     with ExitStack() as stack:
         children = [

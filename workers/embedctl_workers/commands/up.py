@@ -23,12 +23,12 @@ from embedctl_workers.models.files import resolve_model
 from embedctl_workers.models.tuning import advised_workers
 from embedctl_workers.serving import logs
 from embedctl_workers.supervising.plan import Plan, make_plan
-from embedctl_workers.supervising.registry_link import Announcements
+from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.supervisor import Supervisor
 
 log = logging.getLogger("embedctl_workers.up")
 
-#: Variables of `embedctl worker` that would say of all workers what the plan says of each.
+#: Variables of `embedctl worker` that must not apply to all workers: the plan sets these options for each.
 _OF_ONE_WORKER = frozenset(ENV_PREFIX + name for name in ("CPUS", "GPU", "NEURON_CORE", "READY", "THREADS"))
 
 
@@ -89,15 +89,15 @@ def _up(settings: Settings, plan: Plan, log_level: str) -> None:
 
     Raises:
         BrokerUnavailable, WorkerError: see :meth:`Supervisor.run`.
-        MissingExtra: there is no Redis to start.
+        MissingExtra: no redis-server is installed.
     """
     own = {name: value for name, value in os.environ.items() if name not in _OF_ONE_WORKER}
     with _redis(settings) as (ours, check):
         if private := ours is not settings:
             own |= {"EMBEDCTL_REDIS_URL": ours.redis_url, "EMBEDCTL_REDIS_PASSWORD_FILE": ""}
         broker = Broker.connect(ours)
-        broker.connection.now_ms()  # a wrong URL or password is no reason to start anything
-        announcements = Announcements(broker)
+        broker.connection.now_ms()  # so that nothing is started if the URL or the password is wrong
+        registry = RegistryLink(broker)
 
         def say_ready() -> None:
             if private:
@@ -109,22 +109,22 @@ def _up(settings: Settings, plan: Plan, log_level: str) -> None:
         try:
             Supervisor(
                 plan.workers,
-                announcements,
+                registry,
                 environment=own,
                 options=("--log-level", log_level),
                 on_ready=say_ready,
                 check=check,
             ).run()
         finally:
-            announcements.close()
+            registry.close()
             broker.close()
 
 
 @contextmanager
 def _redis(settings: Settings) -> Iterator[tuple[Settings, Callable[[], None]]]:
-    """The Redis of these settings, or a private one for as long as the block lasts; and a check that that one lives.
+    """A context with the Redis of these settings, or a private one; and a check that the private one lives.
 
-    Its data goes when the block ends as it should; after anything else the next call finds it.
+    The data of a private Redis is removed when the block ends without an error; otherwise the next call finds it.
     """
     if settings.redis_url:
         yield settings, lambda: None
@@ -136,13 +136,16 @@ def _redis(settings: Settings) -> Iterator[tuple[Settings, Callable[[], None]]]:
 
 
 def workers_as_tuned(settings: Settings, hardware: str, models: Sequence[str], cpus: frozenset[int]) -> int:
-    """Workers that `embedctl model tune` found best on these CPUs; the fewest of all models, for each costs memory."""
+    """The best number of workers on these CPUs, from `embedctl model tune`.
+
+    It is the smallest number of all models, because each worker costs memory.
+    """
     cache, entry = cache_folder(settings), settings.hardware_class(hardware)
 
     def of(model: str) -> int:
         try:
             fingerprint = resolve_model(model, settings.models.get(model)).fingerprint
-        except (ModelError, ImportError, OSError):  # its worker will say what is wrong with it
+        except (ModelError, ImportError, OSError):  # its worker will report what is wrong
             return 1
         return advised_workers(entry, fingerprint, cpus=len(cpus), cache=cache)
 

@@ -29,7 +29,7 @@ from embedctl_workers.models.cache import cache_folder
     metavar="FILE",
     envvar="EMBEDCTL_REPORT",
     show_envvar=True,
-    help="Save the report here, as JSON. Default: a file in the cache folder, which is named at the end.",
+    help="Save the report here, as JSON. Default: a file in the cache folder; its name is printed at the end.",
 )
 @json_option
 @click.pass_context
@@ -47,8 +47,8 @@ def verify(
 ) -> None:
     """Load MODEL as a worker would, compare its vectors with those of torch in fp32, and measure how fast it is here.
 
-    Takes about half a minute, and longer where something has to be built first. Nothing else should run on the device
-    meanwhile. Exits with 65 where a worker would refuse to start.
+    Takes about half a minute, and longer if something has to be built first. Nothing else should run on the device
+    meanwhile. Exits with 65 if a worker would refuse to start.
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("embedctl_workers").setLevel(logging.INFO)
@@ -56,7 +56,7 @@ def verify(
     name = "cpu" if settings.hardware == "auto" else settings.hardware
     accelerator = choose_accelerator(name, settings.hardware_class(name).device, gpu=gpu, neuron_core=neuron_core)
     pinned = devices.pin(cpus, accelerator=accelerator)
-    # Only now: this imports what sizes its thread pools as it loads.
+    # Only now: this imports libraries that size their thread pools when they are loaded.
     from embedctl_workers.measuring.verification import verify_model
 
     found = verify_model(settings, name, model, pinned)
@@ -73,6 +73,6 @@ def verify(
 
 
 def _kept(settings: Settings, hardware: str, model: str) -> Path:
-    """Where the last report on a model and a class is kept: a place that can be written wherever workers run."""
+    """The file of the last report on a model and a class: in the cache folder, which workers can write to anyway."""
     label = re.sub(r"[^\w.-]+", "-", model).strip("-")
     return cache_folder(settings) / "reports" / f"verify-{hardware}-{label}.json"

@@ -46,7 +46,7 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     is_flag=True,
     envvar="EMBEDCTL_NO_BUILD",
     show_envvar=True,
-    help="Refuse to start where something has to be built for a model first; see `embedctl model build`.",
+    help="Refuse to start if something has to be built for a model first; see `embedctl model build`.",
 )
 @log_level_option
 @click.option(

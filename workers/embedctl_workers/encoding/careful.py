@@ -1,15 +1,15 @@
-"""Encoding a chunk record by record, each announced before it is touched: it is suspect, or failed as a whole."""
+"""Encodes a chunk that is suspect, or failed as a whole: record by record, each announced before it is touched."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordError, Truncation
+from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 
 _DEADLY = RecordError(0, ErrorCode.CRASHED_WORKER, "the worker died each time it came to this record")
@@ -20,31 +20,28 @@ def encode_carefully(
     encoder: ChunkEncoder,
     chunk: ChunkInput,
     options: Mapping[str, Any],
+    use: DeviceUse = SOLE_USE,
     *,
     given_up: Collection[int],
     announce: Callable[[int], None],
     poisonous: Collection[int] = (),
     first: Collection[int] = (),
     check: Callable[[], None] = lambda: None,
-    on_batch: Callable[[int], None] | None = None,
-    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     about: Mapping[str, object] | None = None,
 ) -> EncodedChunk:
-    """Encode a chunk so that, should the process die, it is known at which record.
+    """Encode a chunk so that, if the process dies, it is known at which record.
 
     Args:
-        given_up: the rows at which earlier owners died; they and their equals fail as `crashed_worker`, untouched.
-        announce: called with each row before anything is done with it, and with -1 after the last.
-        poisonous: the rows after which earlier owners fell sick; they and their equals fail as `encode_error`.
+        given_up: rows at which earlier owners died. They and equal records fail as `crashed_worker`, untouched.
+        announce: called with each row before anything is done with it, and with -1 after the last row.
+        poisonous: rows after which earlier owners fell sick. They and equal records fail as `encode_error`, untouched.
         first: the rows to begin with.
-        check: called before the first row that is tried is announced, and after each.
-        on_batch: called after each batch of windows of a row with its tokens.
-        turn: as in :meth:`ChunkEncoder.encode`.
+        check: called before the first row and after each row.
         about: as in :meth:`ChunkEncoder.prepare`.
 
     Raises:
-        DeviceLost, WorkerSick: as by :meth:`ChunkEncoder.encode`.
-        Whatever `announce` raises.
+        Stopped, DeviceLost, WorkerSick: as by :meth:`ChunkEncoder.encode`.
+        Whatever `announce` and `check` raise.
     """
     vectors = np.full((len(chunk), encoder.dim_of(options)), np.nan, np.float32)
     errors: list[RecordError] = []
@@ -61,7 +58,7 @@ def encode_carefully(
             errors.append(replace(failure, row=row))
             continue
         announce(row)
-        alone = encoder.encode_alone(chunk, row, options, on_batch=on_batch, turn=turn, about=about)
+        alone = encoder.encode_alone(chunk, row, options, use, about=about)
         vectors[row] = alone.vectors[0]
         errors += [RecordError(row, error.code, error.message) for error in alone.errors]
         truncations += [Truncation(row, cut.used, cut.lost) for cut in alone.truncations]

@@ -1,10 +1,9 @@
-"""A chunk through tokenise → batches → backend, with the order restored and every bad record alone."""
+"""Encodes a chunk: tokenise → batches → backend. Order is restored, and a record that fails fails alone."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,8 @@ from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, Windows
 from embedctl_workers.arrays.vectors import mean_of_windows, unit
 from embedctl_workers.backends.base import Backend, RemembersBudget
-from embedctl_workers.encoding.inflight import OF_THE_WORKER, Batches, is_of_surroundings
+from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse, Stopped
+from embedctl_workers.encoding.inflight import OF_THE_WORKER, Batches, may_work_elsewhere
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.redaction import first_line
 
@@ -28,23 +28,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Stopped(Exception):
-    """Raised between two batches when nobody wants the chunk any more."""
-
-
-#: What a record has no part in, whatever it was that was done with it.
+#: Errors that no record is to blame for.
 NOT_OF_A_RECORD = (Stopped, *OF_THE_WORKER, BrokerUnavailable, JobError)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """Vectors of a chunk, float32, records × dim, NaN where a record failed; and what happened on the way.
+    """The vectors of a chunk, and what happened to its records.
 
     Attributes:
-        tokens: that the device was given, without padding.
-        positions: the same with padding; of a batch that was halved, as if it had not been.
-        doubtful: the rows that failed here and might not elsewhere: the backend failed on them, twice.
-        elsewhere: those of them that failed for want of something that another process may have.
+        vectors: float32, records × dim; NaN in the row of a record that failed.
+        tokens: how many tokens the device was given, without padding.
+        positions: the same with padding; a batch that was halved counts as if it had not been.
+        doubtful: rows on which the backend failed twice, and another worker's backend might not.
+        elsewhere: those of them that failed because this process lacks something, such as memory.
     """
 
     vectors: Vectors
@@ -60,7 +57,7 @@ class ChunkEncoder:
     """Encodes chunks with one backend.
 
     Attributes:
-        known_good: asked where records fail; where None, they are always to blame.
+        known_good: tells whether the worker is to blame if records fail; None: the records are always to blame.
     """
 
     def __init__(self, backend: Backend, token_budget: int) -> None:
@@ -69,7 +66,7 @@ class ChunkEncoder:
         self._token_budget = token_budget
 
     def dim_of(self, options: Mapping[str, Any]) -> int:
-        """Length of the vectors that a job of these options gets; of one that asks for too many, none has any."""
+        """Length of the vectors of a job with these options."""
         dimensions = options.get("dimensions")
         return self.backend.dim if dimensions is None else min(int(dimensions), self.backend.dim)
 
@@ -80,10 +77,10 @@ class ChunkEncoder:
 
         Args:
             options: the job's: `prompt`, `truncation`, `normalize`, `dimensions`.
-            about: fields for the lines of the log about this chunk.
+            about: fields for log lines about this chunk.
 
         Raises:
-            WorkerSick: texts can't be tokenised, and neither can one that could be at the worker's start.
+            WorkerSick: texts can't be tokenised, nor can the known good text any more.
         """
         mean = options.get("truncation") == "mean"
         hopeless = self._too_many(options)
@@ -110,78 +107,77 @@ class ChunkEncoder:
             rows=len(chunk),
             source=source,
             texts=len(texts),
-            tokens=replace(tokens, windows=None),  # it holds much that only windows are made of
+            tokens=replace(tokens, windows=None),  # which keeps the uncut texts alive
             batches=self._batches(tokens, wanted, windows),
             windows=windows,
             dim=self.dim_of(options),
-            raw=mean or options.get("dimensions") is not None,
+            postprocess=mean or options.get("dimensions") is not None,
             normalize=bool(options.get("normalize", True)),
             errors=errors,
             about=about,
         )
 
-    def encode(
-        self,
-        prepared: Prepared,
-        *,
-        on_batch: Callable[[int], None] | None = None,
-        wanted: Callable[[], bool] = lambda: True,
-        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> EncodedChunk:
-        """Run the device.
-
-        Args:
-            on_batch: called after each batch with its tokens.
-            wanted: asked before each batch.
-            turn: gives what is held while batches are begun, and not while the last of them are waited for: meanwhile
-                another thread may begin those of the next chunk. Called again where some of those failed.
+    def encode(self, prepared: Prepared, use: DeviceUse = SOLE_USE) -> EncodedChunk:
+        """Run the device. The chunk stays as it was prepared.
 
         Raises:
-            Stopped: it was no longer wanted.
+            Stopped: by `use`.
             DeviceLost: by the backend.
-            WorkerSick: the backend failed, and fails with what it could do at the worker's start.
+            WorkerSick: the backend failed, and fails on the known good text too.
         """
-        tokens = prepared.tokens
-        encoded = np.full((len(tokens.lengths), self.backend.dim), np.nan, np.float32)
+        encoded = np.full((len(prepared.tokens.lengths), self.backend.dim), np.nan, np.float32)
         bad: dict[int, tuple[ErrorCode, str]] = {}
-        batches = Batches(self.backend, prepared, encoded, bad, on_batch, self.check_worker)
-        with turn():
+        batches = Batches(self.backend, prepared, encoded, bad, use.on_batch, self.check_worker)
+        with use.turn():
             for batch in prepared.batches:
-                if not wanted():
-                    raise Stopped
+                use.check_wanted()
                 batches.begin(batch)
         batches.finish()
         if batches.failed or bad:
-            with turn():
+            with use.turn():
                 batches.split_failed()
-                self._try_again(batches, bad, wanted)
+                self._try_again(batches, bad, use)
         self._remember_limits(batches.too_large)
-        lacking = batches.elsewhere
+        return self._assemble(prepared, encoded, bad, batches.elsewhere)
+
+    def _assemble(
+        self,
+        prepared: Prepared,
+        encoded: Vectors,
+        bad: Mapping[int, tuple[ErrorCode, str]],
+        elsewhere: Collection[int],
+    ) -> EncodedChunk:
+        """The result of a chunk, by record.
+
+        Args:
+            encoded: float32, rows of tokens × dim of the backend.
+            bad: the rows of tokens without a vector, and why.
+            elsewhere: as in :class:`Batches`.
+        """
+        tokens = prepared.tokens
         if prepared.windows is not None:
             text_of = prepared.windows.text
             bad = {int(text_of[row]): bad[row] for row in sorted(bad, reverse=True)}
-            lacking = {int(text_of[row]) for row in lacking}
-        before = set(prepared.errors)
-        elsewhere = (
-            frozenset(np.flatnonzero(np.isin(prepared.source, list(lacking))).tolist()) if lacking else frozenset()
-        )
-        _fail(prepared.source, bad, prepared.errors)
-        distinct = _refined(prepared, encoded)
+            elsewhere = {int(text_of[row]) for row in elsewhere}
+        source, errors = prepared.source.copy(), dict(prepared.errors)
+        rows_elsewhere = _records_of(source, elsewhere)
+        _fail(source, bad, errors)
+        distinct = _postprocessed(prepared, encoded)
         vectors = np.full((prepared.rows, prepared.dim), np.nan, np.float32)
-        good = np.flatnonzero(prepared.source >= 0)
-        vectors[good] = distinct[prepared.source[good]]
+        good = np.flatnonzero(source >= 0)
+        vectors[good] = distinct[source[good]]
         return EncodedChunk(
             vectors=vectors,
-            errors=[prepared.errors[row] for row in sorted(prepared.errors)],
+            errors=[errors[row] for row in sorted(errors)],
             truncations=[
                 Truncation(int(row), int(tokens.lengths[at]), int(tokens.lost[at]))
                 for row in good
-                if tokens.lost[at := prepared.source[row]]
+                if tokens.lost[at := source[row]]
             ],
             tokens=int(sum(tokens.lengths[batch].sum() for batch in prepared.batches)),
             positions=sum(self.backend.positions(tokens.lengths[batch]) for batch in prepared.batches),
-            doubtful=frozenset(prepared.errors.keys() - before),
-            elsewhere=elsewhere,
+            doubtful=frozenset(errors.keys() - prepared.errors.keys()),
+            elsewhere=frozenset(rows_elsewhere),
         )
 
     def encode_alone(
@@ -189,55 +185,54 @@ class ChunkEncoder:
         chunk: ChunkInput,
         row: int,
         options: Mapping[str, Any],
+        use: DeviceUse = SOLE_USE,
         *,
-        on_batch: Callable[[int], None] | None = None,
-        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
         about: Mapping[str, object] | None = None,
     ) -> EncodedChunk:
-        """One row of a chunk, which fails where anything goes wrong with it; vectors are 1 × dim.
+        """Encode one row of a chunk; whatever error it causes is the error of that record.
+
+        Returns:
+            A chunk of that row alone: vectors are 1 × dim.
 
         Raises:
             Stopped, DeviceLost, WorkerSick: as for :meth:`encode`.
         """
         try:
-            return self.encode(self.prepare(chunk.select([row]), options, about=about), on_batch=on_batch, turn=turn)
+            return self.encode(self.prepare(chunk.select([row]), options, about=about), use)
         except NOT_OF_A_RECORD:
             raise
-        except Exception as error:  # noqa: BLE001  (whatever one text does is that record's error)
-            with turn():
+        except Exception as error:  # noqa: BLE001  (any error that a text causes is the error of its record)
+            with use.turn():
                 self.check_worker()
             nothing = np.full((1, self.dim_of(options)), np.nan, np.float32)
             failure = RecordError(0, ErrorCode.ENCODE_ERROR, f"it could not be encoded: {first_line(error)}")
             row_0 = frozenset({0})
-            elsewhere = row_0 if is_of_surroundings(error) else frozenset()
+            elsewhere = row_0 if may_work_elsewhere(error) else frozenset()
             return EncodedChunk(nothing, [failure], [], 0, 0, row_0, elsewhere)
 
     def check_worker(self) -> None:
-        """Tell whether the worker can do what it could at its start. Nobody else may run the device meanwhile.
+        """Check that the worker still encodes the known good text. Nobody else may run the device meanwhile.
 
         Raises:
-            WorkerSick: it can't.
+            WorkerSick: it does not.
             DeviceLost: by the backend.
         """
         if self.known_good is not None:
             self.known_good.check()
 
-    def _try_again(
-        self, batches: Batches, bad: Mapping[int, tuple[ErrorCode, str]], wanted: Callable[[], bool]
-    ) -> None:
-        """What failed may have failed for want of something that is there again: only what fails twice has failed."""
+    def _try_again(self, batches: Batches, bad: Mapping[int, tuple[ErrorCode, str]], use: DeviceUse) -> None:
+        """Encode the bad rows once more: what they lacked, such as memory, may be there again."""
         if not bad:
             return
         self.check_worker()
         for row in sorted(bad):
-            if not wanted():
-                raise Stopped
+            use.check_wanted()
             batches.again(row)
         if bad:
             self.check_worker()
 
     def _batches(self, tokens: Tokens, wanted: Rows, windows: Windows | None) -> list[Rows]:
-        """Rows in batches; where pooling leaves out a prompt, no batch holds windows with and without one."""
+        """Rows in batches. If pooling leaves out the prompt, no batch holds windows with a prompt and without one."""
         if windows is None:
             parts = [wanted]
         else:
@@ -250,12 +245,12 @@ class ChunkEncoder:
     def _tokenize(
         self, texts: Sequence[str], prompt: str | None, about: Mapping[str, object] | None
     ) -> tuple[Tokens, dict[int, tuple[ErrorCode, str]]]:
-        """Tokenise texts; where that fails, find the texts that fail alone and put empty ones in their place."""
+        """Tokenise texts. If that fails, find the texts that fail alone, and put empty ones in their place."""
         if not texts:
             return Tokens(lengths=np.zeros(0, np.int64), lost=np.zeros(0, np.int64)), {}
         try:
             return self.backend.tokenize(texts, prompt), {}
-        except Exception as error:  # noqa: BLE001  (whatever one text does to the tokeniser is that record's error)
+        except Exception as error:  # noqa: BLE001  (any error that a text causes is the error of its record)
             log.warning(
                 "tokenising %d texts failed (%s): trying each alone", len(texts), type(error).__name__, extra=about
             )
@@ -271,7 +266,7 @@ class ChunkEncoder:
         return self.backend.tokenize(harmless, prompt), bad
 
     def _remember_limits(self, too_large: Sequence[int]) -> None:
-        """Batches were too large for the device, and no single row of them was: make no batch so large again."""
+        """Lower the token budget below batches that were too large for the device, unless one of their rows was."""
         for positions in too_large:
             if positions // 2 < self._token_budget:
                 self._token_budget = max(1, positions // 2)
@@ -307,9 +302,9 @@ def _problem(kind: int, text: bytes) -> tuple[ErrorCode, str] | None:
     return None
 
 
-def _refined(prepared: Prepared, encoded: Vectors) -> Vectors:
-    """The vectors of the distinct texts, float32, texts × dim, of the rows that the backend encoded."""
-    if not prepared.raw:
+def _postprocessed(prepared: Prepared, encoded: Vectors) -> Vectors:
+    """The vectors of the distinct texts, float32, texts × dim, from those of the rows of tokens."""
+    if not prepared.postprocess:
         return encoded
     if prepared.windows is not None:
         encoded = mean_of_windows(encoded, prepared.windows.text, prepared.windows.content)
@@ -317,10 +312,13 @@ def _refined(prepared: Prepared, encoded: Vectors) -> Vectors:
     return unit(vectors) if prepared.normalize else vectors
 
 
+def _records_of(source: Rows, texts: Collection[int]) -> list[int]:
+    """The records that hold some of the distinct texts."""
+    return np.flatnonzero(np.isin(source, list(texts))).tolist() if texts else []
+
+
 def _fail(source: Rows, bad: Mapping[int, tuple[ErrorCode, str]], errors: dict[int, RecordError]) -> None:
-    """Give every record that holds a bad text that text's error."""
-    if not bad:
-        return
-    for row in np.flatnonzero(np.isin(source, list(bad))).tolist():
+    """Give each record that holds a bad text the error of that text."""
+    for row in _records_of(source, bad):
         errors[row] = RecordError(row, *bad[int(source[row])])
         source[row] = -1

@@ -1,4 +1,4 @@
-"""The batches of one chunk on a device, some of which may be under way at once."""
+"""The batches of one chunk on a device; several may be in flight at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embedctl_workers.redaction import first_line
 
 log = logging.getLogger(__name__)
 
-#: What ends a worker, and is no row's failure.
+#: Errors that end the worker; no row is to blame for them.
 OF_THE_WORKER = (DeviceLost, WorkerSick)
 
 
@@ -26,14 +26,15 @@ class Batches:
     """The batches of a chunk on a backend: begun one after the other, and finished in that order.
 
     Args:
-        into: float32, rows of tokens × dim.
-        bad: gets the rows that have no vector, and why.
-        check: raises where it is the worker that can't encode, and not a row that can't be encoded.
+        into: gets the vectors: float32, rows of tokens × dim.
+        bad: gets the rows without a vector, and why they have none.
+        on_batch: called after each batch with its tokens.
+        check: raises if the worker can't encode, so that no row is to blame.
 
     Attributes:
-        failed: batches whose rows are to be told apart, and what they failed with.
-        elsewhere: rows of `bad` that another process may have what it takes for.
-        too_large: rows × longest row of batches that the device had no memory for, though for each of their rows.
+        failed: batches in which the rows to blame are not known yet, and their errors.
+        elsewhere: rows of `bad` that failed because this process lacks something, such as memory.
+        too_large: rows × longest row of batches that did not fit the device's memory, although each of their rows did.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Batches:
         prepared: Prepared,
         into: Vectors,
         bad: dict[int, tuple[ErrorCode, str]],
-        on_batch: Callable[[int], None] | None,
+        on_batch: Callable[[int], None],
         check: Callable[[], None],
     ) -> None:
         self._backend = backend
@@ -58,18 +59,18 @@ class Batches:
         self.too_large: list[int] = []
 
     def begin(self, rows: Rows) -> None:
-        """Begin a batch, and finish those before it that the backend does not want to run beside it."""
+        """Begin a batch, and finish earlier ones until no more are in flight than the backend allows."""
         try:
             self._begun.append((rows, self._backend.forward(self._prepared.tokens_of(rows), rows)))
         except OF_THE_WORKER:
             raise
-        except Exception as error:  # noqa: BLE001  (whatever one row does to the backend is that record's error)
+        except Exception as error:  # noqa: BLE001  (any error that a row causes is the error of its record)
             self.failed.append((rows, error))
         self.finish(self._backend.ahead)
         self.split_failed()
 
     def finish(self, but: int = 0) -> None:
-        """Wait for all that was begun, but for so many."""
+        """Finish batches until at most `but` of them are in flight."""
         while len(self._begun) > but:
             rows, output = self._begun.popleft()
             try:
@@ -79,20 +80,20 @@ class Batches:
             except Exception as error:  # noqa: BLE001  (as above)
                 self.failed.append((rows, error))
             else:
-                self._told(rows)
+                self._report(rows)
 
     def split_failed(self) -> None:
-        """Finish all that was begun, and halve what failed until the rows that fail stand alone."""
+        """Finish all batches, and halve those that failed until the rows to blame are found."""
         if not self.failed:
             return
         self.finish()
         failed, self.failed = self.failed, []
         for rows, error in failed:
             self._split(rows, error)
-            self._told(rows)
+            self._report(rows)
 
     def again(self, row: int) -> None:
-        """Encode a row that has no vector once more, alone. Nothing else may be under way."""
+        """Encode a row without a vector once more, alone. No batch may be in flight."""
         rows = np.array([row], np.int64)
         del self._bad[row]
         self.elsewhere.discard(row)
@@ -102,12 +103,12 @@ class Batches:
             raise
         except Exception as error:  # noqa: BLE001  (as above)
             self._blame(row, error)
-        self._told(rows)
+        self._report(rows)
 
     def _split(self, rows: Rows, error: Exception) -> None:
         if len(rows) == 1:
             self._blame(int(rows[0]), error)
-            if not self._checked:  # at once: a worker that can encode nothing need not find that out row by row
+            if not self._checked:  # at the first row: a worker that can encode nothing should not try them all
                 self._checked = True
                 self._check()
             return
@@ -128,7 +129,7 @@ class Batches:
 
     def _store(self, rows: Rows, output: Any) -> None:
         prepared = self._prepared
-        self._into[rows] = self._backend.finish(output, normalize=prepared.normalize and not prepared.raw)
+        self._into[rows] = self._backend.finish(output, normalize=prepared.normalize and not prepared.postprocess)
         for row in rows[~np.isfinite(self._into[rows]).all(axis=1)].tolist():
             self._bad[row] = (ErrorCode.NON_FINITE, "the model's output holds infinity or NaN")
             self._into[row] = np.nan
@@ -136,14 +137,13 @@ class Batches:
     def _blame(self, row: int, error: Exception) -> None:
         code = ErrorCode.OUT_OF_MEMORY if is_out_of_memory(error) else ErrorCode.ENCODE_ERROR
         self._bad[row] = (code, f"the backend failed: {first_line(error)}")
-        if is_of_surroundings(error):
+        if may_work_elsewhere(error):
             self.elsewhere.add(row)
 
-    def _told(self, rows: Rows) -> None:
-        if self._on_batch is not None:
-            self._on_batch(int(self._prepared.tokens.lengths[rows].sum()))
+    def _report(self, rows: Rows) -> None:
+        self._on_batch(int(self._prepared.tokens.lengths[rows].sum()))
 
 
-def is_of_surroundings(error: Exception) -> bool:
-    """Whether something failed for want of what another process may have: memory, files, libraries, settings."""
+def may_work_elsewhere(error: Exception) -> bool:
+    """Whether an error says that this process lacks something which another one may have: memory, files, libraries."""
     return is_out_of_memory(error) or isinstance(error, OSError | ImportError | EmbedctlError)

@@ -1,4 +1,4 @@
-"""A text whose vector a worker knows from its start: where records fail, it tells whether the worker does."""
+"""The known good text: a worker knows its vector from the start, so a check tells if a failure is the worker's."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.models.gate_texts import TEXTS
 from embedctl_workers.redaction import first_line
 
-#: Of ordinary length: what a worker has to be able to do whatever else it has no memory for.
+#: Of ordinary length: a worker must be able to encode it even if it lacks the memory for longer texts.
 _TEXT = TEXTS["sentence"].encode()
 _CHUNK = ChunkInput(first=0, kinds=bytes([RecordKind.TEXT]), texts=[_TEXT])
 
 
 class KnownGood:
-    """Encodes the text now, and compares it with what came of it then.
+    """Encodes the known good text again, and compares the vector with that of the worker's start.
 
     Make one when the model has passed its gate.
 
@@ -26,26 +26,26 @@ class KnownGood:
         bounds: how far the vector may be from that of the start.
 
     Raises:
-        WorkerSick: it can't be encoded even now.
+        WorkerSick: the text can't be encoded even at the start.
     """
 
     def __init__(self, backend: Backend, bounds: Thresholds) -> None:
-        # One without a known good text of its own: it is asked by another one in the middle of a batch.
+        # An encoder without a known good text: another encoder calls this one in the middle of a batch.
         self._encoder = ChunkEncoder(backend, backend.token_budget)
         self._bounds = bounds
         self._right = self._encode()
 
     def check(self) -> None:
-        """Nobody else may run the device meanwhile.
+        """Encode the text and compare its vector. Nobody else may run the device meanwhile.
 
         Raises:
-            WorkerSick: the text can't be encoded any more, or its vector is another one.
+            WorkerSick: the text can't be encoded any more, or its vector has changed.
             DeviceLost: by the backend.
         """
         vectors = self._encode()
         try:
             found = measure(vectors, self._right)
-        except Exception as error:  # no memory for even that
+        except Exception as error:  # not enough memory even for the comparison
             raise _sick(first_line(error)) from error
         if not found.within(self._bounds):
             raise WorkerSick(
@@ -54,7 +54,7 @@ class KnownGood:
             )
 
     def check_preparing(self) -> None:
-        """Needs no device.
+        """Tokenise the text; needs no device.
 
         Raises:
             WorkerSick: the text can't be tokenised any more.

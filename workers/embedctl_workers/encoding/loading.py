@@ -1,4 +1,4 @@
-"""A model, loaded as its hardware class says and ready to encode, but not yet measured."""
+"""Loads a model as its hardware class says, ready to encode but not yet measured."""
 
 from __future__ import annotations
 

@@ -9,20 +9,22 @@ from embedctl_config.wire import RecordError
 from embedctl_workers.arrays.tokens import Rows, Tokens, Windows
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A chunk that is ready for the device.
 
     Attributes:
-        source: int64, one a record: which of the distinct texts it holds, or -1 where it failed already.
+        rows: how many records there are.
+        source: int64, one for each record: which of the distinct texts it holds; -1 if it has failed already.
         texts: how many distinct texts there are.
-        tokens: of the distinct texts, in their first rows; then of the windows that follow, where some have several.
+        tokens: of the distinct texts; then, if some texts have several windows, of their further windows.
         batches: rows of `tokens`.
-        windows: which texts the rows of `tokens` belong to, where some have several.
+        windows: which text each row of `tokens` belongs to; None if each text has one window.
         dim: length of the vectors to make.
-        raw: whether the backend's vectors are worked on before they are normalised.
-        errors: by record.
-        about: fields for the lines of the log about this chunk.
+        postprocess: whether the encoder averages windows or cuts vectors, and then normalises instead of the backend.
+        normalize: whether vectors get unit length.
+        errors: of records that have failed already.
+        about: fields for log lines about this chunk.
     """
 
     rows: int
@@ -32,11 +34,11 @@ class Prepared:
     batches: list[Rows]
     windows: Windows | None
     dim: int
-    raw: bool
+    postprocess: bool
     normalize: bool
-    errors: dict[int, RecordError] = field(default_factory=dict)
+    errors: Mapping[int, RecordError] = field(default_factory=dict)
     about: Mapping[str, object] | None = None
 
     def tokens_of(self, batch: Rows) -> Tokens:
-        """The tokens for a batch. A prompt stands in the first window of a text alone."""
+        """The tokens for a batch. Only the first window of a text begins with the prompt."""
         return self.tokens if batch[0] < self.texts else replace(self.tokens, prompt_tokens=None)

@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import load_settings
-from embedctl_config.wire import ChunkInput
 from embedctl_workers.machine import devices
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 #: Time per answer (seconds); its last batch may exceed that.
 SECONDS = 2.0
-_ROWS = 512
 
 
 def main() -> None:
@@ -40,37 +37,20 @@ def main() -> None:
 
         host = Host(pinned.threads, cache_folder(settings))
         backend = load_encoder(settings, settings.hardware_class(hardware), model, host).backend
+        _say({"fingerprint": backend.fingerprint, "engine": backend.engine, "threads": pinned.threads})
+        for line in sys.stdin:
+            _say(_tokens_per_s(backend, int(line)))
     except EmbedctlError as error:
         sys.exit(str(error))
-    _say({"fingerprint": backend.fingerprint, "engine": backend.engine, "threads": pinned.threads})
-    for line in sys.stdin:
-        _say(_tokens_per_s(backend, int(line)))
 
 
 def _tokens_per_s(backend: Backend, token_budget: int) -> float:
     """The rate of encoding the batches of a chunk, in the same order each time, until the time is over."""
-    import numpy as np
+    from embedctl_workers.encoding.encoder import ChunkEncoder
+    from embedctl_workers.measuring.rates import encoding_rate, mixed_load
 
-    from embedctl_workers.encoding.encoder import ChunkEncoder, Stopped
-    from embedctl_workers.measuring.sample_texts import mixed_texts
-
-    texts = [text.encode() for text in mixed_texts(_ROWS)]
     encoder = ChunkEncoder(backend, token_budget)
-    prepared = encoder.prepare(ChunkInput(0, bytes(_ROWS), texts), {})
-    order = np.random.default_rng(0).permutation(len(prepared.batches))
-    prepared.batches = [prepared.batches[at] for at in order]
-    tokens = 0
-
-    def count(more: int) -> None:
-        nonlocal tokens
-        tokens += more
-
-    started = time.perf_counter()
-    try:
-        while True:
-            encoder.encode(prepared, on_batch=count, wanted=lambda: time.perf_counter() - started < SECONDS)
-    except Stopped:
-        return tokens / (time.perf_counter() - started)
+    return encoding_rate(encoder, mixed_load(encoder), SECONDS)
 
 
 def _say(answer: object) -> None:

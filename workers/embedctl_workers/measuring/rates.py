@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import numpy as np
@@ -13,7 +14,8 @@ import numpy as np
 from embedctl_config.errors import ModelError
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.arrays.tokens import Rows
-from embedctl_workers.encoding.encoder import ChunkEncoder, Stopped
+from embedctl_workers.encoding.device_use import DeviceUse, Stopped
+from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.measuring.sample_texts import long_texts, mixed_texts
 
@@ -44,15 +46,12 @@ class Load:
 
 def loads_for(encoder: ChunkEncoder) -> list[Load]:
     """A chunk of mixed lengths, and a chunk of long texts: the model's maximum, or :data:`LONGEST` if that is less."""
-    chosen = {"mixed lengths": mixed_texts(_MIXED), "long texts": long_texts(_LONG, encoder.backend, LONGEST)}
-    loads = []
-    for name, texts in chosen.items():
-        encoded = [text.encode() for text in texts]
-        prepared = _prepare(encoder, encoded)
-        order = np.random.default_rng(0).permutation(len(prepared.batches))
-        prepared.batches = [prepared.batches[at] for at in order]
-        loads.append(Load(name, encoded, prepared))
-    return loads
+    return [mixed_load(encoder), _load(encoder, "long texts", long_texts(_LONG, encoder.backend, LONGEST))]
+
+
+def mixed_load(encoder: ChunkEncoder) -> Load:
+    """A chunk of mixed lengths."""
+    return _load(encoder, "mixed lengths", mixed_texts(_MIXED))
 
 
 def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
@@ -63,30 +62,19 @@ def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
     Raises:
         ModelError: some of the texts can't be encoded.
     """
-    turn, counting = Lock(), Lock()
-    tokens, started = 0, time.perf_counter()
-
-    def count(more: int) -> None:
-        nonlocal tokens
-        with counting:
-            tokens += more
+    use = _TimedUse(seconds)
 
     def encode() -> None:
         try:
             while True:
-                done = encoder.encode(
-                    load.prepared,
-                    on_batch=count,
-                    wanted=lambda: time.perf_counter() - started < seconds,
-                    turn=lambda: turn,
-                )
+                done = encoder.encode(load.prepared, use)
                 if done.errors:
                     raise ModelError(f"a text to measure with can't be encoded: {done.errors[0].message}")
         except Stopped:
             return
 
     _in_threads(encode, 2 if encoder.backend.ahead else 1)
-    return tokens / (time.perf_counter() - started)
+    return use.tokens / (time.perf_counter() - use.started)
 
 
 def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
@@ -95,6 +83,33 @@ def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
     while (spent := time.perf_counter() - started) < seconds:
         tokens += int(_prepare(encoder, load.texts).tokens.lengths.sum())
     return tokens / spent
+
+
+class _TimedUse(DeviceUse):
+    """Threads take turns on the device for some seconds, and their tokens are counted."""
+
+    def __init__(self, seconds: float) -> None:
+        self.tokens, self.started = 0, time.perf_counter()
+        self._seconds = seconds
+        self._device, self._counting = Lock(), Lock()
+
+    def turn(self) -> AbstractContextManager[object]:
+        return self._device
+
+    def check_wanted(self) -> None:
+        if time.perf_counter() - self.started >= self._seconds:
+            raise Stopped
+
+    def on_batch(self, tokens: int) -> None:
+        with self._counting:
+            self.tokens += tokens
+
+
+def _load(encoder: ChunkEncoder, name: str, texts: Sequence[str]) -> Load:
+    encoded = [text.encode() for text in texts]
+    prepared = _prepare(encoder, encoded)
+    order = np.random.default_rng(0).permutation(len(prepared.batches))
+    return Load(name, encoded, replace(prepared, batches=[prepared.batches[at] for at in order]))
 
 
 def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:

@@ -1,29 +1,27 @@
-"""What was built of models: folders that hold what their manifest says, or are built again.
+"""Artefacts: folders that hold what was built from a model. One that is not what its manifest says is built again.
 
 A folder is `artifacts/FINGERPRINT-KIND-KEY` in the cache. It is written under a lock in a scratch folder beside it and
-renamed when it is whole, so that whoever finds it finds all of it. It may be copied to another machine.
+renamed when it is complete, so it is never found incomplete. It may be copied to another machine.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.models.cache import distrusted, locked, private_folder
+from embedctl_workers.models.cache import distrusted, keep, locked, make_readable, private_folder
 
 log = logging.getLogger(__name__)
 
-#: Changes when an older folder must not be used any more.
+#: Changes when older folders must no longer be used.
 FORMAT = 1
 MANIFEST = "manifest.json"
 _EXPECTED = {"fingerprint", "recipe", "model", "engine", "graph", "accuracy", "rate"}
@@ -31,11 +29,11 @@ _EXPECTED = {"fingerprint", "recipe", "model", "engine", "graph", "accuracy", "r
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which artefact: of which model, and made how.
+    """The model of an artefact, and how it is built.
 
     Attributes:
-        fingerprint: the model's.
-        recipe: all else that decides what is in the folder, `kind` among it.
+        fingerprint: of the model.
+        recipe: everything else that decides the folder's contents, `kind` included.
     """
 
     fingerprint: str
@@ -43,7 +41,7 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """The folder's."""
+        """The name of its folder."""
         key = hashlib.sha256(json.dumps([FORMAT, dict(self.recipe)], sort_keys=True).encode()).hexdigest()
         return f"{self.fingerprint}-{self.recipe['kind']}-{key[:12]}"
 
@@ -57,7 +55,7 @@ class Artifact:
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """Bytes of all its files."""
         return sum(facts["size"] for facts in self.manifest["files"].values())
 
 
@@ -68,7 +66,7 @@ class ArtifactStore:
         self._root = cache / "artifacts"
 
     def find(self, wanted: Wanted) -> Artifact | None:
-        """An artefact, checked byte by byte; None where there is none, or where it can't be trusted."""
+        """An artefact, checked byte by byte; None if there is none that can be trusted."""
         folder = self._root / wanted.name
         if not folder.exists():
             return None
@@ -83,25 +81,26 @@ class ArtifactStore:
         return artifact
 
     def build(self, wanted: Wanted, fill: Callable[[Path], Mapping[str, Any]], *, force: bool = False) -> Artifact:
-        """An artefact, built now unless another process did so meanwhile; what can't be trusted is replaced.
+        """Build an artefact, unless another process has done so meanwhile. One that can't be trusted is replaced.
 
         Args:
-            fill: writes the files into the folder given, and returns what the manifest is to say besides.
-            force: replace it even if nothing is wrong with it.
+            fill: writes the files into a folder, and returns what else the manifest is to say.
+            force: replace the artefact even if it can be trusted.
 
         Raises:
-            ModelError: it can't be written; and whatever `fill` raises.
+            ModelError: it can't be written.
+            Whatever `fill` raises.
         """
         try:
             private_folder(self._root)
-            with self._locked(wanted.name):
+            with locked(self._root / wanted.name):
                 found = None if force else self.find(wanted)
                 return found or self._fill(wanted, fill)
         except OSError as error:
             raise ModelError(f"an artefact can't be written to {self._root}: {error}") from error
 
     def all(self) -> Iterator[tuple[Path, Artifact | ModelError]]:
-        """Every folder in the store, with what is wrong with those that can't be trusted."""
+        """Every folder in the store, with its artefact or the reason why it can't be trusted."""
         folders = self._root.iterdir() if self._root.is_dir() else ()
         for folder in sorted(path for path in folders if path.is_dir() and not path.name.startswith(".")):
             try:
@@ -110,7 +109,7 @@ class ArtifactStore:
                 yield folder, error
 
     def _fill(self, wanted: Wanted, fill: Callable[[Path], Mapping[str, Any]]) -> Artifact:
-        # Named for the artefact, so that whoever holds its lock may clear away what a killed build left.
+        # The name is the artefact's, so a process that holds its lock may remove what a killed build left.
         for left in self._root.glob(f".{wanted.name}.*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(dir=self._root, prefix=f".{wanted.name}.", suffix=".tmp"))
@@ -119,7 +118,7 @@ class ArtifactStore:
             fresh.mkdir(mode=0o755)
             facts = fill(fresh)
             for path in fresh.iterdir():
-                path.chmod(0o644)  # whatever the umask: what others may write to is not read again
+                make_readable(path)
             files = {path.name: _describe(path) for path in sorted(fresh.iterdir())}
             manifest = {
                 "format": FORMAT,
@@ -129,8 +128,7 @@ class ArtifactStore:
                 "files": files,
             }
             text = json.dumps(manifest, indent=2, ensure_ascii=False)
-            (fresh / MANIFEST).write_text(text, encoding="utf-8")
-            (fresh / MANIFEST).chmod(0o644)
+            keep(fresh / MANIFEST, text.encode())
             folder = self._root / wanted.name
             if folder.exists():
                 folder.rename(scratch / "replaced")
@@ -139,24 +137,13 @@ class ArtifactStore:
             shutil.rmtree(scratch, ignore_errors=True)
         return read_artifact(folder)
 
-    @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        """Hold an artefact's lock; it is the kernel's, and ends with the process."""
-        with locked(self._root / f".{name}.lock") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.info("another process builds %s: waiting for it", name)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
 
 def read_artifact(folder: Path) -> Artifact:
     """Read a folder and check every byte of it.
 
     Raises:
-        ModelError: it is no artefact of this version, a file is not the one that its manifest names, or somebody else
-            may write to it.
+        ModelError: it is no artefact of this version, a file is not what its manifest says, or another user can write
+            to it.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -169,7 +156,7 @@ def read_artifact(folder: Path) -> Artifact:
 
 
 def _problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Why a folder can't be trusted, or None. What its manifest lacks is a KeyError."""
+    """Why a folder can't be trusted, or None. A KeyError names what its manifest lacks."""
     if manifest["format"] != FORMAT:
         return f"{folder} is of format {manifest['format']}, and this version reads {FORMAT}"
     files = dict(manifest["files"])

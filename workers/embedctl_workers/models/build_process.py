@@ -1,4 +1,4 @@
-"""What fills the folder of an artefact: a process of its own, which says how far it is and ends with a JSON object."""
+"""Builds of artefacts, each in a process of its own, which logs its progress and ends with a JSON object."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from embedctl.child import guarded
 from embedctl_config.errors import EmbedctlError, ModelError
 
 log = logging.getLogger(__name__)
 
 
-def run_child(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a module that fills an artefact's folder: its progress goes to the log.
+def run_build(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a module of `building/`, which fills an artefact's folder; its progress goes to the log.
 
     Args:
-        request: its argument; it names the model, `name`, and the `kind` of artefact.
+        request: its argument; it names the model (`name`) and the `kind` of artefact.
 
     Returns:
-        The JSON object that it ends with.
+        What the manifest is to say: the JSON object that the process ends with.
 
     Raises:
         ModelError: that object is an error, or there is none.
     """
-    build = [sys.executable, "-m", module, json.dumps(request)]
     with subprocess.Popen(
-        [sys.executable, "-m", "embedctl.child", str(os.getpid()), *build],
+        guarded([sys.executable, "-m", module, json.dumps(request)]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # what the exporters have to say to their developers
+        stderr=subprocess.DEVNULL,  # messages of the exporters for their own developers
         text=True,
         errors="replace",
     ) as child:
@@ -49,23 +49,23 @@ def run_child(module: str, request: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def answer(build: Callable[[Mapping[str, Any], Callable[[str], None]], dict[str, Any]], advice: str) -> None:
-    """In such a process: have a function fulfil the request of the command line, and print what it answers.
+def answer_request(build: Callable[[Mapping[str, Any], Callable[[str], None]], dict[str, Any]], advice: str) -> None:
+    """In the process of a build: run a function on the request of the command line, and print its answer as JSON.
 
     Args:
-        build: is told the request, and what to call with a line of progress.
-        advice: what to do where it fails in a way of which nothing is known.
+        build: gets the request, and a function to call with each line of progress.
+        advice: what the user can do if the build fails in an unknown way.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     request = json.loads(sys.argv[1])
     progress = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the libraries print, and what they start, is no progress of ours
+    os.dup2(2, 1)  # libraries, and the processes that they start, print here too: that is no progress
     say = partial(print, file=progress, flush=True)
     try:
         facts = build(request, say)
     except EmbedctlError as error:
         facts = {"error": str(error)}
-    except Exception as error:  # noqa: BLE001  (exporters and compilers fail in as many ways as there are models)
+    except Exception as error:  # noqa: BLE001  (each exporter and compiler fails in ways of its own)
         line = str(error).partition("\n")[0][:300]
         facts = {"error": f"{type(error).__name__}: {line}; {advice}"}
     say(json.dumps(facts))

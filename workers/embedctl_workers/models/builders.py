@@ -1,4 +1,4 @@
-"""Which backends run an artefact, and what builds it. Imports nothing that starts threads."""
+"""The table of builders: which backends run an artefact, and what builds it. Imports nothing that starts threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from embedctl_workers.models.artifacts import Artifact
     from embedctl_workers.models.files import ModelFiles
 
-#: Backend → module:function, a :class:`Builder`.
+#: Backend → `module:function`; the function is a :class:`Builder`.
 BUILDERS = {
     "neuron": "embedctl_workers.backends.neuron.recipe:build",
     "onnx": "embedctl_workers.backends.onnx.recipe:build_onnx",
@@ -28,11 +28,11 @@ class BuildOptions:
     """How an artefact is to be built.
 
     Attributes:
-        options: the hardware class's, as :meth:`Backend.load` gets them.
-        exporter: what makes its graph, one of :data:`embedctl_workers.backends.onnx.recipe.EXPORTERS`.
-        revision: the hub's, for the manifest.
-        target: the device to build for where it is not the one of this machine; empty for that one.
-        force: build it even if it is there.
+        options: those of the hardware class, as :meth:`Backend.load` gets them.
+        exporter: makes the graph; one of :data:`embedctl_workers.backends.onnx.recipe.EXPORTERS`.
+        revision: the model's revision in the hub, for the manifest.
+        target: the kind of device to build for; empty for the device of this machine.
+        force: build the artefact even if it is in the cache.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -49,32 +49,32 @@ class Builder(Protocol):
         """The artefact of a model.
 
         Raises:
-            SettingsError: an exporter or a target that this backend knows nothing of.
-            ModelError: it can't be built.
-            MissingExtra: what builds it is not installed.
+            SettingsError: this backend does not know the exporter or the target.
+            ModelError: the artefact can't be built.
+            MissingExtra: a package that builds it is not installed.
         """
         ...
 
 
 def require_builder(hardware: str, backend: str) -> str:
-    """Where the builder of a backend's artefacts is, as in :data:`BUILDERS`.
+    """Where the builder for a backend is, as in :data:`BUILDERS`.
 
     Args:
-        hardware: the class's name, for the message.
+        hardware: the name of the hardware class, for the message.
 
     Raises:
-        SettingsError: the backend runs none.
+        SettingsError: the backend runs no artefact.
     """
     if backend not in BUILDERS:
         raise SettingsError(
-            f"class {hardware} runs backend {backend!r}, for which nothing is built: choose a class with backend "
+            f"class {hardware} runs backend {backend!r}, which needs no build: choose a class with backend "
             f"{' or '.join(BUILDERS)}"
         )
     return BUILDERS[backend]
 
 
-def builder_of(hardware: str, backend: str) -> Builder:
-    """What builds the artefacts that a backend runs; imports its runtime.
+def load_builder(hardware: str, backend: str) -> Builder:
+    """The builder for a backend; this imports the backend's runtime.
 
     Raises:
         SettingsError: as :func:`require_builder`.

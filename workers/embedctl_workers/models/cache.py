@@ -1,25 +1,29 @@
-"""Where what was built for a model and this machine is kept, and whether it may be trusted."""
+"""The cache folder, which holds what was built for a model and this machine: safe writes, locks, and trust."""
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import shlex
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import Settings, expanded
+
+log = logging.getLogger(__name__)
 
 _UID_MAP = Path("/proc/self/uid_map")
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
 def cache_folder(settings: Settings) -> Path:
-    """The setting `cache_dir`, else `embedctl` in the XDG cache folder. It may not exist yet."""
+    """The setting `cache_dir`, else `embedctl` in the XDG cache folder. The folder may not exist yet."""
     if settings.cache_dir:
         return expanded(settings.cache_dir, "cache_dir")
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -27,10 +31,15 @@ def cache_folder(settings: Settings) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """The folder, made if need be, that nobody else may write to or replace: what is in it will be executed.
+    """Make a folder unless it exists, and check that no other user can write to it or replace it.
+
+    Files of the cache are executed or decide vectors, so another user must not be able to change them.
+
+    Returns:
+        The same folder.
 
     Raises:
-        ModelError: somebody else may.
+        ModelError: another user can write to it or replace it.
         OSError: it can't be made.
     """
     for each in (*reversed(folder.parents), folder):
@@ -38,46 +47,85 @@ def private_folder(folder: Path) -> Path:
             each.mkdir(mode=0o755, exist_ok=True)
     if wrong := distrusted(folder):
         raise ModelError(
-            f"what is in {folder} would be run, and somebody else could replace it: {wrong}. Or choose a folder of "
-            "your own, below folders of yours or root's alone, as cache_dir (EMBEDCTL_CACHE_DIR)"
+            f"what is in {folder} would be run, and another user could replace it: {wrong}. Or set cache_dir "
+            "(EMBEDCTL_CACHE_DIR) to a folder of your own, below folders that only you or root can write to"
         )
     return folder
 
 
 def is_trusted(path: Path) -> bool:
-    """Whether a file or folder is this user's, nobody else may write to it, and nobody else may put another in its
-    place.
+    """Whether a file or folder is this user's, and no other user can write to it or replace it.
 
     Raises:
-        OSError: it is not there.
+        OSError: it does not exist.
     """
     return not distrusted(path)
 
 
 def distrusted(path: Path) -> str:
-    """Why a file or folder is not :func:`trusted <is_trusted>`, and the commands that mend all of it; empty if it is.
+    """Why a file or folder is not :func:`trusted <is_trusted>`, and the commands that repair it; empty if it is.
 
     Raises:
-        OSError: it is not there.
+        OSError: it does not exist.
     """
     flaws = list(_flaws(path))
     if not flaws:
         return ""
     mend = " && ".join(flaw.mend for flaw in flaws)
     by = "" if os.getuid() == 0 or not any(flaw.needs_root for flaw in flaws) else " (as root)"
-    return f"{', and '.join(flaw.words for flaw in flaws)}. To mend it{by}: {mend}"
+    return f"{', and '.join(flaw.words for flaw in flaws)}. To repair it{by}: {mend}"
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Write or replace a file of the cache, so that no other user can write to it.
+
+    A process that is killed meanwhile leaves the previous file, or none. A link at this path is replaced, and its
+    target is not touched.
+
+    Raises:
+        ModelError: another user could replace the folder's contents.
+        OSError: the file can't be written.
+    """
+    folder = private_folder(path.parent)
+    descriptor, scratch = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        make_readable(Path(scratch))
+        Path(scratch).replace(path)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+
+
+def make_readable(path: Path) -> None:
+    """Let other users read a file, and only this user write to it: otherwise it would not be trusted.
+
+    Raises:
+        OSError: it does not exist.
+    """
+    path.chmod(0o644)
 
 
 @contextmanager
-def locked(lock: Path) -> Iterator[IO[bytes]]:
-    """A lock's file, open for `flock`, which ends with the process. Neither a link's target nor any content is touched.
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file or folder of the cache. The kernel releases the lock when the process ends.
 
     Raises:
-        OSError: it is a link, or can't be made.
+        OSError: the lock's file is a link, which is not followed, or can't be made.
     """
+    lock = path.with_name(f".{path.name}.lock")
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "r+b") as stream:
-        yield stream
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process builds %s: waiting for it", path.name)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +136,7 @@ class _Flaw:
 
 
 def _flaws(path: Path) -> Iterator[_Flaw]:
-    """What of a path others may change: itself, a link on the way or a folder above."""
+    """What other users can change about a path: itself, a link on the way, or a folder above."""
     me = os.getuid()
     own, facts = _own_uids(), path.stat()
     if facts.st_uid != me:
@@ -112,21 +160,24 @@ def _flaws(path: Path) -> Iterator[_Flaw]:
 def _owner(path: Path, uid: int) -> _Flaw:
     me = os.getuid()
     link = "-h " if path.is_symlink() else ""
-    words = f"{path} belongs to somebody else (user {uid}, and this is user {me})"
+    words = f"{path} belongs to user {uid}, and this is user {me}"
     return _Flaw(words, f"chown {link}{me} {shlex.quote(str(path))}", needs_root=True)
 
 
 def _mode(path: Path, facts: os.stat_result, *, above: bool = False) -> _Flaw:
-    """A folder of root's, as a volume of a group, is left writable: with its sticky bit only entries' owners replace
-    them, and we may still write to it."""
+    """The flaw of a mode that lets others write.
+
+    A folder of root's that this user needs, such as a volume of a group, stays writable and gets the sticky bit: then
+    only the owner of an entry can replace it.
+    """
     mode = "+t" if above and facts.st_uid == 0 != os.getuid() else "go-w"
-    others = "everybody" if facts.st_mode & 0o002 else f"group {facts.st_gid}"
-    words = f"{path} may be written to by {others} (mode {stat.S_IMODE(facts.st_mode):o})"
+    others = "everyone" if facts.st_mode & 0o002 else f"group {facts.st_gid}"
+    words = f"{path} can be written to by {others} (mode {stat.S_IMODE(facts.st_mode):o})"
     return _Flaw(words, f"chmod {mode} {shlex.quote(str(path))}", needs_root=facts.st_uid != os.getuid())
 
 
 def _own_uids() -> frozenset[int]:
-    """This user and root, whose files are shown as nobody's in containers in which root itself is not mapped."""
+    """This user and root. A container in which root is not mapped shows root's files as nobody's."""
     own = {0, os.getuid()}
     try:
         mapped = [[int(word) for word in line.split()] for line in _UID_MAP.read_text().splitlines()]

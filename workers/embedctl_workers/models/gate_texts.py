@@ -1,10 +1,10 @@
-"""The texts that every backend is measured on. Changing one makes every cached reference void."""
+"""The texts that every backend is measured on. A change of any text invalidates every cached reference."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-#: Put before each text where a prompt is checked.
+#: The prompt of the gate's check with a prompt.
 PROMPT = "query: "
 
 _ESSAY = """\
@@ -38,7 +38,7 @@ because a ledger of guesses is worth nothing without those that were wrong.
 """
 _WORDS = _ESSAY.split()
 
-#: Name → text: every length from a character to beyond 512 tokens, and scripts that tokenizers treat differently.
+#: Name → text: lengths from one character to more than 512 tokens, and scripts that tokenizers treat differently.
 TEXTS: Mapping[str, str] = {
     "nearly empty": ".",
     "one word": "harbour",

@@ -1,12 +1,11 @@
-"""What torch in fp32 makes of the gate's texts, by a model's fingerprint: computed once and kept.
+"""Reference vectors: the gate's texts encoded by torch in fp32, computed once for each model and kept in the cache.
 
-`python -m embedctl_workers.models.references FOLDER FILE` computes them, in a process of its own: a worker that runs
-another runtime never imports torch, and sentence-transformers is called as any user calls it.
+`python -m embedctl_workers.models.references FOLDER FILE` computes them in a process of its own, so that a worker with
+another runtime never imports torch. It calls sentence-transformers as any user does.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -14,24 +13,23 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 
+from embedctl.child import guarded
 from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.cache import distrusted, locked, private_folder
+from embedctl_workers.models.cache import distrusted, keep, locked, private_folder
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
 
 log = logging.getLogger(__name__)
 
-#: Changes when the same texts would give other vectors or another file.
+#: Changes when the same texts give other vectors or another file.
 _FORMAT = 1
 
 
@@ -46,15 +44,15 @@ def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) 
 
     Raises:
         MissingExtra: they are not in the cache, and sentence-transformers is not installed.
-        ModelError: they are not in the cache and can't be computed, or `host.build` forbids it; or others may write to
-            their folder.
+        ModelError: they are not in the cache and can't be computed, or `host.build` forbids it; or another user can
+            write to their folder.
     """
     path = references_path(files, host)
     vectors = _load(path)
     if vectors is None:
         try:
             private_folder(path.parent)
-            with _locked(path):
+            with locked(path):
                 vectors = _load(path) or _compute(files, host, path)
         except OSError as error:
             raise ModelError(f"the references of model {files.name!r} can't be kept in {path}: {error}") from error
@@ -62,16 +60,16 @@ def references_for(files: ModelFiles, host: Host, *, prompt: str | None = None) 
 
 
 def references_path(files: ModelFiles, host: Host) -> Path:
-    """Where the references of a model are kept; the file may be copied to another machine."""
+    """The file with the references of a model; it may be copied to another machine."""
     facts = json.dumps([_FORMAT, PROMPT, *TEXTS.values()])
     return host.cache / "references" / f"{files.fingerprint}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.npz"
 
 
 def _load(path: Path) -> dict[str, Vectors] | None:
-    """The file's vectors; None where there is none, or it is damaged or not to be trusted."""
+    """The vectors of a file; None if there is none, or it is damaged or not trusted."""
     try:
         if wrong := distrusted(path):
-            log.warning("%s is made again, for it is not trusted: %s", path, wrong)
+            log.warning("%s is not trusted and is made again: %s", path, wrong)
             return None
         with np.load(path, allow_pickle=False) as file:
             vectors = {name: file[name] for name in ("plain", "prompted")}
@@ -98,32 +96,22 @@ def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
     log.info("model %s: computing its references, once on this machine", files.name)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         fresh = Path(scratch) / path.name
-        command = [sys.executable, "-m", __name__, str(files.folder), str(fresh)]
         done = subprocess.run(
-            [sys.executable, "-m", "embedctl.child", str(os.getpid()), *command],
+            guarded([sys.executable, "-m", __name__, str(files.folder), str(fresh)]),
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": str(host.threads)},
             capture_output=True,
             text=True,
             errors="replace",
+            umask=0o022,  # what other users may write to is not trusted
             check=False,
         )
-        if fresh.exists():
-            fresh.chmod(0o644)  # whatever the umask: what others may write to is not read again
         vectors = _load(fresh)
         if done.returncode or vectors is None:
             why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
             raise ModelError(f"the references of model {files.name!r} can't be computed from {files.folder}: {why}")
-        fresh.replace(path)
+        keep(path, fresh.read_bytes())
     return vectors
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of one file of the cache; it is the kernel's, and ends with the process."""
-    with locked(path.with_suffix(".lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def main() -> None:
@@ -141,7 +129,7 @@ def main() -> None:
     ).eval()
 
     def encode(prompt: str | None) -> Vectors:
-        # One at a time: nothing is padded, so that a reference depends on no other text.
+        # One text at a time: nothing is padded, so a reference depends on no other text.
         vectors = model.encode(list(TEXTS.values()), prompt=prompt, batch_size=1, show_progress_bar=False)
         return np.asarray(vectors, np.float32)
 

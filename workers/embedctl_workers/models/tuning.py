@@ -1,22 +1,21 @@
-"""What `embedctl model tune` found out about a model on this machine, and what holds without it."""
+"""The results of `embedctl model tune` for a model on this machine, and the defaults without them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.machine.cpu import cpu_identity
-from embedctl_workers.models.cache import distrusted, private_folder
+from embedctl_workers.models.cache import distrusted, keep
 
 log = logging.getLogger(__name__)
 
-#: Tokens of a batch on a CPU where nobody tuned: within 5 % of the best of every model and CPU in docs/tuning.md.
+#: Tokens of a batch on a CPU without tuning: within 5 % of the best for every model and CPU in docs/tuning.md.
 DEFAULT_TOKEN_BUDGET = 1024
 #: What a padded batch costs on CPUs beside its rows × longest row, in tokens. A line through the times of batches of 8
 #: to 1,024 tokens with onnxruntime (all-MiniLM-L6-v2 and bge-small's shape, fp32 and int8) begins at 21 to 29 with a
@@ -26,12 +25,12 @@ PADDED_BATCH_COST = 32
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best found for a model and a hardware class on this kind of CPU.
+    """The best settings found for a model and a hardware class on this kind of CPU.
 
     Attributes:
         budgets: token budget by compute threads of a worker.
-        workers, threads: how to share a set of CPUs out.
-        cpus: how many CPUs the set had.
+        workers, threads: how many workers share the CPUs, and how many compute threads each has.
+        cpus: how many CPUs the workers shared.
         tokens_per_s: of all workers together.
     """
 
@@ -43,7 +42,7 @@ class Tuned:
 
 
 def token_budget(hardware: HardwareClass, fingerprint: str, *, threads: int, cache: Path, default: int) -> int:
-    """The class's own budget, else the one that was tuned for as many threads, else the default."""
+    """The token budget that the class sets, else the one tuned for this number of threads, else the default."""
     if hardware.token_budget:
         return hardware.token_budget
     tuned = load_tuned(hardware, fingerprint, cache)
@@ -51,13 +50,13 @@ def token_budget(hardware: HardwareClass, fingerprint: str, *, threads: int, cac
 
 
 def advised_workers(hardware: HardwareClass, fingerprint: str, *, cpus: int, cache: Path) -> int:
-    """Workers that were found best on so many CPUs; 1 where nobody tuned for that number."""
+    """The best number of workers on this number of CPUs; 1 if that was not tuned."""
     tuned = load_tuned(hardware, fingerprint, cache)
     return tuned.workers if tuned and tuned.cpus == cpus else 1
 
 
 def load_tuned(hardware: HardwareClass, fingerprint: str, cache: Path) -> Tuned | None:
-    """What was saved for this model, class and kind of CPU."""
+    """What was saved for this model, class and kind of CPU; None if nothing was, or it can't be read or trusted."""
     path = _path(hardware, fingerprint, cache)
     try:
         if wrong := distrusted(path):
@@ -74,17 +73,17 @@ def load_tuned(hardware: HardwareClass, fingerprint: str, cache: Path) -> Tuned 
 
 
 def save_tuned(tuned: Tuned, hardware: HardwareClass, fingerprint: str, cache: Path) -> Path:
-    """Keep what was found; the file.
+    """Keep what was found.
+
+    Returns:
+        The file.
 
     Raises:
-        ModelError: others may write to its folder.
+        ModelError: another user can write to its folder.
+        OSError: it can't be written.
     """
     path = _path(hardware, fingerprint, cache)
-    private_folder(path.parent)
-    scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps(asdict(tuned)), encoding="utf-8")
-    scratch.chmod(0o644)  # whatever the umask: what others may write to is not read again
-    scratch.replace(path)
+    keep(path, json.dumps(asdict(tuned)).encode())
     return path
 
 

@@ -1,4 +1,4 @@
-"""What a worker serves over HTTP: its metrics, and whether it is well and ready."""
+"""A worker's HTTP endpoint: its metrics, and whether it is well and ready."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from embedctl_workers.serving.health import Health
 
 log = logging.getLogger(__name__)
 
-#: A client that is silent for this long is left (seconds).
+#: A connection that is silent for this long is closed (seconds).
 _PATIENCE_S = 10
-#: How often it looks whether it is to stop (seconds).
+#: How often the server checks whether it is to stop (seconds).
 _POLL_S = 0.1
 _PLAIN = "text/plain; charset=utf-8"
 
-#: Gives the content type and the metrics for an `Accept` header.
+#: Gives the content type and the page of metrics for an `Accept` header.
 MetricsPage = Callable[[str], tuple[str, bytes]]
 
 
@@ -36,13 +36,13 @@ class Endpoint:
         port: not 0.
 
     Raises:
-        SettingsError: it can't listen there.
+        SettingsError: it can't listen on this host and port.
     """
 
     def __init__(self, host: str, port: int, metrics: MetricsPage, health: Health) -> None:
         self._server = _listen(host, port)
         self._server.metrics, self._server.health = metrics, health
-        # Those who ask from other machines need a name for "every address".
+        # Other machines need a name in place of "every address".
         shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host  # noqa: S104  (compared, not listened on)
         self.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
         self._thread = threading.Thread(
@@ -81,7 +81,7 @@ def _listen(host: str, port: int) -> _Server:
 
 
 class _Server(ThreadingTCPServer):
-    """A thread for each request. Not HTTPServer, which looks its own name up in the DNS before it begins."""
+    """A thread for each request. Not HTTPServer, which looks up its own name in the DNS before it begins."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -93,7 +93,7 @@ class _Server(ThreadingTCPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is nothing to worry about."""
+        """Clients may go away at any time: that is logged at level debug only."""
         log.debug("a request failed", exc_info=True)
 
 

@@ -1,4 +1,4 @@
-"""Whether this worker is well, and whether it is ready: asked from outside, answered without asking Redis."""
+"""Whether this worker is well, and whether it is ready: health checks ask this, and no answer waits for Redis."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from embedctl.store.workers import HUNG_AFTER_S
 from embedctl_config import keys
 from embedctl_workers.serving.in_hand import InHand
 
-#: A heartbeat that has not moved for this long does not merely wait for Redis (seconds). On a Redis that has gone
-#: silent the retries and time-outs of one step take over a minute, and to end the worker for that would mend nothing.
+#: A heartbeat that has not moved for this long (seconds) does more than wait for Redis. If Redis is silent, the retries
+#: and timeouts of one step take more than a minute, and ending the worker for that would help nothing.
 STUCK_AFTER_S = 300.0
 
 
 class Pulse(Protocol):
-    """What is felt of a heartbeat; see :class:`~embedctl_workers.serving.heartbeat.Heartbeat`."""
+    """The times of a :class:`~embedctl_workers.serving.heartbeat.Heartbeat`."""
 
     moved_at: float
     reached_at: float
@@ -30,10 +30,10 @@ class Pulse(Protocol):
 
 
 class Health:
-    """What stands between a worker and its work.
+    """The health of a worker.
 
-    A worker is *well* while its process can do its job, whatever becomes of Redis; one that is not should be ended.
-    It is *ready* while it takes chunks.
+    A worker is *well* while its process can do its job, whatever happens to Redis; a worker that is not well should be
+    ended. It is *ready* while it takes chunks.
 
     Args:
         now: the monotonic clock, in seconds.
@@ -42,17 +42,17 @@ class Health:
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._life: tuple[Pulse, InHand, threading.Event] | None = None
-        #: What it does before it is ready, in words; a model that does not pass its gate ends the process here.
+        #: What the worker does before it is ready, in words.
         self.phase = "starting"
         #: Whether Celery takes tickets from the queues.
         self.consuming = False
 
     def attend(self, pulse: Pulse, in_hand: InHand, draining: threading.Event) -> None:
-        """Look after a worker that has loaded its models."""
+        """Watch a worker that has loaded its models."""
         self._life = pulse, in_hand, draining
 
     def illness(self) -> str:
-        """Why it is not well, in one line; empty if it is."""
+        """Why the worker is not well, in one line; empty if it is."""
         if self._life is None:
             return ""
         pulse, in_hand, _ = self._life
@@ -69,7 +69,7 @@ class Health:
         return ""
 
     def hindrance(self) -> str:
-        """Why it is not ready, in one line; empty if it is."""
+        """Why the worker is not ready, in one line; empty if it is."""
         if self._life is None:
             return self.phase
         pulse, _, draining = self._life

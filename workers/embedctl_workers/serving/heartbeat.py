@@ -1,4 +1,4 @@
-"""The threads beside the work: one beats and renews leases, one reaps, and one ends a hung process."""
+"""The threads beside the task threads: one beats and renews leases, one reaps, and one ends a hung process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from embedctl_workers.serving.in_hand import InHand
 
 log = logging.getLogger(__name__)
 
-#: Longest time between two beats: a third of the heartbeat's TTL.
+#: Longest time between two beats (seconds): a third of the heartbeat's TTL.
 INTERVAL_S = 5.0
-#: A worker that stops waits no longer for its reaper (seconds): others go on where it stopped.
+#: How long a worker that stops waits for its reaper (seconds): other workers go on where it stopped.
 _LAST_ROUND_S = 10.0
 
 
@@ -26,8 +26,8 @@ class Heartbeat:
     """Beats every `min(5 s, lease / 3)` until stopped.
 
     Args:
-        describe: what the worker says of itself now.
-        return_tickets: sends on the tickets that this worker can't deal with.
+        describe: gives the worker's current row in the registry.
+        return_tickets: sends on the tickets that this worker can't handle.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class Heartbeat:
         self._interval_s = min(INTERVAL_S, broker.settings.lease_s / 3)
         self._reaper = Reaper(broker)
         self._stop = threading.Event()
-        #: When its thread last began a step, when it began the last beat that Redis took, and when the reaper last
-        #: began a round: by the monotonic clock.
+        #: By the monotonic clock: when its thread last began a step, when it began the last beat that Redis took, and
+        #: when the reaper last began a round.
         self.moved_at = self.reached_at = self.reaped_at = 0.0
         self._threads = [
             threading.Thread(target=self._run, name="heartbeat", daemon=True),
-            # Threads of their own: no beat waits for a round of the reaper, and the watch for no Redis.
+            # Separate threads: no beat waits for the reaper, and the watch does not wait for Redis.
             threading.Thread(target=self._reap, name="reaper", daemon=True),
             threading.Thread(target=self._watch, name="watch", daemon=True),
         ]
 
     def start(self) -> None:
-        """Say that the worker is there, then go on in a thread.
+        """Announce the worker, then go on in threads.
 
         Raises:
             BrokerUnavailable: Redis can't be reached.
@@ -71,7 +71,7 @@ class Heartbeat:
         return self._stop.is_set() or all(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """Beat no more, and say that the worker has left."""
+        """Stop, and report that the worker has left."""
         self._stop.set()
         for thread in self._threads:
             thread.join(_LAST_ROUND_S if thread.name == "reaper" else None)
@@ -96,14 +96,14 @@ class Heartbeat:
                 return
 
     def _wake(self) -> None:
-        """What waited for a worker of these queues is looked at again."""
+        """Have chunks that wait for a worker of these queues looked at again."""
         self._broker.upkeep.agenda.wake(self._describe().queues)
 
     def _do(self, name: str, step: Callable[[], None]) -> None:
-        """Whatever a step raises, its thread goes on: without it the worker would lose its leases, or its reaper."""
+        """Do a step. Its thread goes on whatever it raises: without the thread, leases lapse, or nothing reaps."""
         try:
             step()
-        except BrokerRefused as error:  # of one key; Redis is well
+        except BrokerRefused as error:  # this concerns one key; Redis itself is well
             log.warning("%s: %s", name, error)
         except EmbedctlError as error:
             log.warning("%s: %s", name, error)
@@ -120,7 +120,7 @@ class Heartbeat:
         for held in self._in_hand.all():
             try:
                 answer = self._broker.jobs.renew(held.job_id, held.chunk, held.token)
-            except BrokerRefused as error:  # the others' leases are to be renewed all the same
+            except BrokerRefused as error:  # the leases of other chunks must still be renewed
                 log.warning("the chunk's lease can't be renewed: %s", error, extra=held.fields)
                 continue
             if answer in ("cancelled", "gone", "done"):

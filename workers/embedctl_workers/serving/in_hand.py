@@ -16,12 +16,12 @@ class Held:
     Attributes:
         token: of the claim.
         model: the name under which its job asks for it.
-        attempt: how often the chunk was claimed, this time included; 0 before that is known.
+        attempt: how often the chunk was claimed, this claim included; 0 before that is known.
         unwanted: set when its job has ended or was cancelled.
-        rest_s: how long its thread rests when it has done with it.
+        rest_s: how long its thread rests after it (seconds).
         doubts: what earlier owners could not do with it.
-        row: that its careful encode has come to, the worker being well before it; None where there is none.
-        moving_since: when its encode last made progress, by the monotonic clock; None while it is not encoding.
+        row: the row that its careful encode is at, if the worker was well before that row; else None.
+        moving_since: when its encode last made progress, by the monotonic clock; None while it does not encode.
     """
 
     job_id: str
@@ -37,17 +37,22 @@ class Held:
 
     @property
     def fields(self) -> dict[str, object]:
-        """What every line of the log about it bears."""
+        """The fields of each log line about it."""
         fields: dict[str, object] = {"job": self.job_id, "chunk": self.chunk}
         return {**fields, "attempt": self.attempt} if self.attempt else fields
 
 
 class InHand:
-    """A set of held chunks that threads may share."""
+    """A set of held chunks that threads may share.
+
+    Attributes:
+        progressed_ms: when a batch was last finished, in ms by about Redis' clock; 0 before the first.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
+        self.progressed_ms = 0
 
     def take(self, held: Held) -> None:
         """Begin to hold a chunk."""
@@ -55,19 +60,28 @@ class InHand:
             self._held[held.token] = held
 
     def drop(self, held: Held) -> None:
-        """No longer hold it."""
+        """Hold a chunk no longer."""
         with self._lock:
             self._held.pop(held.token, None)
 
     def all(self) -> list[Held]:
-        """What is held at this moment."""
+        """The chunks that are held at this moment."""
         with self._lock:
             return list(self._held.values())
 
+    def progressed(self, held: Held, now_ms: int) -> None:
+        """A batch of a chunk was finished.
+
+        Args:
+            now_ms: by about Redis' clock.
+        """
+        held.moving_since = time.monotonic()
+        self.progressed_ms = now_ms
+
     def forgive(self, seconds: float) -> None:
-        """Take off a time in which this process stood still as a whole, and so could make no progress."""
+        """Deduct a time in which the whole process stood still, so that no chunk could make progress."""
         for held in self.all():
-            since = held.moving_since  # read once: its own thread may end the encode meanwhile
+            since = held.moving_since  # read once: the chunk's own thread may end the encode meanwhile
             if since is not None:
                 held.moving_since = since + seconds
 

@@ -1,4 +1,4 @@
-"""Who may be in this process at the same time: any chunks, or one suspect chunk by itself."""
+"""Which chunks may be in this process at the same time: any, or one suspect chunk alone."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from types import TracebackType
 from typing import Self
 
 
-class Room:
-    """Holds several chunks at once, unless one of them has it alone: what it does to the process it does to no other.
+class Isolation:
+    """A context that several threads may be in, until one of them isolates itself.
 
-    Enter it as a context.
+    What an isolated chunk does to the process, it does to no other chunk.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._inside = 0
-        self._loner: int | None = None
+        self._isolated: int | None = None
 
     def __enter__(self) -> Self:
         with self._changed:
-            self._changed.wait_for(lambda: self._loner is None)
+            self._changed.wait_for(lambda: self._isolated is None)
             self._inside += 1
         return self
 
@@ -29,15 +29,19 @@ class Room:
     ) -> None:
         with self._changed:
             self._inside -= 1
-            if self._loner == threading.get_ident():
-                self._loner = None
+            if self._isolated == threading.get_ident():
+                self._isolated = None
             self._changed.notify_all()
 
-    def clear(self) -> bool:
-        """Wait until everybody else has left, and keep the room until leaving it; False if another has begun to."""
+    def isolate(self) -> bool:
+        """Wait until all other threads have left, and keep them out until this one leaves.
+
+        Returns:
+            False, at once, if another thread is isolated or waits to be.
+        """
         with self._changed:
-            if self._loner is not None:
+            if self._isolated is not None:
                 return False
-            self._loner = threading.get_ident()
+            self._isolated = threading.get_ident()
             self._changed.wait_for(lambda: self._inside == 1)
         return True

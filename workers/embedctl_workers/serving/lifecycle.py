@@ -1,4 +1,4 @@
-"""A worker's life: load, warm up, announce, consume, stop. It is pinned already."""
+"""A worker's life: load, warm up, announce, consume, stop. The process is already pinned."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from embedctl_workers.serving.endpoint import Endpoint
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.messages import CheckingConsumer, inflate_nothing
-from embedctl_workers.serving.remote_control import answer_questions_only
+from embedctl_workers.serving.remote_control import remove_commands
 from embedctl_workers.serving.runner import ChunkRunner
 from embedctl_workers.serving.speed import Speed
 from embedctl_workers.serving.tasks import register
@@ -50,12 +50,15 @@ log = logging.getLogger(__name__)
 def run_worker(
     settings: Settings, *, hardware: str, models: Sequence[str], pinned: Pinned, log_level: str, build: bool = True
 ) -> int:
-    """Serve models until told to stop; the exit status.
+    """Serve models until told to stop.
+
+    Returns:
+        The exit status.
 
     Raises:
-        SettingsError, ModelError, MissingExtra: it can't start as it is configured.
+        SettingsError, ModelError, MissingExtra: the worker can't start as it is configured.
         GateFailed: a model's vectors are not what the class promises.
-        WorkerSick: a model can't encode a text of the worker's own.
+        WorkerSick: a model can't encode the known good text.
         BrokerUnavailable: Redis can't be reached.
     """
     usual_name = f"{hardware}:{pinned.label}@{socket.gethostname()}"
@@ -77,14 +80,14 @@ def run_worker(
             served[model] = _load(settings, entry, model, host, health, telemetry)
             stack.callback(served[model].encoder.backend.close)
         health.phase = "starting"
-        Reaper(broker).end_leases_of_the_dead()  # a worker that died here may have had nobody else to tell
+        Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
         name = _free_name(broker, usual_name)
         logs.set_worker(name)
         instance = f"{name}/{secrets.token_hex(4)}"
         encoders = {model: each.encoder for model, each in served.items()}
         runner = ChunkRunner(broker, entry, encoders, instance, telemetry)
         runner.leave = _leave
-        telemetry.watch(runner)
+        telemetry.watch(runner.in_hand)
 
         def describe() -> WorkerRow:
             return WorkerRow(
@@ -100,7 +103,7 @@ def run_worker(
                 threads=pinned.threads,
                 models={model: each.as_served(runner.speed[model]) for model, each in served.items()},
                 holding=tuple((held.job_id, held.chunk) for held in runner.in_hand.all()),
-                progressed_ms=runner.progressed_ms,
+                progressed_ms=runner.in_hand.progressed_ms,
                 machine=machine_id(),
                 process=process_id(os.getpid()),
                 quiet_s=round(quietest[1], 1) if (quietest := runner.in_hand.quietest()) else 0.0,
@@ -121,11 +124,11 @@ def run_worker(
 def _telemetry(
     settings: Settings, hardware: str, entry: HardwareClass, models: Sequence[str], health: Health, stack: ExitStack
 ) -> tuple[Telemetry, str]:
-    """What is told of this worker's work, and the URL at which others may read it; served until the stack is left.
+    """The telemetry of this worker, and the URL of its metrics, which are served until the stack is left.
 
     Raises:
         MissingExtra: the extra `metrics` is not installed.
-        SettingsError: the port is not to be had.
+        SettingsError: the port can't be used.
     """
     if not settings.metrics_port:
         return Telemetry(), ""
@@ -141,13 +144,13 @@ def _telemetry(
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A model that is ready to encode, and what the gate measured of it, in words."""
+    """A model that is ready to encode, and what the gate measured, in words."""
 
     encoder: ChunkEncoder
     accuracy: str
 
     def as_served(self, speed: Speed) -> ServedModel:
-        """What the heartbeat says of it."""
+        """What the heartbeat says about it."""
         backend = self.encoder.backend
         return ServedModel(
             fingerprint=backend.fingerprint,
@@ -168,7 +171,7 @@ def _load(
     Raises:
         SettingsError, ModelError, MissingExtra: it can't be loaded.
         GateFailed: its vectors are not what the class promises.
-        WorkerSick: it can't encode a text of its own.
+        WorkerSick: it can't encode the known good text.
     """
     started = time.monotonic()
     health.phase = f"loading {model}"
@@ -200,12 +203,12 @@ def _consume(
         runner.draining.set()
 
     signals.worker_shutting_down.connect(drain, weak=False)
-    # Who answers this signal sets up the logs, so that Celery's lines go where ours do.
+    # A receiver of this signal sets up the logs, so Celery leaves them alone: its lines go where embedctl's do.
     signals.setup_logging.connect(_logs_are_set_up, weak=False)
     app.steps["consumer"].add(_told_by_celery(health))
-    answer_questions_only()
+    remove_commands()
     inflate_nothing()
-    # The threads pool, because one process holds one device: chunks share it under a lock instead of forking.
+    # Threads, because one process holds one device: chunks share it under a lock instead of forking.
     worker = app.Worker(
         hostname=name,
         pool=_Threads,
@@ -224,15 +227,15 @@ def _consume(
 
 def _leave(status: int) -> None:
     """Have Celery stop as on SIGTERM, and this process end with a status."""
-    state.should_stop = status  # type: ignore[assignment]  # None, as long as nobody says so
+    state.should_stop = status  # type: ignore[assignment]  # None until it is set
 
 
 def _logs_are_set_up(**_: object) -> None:
-    """Nothing is left to do."""
+    """Logs are configured already."""
 
 
 def _told_by_celery(health: Health) -> type[StartStopStep]:
-    """A part of Celery's consumer, which starts when tickets are taken and stops with each lost connection."""
+    """A step of Celery's consumer: it starts when tickets are taken, and stops when the connection is lost."""
 
     class Consuming(StartStopStep):
         requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -247,14 +250,14 @@ def _told_by_celery(health: Health) -> type[StartStopStep]:
 
 
 class _Threads(TaskPool):
-    """Celery's threads pool, which fails when a second Ctrl-C tells it to end a task: it can't, and leases lapse."""
+    """Celery's threads pool, but a second Ctrl-C, which tells it to end a task, does not make it fail."""
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
-        """Leave the task alone."""
+        """Do nothing: a thread can't be ended, and the chunk's lease lapses."""
 
 
 def _free_name(broker: Broker, name: str) -> str:
-    """A Celery node name that no live worker bears: two workers on the same CPUs are told apart by a number."""
+    """A Celery node name that no live worker has: a number distinguishes two workers on the same CPUs."""
     taken = {worker.name for worker in broker.workers.alive()}
     node, _, host = name.partition("@")
     candidates = (name, *(f"{node}#{number}@{host}" for number in range(2, 1000)))

@@ -1,6 +1,6 @@
-"""Logs on standard error: lines for people on a terminal, one JSON object a line for programs elsewhere.
+"""Logs on standard error: lines for people on a terminal, elsewhere one JSON object per line for programs.
 
-What a line is about stands in fields: `extra={"job": …, "chunk": …, "attempt": …}`. No text of a record is ever logged.
+Fields say what a line is about: `extra={"job": …, "chunk": …, "attempt": …}`. No text of a record is ever logged.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from embedctl_config.printable import PrintableFormatter, printable
 
-#: What a record may bear through `extra`, in the order in which it is shown; `worker` is this process's own otherwise.
+#: The fields that `extra` may give a line, in the order in which they are shown; `worker` defaults to this process.
 FIELDS = ("job", "chunk", "attempt", "worker")
 
 
 class _Fields:
-    """The fields of records, and the name of the worker that this process is; empty if it is none."""
+    """The fields of log records, and the name of this worker; empty if this process is no worker."""
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
@@ -31,7 +31,7 @@ class _Fields:
 
 
 class _TextFormatter(PrintableFormatter):
-    """`time level logger: message`, and the fields as `name=value` behind the message's first line."""
+    """`time level logger: message`, with the fields as `name=value` at the end of the first line."""
 
     def __init__(self, fields: _Fields) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -44,7 +44,7 @@ class _TextFormatter(PrintableFormatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object: `time` (UTC), `level`, `logger`, `message`, the fields, and `exception` where there was one."""
+    """One JSON object: `time` (UTC), `level`, `logger`, `message`, the fields, and `exception` if there was one."""
 
     def __init__(self, fields: _Fields) -> None:
         super().__init__()
@@ -64,12 +64,12 @@ class _JsonFormatter(logging.Formatter):
                 "type": kind.__qualname__,
                 "traceback": "".join(traceback.format_exception(kind, error, trace)),
             }
-        # A value that is no JSON is shown as text: a line must not be lost over one of its fields.
+        # A value that JSON can't hold is shown as text, so that no line is lost because of a field.
         return json.dumps(line, default=str)
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """The one handler of ours, told from anybody else's by its class."""
+    """embedctl's handler; its class distinguishes it from other handlers."""
 
     def __init__(self, *, as_json: bool, worker: str) -> None:
         super().__init__(sys.stderr)
@@ -78,12 +78,12 @@ class _Handler(logging.StreamHandler[Any]):
 
 
 def configure(log_format: str, level: str, *, worker: str = "") -> None:
-    """Log to standard error from here on; a second call replaces the first.
+    """Log to standard error from now on; a second call replaces the first.
 
     Args:
         log_format: text, json, or auto: text on a terminal, json elsewhere.
-        level: the least level that is logged, in lower or upper case.
-        worker: the name that lines bear; see :func:`set_worker`.
+        level: the lowest level that is logged, in lower or upper case.
+        worker: the worker's name in each line; see :func:`set_worker`.
     """
     root = logging.getLogger()
     for handler in _ours():
@@ -95,7 +95,7 @@ def configure(log_format: str, level: str, *, worker: str = "") -> None:
 
 
 def set_worker(name: str) -> None:
-    """Name the worker that this process is: every later line bears it."""
+    """Name this worker in every later line."""
     for handler in _ours():
         handler.fields.worker = name
 

@@ -1,7 +1,7 @@
-"""What comes from a queue before it is a ticket: bounded and checked before anything is made of it, or said of it.
+"""Checks messages from a queue before anything else reads or logs them.
 
-Celery inflates, decodes and logs whatever a message holds. A ticket is small, so that everything else is dropped with
-one line that quotes nothing of it: what may publish must not take a worker's memory or fill its log.
+Celery inflates, decodes and logs whatever a message holds. A ticket is small, so any other message is dropped with one
+line that quotes nothing of it: a program that may publish must not use up a worker's memory or fill its log.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from embedctl_config.celery_app import TASK
 
 log = logging.getLogger(__name__)
 
-#: A ticket's body is some 150 bytes; later versions may put more facts into it.
+#: A ticket's body has about 150 bytes; later versions may add facts.
 MAX_BODY_BYTES = 16 * 1024
-#: Text of all headers of a message together, names included.
+#: Most characters of all headers of a message together, names included.
 MAX_HEADERS_LENGTH = 16 * 1024
-#: Longest string and list among a message's headers. Of a ticket's own the longest tells its route, in words;
-#: instrumented programs add theirs, of which OpenTelemetry's `baggage` may have 8,192 characters.
+#: Longest string among a message's headers. The longest header of a ticket tells its route, in words; instrumented
+#: programs add theirs, and OpenTelemetry's `baggage` may have 8,192 characters.
 _MAX_HEADER = 8 * 1024
 _MAX_HEADERS = 64
 
 
 class CheckingConsumer(Consumer):
-    """Celery's, but drops what is no ticket before anything else looks at it."""
+    """Celery's consumer, but it drops messages that are no tickets before anything else reads them."""
 
     connection_errors: tuple[type[Exception], ...]
 
     def create_task_handler(self, *args: Any, **options: Any) -> Callable[[Any], None]:
-        """What is called with each message of the queues, on the consumer's own thread."""
+        """The function that is called with each message, on the consumer's thread."""
         handle: Callable[[Any], object] = super().create_task_handler(*args, **options)
 
         def on_message(message: Any) -> None:
@@ -47,7 +47,7 @@ class CheckingConsumer(Consumer):
         return on_message
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """Celery calls it for what it can't read, and would log its headers whole."""
+        """Celery calls this for a message that it can't read, and would log all its headers."""
         self._drop(message, f"it can't be read ({type(exc).__name__})")
 
     def _drop(self, message: Any, flaw: str) -> None:
@@ -69,9 +69,9 @@ def flaw_of(headers: Any, body: Any) -> str:
 
 
 def inflate_nothing() -> None:
-    """Let nothing that this process receives be inflated: kombu does it before anybody may look at a message.
+    """Refuse to inflate anything that this process receives: kombu would do that before a message can be checked.
 
-    Tickets are never compressed, and 400 KB of a message may be 400 MB of text.
+    Tickets are never compressed, and a message of 400 KB may inflate to 400 MB.
     """
     for content_type in kombu.compression.encoders():
         kombu.compression.register(_refuse, _refuse, content_type)
@@ -82,12 +82,12 @@ def _refuse(body: object) -> bytes:
 
 
 def _small(value: Any) -> bool:
-    """Whether a value of JSON is no longer than the headers of a ticket."""
+    """Whether a JSON value is no longer than the headers of a ticket."""
     return _length(value) <= MAX_HEADERS_LENGTH
 
 
 def _length(value: Any) -> float:
-    """Characters of a value's strings, names included; infinite where one of them, or a list, is too long."""
+    """Characters of all strings of a value, names included; infinite if a string, list or dict is too long."""
     if isinstance(value, dict):
         value = [*value, *value.values()] if len(value) <= _MAX_HEADERS else None
     elif isinstance(value, list):

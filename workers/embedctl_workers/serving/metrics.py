@@ -1,4 +1,4 @@
-"""What a worker counts and measures, as Prometheus reads it. Needs the extra `metrics`."""
+"""A worker's metrics for Prometheus. Needs the extra `metrics`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from embedctl_workers.accuracy.report import Report
 from embedctl_workers.serving.telemetry import Stage, Telemetry
 
 if TYPE_CHECKING:
-    from embedctl_workers.serving.runner import ChunkRunner
+    from embedctl_workers.serving.in_hand import InHand
 
 T = TypeVar("T", Counter, Gauge, Histogram)
 
@@ -29,20 +29,20 @@ RESULT_ANSWERS = ("ok", "refused", "mismatch", "gone", "cancelled", "newer")
 
 #: Upper bounds in seconds: of a batch or a chunk's stage, from a millisecond to the default `hang_s`.
 _WORK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-#: Of a ticket's wait, up to a day.
+#: Of a ticket's wait (seconds), up to a day.
 _WAIT_S = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
-#: Of a round trip, up to redis-py's time-out.
+#: Of a round trip (seconds), up to redis-py's timeout.
 _ROUND_TRIP_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5, 10)
 
 
 class Metrics(Telemetry):
     """The metrics of one worker process, in a registry of its own.
 
-    No label holds a job's id or a text: their values are few, and known when the worker starts.
+    No label holds a job's id or a text: labels have few values, all known when the worker starts.
 
     Args:
-        hardware: the hardware class's name.
-        models: those that it serves.
+        hardware: the name of the hardware class.
+        models: the models that the worker serves.
     """
 
     def __init__(self, hardware: str, entry: HardwareClass, models: Sequence[str]) -> None:
@@ -122,7 +122,7 @@ class Metrics(Telemetry):
         self._begin_at_zero()
 
     def _begin_at_zero(self) -> None:
-        """Make every series that can be foreseen: a rate can only be taken of one that was there before."""
+        """Create every series that can be foreseen: Prometheus takes rates only of series that existed before."""
         for model in self._models:
             for count in (self._tokens, self._padding, self._failures):
                 self._of(count, model)
@@ -143,19 +143,19 @@ class Metrics(Telemetry):
     def _of(self, family: T, model: str, *values: str) -> T:
         return family.labels(self._hardware, model, *values)
 
-    def watch(self, runner: ChunkRunner) -> None:
+    def watch(self, in_hand: InHand) -> None:
         def held(model: str) -> int:
-            return sum(each.model == model for each in runner.in_hand.all())
+            return sum(each.model == model for each in in_hand.all())
 
         for model in self._models:
             self._of(self._in_hand, model).set_function(partial(held, model))
-        self._progress.labels(self._hardware).set_function(lambda: runner.progressed_ms / 1000)
+        self._progress.labels(self._hardware).set_function(lambda: in_hand.progressed_ms / 1000)
 
     def page(self, accept: str) -> tuple[str, bytes]:
-        """The content type, and everything that was measured.
+        """The content type and the body of the page of metrics.
 
         Args:
-            accept: what the reader understands, as the header `Accept` has it.
+            accept: the request's header `Accept`.
         """
         encode, content_type = choose_encoder(accept)
         return content_type, encode(self.registry)

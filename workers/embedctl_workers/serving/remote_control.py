@@ -1,11 +1,11 @@
-"""Celery's remote control, cut down to its questions: who may ask workers something can't give them orders by that."""
+"""Celery's remote control reduced to its queries: anyone who can query a worker still cannot command it."""
 
 from __future__ import annotations
 
 from celery.worker.control import Panel
 
-#: What `celery inspect` and Flower ask, and nothing that ends, changes or redirects a worker or its tickets.
-QUESTIONS = frozenset(
+#: What `celery inspect` and Flower ask. No query ends, changes or redirects a worker or its tickets.
+QUERIES = frozenset(
     """
     active active_queues clock conf enable_events heartbeat hello ping query_task registered report reserved revoked
     scheduled stats
@@ -13,7 +13,7 @@ QUESTIONS = frozenset(
 )
 
 
-def answer_questions_only() -> None:
-    """Have this process' worker take no orders: SIGTERM stops it, and `embedctl cancel` ends a job."""
-    for order in set(Panel.data) - QUESTIONS:
-        del Panel.data[order]
+def remove_commands() -> None:
+    """Remove all other remote commands from this process: SIGTERM stops a worker, `embedctl cancel` ends a job."""
+    for command in set(Panel.data) - QUERIES:
+        del Panel.data[command]

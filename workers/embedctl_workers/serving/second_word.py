@@ -1,9 +1,9 @@
-"""Whose word counts when a worker can't do something with a chunk: its own, or that of two workers.
+"""Who decides that a worker could not do something with a chunk: that worker alone, or two workers.
 
-A worker may be unable to do what any other can, without knowing it. Where it encodes all but a few rows of a chunk, and
-a text of its own before and after them, it knows enough: those rows fail. Otherwise what it says is a first word: the
-chunk is given back, and the record fails where a second worker says the same. Where none comes by within seconds, the
-first one's second word counts.
+A worker may be unable to do what any other can, without knowing it. If it encodes all but a few rows of a chunk, and
+its known good text before and after them, its word counts: those rows fail. Otherwise its word is a first word: the
+chunk is given back, and a record fails when a second worker says the same. If no other worker takes the chunk within
+seconds, the first worker's second word counts.
 """
 
 from __future__ import annotations
@@ -14,56 +14,88 @@ from collections.abc import Callable
 
 from embedctl.store import Doubts
 from embedctl_workers.encoding.encoder import EncodedChunk
+from embedctl_workers.serving.backoff import backoff_s
 
-#: How often a chunk is given back for another worker at most.
+#: How often a chunk is given back for another worker, at most.
 MOST_ROUNDS = 3
-#: How often a worker passes on the ticket of a chunk that it has doubted itself, before it takes it again.
+#: How often a worker passes on the ticket of a chunk that it has doubted, before it takes the chunk again.
 MOST_PASSES = 8
-#: How long its thread rests after it (seconds), where it has nothing else to do: a worker that waits for tickets gets
-#: this one meanwhile.
+#: How long the thread rests after passing a ticket on (seconds), if it has nothing else to do: another worker that
+#: waits for tickets gets this one meanwhile.
 PASS_REST_S = 0.5
-#: Rows of a chunk that may fail at one worker's word: as many, or this part of them.
+#: Rows of a chunk that may fail at one worker's word: this many, or this part of them.
 _FEW = 3
 _FEW_PART = 0.1
 _MOST_REMEMBERED = 4096
+#: A worker that gave back more than this many chunks in a row, each for more than half of its rows, rests after each:
+#: it finds out that it can't encode a chunk faster than others encode one, and would draw the whole job to itself.
+_UNSURE_AFTER = 2
+_LONGEST_REST_S = 5.0
 
 
-class Passed:
+class DoubtedChunks:
     """The chunks that this worker has doubted and leaves to another for some time. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._passes_left: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._circling = False
 
-    def leave(self, job_id: str, chunk: int) -> None:
+    def add(self, job_id: str, chunk: int) -> None:
         """This worker has doubted a chunk."""
         with self._lock:
-            self._left[job_id, chunk] = MOST_PASSES
-            if len(self._left) > _MOST_REMEMBERED:
-                self._left.popitem(last=False)
+            self._passes_left[job_id, chunk] = MOST_PASSES
+            if len(self._passes_left) > _MOST_REMEMBERED:
+                self._passes_left.popitem(last=False)
 
-    def rest_s(self, job_id: str, chunk: int, others: Callable[[], bool]) -> float | None:
-        """Whether the ticket of a chunk is passed on, and how long its thread then rests, in seconds; None if not.
+    def pass_on(self, job_id: str, chunk: int, others: Callable[[], bool]) -> float | None:
+        """Decide whether to pass on the ticket of a chunk.
 
         Args:
-            others: whether there are other workers; asked only where it matters.
+            others: tells whether there are other workers; called only if that decides.
+
+        Returns:
+            How long the thread then rests, in seconds; None if the ticket is not passed on.
         """
-        if (job_id, chunk) not in self._left:
+        if (job_id, chunk) not in self._passes_left:
             self._circling = False
             return None
         there_are = others()
         with self._lock:
-            left = self._left.pop((job_id, chunk), 0)
+            left = self._passes_left.pop((job_id, chunk), 0)
             if not left or not there_are:
                 return None
-            self._left[job_id, chunk] = left - 1
+            self._passes_left[job_id, chunk] = left - 1
             before, self._circling = self._circling, True
             return PASS_REST_S if before else 0.0
 
 
+class UnsureStreak:
+    """How many chunks in a row this worker could encode less than half of, and how long it rests for that."""
+
+    def __init__(self) -> None:
+        self._chunks = 0
+
+    def end(self) -> None:
+        """A chunk was decided at this worker's word."""
+        self._chunks = 0
+
+    def rest_s(self, encoded: EncodedChunk) -> float:
+        """How long the thread rests after giving back a chunk, in seconds."""
+        if 2 * len(encoded.doubtful) <= len(encoded.vectors):
+            return 0.0
+        self._chunks += 1
+        tries = self._chunks - _UNSURE_AFTER
+        return backoff_s(tries, first_s=1.0, longest_s=_LONGEST_REST_S) if tries > 0 else 0.0
+
+
 def counts(encoded: EncodedChunk, doubts: Doubts | None, me: str, others: Callable[[], bool]) -> bool:
-    """Whether rows that this worker could not encode, each tried twice, are to fail for good."""
+    """Whether the rows that this worker could not encode, although it tried each twice, fail for good.
+
+    Args:
+        me: this worker's instance.
+        others: tells whether there are other workers; called only if that decides.
+    """
     failed = encoded.doubtful
     if _are_few(encoded):
         return True
@@ -74,7 +106,7 @@ def counts(encoded: EncodedChunk, doubts: Doubts | None, me: str, others: Callab
 
 
 def counts_as_unreadable(doubts: Doubts | None) -> bool:
-    """Whether an input that this worker can't read is damaged: another said so, or it did itself of an earlier copy."""
+    """Whether an input that this worker can't read is damaged: a worker, perhaps this one, could not read it before."""
     return doubts is not None and bool(doubts.unreadable)
 
 

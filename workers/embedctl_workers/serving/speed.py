@@ -1,4 +1,4 @@
-"""How fast a worker encodes a model, as its heartbeat tells."""
+"""How fast a worker encodes a model; its heartbeat reports it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _WEIGHT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Rates while the device is at work, smoothed over the last chunks; all 0 before the first.
+    """Rates while the device works, smoothed over the last chunks; all 0 before the first.
 
     Attributes:
-        padding: the share, 0 to 1, of what the device was given that was padding.
+        padding: the share of padding in what the device was given, 0 to 1.
     """
 
     tokens_per_s: float = 0.0
@@ -21,7 +21,7 @@ class Speed:
     padding: float = 0.0
 
     def after(self, *, rows: int, tokens: int, positions: int, seconds: float) -> Speed:
-        """As it is when one more chunk is encoded.
+        """The speed after one more chunk.
 
         Args:
             tokens: without padding.
@@ -38,6 +38,6 @@ class Speed:
         return Speed(
             mean(self.tokens_per_s, newest.tokens_per_s),
             mean(self.rows_per_s, newest.rows_per_s),
-            # A chunk that gave the device nothing says nothing of padding.
+            # A chunk that gave the device nothing says nothing about padding.
             mean(self.padding, newest.padding) if positions else self.padding,
         )

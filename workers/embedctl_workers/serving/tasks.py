@@ -14,21 +14,21 @@ from embedctl_workers.serving.runner import ChunkRunner
 
 log = logging.getLogger(__name__)
 
-#: A chunk's number is also the place of its bit in a bitmap of Redis, which has so many.
+#: A chunk's number is also the position of its bit in a bitmap, and a bitmap of Redis has this many bits.
 _MOST_CHUNKS = 2**32
 
 
 def register(app: Celery, runner: ChunkRunner, model_of_queue: dict[str, str]) -> None:
-    """Make `runner` answer the tickets that `app` receives.
+    """Have `runner` handle the tickets that `app` receives.
 
     Args:
-        model_of_queue: the model whose tickets come by each queue.
+        model_of_queue: queue → the model whose tickets it holds.
     """
 
     @app.task(name=TASK, bind=True, typing=False)
     def encode(self: Task[Any, Any], /, *args: Any, **facts: Any) -> None:
         queue = (self.request.delivery_info or {}).get("routing_key")
-        # Anything may stand in a message: nothing of it is used, or logged, before it is known to be a ticket's.
+        # A message may hold anything: nothing of it is used or logged before it is known to be a ticket.
         if not isinstance(queue, str) or queue not in model_of_queue or not _names_a_chunk(args):
             log.warning("a ticket that names no chunk was dropped")
             return

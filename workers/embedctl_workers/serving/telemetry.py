@@ -1,4 +1,4 @@
-"""What a worker tells of its work while it does it."""
+"""What a worker reports about its work."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ if TYPE_CHECKING:
     from embedctl.store import Claim
     from embedctl.store.observed import Observer
     from embedctl_workers.accuracy.report import Report
-    from embedctl_workers.serving.runner import ChunkRunner
+    from embedctl_workers.serving.in_hand import InHand
 
 Stage = Literal["tokenise", "encode", "store"]
 
 
 class Telemetry:
-    """Is told what happens, and does nothing with it; :class:`~embedctl_workers.serving.metrics.Metrics` counts it.
+    """Is told what happens, and ignores it; :class:`~embedctl_workers.serving.metrics.Metrics` counts it.
 
-    Its methods may be called by several threads at once, and never raise.
+    Several threads may call its methods at once, and none raises.
     """
 
     @property
     def observer(self) -> Observer | None:
-        """What is to be told of round trips to Redis; None where nobody wants to know."""
+        """What is told of round trips to Redis; None if nothing observes them."""
         return None
 
-    def watch(self, runner: ChunkRunner) -> None:
-        """The worker is about to take chunks: what it holds and when it made progress may be read from here on."""
+    def watch(self, in_hand: InHand) -> None:
+        """The worker is about to take chunks: what it holds and its progress may be read from now on."""
 
     def gated(self, model: str, report: Report) -> None:
         """A model passed its gate."""
 
     def claimed(self, model: str, claim: Claim, waited_s: float | None) -> None:
-        """A chunk was asked for.
+        """A worker asked for a chunk.
 
         Args:
-            waited_s: how old its ticket was; None where that is not known.
+            waited_s: the age of its ticket (seconds); None if that is unknown.
         """
 
     def staged(self, model: str, stage: Stage, seconds: float) -> None:
         """A chunk passed a stage."""
 
     def batched(self, model: str, seconds: float) -> None:
-        """The device did a batch."""
+        """The device finished a batch."""
 
     def encoded(self, model: str, tokens: int, positions: int) -> None:
         """A chunk was encoded.
@@ -58,9 +58,9 @@ class Telemetry:
         """A chunk's result was offered to Redis.
 
         Args:
-            answer: what Redis said; `ok` if it was taken.
-            done: its records with a vector.
-            codes: one for each of the others.
+            answer: Redis' answer; `ok` if it took the result.
+            done: how many records have a vector.
+            codes: the error code of each other record.
         """
 
     def failed(self, model: str) -> None:

@@ -1,4 +1,4 @@
-"""Which workers `embedctl up` starts on a machine: a function of what was found, the settings and the options."""
+"""Plans the workers that `embedctl up` starts, as a function of the machine, the settings and the options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embedctl_workers.machine.devices import Accelerator, Pinned
 from embedctl_workers.machine.discovery import DEVICE_NAMES, DEVICE_OPTIONS, CpuSet, Machine, nothing_found
 
 _METRICS_PORT = f"{ENV_PREFIX}METRICS_PORT"
-#: Workers that are best on a set of CPUs, by class, models and CPUs.
+#: The best number of workers for a hardware class, its models and a set of CPUs.
 Advice = Callable[[str, Sequence[str], frozenset[int]], int]
 
 
@@ -23,9 +23,9 @@ class PlannedWorker:
     """A worker to start.
 
     Attributes:
-        cpus: its CPUs, and its compute threads.
-        accelerator: its GPU or Neuron core; None for a worker of CPUs.
-        metrics_port: where it serves its metrics; 0: nowhere.
+        cpus: its CPUs, and how many compute threads it has.
+        accelerator: its GPU or Neuron core; None for a worker on CPUs.
+        metrics_port: the port of its metrics; 0: it serves none.
     """
 
     hardware: str
@@ -36,12 +36,12 @@ class PlannedWorker:
 
     @property
     def pinned(self) -> Pinned:
-        """What it will be pinned to."""
+        """The devices that it will be pinned to."""
         return Pinned(self.cpus.cpus, self.cpus.threads, self.accelerator)
 
     @property
     def name(self) -> str:
-        """Its name without the host's, such as `cpu:0-3`; a live worker of this name makes it bear a number as well."""
+        """Its name without the host, such as `cpu:0-3`; a number is added if a live worker has this name."""
         return f"{self.hardware}:{self.pinned.label}"
 
     @property
@@ -57,25 +57,25 @@ class PlannedWorker:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The variables that it has and its neighbours don't."""
+        """The environment variables that only this worker gets."""
         return {_METRICS_PORT: str(self.metrics_port)} if self.metrics_port else {}
 
     @property
     def command(self) -> str:
-        """What a person types to start it."""
+        """The command that starts it by hand."""
         variables = [f"{name}={value}" for name, value in self.environment.items()]
         return shlex.join([*variables, "embedctl", "worker", *self.arguments])
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The workers to start, and what an operator should know of the choice."""
+    """The workers to start, and notes for the operator about the choice."""
 
     workers: Sequence[PlannedWorker]
     notes: Sequence[str] = ()
 
     def __str__(self) -> str:
-        """A table, a line for each worker."""
+        """A table with a line for each worker."""
         rows = [("class", "device", "cpus", "threads", "models", "command")]
         for worker in self.workers:
             pinned = worker.pinned
@@ -95,17 +95,17 @@ def make_plan(
 ) -> Plan:
     """Decide which worker runs where.
 
-    Every accelerator has one worker; classes of one kind share those out. A set of CPUs is shared evenly among the
-    accelerators that are near it and the classes of CPUs, which have one worker on each set, or as many as `advice`
-    says where nobody else is on it.
+    Each accelerator has one worker; classes of the same kind of device share the accelerators. A set of CPUs is shared
+    evenly between the accelerators near it and the classes on CPUs. A class on CPUs has one worker on each set, or the
+    number that `advice` gives if no other worker is on that set.
 
     Args:
-        classes: those to serve; the setting `hardware` where empty.
-        models: for each class; the class's own, else the setting, where empty.
+        classes: the classes to serve; empty: the setting `hardware`.
+        models: the models of each class; empty: those of the class, else those of the settings.
 
     Raises:
-        SettingsError: there is no such class, its device is not here, there are more classes than devices of a kind, or
-            there are several that the setting `auto` may mean.
+        SettingsError: there is no such class; its device is not here; there are more classes than devices of a kind; or
+            the setting `auto` may mean several classes.
     """
     chosen, notes = _chosen_classes(settings, machine, classes)
     accelerators = [
@@ -134,7 +134,7 @@ def make_plan(
 def _chosen_classes(settings: Settings, machine: Machine, asked: Sequence[str]) -> tuple[list[str], list[str]]:
     """The classes to serve, and notes about the choice.
 
-    `auto` is the class for each kind of accelerator that was found and, where there is none, `cpu`.
+    `auto` means the class for each kind of accelerator that was found; if there is none, `cpu`.
     """
     chosen = list(dict.fromkeys(name for name in asked or [settings.hardware] if name != "auto"))
     notes: list[str] = []
@@ -156,7 +156,7 @@ def _chosen_classes(settings: Settings, machine: Machine, asked: Sequence[str]) 
 
 
 def _class_for(settings: Settings, kind: Device) -> str:
-    """The class that `auto` means for a kind of accelerator; empty where there is none."""
+    """The class that `auto` means for a kind of accelerator; empty if there is none."""
     fitting = [name for name, entry in settings.classes.items() if entry.device == kind]
     if kind in fitting:
         return kind
@@ -171,7 +171,7 @@ def _class_for(settings: Settings, kind: Device) -> str:
 def _shared_out(
     settings: Settings, machine: Machine, kind: Device, chosen: Iterable[str]
 ) -> list[tuple[str, Sequence[Accelerator]]]:
-    """The accelerators of a kind for each class that runs on it."""
+    """The accelerators of a kind, shared out to the classes that run on it."""
     names = [name for name in chosen if settings.classes[name].device == kind]
     found = machine.accelerators(kind)
     if len(names) > len(found):
@@ -185,7 +185,7 @@ def _shared_out(
 def _placed(
     cpu_sets: Sequence[CpuSet], accelerators: Iterable[tuple[str, Accelerator]]
 ) -> list[list[tuple[str, Accelerator | None]]]:
-    """The accelerators whose workers run on each set of CPUs: on that of their node, else where there are fewest."""
+    """The accelerators near each set of CPUs: those of its node; one without a node joins the set with the fewest."""
     placed: list[list[tuple[str, Accelerator | None]]] = [[] for _ in cpu_sets]
     near = {cpus.node: at for at, cpus in enumerate(cpu_sets) if cpus.node is not None}
     for name, accelerator in accelerators:
@@ -196,7 +196,7 @@ def _placed(
 
 
 def _with_ports(workers: Sequence[PlannedWorker], first: int) -> list[PlannedWorker]:
-    """The same workers, each with a port of its own for its metrics if the first has one."""
+    """The same workers, each with a separate port for its metrics if there is a first port."""
     if first and first + len(workers) - 1 > LAST_PORT:
         raise SettingsError(f"metrics_port: {len(workers)} workers from {first} on go beyond {LAST_PORT}")
     return [

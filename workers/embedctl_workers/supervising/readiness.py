@@ -1,4 +1,4 @@
-"""Whether the workers of this machine, or of this container, do their work: for health checks."""
+"""A health check: whether the workers of this machine, or of this container, are alive and make progress."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from embedctl_config.settings import Settings
 
 
 def check_ready(settings: Settings, hardware: str | None) -> list[str]:
-    """The names of the workers that run here, of one class or of all; each is alive and makes progress.
+    """Check the workers that run here.
+
+    Args:
+        hardware: their hardware class; None: all classes.
+
+    Returns:
+        Their names.
 
     Raises:
-        WorkerError: there is none, or one encodes without progress.
+        WorkerError: there is no live worker, or one makes no progress.
         BrokerUnavailable: Redis can't be reached.
     """
     broker = Broker.connect(settings)

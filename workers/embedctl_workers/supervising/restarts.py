@@ -1,4 +1,4 @@
-"""How workers have fared in one place, one after the other, and whether there is another."""
+"""When a worker that died is restarted, when it is given up, and whether its death makes what it held suspect."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ import signal
 from dataclasses import dataclass
 
 from embedctl_config.errors import ExitStatus
+from embedctl_workers.serving.backoff import backoff_s
 
-#: Statuses of a worker that will not start however often it is tried: a wrong setting, no such model, wrong vectors, a
-#: user that Redis does not let.
+#: Exit statuses of a worker that another start would not help: a wrong setting, a missing model, wrong vectors, or a
+#: Redis user without the permissions.
 HOPELESS = frozenset({ExitStatus.USAGE, ExitStatus.NOT_FOUND, ExitStatus.INACCURATE, ExitStatus.NOT_PERMITTED})
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How patient a supervisor is.
+    """How a supervisor restarts and stops workers.
 
     Attributes:
-        first_s, longest_s: the pause before a worker is started again, which doubles from death to death.
-        lived_s: a worker that was ready for so long has shown that it can live: the pause begins anew.
-        starts: deaths at start, in a row, after which a worker is given up.
-        drain_s: the time in which workers finish the chunk that they encode before they are killed.
+        first_s, longest_s: the pause before a restart (seconds); it doubles from death to death.
+        stable_s: a worker that was ready for this long is stable (seconds): the next pause is the first again.
+        starts: how many deaths before the worker was ready, in a row, make the supervisor give it up.
+        drain_s: how long workers may take to finish their chunk before they are killed (seconds).
     """
 
     first_s: float = 1.0
     longest_s: float = 60.0
-    lived_s: float = 30.0
+    stable_s: float = 30.0
     starts: int = 5
     drain_s: float = 600.0
 
 
-class Lives:
-    """The lives in one place. Times are seconds by one clock.
+class Restarts:
+    """The restarts of one worker of the plan. Times are seconds of one clock.
 
     Attributes:
-        next_at: when the next life may begin.
-        ready_at: since when the present one is ready; None before that.
-        failed_starts: deaths in a row before a worker was ready, less those for which only Redis was to blame.
-        given_up: the status with which the last one ended, if there is to be no other.
+        next_at: when the next process may start.
+        ready_at: when the current process became ready; None before that.
+        failed_starts: deaths in a row before the worker was ready, without those that only Redis was to blame for.
+        given_up: the exit status of the last process, if the worker is not restarted; else None.
     """
 
     def __init__(self, pace: Pace) -> None:
@@ -48,32 +49,36 @@ class Lives:
         self.failed_starts = 0
         self.given_up: int | None = None
 
-    def began(self) -> None:
-        """A worker was started."""
+    def on_start(self) -> None:
+        """A process was started."""
         self.ready_at = None
 
-    def ready(self, now: float) -> None:
-        """It can take work."""
+    def on_ready(self, now: float) -> None:
+        """The process takes chunks."""
         self.ready_at = now
         self.failed_starts = 0
 
-    def ended(self, status: int, now: float) -> float:
-        """It has ended, though not because we told it to; the pause before the next, unless it is given up now."""
+    def on_exit(self, status: int, now: float) -> float:
+        """The process has ended, and the supervisor did not tell it to.
+
+        Returns:
+            The pause before the restart, in seconds; it means nothing if the worker is now given up.
+        """
         if self.ready_at is None:
-            # A Redis that is away says nothing of the worker: it is tried for good.
+            # A Redis that is away says nothing about the worker: it is restarted without limit.
             self.failed_starts += status != ExitStatus.UNAVAILABLE
             if status in HOPELESS or self.failed_starts >= self._pace.starts:
                 self.given_up = status
-        elif now - self.ready_at >= self._pace.lived_s:
+        elif now - self.ready_at >= self._pace.stable_s:
             self._deaths = 0
-        pause = min(self._pace.longest_s, self._pace.first_s * 2.0 ** min(self._deaths, 30))
         self._deaths += 1
+        pause = backoff_s(self._deaths, first_s=self._pace.first_s, longest_s=self._pace.longest_s)
         self.next_at = now + pause
         return pause
 
 
 def how_it_ended(status: int) -> str:
-    """The end of a worker process in words, by its status as :mod:`subprocess` gives it."""
+    """How a worker process ended, in words, from its status as :mod:`subprocess` gives it."""
     if status < 0:
         known = {int(each): each.name for each in signal.Signals}
         return f"killed by {known.get(-status, f'signal {-status}')}"
@@ -84,11 +89,12 @@ def how_it_ended(status: int) -> str:
     return f"ended with status {status}"
 
 
-def guilt(status: int) -> bool | None:
-    """Whether an end makes what the worker held suspect; None where the process itself has said what is to be said.
+def makes_suspect(status: int) -> bool | None:
+    """Whether a death makes the chunks that the worker held suspect; None if the worker itself has reported its end.
 
-    It was killed by a signal other than SIGTERM, or ended itself because an encode hung or its device was lost. A
-    process that ends with another status has left as it should; if it has not, its neighbours witness that.
+    They become suspect if a signal other than SIGTERM killed the worker, or if it ended itself because an encode hung
+    or its device was lost. A worker that ends with another status has left the registry; if it has not, its neighbours
+    witness that.
     """
     if status == -signal.SIGTERM:
         return False

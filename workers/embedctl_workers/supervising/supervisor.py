@@ -1,4 +1,4 @@
-"""Keeps workers alive: starts them, starts them again when they die, says how they died, and drains them in the end."""
+"""Keeps workers alive: starts and restarts them, reports how they died, and drains them in the end."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from typing import Self
 from embedctl.child import guarded
 from embedctl_config.errors import WorkerError
 from embedctl_workers.supervising.plan import PlannedWorker
-from embedctl_workers.supervising.registry_link import Announcements
-from embedctl_workers.supervising.restarts import HOPELESS, Lives, Pace, guilt, how_it_ended
+from embedctl_workers.supervising.registry_link import RegistryLink
+from embedctl_workers.supervising.restarts import HOPELESS, Pace, Restarts, how_it_ended, makes_suspect
 
 log = logging.getLogger(__name__)
 
-#: The longest that the loop sleeps (seconds); whatever ends, wakes it.
+#: The longest that the loop sleeps (seconds); the end of a child wakes it.
 _LONGEST_WAIT_S = 5.0
-#: How often it looks whether a worker that was started is ready, or has ended (seconds).
-_LOOK_S = 0.25
+#: How often the loop polls for workers that become ready or that drain (seconds).
+_POLL_S = 0.25
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Where one worker after the other runs: its name, the process if one runs, and when that was started."""
+    """A worker of the plan: the name it has in logs, its process if one runs, and when that was started."""
 
     worker: PlannedWorker
     name: str
-    lives: Lives
+    restarts: Restarts
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
 
@@ -44,24 +44,25 @@ class _Place:
 
     @property
     def settled(self) -> bool:
-        return self.lives.ready_at is not None or self.lives.given_up is not None
+        """Whether it is known if the worker becomes ready."""
+        return self.restarts.ready_at is not None or self.restarts.given_up is not None
 
 
 class Supervisor:
     """Runs the workers of a plan until it is told to stop.
 
     Args:
-        announcements: how it learns that a worker is ready, and tells how one died.
-        environment: what every worker's environment is made from.
+        registry: tells that a worker is ready, and is told how one died.
+        environment: of every worker; the plan adds to it.
         options: of every worker, beside those of the plan.
-        on_ready: called once, when every worker is ready or given up, and one is ready.
-        check: called again and again; what it raises ends the supervisor.
+        on_ready: called once, when each worker is ready or given up, and at least one is ready.
+        check: called in each round of the loop; what it raises ends the supervisor.
     """
 
     def __init__(
         self,
         workers: Sequence[PlannedWorker],
-        announcements: Announcements,
+        registry: RegistryLink,
         *,
         environment: Mapping[str, str],
         options: Sequence[str] = (),
@@ -71,8 +72,8 @@ class Supervisor:
     ) -> None:
         self._pace = pace or Pace()
         host = socket.gethostname()
-        self._places = [_Place(worker, f"{worker.name}@{host}", Lives(self._pace)) for worker in workers]
-        self._announcements = announcements
+        self._places = [_Place(worker, f"{worker.name}@{host}", Restarts(self._pace)) for worker in workers]
+        self._registry = registry
         self._environment = environment
         self._options = options
         self._on_ready = on_ready
@@ -100,13 +101,13 @@ class Supervisor:
 
     def _tend(self, place: _Place) -> None:
         if place.process is None:
-            if place.lives.given_up is None and time.monotonic() >= place.lives.next_at:
+            if place.restarts.given_up is None and time.monotonic() >= place.restarts.next_at:
                 self._start(place)
         elif (status := place.process.poll()) is not None:
-            self._mourn(place, status)
-        elif place.lives.ready_at is None and (row := self._announcements.of(place.process.pid)):
+            self._on_exit(place, status)
+        elif place.restarts.ready_at is None and (row := self._registry.row_of(place.process.pid)):
             place.name = row.name
-            place.lives.ready(time.monotonic())
+            place.restarts.on_ready(time.monotonic())
             log.info("ready after %.1f s", time.monotonic() - place.started_at, extra=place.fields)
 
     def _start(self, place: _Place) -> None:
@@ -114,40 +115,40 @@ class Supervisor:
         place.process = subprocess.Popen(
             guarded(command),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # its log is on our standard error; here is what Celery says as it stops
+            stdout=subprocess.DEVNULL,  # a worker logs to standard error; Celery prints here as it stops
             env={**self._environment, **place.worker.environment},
-            start_new_session=True,  # Ctrl-C reaches us alone
+            start_new_session=True,  # so that Ctrl-C reaches the supervisor alone
         )
         place.started_at = time.monotonic()
-        place.lives.began()
-        self._announcements.expect(place.process.pid)
+        place.restarts.on_start()
+        self._registry.expect(place.process.pid)
         log.info("starting: %s", place.worker.command, extra=place.fields)
 
-    def _mourn(self, place: _Place, status: int) -> None:
-        """A worker has ended, and nobody here told it to."""
+    def _on_exit(self, place: _Place, status: int) -> None:
+        """A worker has ended, and the supervisor did not tell it to."""
         self._release(place, status)
-        how, lives = how_it_ended(status), place.lives
-        pause = lives.ended(status, time.monotonic())
-        if lives.given_up is None:
+        how, restarts = how_it_ended(status), place.restarts
+        pause = restarts.on_exit(status, time.monotonic())
+        if restarts.given_up is None:
             log.error("%s; starting it again in %g s", how, pause, extra=place.fields)
             return
-        why = "and would again" if status in HOPELESS else f"{lives.failed_starts} times in a row"
+        why = "and would again" if status in HOPELESS else f"{restarts.failed_starts} times in a row"
         log.critical("given up: %s before it was ready, %s; what it said stands above", how, why, extra=place.fields)
 
     def _release(self, place: _Place, status: int, *, by_us: bool = False) -> None:
-        """The process of a place has ended: say what became of what it held.
+        """Report that a process has ended, and whether what it held is suspect.
 
         Args:
-            by_us: we have killed it, and so it blames nothing that it held.
+            by_us: the supervisor has killed it, so nothing that it held is suspect.
         """
         assert place.process is not None
-        guilty = guilt(status)
-        if guilty is not None:
-            self._announcements.ended(place.process.pid, how_it_ended(status) if guilty and not by_us else "")
+        suspect = makes_suspect(status)
+        if suspect is not None:
+            self._registry.report_exit(place.process.pid, how_it_ended(status) if suspect and not by_us else "")
         place.process = None
 
     def _give_up_if_none_is_left(self) -> None:
-        given_up = [place.lives.given_up for place in self._places if place.lives.given_up is not None]
+        given_up = [place.restarts.given_up for place in self._places if place.restarts.given_up is not None]
         if len(given_up) == len(self._places):
             raise WorkerError("no worker is left: each was given up", exit_code=max(1, *given_up))
 
@@ -157,17 +158,17 @@ class Supervisor:
             self._on_ready()
 
     def _until_next(self) -> float:
-        """Seconds until there is something to do that no signal tells of."""
+        """Seconds until there is something to do that no signal announces."""
         now, wait = time.monotonic(), _LONGEST_WAIT_S
         for place in self._places:
-            if place.process is None and place.lives.given_up is None:
-                wait = min(wait, max(0.0, place.lives.next_at - now))
-            elif place.process is not None and place.lives.ready_at is None:
-                wait = min(wait, _LOOK_S)
+            if place.process is None and place.restarts.given_up is None:
+                wait = min(wait, max(0.0, place.restarts.next_at - now))
+            elif place.process is not None and place.restarts.ready_at is None:
+                wait = min(wait, _POLL_S)
         return wait
 
     def _drain(self, signals: _Signals) -> None:
-        """Let every worker finish the chunk that it encodes; kill those that are too slow, or all on another Ctrl-C."""
+        """Let each worker finish its chunk; kill those that take too long, or all of them on another Ctrl-C."""
         running = [(place, place.process) for place in self._places if place.process is not None]
         for _, process in running:
             process.terminate()
@@ -187,14 +188,14 @@ class Supervisor:
                     log.log(level, "%s", how_it_ended(status), extra=place.fields)
             running = [(place, process) for place, process in running if place.process is not None]
             if running:
-                signals.wait(_LOOK_S)
+                signals.wait(_POLL_S)
 
 
 class _Signals:
-    """SIGTERM and Ctrl-C, told to a loop that waits for them and for the end of a child. A context.
+    """A context that catches SIGTERM and Ctrl-C, and wakes a loop for them and for the end of a child.
 
     Attributes:
-        stop: one of them has come.
+        stop: SIGTERM or Ctrl-C has come.
         kill: Ctrl-C has come after that.
     """
 
@@ -209,7 +210,7 @@ class _Signals:
         self._before = {
             number: signal.signal(number, self._take)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-            # A shell's background job is deaf to Ctrl-C, and stays so.
+            # A shell's background job ignores Ctrl-C, and goes on ignoring it.
             if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
         }
         return self
@@ -224,7 +225,7 @@ class _Signals:
         self._waker.close()
 
     def wait(self, seconds: float) -> None:
-        """Sleep until a signal comes, but no longer than this."""
+        """Sleep until a signal comes, at most this long."""
         ready, _, _ = select.select([self._woken], [], [], seconds)
         if ready:
             self._woken.recv(4096)

@@ -16,6 +16,7 @@ from embedctl_workers.arrays.batching import batches_of
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
+from embedctl_workers.backends.base import run_warm_up_batches
 from embedctl_workers.backends.gpu.compiled import BUCKETS, Compiler, compiler
 from embedctl_workers.backends.gpu.device import GpuDevice, open_gpu, watched
 from embedctl_workers.backends.gpu.engine import GpuEngine
@@ -34,7 +35,6 @@ from embedctl_workers.redaction import first_line
 
 log = logging.getLogger(__name__)
 
-_WARM_UP_LENGTHS = (8, 32, 128, 256)
 #: The longest text that memory is measured with (tokens): longer texts take little more memory per token.
 _SAMPLE_LENGTH = 512
 
@@ -115,8 +115,7 @@ class TorchGpuBackend(SentenceModel):
             ModelError: the device has no memory for a small batch.
         """
         with self._within_memory():
-            for length in _WARM_UP_LENGTHS:
-                self._run_dummies(length, tokens=2 * length)
+            run_warm_up_batches(self)
             with self._device.peak_of() as peak:
                 positions = self._run_dummies(_SAMPLE_LENGTH, tokens=SAMPLE_TOKENS)
             self.token_budget = affordable(peak.bytes, positions, self._device.free_memory())

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 
 from embedctl_config.errors import ModelError
-from embedctl_workers.models.cache import distrusted, private_folder
+from embedctl_workers.models.cache import distrusted, keep
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +61,7 @@ class Limit:
 
     def save(self, tokens: int) -> None:
         """Keep a budget, or log why it can't be kept."""
-        scratch = self._path.with_suffix(f".{os.getpid()}")
         try:
-            private_folder(self._path.parent)
-            scratch.write_text(json.dumps({"tokens": tokens}), encoding="utf-8")
-            scratch.chmod(0o644)  # whatever the umask: a file that others may write to is not read again
-            scratch.replace(self._path)
+            keep(self._path, json.dumps({"tokens": tokens}).encode())
         except (OSError, ModelError) as error:
             log.warning("the token budget is not kept for the next start: %s", error)

@@ -21,7 +21,7 @@ from embedctl_workers.backends.neuron.runtime import (
 from embedctl_workers.backends.onnx.recipe import OWN
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
-from embedctl_workers.models.build_process import run_child
+from embedctl_workers.models.build_process import run_build
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
@@ -104,6 +104,6 @@ def _build(
         "cache": str(host.cache),
         "folder": str(folder),
     }
-    facts = run_child("embedctl_workers.building.neuron", request)
+    facts = run_build("embedctl_workers.building.neuron", request)
     facts["model"] |= {"revision": revision}
     return facts

@@ -12,7 +12,7 @@ from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry, Thresholds
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
 from embedctl_workers.arrays.vectors import unit
-from embedctl_workers.backends.base import Reference
+from embedctl_workers.backends.base import Reference, run_warm_up_batches
 from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs
 from embedctl_workers.backends.onnx.providers import (
     CPU,
@@ -30,7 +30,6 @@ from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
 
-_WARM_UP_LENGTHS = (8, 32, 128, 256)
 #: The token budget for a GPU, which needs larger batches than a CPU.
 _GPU_TOKEN_BUDGET = 8192
 
@@ -103,9 +102,7 @@ class OnnxBackend:
         return padded(lengths)
 
     def warm_up(self) -> None:
-        for length in _WARM_UP_LENGTHS:
-            tokens = self.tokenize(["a " * min(length, self.max_tokens)], "")
-            self.forward(tokens, np.zeros(2, np.int64))
+        run_warm_up_batches(self)
 
     def close(self) -> None:
         self._session = None

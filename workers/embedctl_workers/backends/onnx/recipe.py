@@ -14,7 +14,7 @@ from embedctl_config.errors import MissingExtra, ModelError, SettingsError
 from embedctl_workers.machine.cpu import cpu_flags
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
-from embedctl_workers.models.build_process import run_child
+from embedctl_workers.models.build_process import run_build
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
@@ -124,6 +124,6 @@ def _build(files: ModelFiles, kind: str, exporter: str, host: Host, revision: st
         "cache": str(host.cache),
         "folder": str(folder),
     }
-    facts = run_child("embedctl_workers.building.onnx", request)
+    facts = run_build("embedctl_workers.building.onnx", request)
     facts["model"] |= {"revision": revision}
     return facts

@@ -21,7 +21,7 @@ from embedctl_workers.backends.tensorrt.profiles import Profile, profiles_for
 from embedctl_workers.backends.tensorrt.runtime import Runtime
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact, ArtifactStore, Wanted
-from embedctl_workers.models.build_process import run_child
+from embedctl_workers.models.build_process import run_build
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.files import ModelFiles
 
@@ -167,7 +167,7 @@ def _build(
     files: ModelFiles, graph: Artifact, host: Host, options: PlanOptions, revision: str, folder: Path
 ) -> Mapping[str, Any]:
     """Fill an artefact's folder, and return the facts for its manifest."""
-    facts = run_child(
+    facts = run_build(
         "embedctl_workers.building.tensorrt",
         {
             "name": files.name,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 
 from embedctl_workers.backends.tensorrt.runtime import Runtime
-from embedctl_workers.models.cache import distrusted, private_folder
+from embedctl_workers.models.cache import distrusted, keep
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +47,4 @@ class TimingCache:
             ModelError: others may write to the file's folder.
             OSError: the file can't be written.
         """
-        folder = private_folder(self.path.parent)
-        handle, scratch = tempfile.mkstemp(dir=folder, prefix=f".{self.path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(kept).digest() + kept)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(scratch).chmod(0o644)  # whatever the umask: a file that others may write to is not read again
-            Path(scratch).replace(self.path)
-        finally:
-            Path(scratch).unlink(missing_ok=True)
+        keep(self.path, hashlib.sha256(kept).digest() + kept)

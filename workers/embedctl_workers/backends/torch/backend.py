@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from transformers import PreTrainedTokenizerFast
@@ -18,13 +17,12 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
-from embedctl_workers.backends.base import Reference
+from embedctl_workers.backends.base import Reference, run_warm_up_batches
 from embedctl_workers.backends.torch.packed.engine import packed_engine
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
 
-_WARM_UP_LENGTHS = (8, 32, 128, 256)
 #: Number of prompts whose length in tokens is cached.
 _PROMPTS_KEPT = 16
 
@@ -119,9 +117,7 @@ class TorchBackend(SentenceModel):
         return padded(lengths) if self._pads else int(lengths.sum())
 
     def warm_up(self) -> None:
-        for length in _WARM_UP_LENGTHS:
-            tokens = self.tokenize(["a " * min(length, self.max_tokens)], "")
-            self.finish(self.forward(tokens, np.zeros(2, np.int64)), normalize=True)
+        run_warm_up_batches(self)
 
     def close(self) -> None:
         del self._engine, self._model

@@ -23,7 +23,7 @@ from torch.nn import functional
 from embedctl_config.errors import ModelError
 from embedctl_workers.machine.cpu import cpu_identity
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.cache import is_trusted, private_folder
+from embedctl_workers.models.cache import is_trusted, keep, private_folder
 
 log = logging.getLogger(__name__)
 
@@ -187,8 +187,7 @@ def _compiled(host: Host) -> CompiledKernels:
         object_file, made = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
         _run([compiler, *_FLAGS, "-c", str(path), "-o", str(object_file)])
         _run([compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
-        made.chmod(0o755)  # whatever the umask: a file that others may write to is not loaded
-        made.replace(library)
+        keep(library, made.read_bytes())
     return CompiledKernels(library)
 
 

@@ -1,4 +1,4 @@
-"""What a supervisor's thread learns from the registry of workers, and tells it."""
+"""What a supervisor's link to the registry of workers learns from it and reports to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embedctl.machine import machine_id, process_id
 from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from embedctl_workers.supervising.registry_link import Announcements
+from embedctl_workers.supervising.registry_link import RegistryLink
 from tests.support.redis_server import RedisServer
 from tests.support.store import claim, due_in_s, new_job, row
 from tests.support.waiting import eventually
@@ -31,10 +31,10 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def announcements(broker: Broker) -> Iterator[Announcements]:
-    announcements = Announcements(broker)
-    yield announcements
-    announcements.close()
+def link(broker: Broker) -> Iterator[RegistryLink]:
+    link = RegistryLink(broker)
+    yield link
+    link.close()
 
 
 def worker(process: subprocess.Popen[bytes], instance: str = "w") -> WorkerRow:
@@ -46,40 +46,40 @@ def fates(broker: Broker) -> dict[str, str]:
 
 
 def test_a_process_is_a_worker_once_it_says_so(
-    broker: Broker, announcements: Announcements, process: subprocess.Popen[bytes]
+    broker: Broker, link: RegistryLink, process: subprocess.Popen[bytes]
 ) -> None:
-    announcements.expect(process.pid)
+    link.expect(process.pid)
     time.sleep(0.4)
-    assert announcements.of(process.pid) is None
+    assert link.row_of(process.pid) is None
     broker.workers.beat(worker(process))
-    eventually(lambda: announcements.of(process.pid))
-    found = announcements.of(process.pid)
+    eventually(lambda: link.row_of(process.pid))
+    found = link.row_of(process.pid)
     assert found is not None
     assert found.instance == "w"
 
 
 def test_another_process_of_the_same_number_is_not_it(
-    broker: Broker, announcements: Announcements, process: subprocess.Popen[bytes]
+    broker: Broker, link: RegistryLink, process: subprocess.Popen[bytes]
 ) -> None:
     earlier = row(instance="earlier", pid=process.pid, machine=machine_id(), process=f"{process.pid}.1")
     elsewhere = row(instance="elsewhere", pid=process.pid, machine="another", process=process_id(process.pid))
     broker.workers.beat(earlier)
     broker.workers.beat(elsewhere)
-    announcements.expect(process.pid)
+    link.expect(process.pid)
     time.sleep(0.6)
-    assert announcements.of(process.pid) is None
+    assert link.row_of(process.pid) is None
 
 
 def test_a_death_is_reported_at_once_and_what_was_held_is_overdue(
     broker: Broker,
     settings: Settings,
     raw: redis_py.Redis,
-    announcements: Announcements,
+    link: RegistryLink,
     process: subprocess.Popen[bytes],
 ) -> None:
     broker.workers.beat(worker(process))
-    announcements.expect(process.pid)
-    eventually(lambda: announcements.of(process.pid))
+    link.expect(process.pid)
+    eventually(lambda: link.row_of(process.pid))
     lasting = Broker.connect(settings.replace(lease_s=600))  # no lease lapses by itself meanwhile
     job_id = new_job(lasting)
     claim(lasting, job_id, 0)
@@ -87,7 +87,7 @@ def test_a_death_is_reported_at_once_and_what_was_held_is_overdue(
     broker.workers.beat(replace(worker(process), holding=((job_id, 0),)))
     process.kill()
     process.wait()
-    announcements.ended(process.pid, "killed by SIGKILL")
+    link.report_exit(process.pid, "killed by SIGKILL")
     eventually(lambda: fates(broker))
     assert fates(broker) == {"w": "killed by SIGKILL"}
     eventually(lambda: due_in_s(broker, raw, job_id, 0) <= 0)
@@ -96,21 +96,21 @@ def test_a_death_is_reported_at_once_and_what_was_held_is_overdue(
 
 
 def test_a_worker_that_nobody_blames_has_left(
-    broker: Broker, raw: redis_py.Redis, announcements: Announcements, process: subprocess.Popen[bytes]
+    broker: Broker, raw: redis_py.Redis, link: RegistryLink, process: subprocess.Popen[bytes]
 ) -> None:
     broker.workers.beat(worker(process))
-    announcements.ended(process.pid, "")
+    link.report_exit(process.pid, "")
     eventually(lambda: raw.get(keys.died("w")) == keys.LEFT.encode())
     assert list(broker.workers.alive()) == []
     assert fates(broker) == {}
 
 
 def test_the_end_of_a_process_that_never_was_a_worker_is_no_news(
-    broker: Broker, raw: redis_py.Redis, announcements: Announcements, process: subprocess.Popen[bytes]
+    broker: Broker, raw: redis_py.Redis, link: RegistryLink, process: subprocess.Popen[bytes]
 ) -> None:
-    announcements.expect(process.pid)
-    announcements.ended(process.pid, "killed by SIGKILL")
-    announcements.close()
+    link.expect(process.pid)
+    link.report_exit(process.pid, "killed by SIGKILL")
+    link.close()
     assert list(raw.scan_iter(keys.died("*"))) == []
 
 
@@ -118,17 +118,17 @@ def test_a_death_is_reported_when_redis_is_back(
     own_redis: RedisServer, settings: Settings, process: subprocess.Popen[bytes]
 ) -> None:
     broker = Broker.connect(settings.replace(redis_url=own_redis.url))
-    announcements = Announcements(broker)
+    link = RegistryLink(broker)
     try:
         broker.workers.beat(worker(process))
-        announcements.expect(process.pid)
-        eventually(lambda: announcements.of(process.pid))
+        link.expect(process.pid)
+        eventually(lambda: link.row_of(process.pid))
         own_redis.stop()
-        announcements.ended(process.pid, "killed by SIGKILL")
+        link.report_exit(process.pid, "killed by SIGKILL")
         time.sleep(1)
         own_redis.start()
         eventually(lambda: fates(broker))
         assert fates(broker) == {"w": "killed by SIGKILL"}
     finally:
-        announcements.close()
+        link.close()
         broker.close()

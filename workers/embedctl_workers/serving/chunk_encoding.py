@@ -1,0 +1,240 @@
+"""Encodes claimed chunks on the device that the task threads share: beside others, record by record, or alone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from embedctl.store import Doubts
+from embedctl_workers.encoding.careful import encode_carefully
+from embedctl_workers.encoding.device_use import DeviceUse, Stopped
+from embedctl_workers.encoding.encoder import NOT_OF_A_RECORD, ChunkEncoder, EncodedChunk
+from embedctl_workers.encoding.prepared import Prepared
+from embedctl_workers.redaction import redacted_exc_info
+from embedctl_workers.serving.chunk_store import ChunkStore
+from embedctl_workers.serving.claimed import ClaimedChunk
+from embedctl_workers.serving.in_hand import Held, InHand
+from embedctl_workers.serving.isolation import Isolation
+from embedctl_workers.serving.speed import Speed
+from embedctl_workers.serving.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+
+class ChunkEncoding:
+    """Encodes chunks for several threads: one is on the device while others prepare theirs.
+
+    Args:
+        isolation: the calling thread is inside it.
+        draining: set when the worker is to stop; no encode begins after that.
+        now_ms: about the time of Redis, in ms.
+
+    Attributes:
+        speed: by model.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[str],
+        store: ChunkStore,
+        in_hand: InHand,
+        isolation: Isolation,
+        telemetry: Telemetry,
+        draining: threading.Event,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._isolation = isolation
+        self._telemetry = telemetry
+        self._device = _Device(in_hand, telemetry, draining, now_ms)
+        self._encoded_at = 0.0
+        self.speed: dict[str, Speed] = dict.fromkeys(models, Speed())
+
+    def encode(self, claimed: ClaimedChunk) -> EncodedChunk | None:
+        """Encode a chunk; None if the worker is to stop first, or another suspect chunk is encoded alone.
+
+        Raises:
+            Stopped: the chunk is no longer wanted.
+            DeviceLost, WorkerSick: as by :meth:`ChunkEncoder.encode`.
+            BrokerUnavailable: a suspect chunk's lease can't be renewed.
+            Exception: the chunk fails even record by record.
+        """
+        try:
+            return self._encode_alone(claimed) if claimed.is_suspect else self._encode_beside_others(claimed)
+        except _Draining:
+            return None
+        finally:
+            claimed.held.moving_since = None
+
+    def check_worker(self, encoder: ChunkEncoder) -> None:
+        """Check that the worker still encodes its known good text.
+
+        Raises:
+            DeviceLost, WorkerSick: as by :meth:`ChunkEncoder.check_worker`.
+        """
+        with self._device.lock:
+            encoder.check_worker()
+
+    def _encode_beside_others(self, claimed: ClaimedChunk) -> EncodedChunk:
+        try:
+            return self._encode_at_once(claimed, self._prepare(claimed))
+        except NOT_OF_A_RECORD:
+            raise
+        except Exception as error:
+            log.warning(
+                "the chunk failed as a whole (%s): encoding it record by record",
+                type(error).__name__,
+                exc_info=redacted_exc_info(error),
+                extra=claimed.held.fields,
+            )
+            self._telemetry.failed(claimed.held.model)
+        return self._encode_record_by_record(claimed)
+
+    def _prepare(self, claimed: ClaimedChunk) -> Prepared:
+        held = claimed.held
+        began = held.moving_since = time.monotonic()  # a tokeniser may hang as well
+        try:
+            prepared = claimed.encoder.prepare(claimed.chunk, claimed.job.options, about=held.fields)
+        finally:
+            held.moving_since = None
+        self._telemetry.staged(held.model, "tokenise", time.monotonic() - began)
+        return prepared
+
+    def _encode_at_once(self, claimed: ClaimedChunk, prepared: Prepared) -> EncodedChunk:
+        held, use = claimed.held, _OneTurn(self._device, claimed.held)
+        encoded = claimed.encoder.encode(prepared, use)
+        now = time.monotonic()
+        # The last batches of the previous chunk may still have been in flight when this one began.
+        seconds = now - max(use.began, self._encoded_at)
+        self._encoded_at = now
+        self._telemetry.staged(held.model, "encode", now - use.began)
+        self.speed[held.model] = self.speed[held.model].after(
+            rows=prepared.rows, tokens=encoded.tokens, positions=encoded.positions, seconds=seconds
+        )
+        return encoded
+
+    def _encode_record_by_record(self, claimed: ClaimedChunk) -> EncodedChunk:
+        """Encode a chunk that fails as a whole, so that only the records to blame fail."""
+        use = _TurnsByRecord(self._device, claimed.held)
+
+        def announce(row: int) -> None:
+            use.check_wanted()
+            claimed.held.moving_since = time.monotonic()
+
+        return encode_carefully(
+            claimed.encoder,
+            claimed.chunk,
+            claimed.job.options,
+            use,
+            given_up=(),
+            announce=announce,
+            about=claimed.held.fields,
+        )
+
+    def _encode_alone(self, claimed: ClaimedChunk) -> EncodedChunk | None:
+        """Encode a suspect chunk with nothing else in this process; None if another suspect chunk is."""
+        held, encoder = claimed.held, claimed.encoder
+        if not self._isolation.isolate():
+            return None
+        log.warning("workers died or fell sick over the chunk: encoding it alone, record by record", extra=held.fields)
+        doubts = held.doubts or Doubts()
+        use = _HeldUse(self._device, held)
+
+        def announce(row: int) -> None:
+            use.check_wanted()
+            if self._device.draining.is_set() and row >= 0:
+                raise _Draining
+            held.moving_since = None
+            if self._store.renew(held, row) != "ok":
+                raise Stopped
+            held.row = row if doubts.is_suspect and row >= 0 else None  # else nothing was checked before it
+            held.moving_since = time.monotonic()
+
+        return encode_carefully(
+            encoder,
+            claimed.chunk,
+            claimed.job.options,
+            use,
+            given_up=claimed.given_up or (),
+            poisonous=doubts.poisonous,
+            # First: if a worker falls sick after a number of rows, whichever they are, another row is named then.
+            first=doubts.named,
+            check=encoder.check_worker if doubts.is_suspect else lambda: None,
+            announce=announce,
+            about=held.fields,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """The device of this process, and who is told of its progress."""
+
+    in_hand: InHand
+    telemetry: Telemetry
+    draining: threading.Event
+    now_ms: Callable[[], int]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _HeldUse(DeviceUse):
+    """The use of the device by a held chunk, which is alone in this process."""
+
+    def __init__(self, device: _Device, held: Held) -> None:
+        self._device, self._held = device, held
+
+    def check_wanted(self) -> None:
+        if self._held.unwanted.is_set():
+            raise Stopped
+
+    def on_batch(self, tokens: int) -> None:
+        self._device.in_hand.progressed(self._held, self._device.now_ms())
+
+    def _begin(self) -> float:
+        """The lock is held: note the time, unless the worker is to stop."""
+        if self._device.draining.is_set():
+            raise _Draining
+        now = self._held.moving_since = time.monotonic()
+        return now
+
+
+class _OneTurn(_HeldUse):
+    """The use by a chunk that is finished once it has begun, even if the worker is to stop meanwhile.
+
+    Attributes:
+        began: when its first batch began, by the monotonic clock; 0 before that.
+    """
+
+    def __init__(self, device: _Device, held: Held) -> None:
+        super().__init__(device, held)
+        self.began = self._batch_began = 0.0
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        with self._device.lock:
+            if not self.began:
+                self.began = self._batch_began = self._begin()
+            yield
+
+    def on_batch(self, tokens: int) -> None:
+        before, self._batch_began = self._batch_began, time.monotonic()
+        self._device.telemetry.batched(self._held.model, self._batch_began - before)
+        super().on_batch(tokens)
+
+
+class _TurnsByRecord(_HeldUse):
+    """The use by a chunk whose records take turns; it ends between two records if the worker is to stop."""
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        self._held.moving_since = None  # others may have the device for long
+        with self._device.lock:
+            self._begin()
+            yield
+
+
+class _Draining(Stopped):
+    """Raised before a chunk, or between two records, when the worker is to stop."""

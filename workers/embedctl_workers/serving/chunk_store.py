@@ -1,0 +1,148 @@
+"""What a worker tells Redis about the chunks that it holds: renewals, results, and chunks that it gives back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from embedctl.broker import Broker
+from embedctl.store import Completed, Doubts
+from embedctl_config import wire
+from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable
+from embedctl_config.fingerprint import job_fingerprint
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.wire import ChunkResult
+from embedctl_workers.encoding.encoder import EncodedChunk
+from embedctl_workers.serving.backoff import backoff_s
+from embedctl_workers.serving.claimed import ClaimedChunk
+from embedctl_workers.serving.in_hand import Held
+from embedctl_workers.serving.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 5.0
+#: After this many failures in a row while Redis takes small writes, Redis refuses this one.
+_MOST_FAILURES = 8
+
+
+class ChunkStore:
+    """Tells Redis about held chunks, and waits for a Redis that is away, until the worker is to stop.
+
+    Args:
+        draining: set when the worker is to stop.
+    """
+
+    def __init__(
+        self, broker: Broker, hardware: HardwareClass, telemetry: Telemetry, draining: threading.Event
+    ) -> None:
+        self._broker = broker
+        self._hardware = hardware
+        self._telemetry = telemetry
+        self._draining = draining
+
+    def renew(self, held: Held, row: int) -> str:
+        """Renew a chunk's lease, and say which row is encoded next; Redis' answer.
+
+        Raises:
+            BrokerUnavailable: Redis is away, and the worker is to stop.
+            BrokerRefused: Redis takes other writes, and not this one.
+        """
+        return self._patiently(held, lambda: self._broker.jobs.renew(held.job_id, held.chunk, held.token, row=row))
+
+    def complete(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> None:
+        """Store the result of a chunk, and send the tickets that this makes possible.
+
+        Raises:
+            BrokerUnavailable, BrokerRefused: as by :meth:`renew`.
+        """
+        held, job = claimed.held, claimed.job
+        payload = wire.encode_result(self._result(claimed, encoded), job.version)
+        report = _report(claimed, encoded)
+        fingerprint = claimed.encoder.backend.fingerprint
+        began = time.monotonic()
+        answer = self._patiently(
+            held,
+            lambda: self._broker.jobs.complete(
+                held.job_id, held.chunk, held.token, payload, report, fingerprint=fingerprint
+            ),
+        )
+        self._telemetry.staged(held.model, "store", time.monotonic() - began)
+        self._telemetry.answered(held.model, answer, report.done, [error.code for error in encoded.errors])
+        if answer == "ok":
+            self._broker.send_issued(job)
+        else:
+            log.info("the chunk's result was not needed: %s", answer, extra=held.fields)
+
+    def give_back(self, held: Held, *, delay_s: float, trouble: str = "", doubts: Doubts | None = None) -> None:
+        """End the lease of a chunk that this worker does not complete. If Redis is away, the lease lapses instead.
+
+        Args:
+            delay_s: after this time the reaper sends another ticket, unless one was sent.
+            trouble: what the job's status is to say about it.
+            doubts: what this worker and earlier owners could not do with the chunk.
+        """
+        try:
+            self._broker.jobs.release(
+                held.job_id, held.chunk, held.token, delay_s=delay_s, trouble=trouble, doubts=doubts
+            )
+        except BrokerUnavailable as error:
+            log.warning("the chunk can't be given back, its lease will lapse: %s", error, extra=held.fields)
+
+    def _result(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> ChunkResult:
+        chunk = claimed.chunk
+        return ChunkResult(
+            first=chunk.first,
+            rows=len(chunk),
+            dim=encoded.vectors.shape[1],
+            digest=wire.digest_of(claimed.payload),
+            fingerprint=job_fingerprint(claimed.encoder.backend.fingerprint, claimed.job.options),
+            precision=self._hardware.precision,
+            bounds=self._hardware.overrides_in_words,
+            backend=self._hardware.backend,
+            vectors=encoded.vectors.astype("<f4", copy=False).tobytes(),
+            checksums=chunk.row_checksums(),
+            ids=chunk.ids,
+            positions=chunk.positions,
+            errors=encoded.errors,
+            truncations=encoded.truncations,
+        )
+
+    def _patiently(self, held: Held, ask: Callable[[], str]) -> str:
+        """Ask until Redis answers. The lease is renewed meanwhile, or lapses, which does no harm."""
+        tries = failures = 0
+        while True:
+            tries += 1
+            try:
+                return ask()
+            except BrokerRefused:
+                raise
+            except BrokerUnavailable as error:
+                log.warning("held back: %s", error, extra=held.fields)
+                failures = failures + 1 if self._takes_writes(held) and not isinstance(error, BrokerFull) else 0
+                if failures >= _MOST_FAILURES:
+                    raise BrokerRefused(f"Redis did not take it {failures} times, and takes others: {error}") from error
+                if self._draining.wait(backoff_s(tries, first_s=0.1, longest_s=_LONGEST_PAUSE_S)):
+                    raise
+
+    def _takes_writes(self, held: Held) -> bool:
+        """Whether Redis takes a small write for this chunk: then the larger one is itself to blame."""
+        try:
+            self._broker.jobs.renew(held.job_id, held.chunk, held.token)
+        except BrokerUnavailable:
+            return False
+        return True
+
+
+def _report(claimed: ClaimedChunk, encoded: EncodedChunk) -> Completed:
+    """What the job counts of a chunk, and the input of its failed records."""
+    chunk, failed = claimed.chunk, [error.row for error in encoded.errors]
+    return Completed(
+        done=len(chunk) - len(failed),
+        failed=len(failed),
+        truncated=len(encoded.truncations),
+        tokens=encoded.tokens,
+        dim=encoded.vectors.shape[1],
+        failed_input=wire.encode_input(chunk.select(failed), claimed.job.version) if failed else b"",
+    )
