@@ -7,22 +7,22 @@ import functools
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from embedctl_bench.measuring import machine
+from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.measuring.session import Session
-from embedctl_bench.report.report import Report, write_report
+from embedctl_bench.report.files import write_report
+from embedctl_bench.report.report import Report
 from embedctl_config.errors import MissingExtra, SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.backends import BACKENDS
 from embedctl_workers.commands.options import cpus_option
-from embedctl_workers.machine.devices import format_cpus, usable_cpus
+from embedctl_workers.machine.devices import usable_cpus
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 #: The module that tells whether an extra is installed.
@@ -30,52 +30,6 @@ _PROOF = {"torch": "torch", "onnx": "onnxruntime"}
 _INTERRUPTED = 130
 
 _Command = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line asks for.
-
-    Attributes:
-        command: the command line, which makes the report again.
-        models: names as the settings have them, folders, or a shape's (`embedctl_bench.measuring.shapes`).
-        classes: hardware classes, all of them configured.
-        cpus: all measurements run on these.
-        output: the folder of reports.
-        peers: names of peers to measure, whose environments are made if need be; `("all",)` for every one, None for
-            those that are installed, and empty for none.
-        price: of an hour of this machine; None where costs are of no interest.
-        fresh: whether to measure again what an earlier run has kept.
-    """
-
-    settings: Settings
-    command: str
-    models: tuple[str, ...]
-    classes: tuple[str, ...]
-    cpus: frozenset[int]
-    output: Path
-    quick: bool
-    peers: tuple[str, ...] | None
-    price: float | None
-    fresh: bool
-
-    @property
-    def cpu_list(self) -> str:
-        """The CPUs as `--cpus` takes them, such as `0-3,8`."""
-        return format_cpus(self.cpus)
-
-    def session(self, name: str, plan: int, **conditions: object) -> Session:
-        """A session in the folder of reports, for these CPUs and classes as they are configured.
-
-        Measurements of `--quick` count for `--quick` only.
-        """
-        classes, models = dict(self.settings.classes), dict(self.settings.models)
-        conditions |= {"cpus": self.cpu_list, "quick": self.quick, "classes": classes, "models": models}
-        return Session(self.output, name, fresh=self.fresh, plan=plan, conditions=conditions)
-
-    def machine(self) -> dict[str, object]:
-        """Facts of this machine and its CPUs, for a report."""
-        return machine.facts(self.cpus)
 
 
 def common(*, peers: bool = False, price: float | None = None) -> Callable[[_Command], _Command]:

@@ -32,9 +32,9 @@ from benchmarks.ours.utilisation import Samples, cpu_samples, gpu_samples
 from benchmarks.ours.workloads import describe, make_workload
 
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
-from embedctl_bench.peers.child import Child, Encoded
-from embedctl_bench.peers.environments import Unavailable
+from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.registry import System
+from embedctl_bench.peers.tuned import EncodedWorkload, TunedProcess
 from embedctl_config.errors import EmbedctlError
 from embedctl_workers.machine.discovery import choose_accelerator
 
@@ -58,7 +58,7 @@ def main() -> None:
         if arguments.redis_server:
             stack.enter_context(_on_path(arguments.redis_server))
         try:
-            device = Device(arguments.device, arguments.gpu)
+            device = MeasuredDevice(arguments.device, arguments.gpu)
         except EmbedctlError as error:
             sys.exit(str(error))
         try:
@@ -105,7 +105,7 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-class Device:
+class MeasuredDevice:
     """What is measured on, and the systems that run there."""
 
     def __init__(self, kind: str, gpu: str | None) -> None:
@@ -129,34 +129,38 @@ class Device:
         def reference(name: str, dtype: str) -> System:
             load = {"device": torch_device, "dtype": dtype}
             settings = tuple(Setting(1, load, {"batch": batch}) for batch in BATCHES[self.kind])
-            return System(name, "sentence_transformers", settings, _PACKAGES)
+            return _system(name, "sentence_transformers:SentenceTransformersAdapter", settings)
 
         load = {"hardware": self.kind}
         return [
-            System(OURS, "embedctl_pipeline", (Setting(1, {"workers": 1, **load}),), _PACKAGES, ours=True),
+            _system(OURS, "embedctl_pipeline:ProductAdapter", (Setting(1, {"workers": 1, **load}),), ours=True),
             reference(BF16, "bfloat16"),
             reference(FP32, "float32"),
-            System(MATRIX, "matrix", (Setting(1, load),), _PACKAGES),
+            _system(MATRIX, "matrix:MatrixAdapter", (Setting(1, load),)),
         ]
 
 
-def _compare(comparison: Comparison, device: Device, rounds: int, seconds: float) -> None:
+def _system(name: str, adapter: str, settings: tuple[Setting, ...], *, ours: bool = False) -> System:
+    return System(name, name, adapter, settings, _PACKAGES, ours=ours)
+
+
+def _compare(comparison: Comparison, device: MeasuredDevice, rounds: int, seconds: float) -> None:
     """Load every system, then measure them round by round, and the idle time at last."""
     model, workload = comparison.model, comparison.workload
     _say(f"{model.name}, {describe(workload)}")
-    running: dict[str, Child] = {}
+    running: dict[str, TunedProcess] = {}
     try:
         for system in device.systems():
             result = comparison.results[system.name] = Result(system.name)
             try:
-                child = Child(system, model, workload, device.cpus, PLACE)
+                process = TunedProcess(system, model, workload, device.cpus, PLACE)
             except Unavailable as error:
                 result.unavailable = str(error)
                 _say(f"{system.name}: not available: {error}")
                 continue
-            running[system.name] = child
-            result.setting, result.versions = child.setting, child.versions
-            _say(f"{system.name}: {child.setting}")
+            running[system.name] = process
+            result.setting, result.versions = process.setting, process.versions
+            _say(f"{system.name}: {process.setting}")
         repeats = _warm_up(comparison, running, seconds)
         for number in range(rounds):
             order = list(running)
@@ -168,16 +172,16 @@ def _compare(comparison: Comparison, device: Device, rounds: int, seconds: float
         if OURS in running:
             _watch(comparison, device, running[OURS], repeats[OURS], seconds)
     finally:
-        for child in running.values():
-            child.close()
+        for process in running.values():
+            process.close()
 
 
-def _warm_up(comparison: Comparison, running: Mapping[str, Child], seconds: float) -> dict[str, int]:
+def _warm_up(comparison: Comparison, running: Mapping[str, TunedProcess], seconds: float) -> dict[str, int]:
     """Encode everything twice; how often each system has to do so for a measurement of so long."""
     repeats = {}
     vectors: dict[str, np.ndarray] = {}
-    for name, child in running.items():
-        done: Encoded = [child.encode() for _ in range(2)][1]
+    for name, process in running.items():
+        done: EncodedWorkload = [process.encode() for _ in range(2)][1]
         vectors[name] = done.vectors
         # The seconds of the matrix products are computed: they always take as long.
         repeats[name] = 1 if name == MATRIX else max(1, math.ceil(seconds / done.seconds))
@@ -187,11 +191,11 @@ def _warm_up(comparison: Comparison, running: Mapping[str, Child], seconds: floa
     return repeats
 
 
-def _watch(comparison: Comparison, device: Device, child: Child, repeat: int, seconds: float) -> None:
+def _watch(comparison: Comparison, device: MeasuredDevice, process: TunedProcess, repeat: int, seconds: float) -> None:
     """One job of ours, three times as long, with an eye on the device."""
     repeat = max(3 * repeat, math.ceil(repeat * (2 * EDGE_S + 2) / seconds))
     with device.sampled() as samples:
-        done = child.encode(repeat)
+        done = process.encode(repeat)
     comparison.idle = samples.idle(done.began + EDGE_S, done.ended - EDGE_S)
     comparison.idle_by = samples.what
     _say(f"  idle: {comparison.idle:.1%}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_bench.report.report import write_report
+from embedctl_bench.report.files import write_report
 from tests.e2e.test_flower_browser import BROWSERS
 from tests.support.bench_reports import sample_report
 

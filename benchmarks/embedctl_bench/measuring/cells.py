@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from embedctl_bench.asking import Asked
-from embedctl_bench.measuring.engines import Effort, Engine, Engines, Facts, Samples, Seat, System, sample_together
+from embedctl_bench.measuring.asked import Asked
+from embedctl_bench.measuring.distance import distance
+from embedctl_bench.measuring.sampled import (
+    Effort,
+    Facts,
+    SampledProcess,
+    SampledProcesses,
+    Samples,
+    Seat,
+    sample_together,
+)
 from embedctl_bench.measuring.sampling import (
     NOISY,
     REPEATS,
@@ -26,16 +33,12 @@ from embedctl_bench.measuring.sampling import (
     times,
 )
 from embedctl_bench.measuring.session import Session
-from embedctl_bench.measuring.shapes import source_of
+from embedctl_bench.peers.registry import System, class_entry
 from embedctl_bench.report.report import Column, Table
 from embedctl_config.errors import EmbedctlError, SettingsError
-from embedctl_config.hardware import ModelEntry
-from embedctl_config.settings import Settings
-from embedctl_workers.arrays.distance import measure
 from embedctl_workers.machine.devices import cores_of
 from embedctl_workers.machine.discovery import discover, nothing_found
-from embedctl_workers.models.cache import cache_folder
-from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.models.files import ModelFiles
 
 #: Columns of what :meth:`Found.row` says.
 RATE = (Column("texts_per_s", "texts/s", digits=1),)
@@ -135,7 +138,7 @@ class Bench:
 
     asked: Asked
     session: Session
-    engines: Engines
+    processes: SampledProcesses
     rounds: int
     repeats: int = REPEATS
     noise: Noise = field(default_factory=Noise)
@@ -145,13 +148,13 @@ class Bench:
         """Note cells that are left out."""
         self.skipped[what, why] = self.skipped.get((what, why), 0) + cells
 
-    def alone(self, system: System, model: ModelFiles) -> Engine:
+    def alone(self, system: System, model: ModelFiles) -> SampledProcess:
         """The system in one process on all CPUs that were asked for.
 
         Raises:
-            SettingsError, ModelError, Unavailable: it can't be loaded.
+            EmbedctlError: it can't be loaded.
         """
-        return self.engines.get(system, model, seats_on(system, self.asked, 1)[0])
+        return self.processes.get(system, model, seats_on(system, self.asked, 1)[0])
 
     def facts(self, system: System, model: ModelFiles) -> Facts | None:
         """What the system says of itself with this model; None, noted, if it can't be loaded."""
@@ -173,16 +176,15 @@ class Bench:
         found: dict[str, dict[str, float]] = {}
         kept: list[npt.NDArray[np.float32]] = []
 
-        def distance(system: System, batch: int) -> dict[str, float]:
+        def compare(system: System, batch: int) -> dict[str, float]:
             if not kept:
                 kept.append(self.alone(reference, model).encode(texts, 1))
-            measured = measure(self.alone(system, model).encode(texts, batch), kept[0])
-            return {name: getattr(measured, name) for name in ("max_abs_error", "min_cosine", "mean_cosine")}
+            return distance(self.alone(system, model).encode(texts, batch), kept[0])
 
         for name, (system, batch) in requests.items():
             key = f"{model.name}/{system.name}/accuracy in {batch}"
             try:
-                found[name] = self.session.step(key, partial(distance, system, batch))
+                found[name] = self.session.step(key, partial(compare, system, batch))
             except EmbedctlError as error:
                 self.session.note(f"**Accuracy not measured: {name}** with {model.name}: {error}")
         return found
@@ -217,35 +219,14 @@ class Bench:
         return found
 
     def _sample(self, model: ModelFiles, case: Case) -> dict[str, Any]:
-        engines = [self.engines.get(case.system, model, seat) for seat in case.seats]
-        return sample_together(engines, case.requests, case.effort.share(self.rounds)).to_json()
+        processes = [self.processes.get(case.system, model, seat) for seat in case.seats]
+        return sample_together(processes, case.requests, case.effort.share(self.rounds)).to_json()
 
     def skipped_table(self, name: str) -> Table:
         """What could not be measured here, and why."""
         rows = [{"what": what, "why": why, "cells": cells} for (what, why), cells in self.skipped.items()]
         columns = (Column("what", "left out"), Column("cells", "cells"), Column("why", "because"))
         return Table(name, "What this machine or this model can't do", columns, rows)
-
-
-def model_files(name: str, settings: Settings) -> ModelFiles:
-    """A model as it is configured, or of a shape.
-
-    Raises:
-        ModelNotFound, ModelError: as :func:`~embedctl_workers.models.files.resolve_model`.
-    """
-    entry = settings.models.get(name, ModelEntry())
-    source = entry.source or source_of(name, settings)
-    return resolve_model(name, replace(entry, source=source))
-
-
-def peers_folder(settings: Settings) -> Path:
-    """Where the peers' environments, and their forms of models, are kept."""
-    return cache_folder(settings) / "peers"
-
-
-def slug(name: str) -> str:
-    """A name as a part of a file's."""
-    return re.sub(r"[^\w.-]+", "-", name).strip("-")
 
 
 def listed(values: Sequence[int]) -> str:
@@ -265,7 +246,7 @@ def seats_on(system: System, asked: Asked, count: int) -> list[Seat]:
         raise SettingsError(f"{count} processes need a core each, and --cpus gives {len(cores)}")
     share = len(cores) // count
     cpus = [frozenset[int]().union(*cores[at * share : (at + 1) * share]) for at in range(count)]
-    device = system.hardware_class(asked.settings).device if system.ours else "cpu"
+    device = class_entry(system.hardware, asked.settings).device if system.ours else "cpu"
     if device == "cpu":
         return [Seat(each) for each in cpus]
     machine = discover(asked.cpu_list)

@@ -42,16 +42,22 @@ class Rounds(Generic[T]):
         return Rounds([of(value) for value in self.counted], {turn: of(value) for turn, value in self.turns.items()})
 
 
-def times(these: Rounds[float], those: Rounds[float]) -> float:
-    """How many times the others' figures these are: the median of the ratios of the rounds in which both took a turn.
+def ratios(these: Rounds[float], those: Rounds[float]) -> list[float]:
+    """These figures as multiples of the others, for each round in which both systems ran.
 
-    What is noisy is repeated alone, minutes after the others: its figures then are of a machine that may have become
-    faster or slower, and say nothing beside theirs.
+    A noisy case is repeated alone, minutes after the others. By then the machine may have become faster or slower, so
+    its figures say nothing beside theirs.
+    """
+    return [these.turns[turn] / those.turns[turn] for turn in these.turns if turn in those.turns]
+
+
+def times(these: Rounds[float], those: Rounds[float]) -> float:
+    """The median of :func:`ratios`.
 
     Raises:
-        ValueError: there is no such round.
+        ValueError: there is no round in which both ran.
     """
-    return statistics.median(these.turns[turn] / those.turns[turn] for turn in these.turns if turn in those.turns)
+    return statistics.median(ratios(these, those))
 
 
 def percentiles(samples_s: Sequence[float]) -> dict[str, float | None]:

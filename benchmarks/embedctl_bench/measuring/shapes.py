@@ -26,7 +26,7 @@ _INITIALIZER_RANGE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """What a model's speed depends on. `hidden` is the size of its vectors too."""
 
     family: Literal["bert", "distilbert"]
@@ -37,10 +37,10 @@ class Shape:
 
 
 SHAPES = {
-    "bge-small-shape": Shape("bert", layers=12, hidden=384, heads=12, pooling="cls"),
-    "bge-base-shape": Shape("bert", layers=12, hidden=768, heads=12, pooling="cls"),
-    "bge-large-shape": Shape("bert", layers=24, hidden=1024, heads=16, pooling="cls"),
-    "distilbert-shape": Shape("distilbert", layers=6, hidden=768, heads=12, pooling="mean"),
+    "bge-small-shape": ModelShape("bert", layers=12, hidden=384, heads=12, pooling="cls"),
+    "bge-base-shape": ModelShape("bert", layers=12, hidden=768, heads=12, pooling="cls"),
+    "bge-large-shape": ModelShape("bert", layers=24, hidden=1024, heads=16, pooling="cls"),
+    "distilbert-shape": ModelShape("distilbert", layers=6, hidden=768, heads=12, pooling="mean"),
 }
 
 
@@ -90,7 +90,7 @@ def describe(name: str) -> str:
     )
 
 
-def write_shape(shape: Shape, folder: Path, vocabulary: Path | None = None) -> None:
+def write_shape(shape: ModelShape, folder: Path, vocabulary: Path | None = None) -> None:
     """Write a model of a shape.
 
     Args:

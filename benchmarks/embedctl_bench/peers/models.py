@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedctl_bench.peers.environments import Unavailable, environment_for, python_of, run
+from embedctl_bench.peers.child import Unavailable, run
+from embedctl_bench.peers.environments import environment_for, python_of
 
 #: Models that take so many tokens are made to take them: some are shipped with a lower limit than their positions.
 MAX_TOKENS = 512

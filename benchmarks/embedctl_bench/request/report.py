@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
-from embedctl_bench.asking import Asked
+from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.measuring.sampling import RATIOS, cost_per_million
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import CLIENTS
 from embedctl_bench.peers.registry import BASELINE
 from embedctl_bench.report.report import Claim, Column, Plot, Report, Series, Table
 from embedctl_bench.request.published import ACCURACY, OVER_SENTENCE_TRANSFORMERS, ROWS
-from embedctl_bench.request.results import Result, Results, Run, Shape
+from embedctl_bench.request.results import RequestResult, RequestRun, RequestShape, RequestSystem
 from embedctl_bench.request.texts import LONGEST, REQUESTS, SHORTEST, TEXTS
 
 _COLUMNS = (
@@ -62,7 +62,7 @@ _OTHER_CONDITIONS = (
 )
 
 
-def report_of(found: Sequence[Results], asked: Asked) -> Report:
+def report(found: Sequence[RequestResult], asked: Asked) -> Report:
     """All models in one report, whatever of them was measured."""
     suffixes = [f"-{at}" if at else "" for at in range(len(found))]
     tables: list[Table] = []
@@ -86,7 +86,7 @@ def report_of(found: Sequence[Results], asked: Asked) -> Report:
     )
 
 
-def claims_of(results: Results) -> Iterator[Claim]:
+def claims_of(results: RequestResult) -> Iterator[Claim]:
     """What is published, or promised, beside what was measured in the same rounds."""
     where = f"{results.name}, {results.shape.words}"
     baseline = results.find(BASELINE)
@@ -122,7 +122,7 @@ def claims_of(results: Results) -> Iterator[Claim]:
             )
 
 
-def _workload(found: Sequence[Results]) -> str:
+def _workload(found: Sequence[RequestResult]) -> str:
     lengths = [length for results in found[:1] for length in results.lengths]
     words = [
         f"{REQUESTS} requests in flight at once, each of {TEXTS} texts of {SHORTEST:,}–{LONGEST:,} characters: the "
@@ -142,32 +142,32 @@ def _workload(found: Sequence[Results]) -> str:
         if (cut := sum(length > results.limit for length in results.lengths))
     ]
     words += [
-        f"{results.model}: {results.rounds} rounds of {results.shape.words} ({results.shape.texts:,} texts)"
-        + (f", then {results.once.words} once" if results.once else "")
+        f"{results.model}: {results.plan.rounds} rounds of {results.shape.words} ({results.shape.texts:,} texts)"
+        + (f", then {results.plan.once.words} once" if results.plan.once else "")
         + "."
         for results in found
     ]
     return " ".join(words)
 
 
-def _tables(results: Results, suffix: str, price: float | None) -> Iterator[Table]:
+def _tables(results: RequestResult, suffix: str, price: float | None) -> Iterator[Table]:
     """The rounds; what was run once; and what each system is."""
     yield Table(
         f"rounds{suffix}",
-        f"{results.name}: {results.shape.words}, {results.rounds} rounds by turns",
+        f"{results.name}: {results.shape.words}, {results.plan.rounds} rounds by turns",
         (*_COLUMNS, _COST) if price is not None else _COLUMNS,
-        _rows(results, results.shape, {each.name: each.runs for each in results.measured}, Result.times, price),
+        _rows(results, results.shape, {each.name: each.runs for each in results.measured}, RequestSystem.times, price),
         f"Medians of the rounds; the spread is (most less least) / median. {RATIOS} A request here has "
         f"{' or '.join(map(str, sorted(set(results.shape.sizes))))} texts. Percentiles are of all requests of all "
         f"rounds together; a 99th needs 100. {_WORDS} {_BOLD}",
     )
     whole = {each.name: [each.whole] for each in results.measured if each.whole}
-    if results.once and whole:
+    if results.plan.once and whole:
         yield Table(
             f"whole{suffix}",
-            f"{results.name}: {results.once.words}, once",
+            f"{results.name}: {results.plan.once.words}, once",
             _COLUMNS,
-            _rows(results, results.once, whole, _times_once, None),
+            _rows(results, results.plan.once, whole, _times_once, None),
             "One run each, so there is no spread: differences below 10 % say nothing. Ours, and the fastest other "
             f"system of each precision in the rounds. {_BOLD}",
         )
@@ -193,7 +193,7 @@ def _tables(results: Results, suffix: str, price: float | None) -> Iterator[Tabl
     )
 
 
-def _times_once(these: Result, those: Result) -> float:
+def _times_once(these: RequestSystem, those: RequestSystem) -> float:
     """How many times the other's rate, in the one run of each."""
     assert these.whole
     assert those.whole
@@ -201,10 +201,10 @@ def _times_once(these: Result, those: Result) -> float:
 
 
 def _rows(
-    results: Results,
-    shape: Shape,
-    runs: Mapping[str, Sequence[Run]],
-    times: Callable[[Result, Result], float],
+    results: RequestResult,
+    shape: RequestShape,
+    runs: Mapping[str, Sequence[RequestRun]],
+    times: Callable[[RequestSystem, RequestSystem], float],
     price: float | None,
 ) -> list[Mapping[str, object]]:
     """A line for each system that has runs of this shape, the fastest first."""
@@ -224,7 +224,7 @@ def _rows(
     return rows
 
 
-def _published(found: Sequence[Results], cpu: str) -> Table:
+def _published(found: Sequence[RequestResult], cpu: str) -> Table:
     rows: list[Mapping[str, object]] = []
     for results in found:
         for each in results.measured:
@@ -263,7 +263,7 @@ def _published(found: Sequence[Results], cpu: str) -> Table:
     )
 
 
-def _plots(results: Results, suffix: str) -> Iterator[Plot]:
+def _plots(results: RequestResult, suffix: str) -> Iterator[Plot]:
     measured = results.measured
     ticks = [each.label for each in measured]
     groups = [float(at) for at in range(len(measured))]
@@ -297,7 +297,7 @@ def _plots(results: Results, suffix: str) -> Iterator[Plot]:
     )
 
 
-def _notes(results: Results) -> Iterator[str]:
+def _notes(results: RequestResult) -> Iterator[str]:
     name = results.name
     yield (
         f"{name}: ours is the whole product: a private Redis, workers, and {CLIENTS} processes that submit "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from embedctl_bench.measuring.cells import EFFORT, LATENCY, Bench, slug
-from embedctl_bench.measuring.engines import System
+from embedctl_bench.measuring.cells import EFFORT, LATENCY, Bench
+from embedctl_bench.measuring.models import slug
 from embedctl_bench.measuring.sampling import RATIOS, percentiles
 from embedctl_bench.measuring.texts import digest, sentences
+from embedctl_bench.peers.registry import FLOOR, System
 from embedctl_bench.report.report import Claim, Column, Plot, Report, Series, Table
-from embedctl_bench.study.command import INT8, MATRIX_PRODUCTS, SETUPS, Result, Scope, Setup, times_published
+from embedctl_bench.study.results import INT8, SETUPS, Setup, StudyResult, StudyScope, times_published
 
 #: Of the published table: weights in MB before and after, and the mean cosine of int8.
 PUBLISHED_MB, PUBLISHED_COSINE = (88, 23), 0.962
@@ -17,7 +18,7 @@ _MB = 1e6
 _SHOWN = tuple(column for column in LATENCY if column.key in ("p50_ms", "p95_ms", "p99_ms"))
 
 
-def report(results: Sequence[Result], setups: Sequence[Setup], bench: Bench, scope: Scope) -> Report:
+def report(results: Sequence[StudyResult], setups: Sequence[Setup], bench: Bench, scope: StudyScope) -> Report:
     """The whole report."""
     asked = bench.asked
     tables = [table for result in results for table in (_rows(result, setups, asked.price), _sweep(result))]
@@ -34,7 +35,7 @@ def report(results: Sequence[Result], setups: Sequence[Setup], bench: Bench, sco
     )
 
 
-def _workload(results: Sequence[Result], scope: Scope) -> str:
+def _workload(results: Sequence[StudyResult], scope: StudyScope) -> str:
     texts = sentences(scope.texts)
     words = [len(text.split()) for text in texts]
     latency = scope.latency
@@ -66,7 +67,7 @@ def _notes() -> Iterator[str]:
     )
 
 
-def _rows(result: Result, setups: Sequence[Setup], price: float | None) -> Table:
+def _rows(result: StudyResult, setups: Sequence[Setup], price: float | None) -> Table:
     columns = (
         Column("setup", "configuration"),
         Column("texts_per_s", "texts/s sustained", digits=1),
@@ -90,7 +91,7 @@ def _rows(result: Result, setups: Sequence[Setup], price: float | None) -> Table
     return Table(f"{slug(result.model.name)}-rows", f"{result.model.name}: configurations", columns, rows, note)
 
 
-def _row(result: Result, setup: Setup, price: float | None) -> dict[str, object]:
+def _row(result: StudyResult, setup: Setup, price: float | None) -> dict[str, object]:
     row: dict[str, object] = {}
     if found := result.sustained.get(setup.label):
         row |= found.row(price)
@@ -116,7 +117,7 @@ def _published(setup: Setup) -> dict[str, object]:
     }
 
 
-def _sweep(result: Result) -> Table:
+def _sweep(result: StudyResult) -> Table:
     columns = (
         Column("system", "system"),
         Column("batch", "batch"),
@@ -143,13 +144,13 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _share(result: Result, system: System, batch: int) -> float | None:
+def _share(result: StudyResult, system: System, batch: int) -> float | None:
     """The system's rate as a share of the floor's at the same batch."""
-    floor = result.sweep.get((MATRIX_PRODUCTS, batch))
+    floor = result.sweep.get((FLOOR, batch))
     return result.sweep[system, batch].times(floor) if floor else None
 
 
-def _plots(result: Result, setups: Sequence[Setup], price: float | None) -> Iterator[Plot]:
+def _plots(result: StudyResult, setups: Sequence[Setup], price: float | None) -> Iterator[Plot]:
     name, model = slug(result.model.name), result.model.name
     shown = [setup for setup in setups if setup.label in result.sustained]
     if not shown:
@@ -172,7 +173,7 @@ def _plots(result: Result, setups: Sequence[Setup], price: float | None) -> Iter
     sweep = result.sweep
     rates = _by_batch({key: found.rate for key, found in sweep.items()})
     yield Plot(f"{name}-throughput", f"{model}: throughput", "batch", "texts/s", rates, log_x=True, log_y=True)
-    measured = [key for key in sweep if key[0] != MATRIX_PRODUCTS]
+    measured = [key for key in sweep if key[0] != FLOOR]
     latencies = _by_batch({key: percentiles(sweep[key].samples.latencies)["p50"] or 0.0 for key in measured})
     yield Plot(f"{name}-latency", f"{model}: p50 of a request", "batch", "ms", latencies, log_x=True, log_y=True)
     shares = _by_batch({key: share for key in measured if (share := _share(result, *key)) is not None})
@@ -193,7 +194,7 @@ def _by_batch(values: Mapping[tuple[System, int], float]) -> list[Series]:
     return [Series(system.name, each, [values[system, batch] for batch in each]) for system, each in batches.items()]
 
 
-def _claims(result: Result) -> Iterator[Claim]:
+def _claims(result: StudyResult) -> Iterator[Claim]:
     first, last, model = SETUPS[0], SETUPS[-1], result.model.name
     times, published = result.times_first(last), times_published(last)
     if times is not None:
@@ -218,7 +219,7 @@ def _claim(what: str, published: float, ours: float, why: str, *, digits: int = 
     return Claim(what, f"{published:.{digits}f}", f"{ours:.{digits}f}", met, "" if met else why)
 
 
-def _why(result: Result) -> str:
+def _why(result: StudyResult) -> str:
     """What each change brings here and there: where the part is smaller, the whole is."""
     steps = [
         f"{setup.label} {times:.2f} × here and {times_published(setup):.2f} × there"
@@ -228,7 +229,7 @@ def _why(result: Result) -> str:
     return "Over torch with one text at a time: " + "; ".join(steps) + "."
 
 
-def _statements(results: Sequence[Result]) -> Iterator[str]:
+def _statements(results: Sequence[StudyResult]) -> Iterator[str]:
     """In bold: what is less than published, and where torch is ahead of us."""
     for result in results:
         model = result.model.name

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from .serving import Vectors
 
 
-class Engine:
+class CTranslate2Adapter:
     """Batches of at most `budget` tokens by length, so that a row is hardly ever padded."""
 
     def __init__(self, model: Path, threads: int, compute: str = "float32", workers: int = 1) -> None:

@@ -30,7 +30,7 @@ from .serving import Answered, Requested, Timed, error_of
 CLIENTS = 5
 
 
-class Engine:
+class ProductAdapter:
     """A job, or several at once. The workers, the Redis and the clients share this process's CPUs."""
 
     def __init__(

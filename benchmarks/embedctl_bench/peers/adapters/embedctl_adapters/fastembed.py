@@ -13,7 +13,7 @@ from fastembed.common.model_description import ModelSource, PoolingType
 from .serving import Vectors
 
 
-class Engine:
+class FastembedAdapter:
     """`TextEmbedding.embed`, with the model's own maximum length forced; `sort` gives it texts by length."""
 
     def __init__(self, model: Path, threads: int) -> None:

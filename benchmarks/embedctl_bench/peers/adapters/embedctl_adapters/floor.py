@@ -21,7 +21,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 _SIZES = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("intermediate_size", "hidden_dim"))
 
 
-class Engine:
+class FloorAdapter:
     """All tokens of all texts through every layer's weights, at most `budget` at a time; there are no vectors."""
 
     def __init__(self, model: Path, threads: int, product: str, budget: int) -> None:

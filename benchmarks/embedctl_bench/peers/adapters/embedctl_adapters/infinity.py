@@ -14,7 +14,7 @@ from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 from .serving import Answered, Requested, Vectors
 
 
-class Engine:
+class InfinityAdapter:
     """`AsyncEmbeddingEngine.embed` on torch, in fp32. The batch size is one of loading."""
 
     def __init__(self, model: Path, threads: int, batch: int) -> None:

@@ -18,7 +18,7 @@ from .serving import Timed
 _SECONDS = 1.0
 
 
-class Engine:
+class MatrixAdapter:
     """Seconds are those in which the device would do the texts' operations at its matrix rate; there are no vectors."""
 
     def __init__(self, model: Path, threads: int, hardware: str) -> None:

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from .serving import Vectors
 
 
-class Engine:
+class SentenceTransformersAdapter:
     """`SentenceTransformer.encode`; `file` is the ONNX graph within the model's folder, `dtype` torch's name of one."""
 
     def __init__(

@@ -1,0 +1,57 @@
+"""What the command line of a benchmark asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedctl_bench.measuring import machine
+from embedctl_bench.measuring.session import Session
+from embedctl_config.settings import Settings
+from embedctl_workers.machine.devices import format_cpus
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+        command: the command line, which makes the report again.
+        models: names as the settings have them, folders, or a shape's (`embedctl_bench.measuring.shapes`).
+        classes: hardware classes, all of them configured.
+        cpus: all measurements run on these.
+        output: the folder of reports.
+        peers: names of peers to measure, whose environments are made if need be; `("all",)` for every one, None for
+            those that are installed, and empty for none.
+        price: of an hour of this machine; None where costs are of no interest.
+        fresh: whether to measure again what an earlier run has kept.
+    """
+
+    settings: Settings
+    command: str
+    models: tuple[str, ...]
+    classes: tuple[str, ...]
+    cpus: frozenset[int]
+    output: Path
+    quick: bool
+    peers: tuple[str, ...] | None
+    price: float | None
+    fresh: bool
+
+    @property
+    def cpu_list(self) -> str:
+        """The CPUs as `--cpus` takes them, such as `0-3,8`."""
+        return format_cpus(self.cpus)
+
+    def session(self, name: str, plan: int, **conditions: object) -> Session:
+        """A session in the folder of reports, for these CPUs and classes as they are configured.
+
+        Measurements of `--quick` count for `--quick` only.
+        """
+        classes, models = dict(self.settings.classes), dict(self.settings.models)
+        conditions |= {"cpus": self.cpu_list, "quick": self.quick, "classes": classes, "models": models}
+        return Session(self.output, name, fresh=self.fresh, plan=plan, conditions=conditions)
+
+    def machine(self) -> dict[str, object]:
+        """Facts of this machine and its CPUs, for a report."""
+        return machine.facts(self.cpus)
