@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from embedctl_bench.engines import command as engines
 from embedctl_bench.grid import command as grid
 from embedctl_bench.matrix import command as matrix
 from embedctl_bench.request import command as request
@@ -20,7 +21,7 @@ def main() -> None:
     """
 
 
-for _module in (request, matrix, study, grid):
+for _module in (request, matrix, study, grid, engines):
     main.add_command(_module.command)
 
 

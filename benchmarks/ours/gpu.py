@@ -26,11 +26,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from benchmarks.ours.gpu_models import PLACE, model_of
 from benchmarks.ours.gpu_report import BF16, FP32, MATRIX, OURS, Comparison, Result, render
-from benchmarks.ours.peers_models import PLACE, model_of
 from benchmarks.ours.utilisation import Samples, cpu_samples, gpu_samples
-from benchmarks.ours.workloads import describe, make_workload
 
+from embedctl_bench.engines.workloads import describe_workload, make_workload
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.registry import System
@@ -66,7 +66,7 @@ def main() -> None:
                 model = model_of(name, PLACE, arguments.seed_model)
                 for workload_name in arguments.workloads:
                     count = COUNTS[workload_name][arguments.quick or arguments.device == "cpu"]
-                    workload = make_workload(workload_name, count, model.folder / "tokenizer.json", PLACE)
+                    workload = make_workload(workload_name, count, model, PLACE)
                     # A text that comes twice in a chunk is encoded once: none may hold a text and its repetition.
                     workload = replace(workload, chunk=min(CHUNK, count))
                     comparisons.append(Comparison(model, workload, trial=arguments.device == "cpu"))
@@ -147,7 +147,7 @@ def _system(name: str, adapter: str, settings: tuple[Setting, ...], *, ours: boo
 def _compare(comparison: Comparison, device: MeasuredDevice, rounds: int, seconds: float) -> None:
     """Load every system, then measure them round by round, and the idle time at last."""
     model, workload = comparison.model, comparison.workload
-    _say(f"{model.name}, {describe(workload)}")
+    _say(f"{model.name}, {describe_workload(workload)}")
     running: dict[str, TunedProcess] = {}
     try:
         for system in device.systems():

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
-from benchmarks.ours.peers_models import is_random
-from benchmarks.ours.workloads import describe
+from benchmarks.ours.gpu_models import is_random
 
+from embedctl_bench.engines.workloads import describe_workload
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.workload import Workload
 from embedctl_workers.machine.cpu import cpu_name
@@ -70,7 +70,7 @@ class Comparison:
         weights = "random weights of that shape" if is_random(self.model) else "its real weights"
         yield f"## {self.workload.name}, {self.model.name}\n"
         yield (
-            f"{describe(self.workload)}. {self.model.layers} layers of {self.model.hidden}, {weights}. "
+            f"{describe_workload(self.workload)}. {self.model.layers} layers of {self.model.hidden}, {weights}. "
             f"Began {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(self.began))}.\n"
         )
         yield "| " + " | ".join(_HEADINGS) + " |"

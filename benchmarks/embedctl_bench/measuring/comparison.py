@@ -90,6 +90,15 @@ class SystemRuns(Generic[R]):
         """The median of :meth:`ratios`."""
         return statistics.median(self.ratios(other))
 
+    def figures(self, *more: R) -> dict[str, object]:
+        """The worst accuracy of its runs and of these, for a table."""
+        runs = [*self.runs, *more]
+        return {
+            "max_abs_error": f"{max(run.max_abs_error for run in runs):.1e}",
+            "min_cosine": min(run.min_cosine for run in runs),
+            "mean_cosine": min(run.mean_cosine for run in runs),
+        }
+
     def flaw(self, tokens: int) -> str:
         """Why it can't be compared with a system that encodes this number of tokens; empty if it can."""
         if self.runs[0].tokens < (1 - _MOST_TOKENS_LOST) * tokens:

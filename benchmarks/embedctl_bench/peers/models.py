@@ -1,4 +1,4 @@
-"""A model as other systems take it: a folder of sentence-transformers, and what they convert it to."""
+"""A model as other systems take it: a folder of sentence-transformers, or its conversion to another format."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from embedctl_bench.peers.child import Unavailable, run
 from embedctl_bench.peers.environments import environment_for, python_of
 
-#: Models that take so many tokens are made to take them: some are shipped with a lower limit than their positions.
+#: Models with positions for this many tokens are made to take them: some are shipped with a lower limit.
 MAX_TOKENS = 512
 _CONVERT_S = 1800
 
 #: Format → the environment whose libraries convert a folder to it. The converter is `convert_FORMAT.py`.
 FORMATS = {"onnx": "st-onnx", "openvino": "st-openvino", "ctranslate2": "ctranslate2"}
 
-#: What a copy of a model is better off without: what others have converted it to.
+#: Files that a copy of a model leaves out: conversions to other formats, and those of version control.
 _LEFT_OUT = ("onnx", "openvino", "*.onnx", "*.h5", "*.msgpack", "*.ot", ".git*", ".cache")
 _LIMITS = "sentence_bert_config.json"
 
@@ -29,7 +31,7 @@ class Model:
     """A model of sentence-transformers.
 
     Attributes:
-        name: of its files, and that under which jobs and engines know it.
+        name: of its files, and the name by which jobs and systems know it.
         inner: size of the layer between the two of a feed-forward block.
     """
 
@@ -41,10 +43,10 @@ class Model:
 
     @classmethod
     def in_folder(cls, name: str, folder: Path) -> Model:
-        """A model by its configuration, in the words of BERT or of DistilBERT.
+        """A model by its configuration, which uses the names of BERT or of DistilBERT.
 
         Raises:
-            Unavailable: it has neither's.
+            Unavailable: it uses neither.
         """
         config = read_json(folder / "config.json")
         found: list[Any] = [
@@ -60,31 +62,37 @@ class Model:
         return cls(name, folder, *found)
 
     def lengths(self, texts: Sequence[str]) -> tuple[int, ...]:
-        """Tokens of texts, special ones included.
+        """Tokens of texts, special tokens included.
 
         Raises:
             Unavailable: it has no fast tokenizer.
         """
-        from tokenizers import Tokenizer
+        return tuple(len(each.ids) for each in self.tokenizer().encode_batch(list(texts)))
 
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer, which neither truncates nor pads.
+
+        Raises:
+            Unavailable: it has no fast tokenizer.
+        """
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise Unavailable(f"{path} is missing: other systems need a fast tokenizer")
         tokenizer = Tokenizer.from_file(str(path))
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return tuple(len(each.ids) for each in tokenizer.encode_batch(list(texts)))
+        return tokenizer
 
     @property
     def max_tokens(self) -> int:
-        """The longest text that it takes whole; what is set, else its positions."""
+        """The longest text that it takes whole (tokens): the configured limit, else its positions."""
         path = self.folder / _LIMITS
         limit = read_json(path).get("max_seq_length") if path.is_file() else None
         return int(limit or read_json(self.folder / "config.json").get("max_position_embeddings", 0))
 
     @property
     def flops_per_token(self) -> float:
-        """Of the matrix products with weights; attention's own depend on lengths and are left out."""
+        """Operations of the matrix products with weights. Those of attention depend on lengths and are left out."""
         return 2.0 * self.layers * self.hidden * (4 * self.hidden + 2 * self.inner)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
 from embedctl_bench.measuring.asked import Asked
+from embedctl_bench.measuring.claims import UNKNOWN, lead_claims, trial
 from embedctl_bench.measuring.sampling import RATIOS, cost_per_million
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import CLIENTS
 from embedctl_bench.peers.registry import BASELINE
@@ -50,12 +51,6 @@ _SYSTEM_COLUMNS = (
 )
 _WORDS = "ST is sentence-transformers; fetched: until whoever asked had all vectors."
 _BOLD = "Bold: faster than every one of ours of its precision."
-#: Why another system is ahead, where that is known.
-_WHY = {
-    "ctranslate2-int8": "the two multiply int8 by other libraries, ours by onnxruntime's own and CTranslate2 by oneDNN "
-    "or MKL; how much of the difference that makes was not measured",
-}
-_UNKNOWN = "the run does not tell why"
 _OTHER_CONDITIONS = (
     "published of bge-small on 16 virtual CPUs of Cascade Lake, with an HTTP server in between; which of that makes "
     "the difference was not measured"
@@ -101,15 +96,7 @@ def claims_of(results: RequestResult) -> Iterator[Claim]:
                 met=ratio >= published,
                 why="" if ratio >= published else _OTHER_CONDITIONS,
             )
-    for ours, other in results.pairs():
-        ahead = ours.times(other)
-        yield Claim(
-            what=f"no other system that was measured is faster in {ours.precision} ({where})",
-            published="–",
-            ours=f"{ours.label} has {ahead:.2f} × the rate of {other.label}, the fastest of them",
-            met=ahead >= 1,
-            why="" if ahead >= 1 else _WHY.get(other.name, _UNKNOWN),
-        )
+    yield from lead_claims(results, where)
     for each in results.measured:
         if each.ours and each.precision == "fp32":
             error = max(run.max_abs_error for run in [*each.runs, *([each.whole] if each.whole else [])])
@@ -118,7 +105,7 @@ def claims_of(results: RequestResult) -> Iterator[Claim]:
                 published=f"about {ACCURACY:g}, not checked there",
                 ours=f"max abs error {error:.1e}",
                 met=error <= ACCURACY,
-                why="" if error <= ACCURACY else _UNKNOWN,
+                why="" if error <= ACCURACY else UNKNOWN,
             )
 
 
@@ -179,7 +166,7 @@ def _tables(results: RequestResult, suffix: str, price: float | None) -> Iterato
             {
                 **each.accuracy(),
                 "versions": ", ".join(map(" ".join, each.versions.items())),
-                "tried": "; ".join(_trial(tried) for tried in each.tried if len(each.tried) > 1),
+                "tried": "; ".join(trial(tried) for tried in each.tried if len(each.tried) > 1),
             }
             for each in results.measured
         ],
@@ -317,7 +304,3 @@ def _notes(results: RequestResult) -> Iterator[str]:
     for each in results.systems:
         if each.unavailable:
             yield f"{name}: {each.label}: not available: {each.unavailable}"
-
-
-def _trial(tried: Mapping[str, object]) -> str:
-    return f"{tried['setting']} " + (f"{tried['seconds']:.2f} s" if "seconds" in tried else f"fails ({tried['error']})")

@@ -104,15 +104,8 @@ class RequestSystem(SystemRuns[RequestRun]):
 
     def accuracy(self) -> dict[str, object]:
         """Its line in the table of accuracy: the worst of all runs."""
-        runs = [*self.runs, *([self.whole] if self.whole else [])]
-        return {
-            "system": self.label,
-            "setting": self.setting,
-            "precision": self.precision,
-            "max_abs_error": f"{max(run.max_abs_error for run in runs):.1e}",
-            "min_cosine": min(run.min_cosine for run in runs),
-            "mean_cosine": min(run.mean_cosine for run in runs),
-        }
+        figures = self.figures(*([self.whole] if self.whole else []))
+        return {"system": self.label, "setting": self.setting, "precision": self.precision, **figures}
 
 
 def _seconds(milliseconds: float | None) -> float | None:

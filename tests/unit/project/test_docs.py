@@ -16,7 +16,7 @@ from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import ENV_PREFIX, FLAGS, Settings
 
 ROOT = Path(__file__).parents[3]
-BENCHMARKS = ("request", "matrix", "study", "grid")
+BENCHMARKS = ("request", "matrix", "study", "grid", "engines")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: `--version` does nothing else; the others may be given several times, which a variable can't say.
 WITHOUT_VARIABLE = {
@@ -25,6 +25,7 @@ WITHOUT_VARIABLE = {
     ("embedctl up", "--class"),
     ("embedctl up", "--model"),
     *((f"embedctl bench {name}", option) for name in BENCHMARKS for option in ("--model", "--class")),
+    ("embedctl bench engines", "--workload"),
 }
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

@@ -1,24 +1,23 @@
-"""The models that benchmarks encode with: all-MiniLM-L6-v2, and random weights of others' shapes."""
+"""The models that the GPU benchmark encodes with: all-MiniLM-L6-v2, and random weights in the shapes of others."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from embedctl_bench.measuring.shapes import SHAPES, Shape, write_shape
+from embedctl_bench.measuring.shapes import SHAPES, ModelShape, write_shape
 from embedctl_bench.peers.models import Model, uncut, written
 from embedctl_workers.models.files import resolve_model
 
 #: Environments, models and texts; git does not see them.
-PLACE = Path(__file__).parents[1] / "build" / "peers"
+PLACE = Path(__file__).parents[2] / "build" / "peers"
 #: By the name that `--models` takes: an installed model, or a shape of `embedctl_bench.measuring.shapes`.
 MODELS = {
     "minilm": "all-MiniLM-L6-v2",
-    "bge-small": "bge-small-shape",
     "bge-base": "bge-base-shape",
     "bge-large": "bge-large-shape",
 }
 #: all-MiniLM-L6-v2's, for where there is its tokenizer alone.
-_MINILM = Shape("bert", layers=6, hidden=384, heads=12, pooling="mean")
+_MINILM = ModelShape("bert", layers=6, hidden=384, heads=12, pooling="mean")
 
 
 def model_of(name: str, place: Path, seed: Path | None = None) -> Model:
