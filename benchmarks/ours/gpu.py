@@ -19,7 +19,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -112,7 +112,7 @@ class MeasuredDevice:
         self.kind = kind
         self.cpus = sorted(os.sched_getaffinity(0))
         self.label = f"CPUs {self.cpus[0]} to {self.cpus[-1]}: **a trial of the script, not of a GPU**"
-        self.sampled: partial[AbstractContextManager[Samples]] = partial(cpu_samples, self.cpus)
+        self.sampled: Callable[[], AbstractContextManager[Samples]] = partial(cpu_samples, self.cpus)
         if kind == "gpu":
             accelerator = choose_accelerator("gpu", "gpu", gpu=gpu)
             assert accelerator is not None
