@@ -1,4 +1,4 @@
-"""What the commands of `embedctl bench` share: their options, a session, the report's files and the exit status."""
+"""The options of all commands of `embedctl bench`, and their end: the report's files and the exit status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from embedctl_workers.commands.options import cpus_option
 from embedctl_workers.machine.devices import usable_cpus
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
-#: The module that tells whether an extra is installed.
+#: Extra → the module that proves that it is installed.
 _PROOF = {"torch": "torch", "onnx": "onnxruntime"}
 _INTERRUPTED = 130
 
@@ -37,7 +37,7 @@ def common(*, peers: bool = False, price: float | None = None) -> Callable[[_Com
 
     Args:
         peers: whether it can measure other systems.
-        price: of an hour, unless the user says another.
+        price: the default price of an hour.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -56,7 +56,7 @@ def common(*, peers: bool = False, price: float | None = None) -> Callable[[_Com
 
 
 def conclude(report: Report, asked: Asked, session: Session) -> None:
-    """Write the report with what the session has to say; print the page's path. Exits with 130 after Ctrl-C."""
+    """Write the report with the session's notes and print the page's path. Exits with 130 after Ctrl-C."""
     whole = dataclasses.replace(
         report,
         machine={**(report.machine or asked.machine()), **session.meanwhile()},
@@ -101,21 +101,21 @@ def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
             type=click.Path(path_type=Path, file_okay=False),
             default=Path("report"),
             show_default=True,
-            help="The folder that the report is written to, and in which measurements are kept.",
+            help="The folder of the report and of the measurements.",
         ),
-        option("--quick", is_flag=True, help="Measure a small part, briefly: to see whether it runs."),
+        option("--quick", is_flag=True, help="Measure a small part, to check that it runs."),
         option(
             "--price",
             type=click.FloatRange(min=0),
             default=price,
             show_default=price is not None,
-            help="What an hour of this machine costs, for the cost of a million texts.",
+            help="The price of an hour of this machine, for the cost of a million texts.",
         ),
         option(
             "--fresh/--resume",
             default=False,
             show_default=True,
-            help="Measure all again, or go on where an earlier run in the same folder stopped.",
+            help="Measure everything again, or continue where an earlier run in the same folder stopped.",
         ),
     ]
     if peers:
@@ -158,7 +158,7 @@ def _asked(
 
 
 def _classes(settings: Settings, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """The classes asked for, or those of CPUs that can run here.
+    """The classes asked for, or else every class of CPUs that can run here.
 
     Raises:
         SettingsError: there is no such class, or none that can run.
@@ -174,7 +174,7 @@ def _classes(settings: Settings, asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _can_run(entry: HardwareClass) -> bool:
-    """Whether a class is of CPUs and runs models with what is installed."""
+    """Whether a class runs on CPUs and its runtime is installed."""
     proof = _PROOF.get(BACKENDS[entry.backend][1] if entry.backend in BACKENDS else "")
     return entry.device == "cpu" and proof is not None and find_spec(proof) is not None
 
@@ -187,16 +187,20 @@ def _peers(text: str | None) -> tuple[str, ...] | None:
 
 
 def _check_installed() -> None:
-    """Tell before anything is measured that a report can't be drawn."""
+    """Fail before anything is measured if the report could not be drawn.
+
+    Raises:
+        MissingExtra: a library for reports is missing.
+    """
     if not (find_spec("matplotlib") and find_spec("jinja2")):
         raise MissingExtra("bench", "`embedctl bench`")
 
 
 def _reservations(asked: Asked, session: Session) -> list[str]:
-    """What a reader has to know before all else."""
+    """Notes that a reader must see first."""
     found = []
     if session.stopped:
-        found.append("**Stopped with Ctrl-C before all was measured**: what is missing was not measured.")
+        found.append("**Stopped with Ctrl-C before everything was measured.**")
     if asked.quick:
-        found.append("**A quick run** (`--quick`): it shows that all of it works, and its figures are not for quoting.")
+        found.append("**A quick run** (`--quick`): it shows that the benchmark works. Do not quote its figures.")
     return found

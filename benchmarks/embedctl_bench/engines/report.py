@@ -182,9 +182,14 @@ def _notes(found: Sequence[EnginesResult]) -> Iterator[str]:
         f"by more than 10 %. {RATIOS} A time is from the texts to their float32 vectors, tokenising included; for the "
         "whole product, from its first claim to the last vector stored."
     )
+    tuned = any(len(each.tried) > 1 for result in found for each in result.systems)
     yield (
-        "Each system chose the fastest of its settings on a sample, and encoded all texts once before the rounds. A "
-        "system is not ranked if it encodes fewer tokens than ours, or if it should be fp32 and a component of a "
+        "Each system chose the fastest of its settings on a sample, and encoded all texts once before the rounds."
+        if tuned
+        else "No setting was tried: each system ran at its first one, and encoded all texts once before the rounds."
+    )
+    yield (
+        "A system is not ranked if it encodes fewer tokens than ours, or if it should be fp32 and a component of a "
         "vector differs by more than 1e-4 from sentence-transformers on torch in fp32, one text at a time."
     )
     if uninstalled := list(dict.fromkeys(name for result in found for name in result.uninstalled)):

@@ -1,4 +1,4 @@
-"""What `embedctl bench grid` found, beside what Hugging Face published of Infinity."""
+"""The report of `embedctl bench grid`, beside what Hugging Face published of Infinity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, class_ent
 from embedctl_bench.report.report import Claim, Column, Plot, Report, Series, Table
 from embedctl_config.settings import Settings
 
-#: What the publication says of its lead over transformers, at the least.
+#: The least lead over transformers that the publication claims.
 CLAIMED, _CLAIMED_IN_WORDS = 4.0, "4–6 ×"
 _PERCENTILES = ("p50", "p95", "p99")
 
@@ -48,23 +48,23 @@ def _workload(results: Sequence[GridResult], scope: GridScope) -> str:
     return (
         f"Models: {'; '.join(each.shown for each in results)}. Requests of {listed(scope.batches)} texts, each of "
         f"exactly {listed(scope.lengths)} tokens, special ones included: words that are one token each, drawn with a "
-        f"fixed seed. {listed(scope.cores)} cores, as far as there are so many: each system in a process of its own on "
-        f"the first of them, with a thread a core, one at a time. A cell is {effort.seconds:g} s or {effort.most} "
-        f"requests one after the other, whichever is less, and {effort.least} at least, in {scope.rounds} rounds "
-        "together. Times are end to end, from texts to vectors of unit length: pre-process (tokenising, batches, "
-        "padding), prediction (the model) and post-process (unit length, and pooling where it is not a part of the "
-        "model). p99 is given from 100 requests on."
+        f"fixed seed. {listed(scope.cores)} cores, as far as the machine has them: each system in a process of its own "
+        f"on the first cores, with a thread for each core, one at a time. A cell is {effort.seconds:g} s or "
+        f"{effort.most} requests one after the other, whichever is less, and {effort.least} at least, in "
+        f"{scope.rounds} rounds together. Times are end to end, from texts to vectors of unit length: pre-process "
+        "(tokenising, batches, padding), prediction (the model) and post-process (unit length, and pooling if the "
+        "model does not include it). p99 is given from 100 requests on."
     )
 
 
 def _notes(uninstalled: Sequence[str]) -> Iterator[str]:
     yield (
         "`transformers` is its tokenizer with padding, its model on torch in fp32, and pooling by hand. The "
-        f"publication is of DistilBERT at {PUBLISHED_CORES} cores; whether it counts pooling is not stated."
+        f"publication measured DistilBERT on {PUBLISHED_CORES} cores; it does not say whether it counts pooling."
     )
     yield (
-        "All texts of a request are equally long, so that no engine pads: see `embedctl bench study` for padding. The "
-        "floor is the model's matrix products alone in fp32, by the fastest product that torch has here for so many "
+        "All texts of a request have the same length, so that no engine pads: see `embedctl bench study` for padding. "
+        "The floor is the model's matrix products alone in fp32, with torch's fastest product for that number of "
         "tokens; products of bytes may be faster."
     )
     if uninstalled:
@@ -103,13 +103,13 @@ def _beside(result: GridResult, scope: GridScope) -> Table:
         for name, rate in (("HF Infinity, as published", infinity), ("transformers, as published", transformers)):
             times = rate / transformers
             rows.append({"length": length, "system": name, "requests_per_s": rate, "times": times, "_published": True})
-    note = f"Published: DistilBERT, {PUBLISHED_CORES} cores. Bold: less over transformers than there."
+    note = f"Published: DistilBERT, {PUBLISHED_CORES} cores. Bold: a smaller lead over transformers than published."
     title = f"{result.model.name}: one text a request, {_cores(cores)}"
     return Table(f"{slug(result.model.name)}-beside", title, columns, rows, note)
 
 
 def _lead(result: GridResult, scope: GridScope, system: System) -> Table:
-    """How many times transformers' rate, length by batch."""
+    """The rate as a multiple of transformers', by length and batch."""
     cores = result.at_cores()
     columns = (
         Column("length", "tokens"),
@@ -246,7 +246,7 @@ def _claims(result: GridResult, settings: Settings) -> Iterator[Claim]:
 
 
 def _why(result: GridResult, system: System, lead: Mapping[int, float], precision: str) -> str:
-    """Where the time goes at the length with the smallest lead, and how much there was to gain."""
+    """Where the time goes at the length with the smallest lead, and how much could be gained."""
     length = min(lead, key=lambda each: lead[each])
     place = GridPlace(result.at_cores(), length, 1)
     ours, theirs = (result.cells[place][each.name].samples for each in (system, TRANSFORMERS))
@@ -265,7 +265,7 @@ def _why(result: GridResult, system: System, lead: Mapping[int, float], precisio
 
 
 def _statements(result: GridResult, settings: Settings) -> Iterator[str]:
-    """In bold: where another system is ahead of a class of ours that promises no more than it."""
+    """In bold: cells in which another system is ahead of a class of ours that promises no more."""
     for system in result.ours:
         promised = class_entry(system.hardware, settings).precision
         for other in (each for each in result.systems if not each.ours and each.precision in ("fp32", promised)):

@@ -44,7 +44,7 @@ def _workload(results: Sequence[MatrixResult], scope: MatrixScope) -> str:
         f"Models: {'; '.join(each.shown for each in results)}. Requests of {listed(scope.batches)} texts, each of "
         f"exactly {listed(scope.sequences)} tokens, special ones included: words that are one token each, drawn with a "
         f"fixed seed. {listed(scope.models)} copies of the model, each in a process of its own pinned to an equal "
-        f"share of the cores, with {listed(scope.workers)} requests at once in each. A cell is measured for "
+        f"share of the cores, with {listed(scope.workers)} concurrent requests in each. A cell is measured for "
         f"{effort.seconds:g} s or {effort.most} requests, whichever is less, and {effort.least} requests at least, in "
         f"{scope.rounds} rounds together. Latency is end to end, from texts to vectors of unit length, tokenising and "
         "waiting for the other request included; p99 is given from 100 requests on."
@@ -53,14 +53,14 @@ def _workload(results: Sequence[MatrixResult], scope: MatrixScope) -> str:
 
 def _notes(price: float | None) -> Iterator[str]:
     yield (
-        "The publication is of an accelerator, and these classes are of CPUs unless they say otherwise: compare costs, "
-        "at the price of the machine, rather than rates. Here tokenising is within the time; whether it is there is "
-        "not stated."
+        "The publication measured an accelerator, and these classes run on CPUs unless they say otherwise: compare "
+        "costs, at the price of the machine, rather than rates. Here the time includes tokenising; the publication "
+        "does not say whether its time does."
     )
-    yield "All texts of a request are equally long, so that no engine pads: see `embedctl bench study` for padding."
+    yield "All texts of a request have the same length, so that no engine pads: see `embedctl bench study` for padding."
     if price == PRICE:
         yield (
-            f"Cost is reckoned with the publication's price of an hour, ${PRICE}, which is not this machine's: give "
+            f"Costs are computed with the publication's price of an hour, ${PRICE}, which is not this machine's: give "
             "`--price` for yours."
         )
 
@@ -70,7 +70,7 @@ def _published() -> Table:
         Column("what", "published"),
         Column("per_s", "inferences/s", digits=3),
         Column("cost", "cost of 1M", "$", 3),
-        Column("reckoned", "reckoned here", "$", 3),
+        Column("reckoned", "computed here", "$", 3),
     )
     rows = [
         {
@@ -82,7 +82,10 @@ def _published() -> Table:
         }
         for rate, cost in PUBLISHED
     ]
-    note = f"Cost of a million = 10⁶ / rate × ${PRICE} / 3600. Which cells of the matrix these two are is not stated."
+    note = (
+        f"Cost of a million = 10⁶ / rate × ${PRICE} / 3600. The publication does not say which cells of the matrix "
+        "these two are."
+    )
     return Table("published", "Published for bge-base on an inf2.xlarge", columns, rows, note)
 
 

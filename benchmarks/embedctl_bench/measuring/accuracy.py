@@ -1,4 +1,4 @@
-"""Accuracy as `matrix` and `grid` show it: the same texts, in requests of one size, against `transformers`."""
+"""Accuracy in `matrix` and `grid`: the same texts, in requests of one size, compared with `transformers`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embedctl_bench.peers.registry import TRANSFORMERS, System
 from embedctl_bench.report.report import Column, Table
 from embedctl_workers.models.files import ModelFiles
 
-#: Texts that are compared, and how many of them a request has.
+#: The number of texts that are compared, and the number in a request.
 _TEXTS, _BATCH = 64, 16
 
 

@@ -1,4 +1,4 @@
-"""What the command line of a benchmark asks for."""
+"""The options of a benchmark's command line."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from embedctl_workers.machine.devices import format_cpus
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line asks for.
+    """The options of a command line.
 
     Attributes:
         command: the command line, which makes the report again.
-        models: names as the settings have them, folders, or a shape's (`embedctl_bench.measuring.shapes`).
+        models: names from the settings, folders, or names of shapes (`embedctl_bench.measuring.shapes`).
         classes: hardware classes, all of them configured.
         cpus: all measurements run on these.
         output: the folder of reports.
-        peers: names of peers to measure, whose environments are made if need be; `("all",)` for every one, None for
-            those that are installed, and empty for none.
-        price: of an hour of this machine; None where costs are of no interest.
-        fresh: whether to measure again what an earlier run has kept.
+        peers: names of peers to measure, installed if need be; `("all",)` for every peer, None for the installed
+            peers, empty for none.
+        price: of an hour of this machine; None for reports without costs.
+        fresh: whether to discard the measurements of earlier runs.
     """
 
     settings: Settings

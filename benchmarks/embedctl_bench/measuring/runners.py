@@ -60,15 +60,15 @@ def load_runner(runner: str, hardware: str, settings: Settings, files: ModelFile
 
 
 class ClassRunner:
-    """A hardware class's backend in the steps of a worker: tokenise, batches within the token budget, pool.
+    """A hardware class's backend in the steps of a worker: tokenise, cut into batches within the token budget, pool.
 
-    Requests of several threads share it as chunks share a worker: one is on the device, others are before or behind it.
+    Requests of several threads share it as chunks share a worker: one is on the device, others are before or after it.
     """
 
     def __init__(self, settings: Settings, hardware: HardwareClass, files: ModelFiles, host: Host) -> None:
         from embedctl_workers.backends import load_backend
 
-        # Under its name, so that an artefact's lines are about it; from its folder, so that a shape's model is found.
+        # The name is for messages about artefacts. The folder is given because a shape's model has no other source.
         entry = ModelEntry(source=str(files.folder))
         backend = load_backend(hardware.backend, files.name, entry=entry, host=host, options=hardware.options)
         backend.warm_up()
@@ -100,7 +100,7 @@ class ClassRunner:
         return tokens, batches_of(tokens.lengths, self._budget, self._backend.batch_cost)
 
     def _encode(self, tokens: Tokens, batches: Sequence[Rows], vectors: Vectors) -> tuple[float, float]:
-        """Fill the vectors; seconds on the device, and after it."""
+        """Fill the vectors; return seconds on the device, and after it."""
         begun: deque[tuple[Rows, Any]] = deque()
         clock = _Clock()
         predict = post = 0.0
@@ -116,12 +116,12 @@ class ClassRunner:
             predict += clock.lap()
             post += finish(self._backend.ahead)
         post += finish(0)
-        # Where the device works ahead, finishing is waiting for it.
+        # If the device works ahead, finishing means waiting for it.
         return (predict + post, 0.0) if self._backend.ahead else (predict, post)
 
 
 class FloorRunner:
-    """A model's matrix products alone, without padding, by whichever of torch's is faster for so many tokens."""
+    """A model's matrix products alone, without padding, with torch's faster product for the number of tokens."""
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
         from embedctl_bench.peers.adapters.embedctl_adapters.floor import FloorAdapter
@@ -213,7 +213,7 @@ class SentenceTransformersRunner:
 
 
 def _seconds(product: FloorAdapter, texts: Sequence[str]) -> float:
-    """Of the floor's products for these texts; the second run, as the first one warms up."""
+    """Time of the floor's products for these texts, in the second run; the first warms up."""
     product.encode(texts)
     clock = _Clock()
     product.encode(texts)
@@ -221,7 +221,7 @@ def _seconds(product: FloorAdapter, texts: Sequence[str]) -> float:
 
 
 class InOrder:
-    """Lets threads in one at a time, in the order in which they came: a lock may let the same one in over and over."""
+    """A lock that admits threads in order of arrival; a plain lock may starve some of them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -229,7 +229,7 @@ class InOrder:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for all that came before."""
+        """Wait for the threads that came before."""
         with self._changed:
             place = self._came
             self._came += 1
@@ -253,7 +253,7 @@ class _Clock:
 
 
 def _graph_bytes(hardware: HardwareClass, files: ModelFiles, host: Host) -> int:
-    """Size of the graph that a backend runs; 0 where it runs the model's own weights."""
+    """Size of the graph that a backend runs; 0 if it runs the model's own weights."""
     from embedctl_workers.backends.onnx.recipe import KINDS, wanted
 
     if hardware.backend not in KINDS:
@@ -269,7 +269,7 @@ def _weights_bytes(files: ModelFiles) -> int:
 
 
 def _pooling(folder: Path) -> str:
-    """`mean` or `cls`, as the model's folder says; `mean` where it says nothing.
+    """`mean` or `cls`, as the model's folder says; `mean` if it says nothing.
 
     Raises:
         ModelError: it is pooled in another way.
@@ -279,7 +279,7 @@ def _pooling(folder: Path) -> str:
     modes = [name for name in ("cls_token", "mean_tokens") if facts.get(f"pooling_mode_{name}")]
     mode = facts.get("pooling_mode") or (modes[0].partition("_")[0] if len(modes) == 1 else "")
     if mode not in ("cls", "mean"):
-        raise ModelError(f"{path} asks for a pooling that is neither mean nor cls, which is all that is done by hand")
+        raise ModelError(f"{path} asks for a pooling other than mean and cls, and this system knows only these two")
     return str(mode)
 
 

@@ -1,4 +1,4 @@
-"""The parent's side of what is sampled: a process for each system, pinned, loaded once and asked for samples."""
+"""Systems in processes of their own, pinned, loaded once and asked for samples."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Samples:
     post_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """For a step of a session."""
+        """The value of a session's step."""
         return asdict(self)
 
     @classmethod

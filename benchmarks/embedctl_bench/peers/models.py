@@ -97,7 +97,7 @@ class Model:
 
 
 def converted(model: Model, form: str, place: Path) -> Path:
-    """The model's folder in a format, converted when first asked for; its own for the empty name.
+    """The model's folder in a format, converted when first needed; its own folder for the empty name.
 
     Raises:
         Unavailable: it can't be converted.
@@ -116,10 +116,10 @@ def converted(model: Model, form: str, place: Path) -> Path:
 
 
 def uncut(name: str, source: Path, place: Path) -> Model:
-    """A model that encodes whole texts of 512 tokens if it has the positions: a copy where it is set to cut earlier.
+    """A model that does not truncate before 512 tokens, if it has the positions: the model itself, or a copy.
 
     Args:
-        name: of the copy; another one for other weights.
+        name: of the copy; different for other weights.
     """
     limit = read_json(source / _LIMITS).get("max_seq_length") if (source / _LIMITS).is_file() else None
     positions = read_json(source / "config.json").get("max_position_embeddings", 0)
@@ -137,7 +137,7 @@ def uncut(name: str, source: Path, place: Path) -> Model:
 
 
 def written(folder: Path, make: Callable[[Path], object]) -> None:
-    """Make a folder under another name first, so that one that exists is whole."""
+    """Make a folder under another name first, so that an existing folder is complete."""
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
@@ -146,11 +146,11 @@ def written(folder: Path, make: Callable[[Path], object]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file's object."""
+    """The JSON object in a file."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
 def edit_json(path: Path, **changes: object) -> None:
-    """Change some of a file's values."""
+    """Change some values of the JSON object in a file."""
     path.write_text(json.dumps({**read_json(path), **changes}, indent=2), encoding="utf-8")

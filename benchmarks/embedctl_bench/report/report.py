@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-#: What stands for a value that there is none of.
+#: Shown for a missing value.
 NONE = "–"
-#: Marks of a row of a table, and the words that they are shown with.
+#: Marks of a table's row → the words that show them.
 MARKS = {"_noisy": "noisy", "_published": "other hardware"}
 
 
@@ -18,7 +18,7 @@ class Column:
 
     Attributes:
         key: of the value in each row, and the heading in CSV.
-        digits: after the point; None for values that are shown as they are.
+        digits: after the point; None shows values unchanged.
     """
 
     key: str
@@ -49,9 +49,9 @@ class Table:
 
     Attributes:
         name: of its CSV file; letters, digits and dashes.
-        rows: values by column key. True under `_bold` prints a row in bold, under `_noisy` says that its rounds differ
-            by too much, under `_published` that it was measured elsewhere, by others.
-        note: stands under the table. In this and all other text, `**bold**` and code in backticks are understood.
+        rows: values by column key. True under `_bold` prints a row in bold; under `_noisy`, its rounds differ too much;
+            under `_published`, the publisher measured it on other hardware.
+        note: stands under the table. This and all other texts may hold `**bold**` and code in backticks.
     """
 
     name: str
@@ -78,8 +78,9 @@ class Plot:
 
     Attributes:
         name: of its file; letters, digits and dashes.
-        kind: `bars` lie, one group for each of `ticks` from the top down; a series' `x` are the numbers of its groups.
-        log_y: of lines, where their values span a decade at least; else the axis begins at zero.
+        kind: `bars` are horizontal, one group for each of `ticks` from the top down; a series' `x` are the numbers of
+            its groups.
+        log_y: a logarithmic axis for lines whose values span at least a decade; else the axis begins at zero.
         ticks: names of the groups of bars; of lines, names of the values of `x` in their order.
     """
 
@@ -96,7 +97,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a publication says, beside what this run says; `why` explains where it is not met."""
+    """A published figure beside that of this run; `why` explains why it is not met."""
 
     what: str
     published: str
@@ -107,13 +108,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a benchmark found.
+    """All results of a benchmark.
 
     Attributes:
         name: of its files.
-        command: what makes this report again.
-        workload: what was run, in a paragraph.
-        machine: facts by name, in the order in which they are shown; a nested mapping is shown in one line.
+        command: the command that makes this report again.
+        workload: a paragraph on what was run.
+        machine: facts by name, in the order shown; a nested mapping takes one line.
         notes: a paragraph each.
     """
 

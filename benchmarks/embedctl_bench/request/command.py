@@ -34,9 +34,9 @@ from embedctl_workers.models.cache import private_folder
 def command(asked: Asked) -> None:
     """Ten requests of 255 long texts in flight, from submit to last vector stored: infinity's benchmark.
 
-    Each class runs as the whole product: a private Redis, workers, and several processes that submit. Others are called
-    as their users call them, with the same texts on the same CPUs, by turns. On fewer than 16 CPUs every system gets a
-    tenth of the texts three times, and ours and the fastest of the others get all of them once.
+    Each class runs as the whole product: a private Redis, workers, and several processes that submit. Other systems are
+    called as their users call them, with the same texts on the same CPUs, by turns. On fewer than 16 CPUs every system
+    gets a tenth of the texts three times; embedctl and the fastest other systems get all texts once.
     """
     place = private_folder(peers_folder(asked.settings))
     peers, uninstalled = choose_peers(asked.peers, place)

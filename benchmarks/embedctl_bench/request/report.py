@@ -49,7 +49,7 @@ _SYSTEM_COLUMNS = (
     Column("versions", "versions"),
     Column("tried", "tried on a sample"),
 )
-_WORDS = "ST is sentence-transformers; fetched: until whoever asked had all vectors."
+_WORDS = "ST is sentence-transformers; fetched: until the clients had all vectors."
 _BOLD = "Bold: faster than every one of ours of its precision."
 _OTHER_CONDITIONS = (
     "published of bge-small on 16 virtual CPUs of Cascade Lake, with an HTTP server in between; which of that makes "
@@ -58,7 +58,7 @@ _OTHER_CONDITIONS = (
 
 
 def report(found: Sequence[RequestResult], asked: Asked) -> Report:
-    """All models in one report, whatever of them was measured."""
+    """All models in one report, as far as they were measured."""
     suffixes = [f"-{at}" if at else "" for at in range(len(found))]
     tables: list[Table] = []
     plots: list[Plot] = []
@@ -82,7 +82,7 @@ def report(found: Sequence[RequestResult], asked: Asked) -> Report:
 
 
 def claims_of(results: RequestResult) -> Iterator[Claim]:
-    """What is published, or promised, beside what was measured in the same rounds."""
+    """Published and promised figures, beside those of the same rounds."""
     where = f"{results.name}, {results.shape.words}"
     baseline = results.find(BASELINE)
     for each in results.measured:
@@ -113,9 +113,8 @@ def _workload(found: Sequence[RequestResult]) -> str:
     lengths = [length for results in found[:1] for length in results.lengths]
     words = [
         f"{REQUESTS} requests in flight at once, each of {TEXTS} texts of {SHORTEST:,}–{LONGEST:,} characters: the "
-        "shape of infinity's own benchmark, whose texts are others. These are generated, the same on every machine, "
-        "and different in each request. Models that are set to cut earlier than at 512 tokens, and have the positions, "
-        "are set to 512."
+        "shape of infinity's own benchmark, with other texts. The texts are generated, the same on every machine, and "
+        "different in each request. A model that truncates before 512 tokens is set to 512 if it has the positions."
     ]
     if lengths:
         mean = sum(lengths) / len(lengths)
@@ -138,7 +137,7 @@ def _workload(found: Sequence[RequestResult]) -> str:
 
 
 def _tables(results: RequestResult, suffix: str, price: float | None) -> Iterator[Table]:
-    """The rounds; what was run once; and what each system is."""
+    """Tables of the rounds, of the runs of the whole shape, and of the systems."""
     yield Table(
         f"rounds{suffix}",
         f"{results.name}: {results.shape.words}, {results.plan.rounds} rounds by turns",
@@ -181,7 +180,7 @@ def _tables(results: RequestResult, suffix: str, price: float | None) -> Iterato
 
 
 def _times_once(these: RequestSystem, those: RequestSystem) -> float:
-    """How many times the other's rate, in the one run of each."""
+    """The rate as a multiple of the other's, in the one run of each."""
     assert these.whole
     assert those.whole
     return those.whole.seconds / these.whole.seconds
@@ -194,7 +193,7 @@ def _rows(
     times: Callable[[RequestSystem, RequestSystem], float],
     price: float | None,
 ) -> list[Mapping[str, object]]:
-    """A line for each system that has runs of this shape, the fastest first."""
+    """A row for each system that has runs of this shape, the fastest first."""
     seconds = {name: median(run.seconds for run in each) for name, each in runs.items()}
     baseline = results.find(BASELINE)
     rows: list[Mapping[str, object]] = []
@@ -242,11 +241,11 @@ def _published(found: Sequence[RequestResult], cpu: str) -> Table:
     ]
     return Table(
         "published",
-        "Beside what is published",
+        "Beside the published figures",
         _PUBLISHED_COLUMNS,
         rows,
-        "Published figures are of other hardware, another model and through an HTTP server: they can't be divided by "
-        "these.",
+        "Published figures are for other hardware and another model, and through an HTTP server: the two can't be "
+        "divided by each other.",
     )
 
 
@@ -300,7 +299,7 @@ def _notes(results: RequestResult) -> Iterator[str]:
     if results.uninstalled:
         yield f"{name}: not installed, and so not measured: {', '.join(results.uninstalled)} (`--peers` installs them)."
     if results.measured and not results.find(BASELINE):
-        yield f"{name}: sentence-transformers on torch was not measured, so nothing is said of ratios to it."
+        yield f"{name}: sentence-transformers on torch was not measured, so there are no ratios to it."
     for each in results.systems:
         if each.unavailable:
             yield f"{name}: {each.label}: not available: {each.unavailable}"

@@ -52,8 +52,8 @@ QUICK = StudyScope(
 def command(asked: Asked) -> None:
     """What ONNX, int8 and batching bring over torch with one text at a time.
 
-    The five configurations of a published study of all-MiniLM-L6-v2, in its order, and the classes asked for beside
-    them: 200 latencies, 10 s of sustained load, batches from 1 to 64, sizes, memory and cosines.
+    The five configurations of a published study of all-MiniLM-L6-v2, in its order, then the classes asked for: 200
+    latencies, 10 s of sustained load, batches from 1 to 64, sizes, memory and cosines.
     """
     scope = QUICK if asked.quick else FULL
     setups = setups_for(asked.classes)
@@ -72,7 +72,7 @@ def command(asked: Asked) -> None:
 
 
 def setups_for(classes: Sequence[str]) -> list[Setup]:
-    """The study's rows, then those of the other classes asked for."""
+    """The rows of the study, then those of the other classes asked for."""
     others = [system for name in classes if (system := backend_of(name)) not in (ONNX, INT8)]
     return [
         *SETUPS,

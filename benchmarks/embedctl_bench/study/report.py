@@ -1,4 +1,4 @@
-"""What `embedctl bench study` found, beside what the study published."""
+"""The report of `embedctl bench study`, beside what the study published."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embedctl_bench.peers.registry import FLOOR, System
 from embedctl_bench.report.report import Claim, Column, Plot, Report, Series, Table
 from embedctl_bench.study.results import INT8, SETUPS, Setup, StudyResult, StudyScope, times_published
 
-#: Of the published table: weights in MB before and after, and the mean cosine of int8.
+#: From the published table: weights in MB before and after, and the mean cosine of int8.
 PUBLISHED_MB, PUBLISHED_COSINE = (88, 23), 0.962
 _MB = 1e6
 _SHOWN = tuple(column for column in LATENCY if column.key in ("p50_ms", "p95_ms", "p99_ms"))
@@ -41,8 +41,8 @@ def _workload(results: Sequence[StudyResult], scope: StudyScope) -> str:
     latency = scope.latency
     return (
         f"Models: {'; '.join(each.shown for each in results)}. {len(texts)} sentences of Python's language reference, "
-        f"{min(words)} to {max(words)} words each (sha256 {digest(texts)}…): vectors of all are compared, and "
-        f"requests of one size are made of {scope.requested} of them, again and again. Latency: {latency.most} "
+        f"{min(words)} to {max(words)} words each (sha256 {digest(texts)}…): the vectors of all are compared, and "
+        f"requests are made of the first {scope.requested}, again and again. Latency: {latency.most} "
         f"requests or {latency.seconds:g} s, whichever is less, each from its texts to its vectors. Sustained: "
         f"{scope.sustained.seconds:g} s of one request after the other. Sweep: {scope.sweep.seconds:g} s a cell. All "
         f"in {scope.rounds} rounds together, every system in a process of its own on the same CPUs, one at a time."
@@ -51,19 +51,20 @@ def _workload(results: Sequence[StudyResult], scope: StudyScope) -> str:
 
 def _notes() -> Iterator[str]:
     yield (
-        "torch is `SentenceTransformer.encode`, a request as one batch. ONNX in fp32 is this product's backend `onnx`, "
-        "int8 its class `cpu-int8`, both by the steps of a worker: a request is sorted by length and cut into batches "
+        "torch is `SentenceTransformer.encode`, a request as one batch. ONNX in fp32 is embedctl's backend `onnx`, "
+        "int8 its class `cpu-int8`, both in the steps of a worker: a request is sorted by length and cut into batches "
         "within the token budget."
     )
     yield (
-        "A latency is of a whole request: one of 32 texts is one sample. Cosines are with vectors from torch in fp32, "
-        "each text by itself. A cost is of a million texts, MB are 10⁶ bytes, and peak memory is of a fresh process "
-        "with all its libraries. The published study reckons costs a thousand times off, gives latencies of single "
-        "texts as those of batches, and has a least cosine of 0.918 on 20 texts, below its own bar of 0.95."
+        "A latency is that of a whole request: a request of 32 texts is one sample. Cosines are with vectors from "
+        "torch in fp32, one text at a time. Costs are per million texts, an MB is 10⁶ bytes, and peak memory is that "
+        "of a fresh process with all its libraries. The published study's costs are off by a factor of a thousand, its "
+        "latencies of batches are those of single texts, and its least cosine is 0.918 on 20 texts, below its own bar "
+        "of 0.95."
     )
     yield (
         "Padding: positions that are computed beyond the texts' tokens. The floor: the model's matrix products alone, "
-        "for the tokens without padding, by the fastest product that torch has here."
+        "for the tokens without padding, with torch's fastest product on this machine."
     )
 
 
@@ -136,7 +137,7 @@ def _sweep(result: StudyResult) -> Table:
         }
         for (system, batch), found in sorted(result.sweep.items(), key=lambda each: (each[0][0].name, each[0][1]))
     ]
-    note = "The floor is of fp32: products of bytes may be faster than it."
+    note = "The floor is in fp32; products of bytes may be faster."
     return Table(f"{slug(result.model.name)}-sweep", f"{result.model.name}: by batch", columns, rows, note)
 
 
@@ -220,7 +221,7 @@ def _claim(what: str, published: float, ours: float, why: str, *, digits: int = 
 
 
 def _why(result: StudyResult) -> str:
-    """What each change brings here and there: where the part is smaller, the whole is."""
+    """The gain of each change, here and in the publication."""
     steps = [
         f"{setup.label} {times:.2f} × here and {times_published(setup):.2f} × there"
         for setup in SETUPS[1:]
@@ -230,7 +231,7 @@ def _why(result: StudyResult) -> str:
 
 
 def _statements(results: Sequence[StudyResult]) -> Iterator[str]:
-    """In bold: what is less than published, and where torch is ahead of us."""
+    """In bold: figures below the published ones, and rows in which torch is ahead of us."""
     for result in results:
         model = result.model.name
         for setup in SETUPS:

@@ -251,7 +251,7 @@ def test_pooling_by_hand_is_the_models(tmp_path: Path, facts: dict[str, object],
 def test_a_pooling_that_is_not_done_by_hand_is_refused(tmp_path: Path, facts: dict[str, object]) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(facts))
-    with pytest.raises(ModelError, match="neither mean nor cls"):
+    with pytest.raises(ModelError, match="a pooling other than mean and cls"):
         _pooling(tmp_path)
 
 

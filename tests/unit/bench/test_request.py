@@ -186,11 +186,11 @@ def test_ratios_are_medians_of_rounds_and_stand_beside_the_published_one() -> No
     assert "16 virtual CPUs of Cascade Lake" in slower.why
 
 
-def test_without_sentence_transformers_nothing_is_said_of_ratios() -> None:
+def test_without_sentence_transformers_there_are_no_ratios() -> None:
     found = results(measured("embedctl-cpu", 5.0), measured("fastembed", 7.0), uninstalled=["st-torch"])
     assert [each.what for each in claims_of(found) if "against" in each.what] == []
     report = made([found], asked())
-    assert any("nothing is said of ratios" in note for note in report.notes)
+    assert any("there are no ratios to it" in note for note in report.notes)
     assert any("not installed, and so not measured: st-torch" in note for note in report.notes)
     assert {row["times_sentence_transformers"] for row in table(report, "rounds")} == {None}
 

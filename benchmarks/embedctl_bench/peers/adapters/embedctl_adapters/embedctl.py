@@ -1,4 +1,4 @@
-"""Our own engine, called directly: what a worker does with a chunk, less the queue."""
+"""Our own engine, called directly: a worker's steps for a chunk, without the queue."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EngineAdapter:
         )
 
     def count(self, texts: Sequence[str]) -> int:
-        """After the model's cut."""
+        """After truncation."""
         return sum(int(self._encoder.prepare(each, _OPTIONS).tokens.lengths.sum()) for each in self._chunks(texts))
 
     def _chunks(self, texts: Sequence[str]) -> list[ChunkInput]:
