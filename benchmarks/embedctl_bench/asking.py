@@ -73,7 +73,7 @@ _OPTIONS = frozenset({"models", "classes", "cpus", "output", "quick", "peers", "
 
 
 def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
-    """The click options, in the order in which help lists them."""
+    """The click options, in the order of the help."""
 
     def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
         variable = names[0].partition("/")[0].removeprefix("--").upper()

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from benchmarks.ours.gpu_models import PLACE, model_of
 from benchmarks.ours.gpu_report import BF16, FP32, MATRIX, OURS, GpuComparison, GpuRounds, render
-from benchmarks.ours.utilisation import Samples, cpu_samples, gpu_samples
+from benchmarks.ours.utilisation import BusyShares, cpu_samples, gpu_samples
 
 from embedctl_bench.engines.workloads import describe_workload, make_workload
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
@@ -112,7 +112,7 @@ class MeasuredDevice:
         self.kind = kind
         self.cpus = sorted(os.sched_getaffinity(0))
         self.label = f"CPUs {self.cpus[0]} to {self.cpus[-1]}: **a trial of the script, not of a GPU**"
-        self.sampled: Callable[[], AbstractContextManager[Samples]] = partial(cpu_samples, self.cpus)
+        self.sampled: Callable[[], AbstractContextManager[BusyShares]] = partial(cpu_samples, self.cpus)
         if kind == "gpu":
             accelerator = choose_accelerator("gpu", "gpu", gpu=gpu)
             assert accelerator is not None

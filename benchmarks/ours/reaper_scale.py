@@ -4,7 +4,7 @@
 
 A proxy delays every byte to and from a private Redis. First, jobs of one chunk each are queued: half of them for a
 class without workers, and half for a class whose worker never takes a ticket. Rounds of the reaper are timed: first
-those that look at every job, then the usual ones, in which little is due. Then a real worker runs beside the jobs, and
+those that look at every job, then the usual ones with little to do. Then a real worker runs beside the jobs, and
 the longest time between two of its heartbeats is measured by Redis' clock. Finally two real workers encode a job of
 four chunks beside fewer queued jobs; each chunk takes longer than a lease.
 """

@@ -14,7 +14,7 @@ _EVERY_S = 0.1
 
 
 @dataclass
-class Samples:
+class BusyShares:
     """Busy shares, 0 to 1, each with the time of its reading (seconds since 1970)."""
 
     what: str
@@ -27,9 +27,9 @@ class Samples:
 
 
 @contextmanager
-def gpu_samples(uuid: str) -> Iterator[Samples]:
+def gpu_samples(uuid: str) -> Iterator[BusyShares]:
     """The driver's utilisation: the share of the last sixth of a second or so during which any kernel ran."""
-    samples = Samples("the driver's utilisation: the share of time during which any kernel ran")
+    samples = BusyShares("the driver's utilisation: the share of time during which any kernel ran")
     query = ["nvidia-smi", f"--id={uuid}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     tool = subprocess.Popen([*query, f"--loop-ms={_EVERY_S * 1000:.0f}"], stdout=subprocess.PIPE, text=True)
     reader = threading.Thread(target=_read, args=(tool, samples))
@@ -42,16 +42,16 @@ def gpu_samples(uuid: str) -> Iterator[Samples]:
         reader.join()
 
 
-def _read(tool: subprocess.Popen[str], samples: Samples) -> None:
+def _read(tool: subprocess.Popen[str], samples: BusyShares) -> None:
     assert tool.stdout
     for line in tool.stdout:
         samples.taken.append((time.time(), float(line) / 100))
 
 
 @contextmanager
-def cpu_samples(cpus: Sequence[int]) -> Iterator[Samples]:
+def cpu_samples(cpus: Sequence[int]) -> Iterator[BusyShares]:
     """The kernel's utilisation of CPUs, by all processes."""
-    samples = Samples("the kernel's utilisation of these CPUs, by all processes")
+    samples = BusyShares("the kernel's utilisation of these CPUs, by all processes")
     done = threading.Event()
 
     def sample() -> None:

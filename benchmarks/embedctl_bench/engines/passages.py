@@ -71,7 +71,7 @@ def paragraphs(docstring: str) -> Iterator[str]:
     """Yield the blocks between empty lines, each joined to one line; '' for a block that is not prose."""
     for block in re.split(r"\n\s*\n", docstring):
         lines = block.splitlines()
-        # A block whose lines have different indents is a list or code, and makes no sense on one line.
+        # Lines with different indents are a list or code, and make no sense on one line.
         indents = {len(line) - len(line.lstrip()) for line in lines}
         yield " ".join(block.split()) if len(indents) == 1 and not NOT_PROSE.search(block) else ""
 

@@ -252,15 +252,15 @@ def _why(result: GridResult, system: System, lead: Mapping[int, float], precisio
     ours, theirs = (result.cells[place][each.name].samples for each in (system, TRANSFORMERS))
     spent = (
         f"At {length} tokens a request takes {1000 / ours.rate:.2f} ms: {1000 * ours.pre_s:.2f} before the model, "
-        f"{1000 * ours.predict_s:.2f} in it, {1000 * ours.post_s:.2f} after it; transformers' takes "
+        f"{1000 * ours.predict_s:.2f} in it, {1000 * ours.post_s:.2f} after it; with transformers it takes "
         f"{1000 / theirs.rate:.2f} ms"
     )
     share = result.times(place, TRANSFORMERS, FLOOR)
     if share is None or precision != "fp32":
         return f"{spent}."
     return (
-        f"{spent}, of which the matrix products alone, in fp32, would take {share:.0%}: no engine of that "
-        f"precision can be more than {1 / share:.2f} × as fast there, unless its products are."
+        f"{spent}. The matrix products alone, in fp32, would take {share:.0%} of that, so no engine of that precision "
+        f"can be more than {1 / share:.2f} × as fast there, unless its products are faster."
     )
 
 

@@ -27,7 +27,7 @@ class Ground:
 
     Attributes:
         key: the beginning of the keys of steps.
-        workload: the texts with references, by which systems choose their settings.
+        workload: the texts with references; systems choose their settings on a sample of them.
         reference: the vectors of these texts, float32, texts × dimensions.
         place: the folder of environments and of everything that is made for them.
     """

@@ -1,4 +1,4 @@
-"""Statistics of samples: percentiles, spread, cost; and rounds, in which several systems take turns."""
+"""Statistics of samples: percentiles, spread, cost; and rounds of several systems by turns."""
 
 from __future__ import annotations
 

@@ -85,8 +85,7 @@ class TunedProcess(ChildProcess):
 
         Args:
             place: the folder of environments and of everything that is made for them.
-            request: the number of texts in each of several concurrent requests, by which it chooses; 0: it chooses by
-                one call with all texts.
+            request: it chooses on concurrent requests with this number of texts each; 0: on one call.
 
         Raises:
             Unavailable: its environment, its model or the system itself fails.
