@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,15 @@ from embedctl_bench.grid import command as grid
 from embedctl_bench.grid.results import GridScope
 from embedctl_bench.matrix import command as matrix
 from embedctl_bench.matrix.results import MatrixScope
+from embedctl_bench.measuring import sampled
+from embedctl_bench.measuring.distance import distance
 from embedctl_bench.measuring.sampled import Effort, SampledProcess, SampledProcesses, Seat, sample_together
+from embedctl_bench.peers import tuned
 from embedctl_bench.peers.child import Unavailable
-from embedctl_bench.peers.registry import FLOOR, SENTENCE_TRANSFORMERS, TRANSFORMERS, backend_of
+from embedctl_bench.peers.models import Model
+from embedctl_bench.peers.registry import FLOOR, PEERS, SENTENCE_TRANSFORMERS, TRANSFORMERS, backend_of
+from embedctl_bench.peers.tuned import TunedProcess, reference_of
+from embedctl_bench.peers.workload import Workload
 from embedctl_bench.study import command as study
 from embedctl_bench.study.results import SETUPS, StudyScope
 from embedctl_workers.models.files import ModelFiles, fingerprint_of
@@ -206,3 +213,33 @@ def test_the_study_measures_its_five_configurations(
     assert ours[0]["min_cosine"] == pytest.approx(1)
     assert ours[2]["weights_mb"] > ours[3]["weights_mb"], "int8 is smaller than fp32"
     assert {row["batch"] for row in sweep["rows"]} == {1, 4}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_peer_runs_with_the_adapters_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: SampledProcesses, seat: Seat, model: ModelFiles
+) -> None:
+    # Our own Python has this peer's library; on its path, the adapters are a package of their own.
+    for module in (sampled, tuned):
+        monkeypatch.setattr(module, "python_of", lambda environment, place: Path(sys.executable))
+    expected = processes.get(SENTENCE_TRANSFORMERS, model, seat).encode(TEXTS, 1)
+    peer = processes.get(PEERS["st-torch"], model, seat)
+    assert distance(peer.encode(TEXTS, 3), expected)["max_abs_error"] < 1e-5
+    assert peer.facts.engine.startswith("st-torch, 1×1, backend torch, batch ")
+
+    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
+    copy = Model.in_folder("tiny", model.folder)
+    workload = Workload("w", tmp_path / "texts.json", copy.lengths(TEXTS), chunk=8)
+    process = TunedProcess(PEERS["st-torch"], copy, workload, sorted(seat.cpus), tmp_path)
+    try:
+        assert len(process.tried) == 4, "settings of two processes need two CPUs"
+        assert all(each["seconds"] > 0 for each in process.tried)
+        done = process.encode()
+        assert distance(done.vectors, expected)["max_abs_error"] < 1e-5
+        assert done.tokens == sum(copy.lengths(TEXTS))
+    finally:
+        process.close()
+    reference = reference_of(copy, workload, sorted(seat.cpus), tmp_path)
+    assert distance(reference, expected)["max_abs_error"] < 1e-5
+    assert len(list(tmp_path.glob("reference/*.npy"))) == 1
