@@ -39,6 +39,8 @@ from embedctl_workers.models.cache import private_folder
 #: Texts of each workload for all-MiniLM-L6-v2, and with --quick.
 COUNTS = {"W1": (2048, 256), "W2": (192, 24)}
 ROUNDS, QUICK_ROUNDS = 5, 2
+#: Numbers of workers of our product: no more than the processes that the other systems choose from.
+WORKERS = (1, 2)
 #: Operations of all-MiniLM-L6-v2 for one token. A larger model gets fewer texts in proportion, so that work is equal.
 _MINILM_FLOPS = 2.0 * 6 * 384 * (4 * 384 + 2 * 1536)
 
@@ -87,7 +89,7 @@ def systems_for(asked: Asked, peers: Sequence[System]) -> list[System]:
     """
     baseline = [] if any(peer.name == BASELINE for peer in peers) else [SENTENCE_TRANSFORMERS]
     engines = [engine_of(name, asked.settings) for name in asked.classes]
-    products = [product_of(name, asked.settings, len(asked.cpus)) for name in asked.classes]
+    products = [product_of(name, asked.settings, len(asked.cpus), WORKERS) for name in asked.classes]
     return [*baseline, *peers, *engines, *products]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -225,14 +225,17 @@ def engine_of(hardware: str, settings: Settings) -> System:
     )  # fmt: skip
 
 
-def product_of(hardware: str, settings: Settings, cpus: int) -> System:
+def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[int] = _WORKERS) -> System:
     """Our whole product with a hardware class: a Redis, and workers that share the CPUs evenly.
+
+    Args:
+        workers: the numbers of workers to choose from; an accelerator has one worker.
 
     Raises:
         SettingsError: there is no such class.
     """
     found = _ours("embedctl", hardware, settings, _PRODUCT)
-    shares = [count for count in _WORKERS if cpus % count == 0]
+    shares = [count for count in workers if cpus % count == 0]
     counts = shares if class_entry(hardware, settings).device == "cpu" else [1]
     return System(
         **found, label=f"embedctl, class {hardware}", adapter="embedctl_pipeline:ProductAdapter",
