@@ -68,10 +68,6 @@ SEED ?=
 chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, then count every record
 	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-.PHONY: bench-peers
-bench-peers: $(VENV)/.dev ## our engine beside others on this CPU: ARGS="--help" lists the options
-	@$(PY) -m benchmarks.ours.bench_peers $(ARGS)
-
 .PHONY: bench-gpu
 bench-gpu: $(VENV)/.dev ## the whole pipeline on a GPU beside sentence-transformers: ARGS="--help"
 	@$(PY) -m benchmarks.ours.gpu $(ARGS)

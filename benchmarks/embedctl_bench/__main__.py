@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from embedctl_bench.engines import command as engines
 from embedctl_bench.grid import command as grid
 from embedctl_bench.matrix import command as matrix
 from embedctl_bench.request import command as request
@@ -13,14 +14,14 @@ from embedctl_config.command_group import CommandGroup
 
 @click.group("embedctl bench", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Measure this machine as published benchmarks measure theirs, and write reports beside their figures.
+    """Measure this machine as published benchmarks do, and write reports that compare it with their figures.
 
-    Each takes from minutes to hours; --quick shows in minutes whether it runs. Ctrl-C writes a report of what was
-    measured until then, and the same command goes on from there.
+    Each takes from minutes to hours; --quick shows in minutes whether it runs. Ctrl-C writes a report of the
+    measurements so far, and the same command continues from there.
     """
 
 
-for _module in (request, matrix, study, grid):
+for _module in (request, matrix, study, grid, engines):
     main.add_command(_module.command)
 
 

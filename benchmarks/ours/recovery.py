@@ -2,10 +2,10 @@
 
     python benchmarks/ours/recovery.py [--kills 20] [--lease 15]
 
-A private Redis and two workers without a model, all with the default settings. A job of one chunk, which takes longer
-than the trial, is claimed by one of them; that one is killed at a random moment within two heartbeats, and the time is
-taken until the other one owns the chunk. Then the job is cancelled and both workers are replaced. With --alone the dead
-worker's neighbour can't see that it has died, as if it were on another machine.
+A private Redis and two workers without a model run with the default settings. One of the workers claims a job of one
+chunk, which takes longer than the trial. It is killed at a random moment within two heartbeats, and the time until the
+other worker owns the chunk is measured. Then the job is cancelled and both workers are replaced. With --alone the
+neighbour of the dead worker can't see its death, as if it were on another machine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 def _trials(settings: Settings, folder: Path, arguments: argparse.Namespace) -> Iterator[float]:
     broker = Broker.connect(settings)
-    while broker.connection.uptime_s() < 2 * settings.lease_s:  # nobody reaps so soon after Redis started
+    while broker.connection.uptime_s() < 2 * settings.lease_s:  # no reaper acts so soon after Redis started
         time.sleep(1)
     for trial in range(arguments.kills):
         with ExitStack() as stack:

@@ -1,10 +1,10 @@
-"""What a chunk costs Redis when nothing goes wrong: commands and bytes, by INFO commandstats and INFO stats.
+"""The cost of a chunk for Redis when nothing fails: commands and bytes, by INFO commandstats and INFO stats.
 
     python benchmarks/ours/redis_calls.py [--chunks 1000]
 
-A private Redis, one worker without a model and one producer that submits, and then looks once a second. Commands that
-scripts run are counted too. Heartbeats and the reaper cost Redis by the second, not by the chunk: what the idle stack
-does in the same time is measured first and taken off.
+A private Redis, one worker without a model and one producer, which submits and then polls once a second. Commands that
+scripts run are counted too. Heartbeats and the reaper cost Redis by the second, not by the chunk: the idle stack's
+commands in the same time are measured first and subtracted.
 """
 
 from __future__ import annotations

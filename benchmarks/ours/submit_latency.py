@@ -2,8 +2,8 @@
 
     python benchmarks/ours/submit_latency.py [--calls 200] [--other CHECKOUT]
 
-Redis runs beside it on the same machine. With --other, the code of another checkout takes turns with this one's, each
-turn in a process of its own that has made ten calls before.
+Redis runs beside it on the same machine. With --other, the code of another checkout takes turns with this one's. Each
+turn is a process of its own, which makes ten calls to warm up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     if arguments.turn:
         print(json.dumps(_turn(arguments.turn, arguments.calls)))
         return
-    sides = {"this": Path(__file__).parent.parent, **({"other": arguments.other} if arguments.other else {})}
+    sides = {"this": Path(__file__).parents[2], **({"other": arguments.other} if arguments.other else {})}
     found: dict[str, list[float]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as folder, private_redis(Settings(), Path(folder)) as settings:
         for _ in range(_TURNS):
@@ -64,7 +64,7 @@ def _in_a_process(checkout: Path, url: str, calls: int) -> list[float]:
 
 
 def _turn(url: str, calls: int) -> list[float]:
-    """Milliseconds of each call but for the first ones."""
+    """Milliseconds of each call, without the calls that warm up."""
     settings = Settings(redis_url=url, hardware="cpu")
     times = []
     for _ in range(_WARM_UP + calls):

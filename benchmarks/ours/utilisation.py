@@ -1,4 +1,4 @@
-"""How busy a device is while others use it, sampled from outside of their processes."""
+"""Utilisation of a device by other processes, sampled from outside of them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _EVERY_S = 0.1
 
 
 @dataclass
-class Samples:
-    """Busy shares, 0 to 1, by the time at which they were read (seconds since 1970)."""
+class BusyShares:
+    """Busy shares, 0 to 1, each with the time of its reading (seconds since 1970)."""
 
     what: str
     taken: list[tuple[float, float]] = field(default_factory=list)
 
     def idle(self, began: float, ended: float) -> float:
-        """The share of that time in which the device had nothing to do; NaN without a sample."""
+        """The share of that time during which the device was idle; NaN without a sample."""
         busy = [share for at, share in self.taken if began <= at <= ended]
         return 1 - sum(busy) / len(busy) if busy else float("nan")
 
 
 @contextmanager
-def gpu_samples(uuid: str) -> Iterator[Samples]:
-    """What the driver says: the share of the last sixth of a second or so in which any kernel ran, however small."""
-    samples = Samples("the driver's utilisation: the share of time in which any kernel ran")
+def gpu_samples(uuid: str) -> Iterator[BusyShares]:
+    """The driver's utilisation: the share of the last sixth of a second or so during which any kernel ran."""
+    samples = BusyShares("the driver's utilisation: the share of time during which any kernel ran")
     query = ["nvidia-smi", f"--id={uuid}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     tool = subprocess.Popen([*query, f"--loop-ms={_EVERY_S * 1000:.0f}"], stdout=subprocess.PIPE, text=True)
     reader = threading.Thread(target=_read, args=(tool, samples))
@@ -42,16 +42,16 @@ def gpu_samples(uuid: str) -> Iterator[Samples]:
         reader.join()
 
 
-def _read(tool: subprocess.Popen[str], samples: Samples) -> None:
+def _read(tool: subprocess.Popen[str], samples: BusyShares) -> None:
     assert tool.stdout
     for line in tool.stdout:
         samples.taken.append((time.time(), float(line) / 100))
 
 
 @contextmanager
-def cpu_samples(cpus: Sequence[int]) -> Iterator[Samples]:
-    """What the kernel says of CPUs, whoever uses them."""
-    samples = Samples("the kernel's account of these CPUs, whoever used them")
+def cpu_samples(cpus: Sequence[int]) -> Iterator[BusyShares]:
+    """The kernel's utilisation of CPUs, by all processes."""
+    samples = BusyShares("the kernel's utilisation of these CPUs, by all processes")
     done = threading.Event()
 
     def sample() -> None:
@@ -79,7 +79,7 @@ def _spent(cpus: Sequence[int]) -> tuple[int, int]:
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()
         if name in wanted:
-            # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are counted among the first.
+            # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; user and nice include guests.
             counted = [int(each) for each in ticks[:8]]
             idle += counted[3] + counted[4]
             total += sum(counted)

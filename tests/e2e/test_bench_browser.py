@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedctl_bench.report.report import write_report
+from embedctl_bench.report.files import write_report
 from tests.support.bench_reports import sample_report
 from tests.support.browser import chromium, errors_logged
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from embedctl_bench.asking import Asked
+from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.measuring.sampling import Rounds
 from embedctl_config.settings import Settings
 from embedctl_workers.models.files import ModelFiles

@@ -1,4 +1,4 @@
-"""What `embedctl bench grid` found, beside what Hugging Face published of Infinity."""
+"""The report of `embedctl bench grid`, beside what Hugging Face published of Infinity."""
 
 from __future__ import annotations
 
@@ -6,28 +6,21 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from embedctl_bench.grid.command import (
-    MATRIX_PRODUCTS,
-    PUBLISHED,
-    PUBLISHED_CORES,
-    Place,
-    Result,
-    Scope,
-    times_published,
-)
-from embedctl_bench.measuring.accuracy import VANILLA, accuracy_table
-from embedctl_bench.measuring.cells import EFFORT, LATENCY, RATE, STEPS, Bench, listed, slug
-from embedctl_bench.measuring.engines import System
+from embedctl_bench.grid.results import PUBLISHED, PUBLISHED_CORES, GridPlace, GridResult, GridScope, times_published
+from embedctl_bench.measuring.accuracy import accuracy_table
+from embedctl_bench.measuring.cells import EFFORT, LATENCY, RATE, STEPS, Bench, listed
+from embedctl_bench.measuring.models import slug
 from embedctl_bench.measuring.sampling import RATIOS, percentiles
+from embedctl_bench.peers.registry import FLOOR, TRANSFORMERS, System, class_entry
 from embedctl_bench.report.report import Claim, Column, Plot, Report, Series, Table
 from embedctl_config.settings import Settings
 
-#: What the publication says of its lead over transformers, at the least.
+#: The least lead over transformers that the publication claims.
 CLAIMED, _CLAIMED_IN_WORDS = 4.0, "4–6 ×"
 _PERCENTILES = ("p50", "p95", "p99")
 
 
-def report(results: Sequence[Result], bench: Bench, scope: Scope, uninstalled: Sequence[str]) -> Report:
+def report(results: Sequence[GridResult], bench: Bench, scope: GridScope, uninstalled: Sequence[str]) -> Report:
     """The whole report."""
     asked = bench.asked
     tables = [table for result in results for table in _tables(result, scope, asked.price)]
@@ -50,35 +43,35 @@ def report(results: Sequence[Result], bench: Bench, scope: Scope, uninstalled: S
     )
 
 
-def _workload(results: Sequence[Result], scope: Scope) -> str:
+def _workload(results: Sequence[GridResult], scope: GridScope) -> str:
     effort = scope.effort
     return (
         f"Models: {'; '.join(each.shown for each in results)}. Requests of {listed(scope.batches)} texts, each of "
         f"exactly {listed(scope.lengths)} tokens, special ones included: words that are one token each, drawn with a "
-        f"fixed seed. {listed(scope.cores)} cores, as far as there are so many: each system in a process of its own on "
-        f"the first of them, with a thread a core, one at a time. A cell is {effort.seconds:g} s or {effort.most} "
-        f"requests one after the other, whichever is less, and {effort.least} at least, in {scope.rounds} rounds "
-        "together. Times are end to end, from texts to vectors of unit length: pre-process (tokenising, batches, "
-        "padding), prediction (the model) and post-process (unit length, and pooling where it is not a part of the "
-        "model). p99 is given from 100 requests on."
+        f"fixed seed. {listed(scope.cores)} cores, as far as the machine has them: each system in a process of its own "
+        f"on the first cores, with a thread for each core, one at a time. A cell is {effort.seconds:g} s or "
+        f"{effort.most} requests one after the other, whichever is less, and {effort.least} at least, in "
+        f"{scope.rounds} rounds together. Times are end to end, from texts to vectors of unit length: pre-process "
+        "(tokenising, batches, padding), prediction (the model) and post-process (unit length, and pooling if the "
+        "model does not include it). p99 is given from 100 requests on."
     )
 
 
 def _notes(uninstalled: Sequence[str]) -> Iterator[str]:
     yield (
         "`transformers` is its tokenizer with padding, its model on torch in fp32, and pooling by hand. The "
-        f"publication is of DistilBERT at {PUBLISHED_CORES} cores; whether it counts pooling is not stated."
+        f"publication measured DistilBERT on {PUBLISHED_CORES} cores; it does not say whether it counts pooling."
     )
     yield (
-        "All texts of a request are equally long, so that no engine pads: see `embedctl bench study` for padding. The "
-        "floor is the model's matrix products alone in fp32, by the fastest product that torch has here for so many "
+        "All texts of a request have the same length, so that no engine pads: see `embedctl bench study` for padding. "
+        "The floor is the model's matrix products alone in fp32, with torch's fastest product for that number of "
         "tokens; products of bytes may be faster."
     )
     if uninstalled:
         yield f"Not installed, and so not measured: {', '.join(uninstalled)} (`--peers` installs them)."
 
 
-def _tables(result: Result, scope: Scope, price: float | None) -> Iterator[Table]:
+def _tables(result: GridResult, scope: GridScope, price: float | None) -> Iterator[Table]:
     if not result.cells:
         return
     yield _beside(result, scope)
@@ -88,7 +81,7 @@ def _tables(result: Result, scope: Scope, price: float | None) -> Iterator[Table
     yield _cells(result, price)
 
 
-def _beside(result: Result, scope: Scope) -> Table:
+def _beside(result: GridResult, scope: GridScope) -> Table:
     """One text a request, length by length, with the published rows."""
     cores = result.at_cores()
     columns = (
@@ -100,7 +93,7 @@ def _beside(result: Result, scope: Scope) -> Table:
     )
     rows: list[dict[str, object]] = []
     for length in scope.lengths:
-        place = Place(cores, length, 1)
+        place = GridPlace(cores, length, 1)
         for system in result.systems:
             if found := result.cells.get(place, {}).get(system.name):
                 times = result.times(place, system)
@@ -110,13 +103,13 @@ def _beside(result: Result, scope: Scope) -> Table:
         for name, rate in (("HF Infinity, as published", infinity), ("transformers, as published", transformers)):
             times = rate / transformers
             rows.append({"length": length, "system": name, "requests_per_s": rate, "times": times, "_published": True})
-    note = f"Published: DistilBERT, {PUBLISHED_CORES} cores. Bold: less over transformers than there."
+    note = f"Published: DistilBERT, {PUBLISHED_CORES} cores. Bold: a smaller lead over transformers than published."
     title = f"{result.model.name}: one text a request, {_cores(cores)}"
     return Table(f"{slug(result.model.name)}-beside", title, columns, rows, note)
 
 
-def _lead(result: Result, scope: Scope, system: System) -> Table:
-    """How many times transformers' rate, length by batch."""
+def _lead(result: GridResult, scope: GridScope, system: System) -> Table:
+    """The rate as a multiple of transformers', by length and batch."""
     cores = result.at_cores()
     columns = (
         Column("length", "tokens"),
@@ -125,7 +118,7 @@ def _lead(result: Result, scope: Scope, system: System) -> Table:
     rows = [
         {
             "length": length,
-            **{f"batch_{batch}": result.times(Place(cores, length, batch), system) for batch in scope.batches},
+            **{f"batch_{batch}": result.times(GridPlace(cores, length, batch), system) for batch in scope.batches},
         }
         for length in scope.lengths
     ]
@@ -133,7 +126,7 @@ def _lead(result: Result, scope: Scope, system: System) -> Table:
     return Table(f"{slug(result.model.name)}-{slug(system.hardware)}-lead", title, columns, rows)
 
 
-def _cells(result: Result, price: float | None) -> Table:
+def _cells(result: GridResult, price: float | None) -> Table:
     columns = (
         Column("system", "system"),
         Column("cores", "cores"),
@@ -154,7 +147,7 @@ def _cells(result: Result, price: float | None) -> Table:
             "length": place.length,
             "system": system.name,
             "times": result.times(place, system),
-            "share_of_floor": result.times(place, system, MATRIX_PRODUCTS),
+            "share_of_floor": result.times(place, system, FLOOR),
         }
         for place in result.cells
         for system in result.systems
@@ -163,21 +156,21 @@ def _cells(result: Result, price: float | None) -> Table:
     return Table(f"{slug(result.model.name)}-cells", f"{result.model.name}: every cell", columns, rows)
 
 
-def _plots(result: Result, scope: Scope, price: float | None) -> Iterator[Plot]:
+def _plots(result: GridResult, scope: GridScope, price: float | None) -> Iterator[Plot]:
     if not result.cells:
         return
     name, model, cores = slug(result.model.name), result.model.name, result.at_cores()
     alone = f"one text a request, {_cores(cores)}"
     _, *more, most = scope.batches
 
-    def line(label: str, value: Callable[[Place], float | None], batch: int = 1) -> Iterator[Series]:
-        found = [(length, value(Place(cores, length, batch))) for length in scope.lengths]
+    def line(label: str, value: Callable[[GridPlace], float | None], batch: int = 1) -> Iterator[Series]:
+        found = [(length, value(GridPlace(cores, length, batch))) for length in scope.lengths]
         if kept := [(length, each) for length, each in found if each is not None]:
             yield Series(label, [length for length, _ in kept], [each for _, each in kept])
 
     throughput = [
         series
-        for system in [*result.systems, MATRIX_PRODUCTS]
+        for system in [*result.systems, FLOOR]
         for series in line(system.name, partial(result.rate, system=system))
     ]
     for at, label in enumerate(("HF Infinity, as published", "transformers, as published")):
@@ -197,40 +190,38 @@ def _plots(result: Result, scope: Scope, price: float | None) -> Iterator[Plot]:
         yield Plot(f"{name}-{slug(system.hardware)}-latency", title, "tokens", "ms", latency, log_x=True, log_y=True)
     shares = [
         series
-        for system in [*result.ours, VANILLA]
+        for system in [*result.ours, TRANSFORMERS]
         for batch in (1, most)
-        for series in line(
-            f"{system.name}, batch {batch}", partial(result.times, system=system, than=MATRIX_PRODUCTS), batch
-        )
+        for series in line(f"{system.name}, batch {batch}", partial(result.times, system=system, than=FLOOR), batch)
     ]
     yield Plot(f"{name}-floor", f"{model}: share of the floor, {_cores(cores)}", "tokens", "share", shares, log_x=True)
     if price is not None:
         costs = [
             series
-            for system in [*result.ours, VANILLA]
+            for system in [*result.ours, TRANSFORMERS]
             for series in line(f"{system.name}, batch {most}", partial(_cost, result, system, price), most)
         ]
         title = f"{model}: cost of a million texts at ${price:g} an hour, {_cores(cores)}"
         yield Plot(f"{name}-cost", title, "tokens", "$", costs, log_x=True, log_y=True)
 
 
-def _percentile(result: Result, system: System, which: str, place: Place) -> float | None:
+def _percentile(result: GridResult, system: System, which: str, place: GridPlace) -> float | None:
     found = result.cells.get(place, {}).get(system.name)
     return percentiles(found.samples.latencies)[which] if found else None
 
 
-def _cost(result: Result, system: System, price: float, place: Place) -> float | None:
+def _cost(result: GridResult, system: System, price: float, place: GridPlace) -> float | None:
     found = result.cells.get(place, {}).get(system.name)
     return found.cost(price) if found else None
 
 
-def _claims(result: Result, settings: Settings) -> Iterator[Claim]:
+def _claims(result: GridResult, settings: Settings) -> Iterator[Claim]:
     cores = result.at_cores()
     for system in result.ours:
         lead = {
             length: times
             for length in PUBLISHED
-            if (times := result.times(Place(cores, length, 1), system)) is not None
+            if (times := result.times(GridPlace(cores, length, 1), system)) is not None
         }
         if not lead:
             continue
@@ -240,7 +231,9 @@ def _claims(result: Result, settings: Settings) -> Iterator[Claim]:
             _CLAIMED_IN_WORDS,
             f"{least:.2f}–{most:.2f} ×, median {middle:.2f}",
             met=least >= CLAIMED,
-            why="" if least >= CLAIMED else _why(result, system, lead, system.hardware_class(settings).precision),
+            why=""
+            if least >= CLAIMED
+            else _why(result, system, lead, class_entry(system.hardware, settings).precision),
         )
         behind = [length for length, times in lead.items() if times < times_published(length)]
         yield Claim(
@@ -252,29 +245,29 @@ def _claims(result: Result, settings: Settings) -> Iterator[Claim]:
         )
 
 
-def _why(result: Result, system: System, lead: Mapping[int, float], precision: str) -> str:
-    """Where the time goes at the length with the smallest lead, and how much there was to gain."""
+def _why(result: GridResult, system: System, lead: Mapping[int, float], precision: str) -> str:
+    """Where the time goes at the length with the smallest lead, and how much could be gained."""
     length = min(lead, key=lambda each: lead[each])
-    place = Place(result.at_cores(), length, 1)
-    ours, theirs = (result.cells[place][each.name].samples for each in (system, VANILLA))
+    place = GridPlace(result.at_cores(), length, 1)
+    ours, theirs = (result.cells[place][each.name].samples for each in (system, TRANSFORMERS))
     spent = (
         f"At {length} tokens a request takes {1000 / ours.rate:.2f} ms: {1000 * ours.pre_s:.2f} before the model, "
-        f"{1000 * ours.predict_s:.2f} in it, {1000 * ours.post_s:.2f} after it; transformers' takes "
+        f"{1000 * ours.predict_s:.2f} in it, {1000 * ours.post_s:.2f} after it; with transformers it takes "
         f"{1000 / theirs.rate:.2f} ms"
     )
-    share = result.times(place, VANILLA, MATRIX_PRODUCTS)
+    share = result.times(place, TRANSFORMERS, FLOOR)
     if share is None or precision != "fp32":
         return f"{spent}."
     return (
-        f"{spent}, of which the matrix products alone, in fp32, would take {share:.0%}: no engine of that "
-        f"precision can be more than {1 / share:.2f} × as fast there, unless its products are."
+        f"{spent}. The matrix products alone, in fp32, would take {share:.0%} of that, so no engine of that precision "
+        f"can be more than {1 / share:.2f} × as fast there, unless its products are faster."
     )
 
 
-def _statements(result: Result, settings: Settings) -> Iterator[str]:
-    """In bold: where another system is ahead of a class of ours that promises no more than it."""
+def _statements(result: GridResult, settings: Settings) -> Iterator[str]:
+    """In bold: cells in which another system is ahead of a class of ours that promises no more."""
     for system in result.ours:
-        promised = system.hardware_class(settings).precision
+        promised = class_entry(system.hardware, settings).precision
         for other in (each for each in result.systems if not each.ours and each.precision in ("fp32", promised)):
             ahead = {
                 place: times

@@ -1,25 +1,24 @@
-"""Accuracy as `matrix` and `grid` show it: the same texts, in requests of one size, against `transformers`."""
+"""Accuracy in `matrix` and `grid`: the same texts, in requests of one size, compared with `transformers`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedctl_bench.measuring.cells import Bench, slug
-from embedctl_bench.measuring.engines import TRANSFORMERS, System
+from embedctl_bench.measuring.cells import Bench
+from embedctl_bench.measuring.models import slug
 from embedctl_bench.measuring.texts import digest, sentences
+from embedctl_bench.peers.registry import TRANSFORMERS, System
 from embedctl_bench.report.report import Column, Table
 from embedctl_workers.models.files import ModelFiles
 
-#: What vectors are compared to.
-VANILLA = System(TRANSFORMERS)
-#: Texts that are compared, and how many of them a request has.
+#: The number of texts that are compared, and the number in a request.
 _TEXTS, _BATCH = 64, 16
 
 
 def measure_accuracy(bench: Bench, model: ModelFiles, engines: Mapping[System, str]) -> dict[str, dict[str, float]]:
     """How far each system's vectors are from the reference's, by the system's name."""
-    others = {system.name: (system, _BATCH) for system in engines if system != VANILLA}
-    return bench.accuracy(others, VANILLA, model, sentences(_TEXTS))
+    others = {system.name: (system, _BATCH) for system in engines if system != TRANSFORMERS}
+    return bench.accuracy(others, TRANSFORMERS, model, sentences(_TEXTS))
 
 
 def accuracy_table(
@@ -39,7 +38,7 @@ def accuracy_table(
         for name, figures in accuracy.items()
     ]
     texts = sentences(_TEXTS)
-    reference = f" ({engines[VANILLA]})" if VANILLA in engines else ""
+    reference = f" ({engines[TRANSFORMERS]})" if TRANSFORMERS in engines else ""
     note = (
         f"Vectors of unit length of {len(texts)} sentences (sha256 {digest(texts)}…) in requests of {_BATCH}, against "
         f"`transformers` on torch in fp32, each text by itself{reference}."

@@ -1,19 +1,26 @@
-"""What `matrix`, `study` and `grid` share: models, seats, cases in rounds, and the rows of their tables."""
+"""Shared by `matrix`, `study` and `grid`: seats, cases in rounds, and the rows of their tables."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from embedctl_bench.asking import Asked
-from embedctl_bench.measuring.engines import Effort, Engine, Engines, Facts, Samples, Seat, System, sample_together
+from embedctl_bench.measuring.asked import Asked
+from embedctl_bench.measuring.distance import distance
+from embedctl_bench.measuring.sampled import (
+    Effort,
+    Facts,
+    SampledProcess,
+    SampledProcesses,
+    Samples,
+    Seat,
+    sample_together,
+)
 from embedctl_bench.measuring.sampling import (
     NOISY,
     REPEATS,
@@ -26,18 +33,14 @@ from embedctl_bench.measuring.sampling import (
     times,
 )
 from embedctl_bench.measuring.session import Session
-from embedctl_bench.measuring.shapes import source_of
+from embedctl_bench.peers.registry import System, class_entry
 from embedctl_bench.report.report import Column, Table
 from embedctl_config.errors import EmbedctlError, SettingsError
-from embedctl_config.hardware import ModelEntry
-from embedctl_config.settings import Settings
-from embedctl_workers.arrays.distance import measure
 from embedctl_workers.machine.devices import cores_of
 from embedctl_workers.machine.discovery import discover, nothing_found
-from embedctl_workers.models.cache import cache_folder
-from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.models.files import ModelFiles
 
-#: Columns of what :meth:`Found.row` says.
+#: Columns for :meth:`Found.row`.
 RATE = (Column("texts_per_s", "texts/s", digits=1),)
 LATENCY = tuple(Column(f"{each}_ms", each, "ms", 2) for each in ("min", "avg", "p50", "p90", "p95", "p99", "max"))
 STEPS = tuple(Column(f"{each}_ms", each, "ms", 2) for each in ("pre-process", "prediction", "post-process"))
@@ -46,7 +49,7 @@ EFFORT = (Column("samples", "samples"), Column("spread_percent", "spread", "%", 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a case: the samples of the rounds that count, and the rate of each round (texts/s)."""
+    """The result of a case: the samples of the rounds that count, and the rate of each round (texts/s)."""
 
     samples: Samples
     rates: Rounds[float]
@@ -59,19 +62,19 @@ class Found:
 
     @property
     def noisy(self) -> bool:
-        """Whether the rounds differ by too much."""
+        """Whether the rounds differ too much."""
         return is_noisy(self.rates.counted)
 
     def times(self, other: Found) -> float:
-        """How many times the other's rate, of one :meth:`Bench.measure`."""
+        """The rate as a multiple of the other's, which must come from the same :meth:`Bench.measure`."""
         return times(self.rates, other.rates)
 
     def cost(self, price: float) -> float:
-        """Of a million texts, at so much an hour."""
+        """The cost of a million texts, at the price of an hour."""
         return cost_per_million(self.rate, price)
 
     def row(self, price: float | None = None) -> dict[str, object]:
-        """For the columns of this module; what a system does not show is None."""
+        """Values for the columns of this module; None for steps that a system does not show."""
         shown = self.samples.predict_s > 0
         steps = zip(STEPS, (self.samples.pre_s, self.samples.predict_s, self.samples.post_s), strict=True)
         return {
@@ -89,12 +92,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What takes a turn in each round.
+    """A system that takes a turn in each round.
 
     Attributes:
         seats: one process on each.
-        requests: of equal numbers of texts.
-        effort: of all rounds together.
+        requests: all with the same number of texts.
+        effort: for all rounds together.
     """
 
     system: System
@@ -105,14 +108,14 @@ class Case:
 
 @dataclass(slots=True)
 class Noise:
-    """How many cases were noisy, for one sentence of a report rather than a line each."""
+    """Counts of noisy cases, for one sentence of a report instead of a line each."""
 
     cases: int = 0
     repeated: int = 0
     left: int = 0
 
     def note(self, rounds: int, repeats: int) -> str:
-        """That sentence."""
+        """The sentence."""
         begin = f"{rounds} rounds, systems by turns. Of {self.cases} cases "
         limit = f"{NOISY:.0%} between rounds"
         if not repeats:
@@ -130,12 +133,12 @@ class Bench:
     """One run of a benchmark.
 
     Attributes:
-        skipped: what could not be measured → why and how many cells.
+        skipped: cells that could not be measured, and the reason → their number.
     """
 
     asked: Asked
     session: Session
-    engines: Engines
+    processes: SampledProcesses
     rounds: int
     repeats: int = REPEATS
     noise: Noise = field(default_factory=Noise)
@@ -145,16 +148,16 @@ class Bench:
         """Note cells that are left out."""
         self.skipped[what, why] = self.skipped.get((what, why), 0) + cells
 
-    def alone(self, system: System, model: ModelFiles) -> Engine:
-        """The system in one process on all CPUs that were asked for.
+    def alone(self, system: System, model: ModelFiles) -> SampledProcess:
+        """The system in one process on all CPUs of `--cpus`.
 
         Raises:
-            SettingsError, ModelError, Unavailable: it can't be loaded.
+            EmbedctlError: it can't be loaded.
         """
-        return self.engines.get(system, model, seats_on(system, self.asked, 1)[0])
+        return self.processes.get(system, model, seats_on(system, self.asked, 1)[0])
 
     def facts(self, system: System, model: ModelFiles) -> Facts | None:
-        """What the system says of itself with this model; None, noted, if it can't be loaded."""
+        """Facts of the system with this model; None, with a note, if it can't be loaded."""
         key = f"{model.name}/{system.name}/facts"
         try:
             return Facts(**self.session.step(key, lambda: asdict(self.alone(system, model).facts)))
@@ -165,30 +168,29 @@ class Bench:
     def accuracy(
         self, requests: Mapping[str, tuple[System, int]], reference: System, model: ModelFiles, texts: Sequence[str]
     ) -> dict[str, dict[str, float]]:
-        """How far vectors of unit length are from the reference's of each text by itself, by the names given.
+        """The distance of vectors of unit length from the reference's, one text at a time, by the names given.
 
         Args:
-            requests: systems, with the texts of a request.
+            requests: systems, and the number of texts in a request.
         """
         found: dict[str, dict[str, float]] = {}
         kept: list[npt.NDArray[np.float32]] = []
 
-        def distance(system: System, batch: int) -> dict[str, float]:
+        def compare(system: System, batch: int) -> dict[str, float]:
             if not kept:
                 kept.append(self.alone(reference, model).encode(texts, 1))
-            measured = measure(self.alone(system, model).encode(texts, batch), kept[0])
-            return {name: getattr(measured, name) for name in ("max_abs_error", "min_cosine", "mean_cosine")}
+            return distance(self.alone(system, model).encode(texts, batch), kept[0])
 
         for name, (system, batch) in requests.items():
             key = f"{model.name}/{system.name}/accuracy in {batch}"
             try:
-                found[name] = self.session.step(key, partial(distance, system, batch))
+                found[name] = self.session.step(key, partial(compare, system, batch))
             except EmbedctlError as error:
                 self.session.note(f"**Accuracy not measured: {name}** with {model.name}: {error}")
         return found
 
     def measure(self, key: str, model: ModelFiles, cases: Mapping[str, Case]) -> dict[str, Found]:
-        """Measure cases by turns; those that fail are left out, which the session notes."""
+        """Measure cases by turns. A case that fails is left out, with a note in the session."""
         repeated: list[str] = []
 
         def tell(line: str) -> None:
@@ -217,35 +219,14 @@ class Bench:
         return found
 
     def _sample(self, model: ModelFiles, case: Case) -> dict[str, Any]:
-        engines = [self.engines.get(case.system, model, seat) for seat in case.seats]
-        return sample_together(engines, case.requests, case.effort.share(self.rounds)).to_json()
+        processes = [self.processes.get(case.system, model, seat) for seat in case.seats]
+        return sample_together(processes, case.requests, case.effort.share(self.rounds)).to_json()
 
     def skipped_table(self, name: str) -> Table:
-        """What could not be measured here, and why."""
+        """A table of the cells that could not be measured, and why."""
         rows = [{"what": what, "why": why, "cells": cells} for (what, why), cells in self.skipped.items()]
         columns = (Column("what", "left out"), Column("cells", "cells"), Column("why", "because"))
         return Table(name, "What this machine or this model can't do", columns, rows)
-
-
-def model_files(name: str, settings: Settings) -> ModelFiles:
-    """A model as it is configured, or of a shape.
-
-    Raises:
-        ModelNotFound, ModelError: as :func:`~embedctl_workers.models.files.resolve_model`.
-    """
-    entry = settings.models.get(name, ModelEntry())
-    source = entry.source or source_of(name, settings)
-    return resolve_model(name, replace(entry, source=source))
-
-
-def peers_folder(settings: Settings) -> Path:
-    """Where the peers' environments, and their forms of models, are kept."""
-    return cache_folder(settings) / "peers"
-
-
-def slug(name: str) -> str:
-    """A name as a part of a file's."""
-    return re.sub(r"[^\w.-]+", "-", name).strip("-")
 
 
 def listed(values: Sequence[int]) -> str:
@@ -255,7 +236,7 @@ def listed(values: Sequence[int]) -> str:
 
 
 def seats_on(system: System, asked: Asked, count: int) -> list[Seat]:
-    """Equal shares of the cores for so many processes, each with an accelerator where the class runs on one.
+    """Equal shares of the cores for `count` processes, each with an accelerator if the class needs one.
 
     Raises:
         SettingsError: there are fewer cores or accelerators.
@@ -265,7 +246,7 @@ def seats_on(system: System, asked: Asked, count: int) -> list[Seat]:
         raise SettingsError(f"{count} processes need a core each, and --cpus gives {len(cores)}")
     share = len(cores) // count
     cpus = [frozenset[int]().union(*cores[at * share : (at + 1) * share]) for at in range(count)]
-    device = system.hardware_class(asked.settings).device if system.ours else "cpu"
+    device = class_entry(system.hardware, asked.settings).device if system.ours else "cpu"
     if device == "cpu":
         return [Seat(each) for each in cpus]
     machine = discover(asked.cpu_list)

@@ -1,4 +1,4 @@
-"""What a measurement ran on, and what else used the machine meanwhile."""
+"""The machine of a measurement, and the load that other processes put on it meanwhile."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from embedctl_workers.machine.cgroup import cpu_quota
 from embedctl_workers.machine.cpu import cpu_flags, cpu_name
 from embedctl_workers.machine.devices import cores_of, format_cpus
 
-#: What engines look for in a CPU.
+#: Instruction sets that engines look for.
 _INSTRUCTIONS = (
     "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
     "amx_bf16", "asimd", "asimddp", "sve", "i8mm", "bf16",
 )  # fmt: skip
-#: Of the queue, whose versions matter here besides.
+#: Packages of the queue, whose versions matter too.
 _QUEUE = ("celery", "kombu", "redis")
 _PROC = Path("/proc")
 
@@ -28,10 +28,10 @@ class Usage:
     """CPU time of the machine since it started, or between two moments (seconds).
 
     Attributes:
-        wall: on the clock.
-        busy: of all CPUs together, in processes and in the kernel.
-        ours: of it, in this process and those that it has started, and they.
-        steal: in which a CPU had work and the hypervisor ran something else.
+        wall: elapsed time.
+        busy: CPU time of all CPUs together, in processes and in the kernel.
+        ours: the part of it in this process and its descendants.
+        steal: time that the hypervisor took from CPUs that had work.
     """
 
     wall: float
@@ -41,7 +41,7 @@ class Usage:
 
     @classmethod
     def read(cls) -> Usage:
-        """As it is at this moment; without times where /proc does not tell them."""
+        """The usage now; zeros if there is no /proc."""
         try:
             wall = float((_PROC / "uptime").read_text(encoding="ascii").split()[0])
             first = (_PROC / "stat").read_text(encoding="ascii").split("\n", 1)[0]
@@ -54,28 +54,28 @@ class Usage:
         return cls(wall, busy / hertz, _ticks_of(os.getpid()) / hertz, (ticks[7] if len(ticks) > 7 else 0) / hertz)
 
     def since(self, before: Usage) -> Usage:
-        """What has been added since then."""
+        """The difference to an earlier moment."""
         return Usage(
             self.wall - before.wall, self.busy - before.busy, self.ours - before.ours, self.steal - before.steal
         )
 
     @property
     def others(self) -> float:
-        """CPUs' worth that other processes used, on average."""
+        """The number of CPUs that other processes used, on average."""
         return max(0.0, self.busy - self.ours) / self.wall if self.wall > 0 else 0.0
 
     @property
     def stolen(self) -> float:
-        """CPUs' worth that the hypervisor withheld, on average."""
+        """The number of CPUs that the hypervisor took, on average."""
         return self.steal / self.wall if self.wall > 0 else 0.0
 
     def as_json(self) -> dict[str, float]:
-        """What is kept with a measurement."""
+        """The part that is kept with a measurement."""
         return {"others_cpus": round(self.others, 3), "stolen_cpus": round(self.stolen, 3)}
 
 
 def facts(cpus: Collection[int]) -> dict[str, object]:
-    """The machine and the CPUs that were measured on, by name, as a report shows them."""
+    """Facts of the machine and of the CPUs used, by name, as a report shows them."""
     flags = cpu_flags()
     quota = cpu_quota()
     return {
@@ -91,12 +91,12 @@ def facts(cpus: Collection[int]) -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that are installed here and decide how fast something is."""
+    """Versions of Python and of the installed libraries that determine speed."""
     return provenance.versions(*_QUEUE)
 
 
 def _ticks_of(pid: int) -> int:
-    """CPU time of a process, its descendants, and those of their children that have ended (clock ticks)."""
+    """CPU time of a process, of its descendants, and of their children that have ended (clock ticks)."""
     times: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for folder in _PROC.iterdir():

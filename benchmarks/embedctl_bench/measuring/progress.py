@@ -1,4 +1,4 @@
-"""How far a benchmark is: a bar on a terminal, a line for each step elsewhere. Always on standard error."""
+"""Progress of a benchmark on standard error: a bar on a terminal, a line for each step elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import Progress as Bar
 
 
 class Progress:
-    """Steps done of those planned, and the time left, which is told from the steps that took any."""
+    """Steps done of those planned, and the time left, estimated from the steps that took time."""
 
     def __init__(self, name: str, plan: int) -> None:
         self._name, self._plan, self._done = name, plan, 0
@@ -29,13 +29,13 @@ class Progress:
                 TextColumn("{task.fields[left]}"),
                 console=self._console,
                 transient=True,
-                auto_refresh=False,  # whose thread would draw while others are measured
+                auto_refresh=False,  # it would draw from another thread during measurements
             )
             self._bar.start()
             self._task = self._bar.add_task(self._name, total=self._plan, left="")
 
     def stop(self) -> None:
-        """Show no more."""
+        """Stop showing it."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -46,7 +46,7 @@ class Progress:
             self._bar.update(self._task, description=f"{self._name}: {step}", refresh=True)
 
     def advance(self, step: str, seconds: float) -> None:
-        """A step is done; in no time if an earlier run measured it."""
+        """A step is done; `seconds` is 0 if an earlier run measured it."""
         self._done += 1
         self._plan = max(self._plan, self._done)
         if seconds:
@@ -58,11 +58,11 @@ class Progress:
             self.say(f"{self._name} {self._done}/{self._plan}: {step}: {took}; {self.left()}")
 
     def more(self, steps: int) -> None:
-        """The plan has changed by so many steps."""
+        """Change the plan by this number of steps."""
         self._plan = max(self._done, self._plan + steps)
 
     def left(self) -> str:
-        """The time left, if those to come take as long as those so far."""
+        """The time left, if the remaining steps take as long as those so far."""
         to_come = self._plan - self._done
         if not to_come:
             return "done"
@@ -74,5 +74,5 @@ class Progress:
         return f"about {left / 60:.0f} min left" if left < 5400 else f"about {left / 3600:.1f} h left"
 
     def say(self, line: str) -> None:
-        """A line for people, above the bar if there is one."""
+        """Print a line, above the bar if there is one."""
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,6 +1,6 @@
-"""Ways to turn the texts of one request into vectors, each in a process of its own: ours, and others' for comparison.
+"""The systems of this environment that turn a request's texts into vectors: our classes, and others to compare with.
 
-Imports what sizes its thread pools as it loads: the process is pinned before.
+It imports libraries that size their thread pools as they load, so pin the process first.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedctl_bench.measuring.engines import FLOOR, SENTENCE_TRANSFORMERS, TRANSFORMERS, System
 from embedctl_bench.peers.adapters.embedctl_adapters.samples import UNSHOWN, Runner, Steps
+from embedctl_bench.peers.registry import FLOOR, SENTENCE_TRANSFORMERS, TRANSFORMERS, class_entry
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
@@ -30,38 +30,45 @@ from embedctl_workers.models.artifacts import MANIFEST, ArtifactStore
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.tuning import token_budget
 
-#: What an artefact's folder holds beside the graph.
+if TYPE_CHECKING:
+    from embedctl_bench.peers.adapters.embedctl_adapters.floor import FloorAdapter
+
+#: Files in an artefact's folder besides the graph.
 _NO_GRAPH = {MANIFEST, "model.json", "tokenizer.json"}
-#: Most rows of one product of the floor: more are no faster.
+#: Most rows in one product of the floor, because more are no faster.
 _FLOOR_ROWS = 4096
 _NO_LIMIT = 1 << 30
 
 
-def load_runner(system: System, settings: Settings, files: ModelFiles, host: Host) -> Runner:
-    """Load what a system is.
+def load_runner(runner: str, hardware: str, settings: Settings, files: ModelFiles, host: Host) -> Runner:
+    """Load a system of this environment.
+
+    Args:
+        runner, hardware: of its :class:`~embedctl_bench.peers.registry.System`.
 
     Raises:
         SettingsError, MissingExtra, ModelError: it can't be loaded.
     """
-    if system.kind == TRANSFORMERS:
-        return Transformers(files, host)
-    if system.kind == SENTENCE_TRANSFORMERS:
-        return SentenceTransformers(files, host)
-    if system.kind == FLOOR:
-        return Floor(files, host)
-    return OurClass(settings, system.hardware_class(settings), files, host)
+    others: dict[str, Callable[[ModelFiles, Host], Runner]] = {
+        TRANSFORMERS.runner: TransformersRunner,
+        SENTENCE_TRANSFORMERS.runner: SentenceTransformersRunner,
+        FLOOR.runner: FloorRunner,
+    }
+    if runner in others:
+        return others[runner](files, host)
+    return ClassRunner(settings, class_entry(hardware, settings), files, host)
 
 
-class OurClass:
-    """A hardware class's backend in the steps of a worker: tokenise, batches within the token budget, pool.
+class ClassRunner:
+    """A hardware class's backend in the steps of a worker: tokenise, cut into batches within the token budget, pool.
 
-    Requests of several threads share it as chunks share a worker: one is on the device, others are before or behind it.
+    Requests of several threads share it as chunks share a worker: one is on the device, others are before or after it.
     """
 
     def __init__(self, settings: Settings, hardware: HardwareClass, files: ModelFiles, host: Host) -> None:
         from embedctl_workers.backends import load_backend
 
-        # Under its name, so that an artefact's lines are about it; from its folder, so that a shape's model is found.
+        # The name is for messages about artefacts. The folder is given because a shape's model has no other source.
         entry = ModelEntry(source=str(files.folder))
         backend = load_backend(hardware.backend, files.name, entry=entry, host=host, options=hardware.options)
         backend.warm_up()
@@ -93,7 +100,7 @@ class OurClass:
         return tokens, batches_of(tokens.lengths, self._budget, self._backend.batch_cost)
 
     def _encode(self, tokens: Tokens, batches: Sequence[Rows], vectors: Vectors) -> tuple[float, float]:
-        """Fill the vectors; seconds on the device, and after it."""
+        """Fill the vectors; return seconds on the device, and after it."""
         begun: deque[tuple[Rows, Any]] = deque()
         clock = _Clock()
         predict = post = 0.0
@@ -109,18 +116,17 @@ class OurClass:
             predict += clock.lap()
             post += finish(self._backend.ahead)
         post += finish(0)
-        # Where the device works ahead, finishing is waiting for it.
+        # If the device works ahead, finishing means waiting for it.
         return (predict + post, 0.0) if self._backend.ahead else (predict, post)
 
 
-class Floor:
-    """A model's matrix products alone, without padding, by whichever of torch's is faster for so many tokens."""
+class FloorRunner:
+    """A model's matrix products alone, without padding, with torch's faster product for the number of tokens."""
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
-        # As it stands beside the peers; there is no second one.
-        from embedctl_bench.peers.adapters.embedctl_adapters.floor import Engine
+        from embedctl_bench.peers.adapters.embedctl_adapters.floor import FloorAdapter
 
-        self._engines = [Engine(files.folder, host.threads, product, _FLOOR_ROWS) for product in ("mm", "prepacked")]
+        self._products = [FloorAdapter(files.folder, host.threads, each, _FLOOR_ROWS) for each in ("mm", "prepacked")]
         self._fastest: dict[int, Any] = {}
         self.engine = f"matrix products alone, torch {version('torch')}"
         self.max_tokens = _NO_LIMIT
@@ -129,17 +135,17 @@ class Floor:
     def run(self, texts: Sequence[str]) -> tuple[Vectors, Steps]:
         tokens, _ = self.count(texts)
         if tokens not in self._fastest:
-            self._fastest[tokens] = min(self._engines, key=lambda engine: _seconds(engine, texts))
+            self._fastest[tokens] = min(self._products, key=lambda product: _seconds(product, texts))
         clock = _Clock()
         vectors: Vectors = self._fastest[tokens].encode(texts)
         return vectors, (0.0, clock.lap(), 0.0)
 
     def count(self, texts: Sequence[str]) -> tuple[int, int]:
-        tokens = int(self._engines[0].count(texts))
+        tokens = int(self._products[0].count(texts))
         return tokens, tokens
 
 
-class Transformers:
+class TransformersRunner:
     """The model by `transformers` alone: its tokenizer with padding, its forward pass, mean or CLS pooling by hand."""
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
@@ -180,7 +186,7 @@ class Transformers:
         )
 
 
-class SentenceTransformers:
+class SentenceTransformersRunner:
     """`SentenceTransformer.encode` on torch, a request as one batch; it does not show its steps."""
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
@@ -206,16 +212,16 @@ class SentenceTransformers:
         return int(lengths.sum()), padded(lengths)
 
 
-def _seconds(engine: Any, texts: Sequence[str]) -> float:
-    """Of the floor's products for these texts; the second run, as the first one warms up."""
-    engine.encode(texts)
+def _seconds(product: FloorAdapter, texts: Sequence[str]) -> float:
+    """Time of the floor's products for these texts, in the second run; the first warms up."""
+    product.encode(texts)
     clock = _Clock()
-    engine.encode(texts)
+    product.encode(texts)
     return clock.lap()
 
 
 class InOrder:
-    """Lets threads in one at a time, in the order in which they came: a lock may let the same one in over and over."""
+    """A lock that admits threads in order of arrival; a plain lock may starve some of them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -223,7 +229,7 @@ class InOrder:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for all that came before."""
+        """Wait for the threads that came before."""
         with self._changed:
             place = self._came
             self._came += 1
@@ -247,7 +253,7 @@ class _Clock:
 
 
 def _graph_bytes(hardware: HardwareClass, files: ModelFiles, host: Host) -> int:
-    """Size of the graph that a backend runs; 0 where it runs the model's own weights."""
+    """Size of the graph that a backend runs; 0 if it runs the model's own weights."""
     from embedctl_workers.backends.onnx.recipe import KINDS, wanted
 
     if hardware.backend not in KINDS:
@@ -263,7 +269,7 @@ def _weights_bytes(files: ModelFiles) -> int:
 
 
 def _pooling(folder: Path) -> str:
-    """`mean` or `cls`, as the model's folder says; `mean` where it says nothing.
+    """`mean` or `cls`, as the model's folder says; `mean` if it says nothing.
 
     Raises:
         ModelError: it is pooled in another way.
@@ -273,7 +279,7 @@ def _pooling(folder: Path) -> str:
     modes = [name for name in ("cls_token", "mean_tokens") if facts.get(f"pooling_mode_{name}")]
     mode = facts.get("pooling_mode") or (modes[0].partition("_")[0] if len(modes) == 1 else "")
     if mode not in ("cls", "mean"):
-        raise ModelError(f"{path} asks for a pooling that is neither mean nor cls, which is all that is done by hand")
+        raise ModelError(f"{path} asks for a pooling other than mean and cls, and this system knows only these two")
     return str(mode)
 
 

@@ -1,4 +1,4 @@
-"""What is made of samples: percentiles, spread, cost; and the rounds in which several systems take turns."""
+"""Statistics of samples: percentiles, spread, cost; and rounds of several systems by turns."""
 
 from __future__ import annotations
 
@@ -16,49 +16,57 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
-#: Rounds that differ by a larger share of their median are noisy, and measured again so many times.
+#: Rounds that differ by more than this share of their median are noisy, and are repeated at most this often.
 NOISY, REPEATS = 0.10, 2
-#: A 99th percentile of fewer samples is one of the largest two, and no percentile.
+#: The 99th percentile of fewer samples would be one of the two largest.
 _P99_FROM = 100
 _PERCENTILES = (50, 90, 95, 99)
-#: Of the ratios in a report, for people.
-RATIOS = "A ratio is the median of those of the rounds in which both took a turn, whichever rounds count for each."
+#: What a ratio in a report is.
+RATIOS = (
+    "Each ratio is the median over the rounds in which both systems ran, including rounds that were later discarded "
+    "for one of them."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds(Generic[T]):
-    """What a case came to.
+    """The values of a case.
 
     Attributes:
         counted: the values of the set of rounds that counts, one a round.
-        turns: those of every round it took part in, by the round's name; of sets that do not count too.
+        turns: the values of all rounds that it took part in, by the round's name, including sets that do not count.
     """
 
     counted: Sequence[T] = ()
     turns: Mapping[str, T] = field(default_factory=dict)
 
     def each(self, of: Callable[[T], U]) -> Rounds[U]:
-        """Something of every value."""
+        """Apply a function to every value."""
         return Rounds([of(value) for value in self.counted], {turn: of(value) for turn, value in self.turns.items()})
 
 
-def times(these: Rounds[float], those: Rounds[float]) -> float:
-    """How many times the others' figures these are: the median of the ratios of the rounds in which both took a turn.
+def ratios(these: Rounds[float], those: Rounds[float]) -> list[float]:
+    """These figures as multiples of the others, for each round in which both systems ran.
 
-    What is noisy is repeated alone, minutes after the others: its figures then are of a machine that may have become
-    faster or slower, and say nothing beside theirs.
+    A noisy case is repeated alone, minutes after the others. By then the machine may have become faster or slower, so
+    its figures say nothing beside theirs.
+    """
+    return [these.turns[turn] / those.turns[turn] for turn in these.turns if turn in those.turns]
+
+
+def times(these: Rounds[float], those: Rounds[float]) -> float:
+    """The median of :func:`ratios`.
 
     Raises:
-        ValueError: there is no such round.
+        ValueError: there is no round in which both ran.
     """
-    return statistics.median(these.turns[turn] / those.turns[turn] for turn in these.turns if turn in those.turns)
+    return statistics.median(ratios(these, those))
 
 
 def percentiles(samples_s: Sequence[float]) -> dict[str, float | None]:
-    """Of durations in seconds: `min`, `max`, `avg`, `p50`, `p90`, `p95` and `p99`, in milliseconds.
+    """`min`, `max`, `avg`, `p50`, `p90`, `p95` and `p99` of durations in seconds, in milliseconds.
 
-    Percentiles lie between samples where they have to (numpy's linear method). `p99` is None below 100 samples, and all
-    are None without any.
+    Percentiles are interpolated linearly. `p99` is None below 100 samples; without samples all are None.
     """
     import numpy as np
 
@@ -74,7 +82,7 @@ def percentiles(samples_s: Sequence[float]) -> dict[str, float | None]:
 
 
 def spread(values: Sequence[float]) -> float:
-    """How much rounds differ: largest less least, as a share of the median; 0 for fewer than two. NaN if that is 0."""
+    """The largest value minus the smallest, as a share of the median; 0 for fewer than two values, NaN for median 0."""
     if len(values) < 2:
         return 0.0
     middle = statistics.median(values)
@@ -82,12 +90,12 @@ def spread(values: Sequence[float]) -> float:
 
 
 def is_noisy(values: Sequence[float]) -> bool:
-    """Whether rounds differ by so much that their median says little."""
+    """Whether rounds differ too much for their median to say much."""
     return not spread(values) <= NOISY
 
 
 def cost_per_million(per_second: float, price_per_hour: float) -> float:
-    """What a million of something costs that a machine makes so many of in a second, in the price's currency."""
+    """Cost of a million items, from the rate per second and the price per hour."""
     return 1e6 / per_second * price_per_hour / 3600
 
 
@@ -103,19 +111,19 @@ def in_rounds(
     repeats: int = REPEATS,
     tell: Callable[[str], None] | None = None,
 ) -> dict[str, Rounds[T]]:
-    """Measure each case once a round, in an order that is turned round every time, so that a drift touches all alike.
+    """Measure each case once a round. Each round reverses the order, so that a drift of the machine affects all alike.
 
-    Those that come out noisy go through as many rounds again, at most `repeats` times; of a case's sets of rounds the
-    one with the least spread counts, and the session notes it. Every measurement is a step of the session; a round that
-    an earlier run left half done is measured anew, so that a round is always of one run. A case that fails is left out
-    from then on, which the session notes too.
+    Noisy cases go through the same number of rounds again, at most `repeats` times. The set of rounds with the least
+    spread counts, and the session notes it. Every measurement is a step of the session. A round that an earlier run
+    left half done is measured again, so that a round never mixes runs. A case that fails is left out from then on, with
+    a note in the session.
 
     Args:
-        key: what begins the keys of the session's steps; another one for each call.
-        into: filled as rounds end, for those who want what there is after Ctrl-C.
-        lost_by: what a case raises that can't be measured any more.
-        figure: what counts of what a case returns, where that is more than a number.
-        tell: gets what would be noted of noisy cases, where they may be too many for a report.
+        key: the beginning of the keys of the session's steps; different for each call.
+        into: filled as rounds end, so that the caller has the values after Ctrl-C.
+        lost_by: the errors of a case that can't be measured any more.
+        figure: the number that counts, taken from what a case returns.
+        tell: gets the notes on noisy cases instead of the session.
 
     Returns:
         Values by case, one a round; fewer, or none, for a case that failed.
@@ -138,10 +146,10 @@ def in_rounds(
             turn = f"{number + 1}" + (f" again {attempt}" if attempt else "")
             order = [case for case in again if case in alive]
             values = _round(alive, order[:: -1 if number % 2 else 1], session, f"{key}/{turn}", lost_by)
-            session.more((len(values) - len(order)) * (rounds - number))  # those that failed come no more
+            session.more((len(values) - len(order)) * (rounds - number))  # a case that failed gets no further turn
             for case, value in values.items():
                 sets[case][-1][turn] = value
-                most = max(map(len, sets[case]))  # a set half measured counts if it is the first
+                most = max(map(len, sets[case]))  # an incomplete set counts only if it is the first
                 whole = [list(each.values()) for each in sets[case] if len(each) == most]
                 turns = {turn: value for each in sets[case] for turn, value in each.items()}
                 results[case] = Rounds(min(whole, key=spread_of), turns)
@@ -159,7 +167,7 @@ def _round(
     prefix: str,
     lost_by: tuple[type[Exception], ...],
 ) -> dict[str, T]:
-    """Measure cases one after the other; those that fail are taken out of those alive."""
+    """Measure cases one after the other; remove those that fail from `alive`."""
     steps = {case: f"{prefix}/{case}" for case in order}
     session.drop_unless_all_kept(steps.values())
     values = {}

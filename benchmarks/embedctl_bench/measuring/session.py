@@ -1,4 +1,4 @@
-"""Measurements that outlive the command that takes them: each is kept as soon as it is there, and not taken twice."""
+"""Measurements that outlive their command: each is kept at once and not repeated."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Session:
 
     Attributes:
         stopped: whether Ctrl-C ended it.
-        notes: what a report has to say of how things were measured.
+        notes: notes on the measurements, for the report.
     """
 
     def __init__(
         self, folder: Path, name: str, *, fresh: bool, plan: int, conditions: Mapping[str, object] | None = None
     ) -> None:
-        """Open what an earlier run of the benchmark has left in the folder, or with `fresh` remove it.
+        """Read the measurements of earlier runs from the folder, or with `fresh` remove them.
 
         Args:
             name: the benchmark.
-            plan: how many steps are to come; see :meth:`more`.
-            conditions: what must be the same for an earlier measurement to count, such as the CPUs that are used;
-                beside the benchmark, the kind of CPU and the versions. Models and classes belong to a step's key.
+            plan: the expected number of steps; see :meth:`more`.
+            conditions: facts that must be equal for an earlier measurement to count, such as the CPUs used, besides
+                the benchmark, the kind of CPU and the versions. Models and classes belong to a step's key.
 
         Raises:
             OutputError: the folder can't be written to.
@@ -88,14 +88,14 @@ class Session:
             self.say(f"stopped; what was measured is kept in {self._path}, and the same command goes on from there")
 
     def step(self, key: str, measure: Callable[[], T]) -> T:
-        """The value that an earlier run kept under this key, else what `measure` returns, kept.
+        """The value that an earlier run kept under this key; else call `measure`, keep its value and return it.
 
         Args:
-            key: tells the step from all others of the benchmark, model and class included.
-            measure: returns what JSON can hold; an error that it raises passes, and nothing is kept.
+            key: unique within the benchmark; it includes model and class.
+            measure: returns JSON data; if it raises an error, nothing is kept.
 
         Raises:
-            ValueError: there was a step of this key before.
+            ValueError: an earlier step had this key.
             OutputError: the measurement can't be kept.
         """
         if key in self._done:
@@ -119,44 +119,44 @@ class Session:
         return value
 
     def kept(self, key: str) -> bool:
-        """Whether an earlier run, or this one, has kept this step."""
+        """Whether this run or an earlier one has kept this step."""
         return key in self._kept
 
     def fail(self, key: str, why: str) -> None:
-        """Keep that this step can't be measured, so that the same command does not try it again."""
+        """Keep the failure of a step, so that the same command does not try it again."""
         self._append({"failed": key, "at": _now(), "why": why})
 
     def failure(self, key: str) -> str:
-        """Why an earlier run could not measure this step; empty if it could, or did not try."""
+        """Why an earlier run could not measure this step; empty if it did not fail."""
         return self._failed.get(key, "")
 
     def drop_unless_all_kept(self, keys: Iterable[str]) -> None:
-        """Forget these steps if some of them are missing, so that all of them will be of one run."""
+        """Forget these steps if some are missing, so that all of them come from one run."""
         names = list(keys)
         begun = [key for key in names if self.kept(key) or self.failure(key)]
         if begun and len(begun) < len(names):
             self._append({"dropped": begun})
 
     def more(self, steps: int) -> None:
-        """Steps that were not planned are to come; fewer than planned where negative."""
+        """Add steps to the plan; a negative number removes steps."""
         self._progress.more(steps)
 
     def note(self, text: str) -> None:
-        """Something that the report has to say; also told at once."""
+        """Add a note to the report, and print it."""
         self.notes.append(text)
         self.say(text)
 
     def say(self, line: str) -> None:
-        """A line for people, on standard error."""
+        """Print a line on standard error."""
         self._progress.say(line)
 
     def meanwhile(self) -> dict[str, object]:
-        """What else went on while it measured, by name, for a report's facts of the machine."""
+        """Load of the machine during the measurements, by name, for a report's facts of the machine."""
         facts: dict[str, object] = {}
         if self._new or not self._reused:
             facts["load before"] = f"{self._load:.2f}"
             facts["measured"] = f"{_count(self._new)}, ended {_now()}"
-        # Clock ticks are too coarse for what other processes took of a shorter step.
+        # Clock ticks are too coarse for the load during shorter steps.
         if long := [line for line in (*self._reused, *self._new) if line["seconds"] >= 1]:
             for name, key in (("used by other processes", "others_cpus"), ("stolen by the hypervisor", "stolen_cpus")):
                 used = [line[key] for line in long]
@@ -179,7 +179,7 @@ class Session:
         self._take(line)
 
     def _read(self) -> list[dict[str, Any]]:
-        """The file's lines; one that was cut short as it was written is left out, and ended."""
+        """The file's lines. A line that was cut short is left out, and gets its line end."""
         if not self._path.exists():
             return []
         text = self._path.read_text(encoding="utf-8")
@@ -202,7 +202,7 @@ class Session:
         unfinished.replace(self._path)
 
     def _take(self, line: dict[str, Any]) -> None:
-        """Know what a line says: a measurement, a failure, or that earlier ones are void."""
+        """Apply a line: a measurement, a failure, or keys of measurements to forget."""
         for key in line.get("dropped", ()):
             self._kept.pop(key, None)
             self._failed.pop(key, None)

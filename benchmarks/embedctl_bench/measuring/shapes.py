@@ -1,7 +1,7 @@
 """Models of published benchmarks by their shape: random weights, with the vocabulary of a model that is installed.
 
-How fast a model is depends on its shape, not on its weights. These are for measuring; their vectors mean nothing, and
-are compared with those of torch on the same weights.
+A model's speed depends on its shape, not on its weights. The vectors of these models mean nothing, and are compared
+with those of torch on the same weights.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from embedctl_workers.models.files import resolve_model
 
 #: The longest text of all of them (tokens).
 MAX_TOKENS = 512
-#: Whose vocabulary they have.
+#: The model that gives the vocabulary.
 _VOCABULARY = "all-MiniLM-L6-v2"
-#: Larger than BERT's 0.02, at which random layers hardly tell one text from another.
+#: Larger than BERT's 0.02, because random layers with 0.02 give almost the same vector for every text.
 _INITIALIZER_RANGE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a model's speed depends on. `hidden` is the size of its vectors too."""
+class ModelShape:
+    """The facts that determine a model's speed. `hidden` is also the size of its vectors."""
 
     family: Literal["bert", "distilbert"]
     layers: int
@@ -37,18 +37,18 @@ class Shape:
 
 
 SHAPES = {
-    "bge-small-shape": Shape("bert", layers=12, hidden=384, heads=12, pooling="cls"),
-    "bge-base-shape": Shape("bert", layers=12, hidden=768, heads=12, pooling="cls"),
-    "bge-large-shape": Shape("bert", layers=24, hidden=1024, heads=16, pooling="cls"),
-    "distilbert-shape": Shape("distilbert", layers=6, hidden=768, heads=12, pooling="mean"),
+    "bge-small-shape": ModelShape("bert", layers=12, hidden=384, heads=12, pooling="cls"),
+    "bge-base-shape": ModelShape("bert", layers=12, hidden=768, heads=12, pooling="cls"),
+    "bge-large-shape": ModelShape("bert", layers=24, hidden=1024, heads=16, pooling="cls"),
+    "distilbert-shape": ModelShape("distilbert", layers=6, hidden=768, heads=12, pooling="mean"),
 }
 
 
 def source_of(name: str, settings: Settings) -> str:
-    """The name by which workers find a model: a shape's folder in the cache, made when first asked for, else the name.
+    """The name by which workers find a model: for a shape its folder in the cache, made when first needed.
 
     Raises:
-        ModelNotFound: the model whose vocabulary it has is not installed; the message says how to get it.
+        ModelNotFound: the model that gives the vocabulary is not installed; the message says how to get it.
         OSError: the cache can't be written to.
     """
     if name not in SHAPES:
@@ -60,21 +60,21 @@ def shape_folder(name: str, folder: Path) -> Path:
     """The model of a shape in this folder, made unless it is there.
 
     Raises:
-        ModelNotFound: the model whose vocabulary it has is not installed.
+        ModelNotFound: the model that gives the vocabulary is not installed.
         OSError: the folder can't be written to.
     """
     made = folder / name
     if made.is_dir():
         return made
     folder.mkdir(parents=True, exist_ok=True)
-    # Under another name first, so that one that exists is whole.
+    # Under another name first, so that an existing folder is complete.
     with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as scratch:
         unfinished = Path(scratch) / name
         write_shape(SHAPES[name], unfinished)
         try:
             unfinished.rename(made)
         except OSError:
-            if not made.is_dir():  # else another process was faster, and has made the same
+            if not made.is_dir():  # else another process made it first
                 raise
     return made
 
@@ -90,16 +90,16 @@ def describe(name: str) -> str:
     )
 
 
-def write_shape(shape: Shape, folder: Path, vocabulary: Path | None = None) -> None:
+def write_shape(shape: ModelShape, folder: Path, vocabulary: Path | None = None) -> None:
     """Write a model of a shape.
 
     Args:
-        folder: is made.
-        vocabulary: a model's folder, which gives the tokenizer and the modules and needs no weights; the installed
-            all-MiniLM-L6-v2's where None.
+        folder: must not exist.
+        vocabulary: the folder of a model that gives the tokenizer and the modules; it needs no weights. None for the
+            installed all-MiniLM-L6-v2.
 
     Raises:
-        ModelNotFound: that is not installed; the message says how to get it.
+        ModelNotFound: all-MiniLM-L6-v2 is not installed; the message says how to get it.
     """
     import torch
     from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
@@ -115,7 +115,7 @@ def write_shape(shape: Shape, folder: Path, vocabulary: Path | None = None) -> N
         pooling_mode_cls_token=shape.pooling == "cls",
         pooling_mode_mean_tokens=shape.pooling == "mean",
     )
-    # The same weights on every machine, and whatever else the process draws at random stays as it was.
+    # The same weights on every machine, without changing the process's other random numbers.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if shape.family == "bert":
@@ -140,7 +140,7 @@ def write_shape(shape: Shape, folder: Path, vocabulary: Path | None = None) -> N
             initializer_range=_INITIALIZER_RANGE,
         )
         DistilBertModel(distilled).save_pretrained(folder)
-        # DistilBERT knows no token types, and its tokenizer makes none.
+        # DistilBERT has no token types, so its tokenizer must make none.
         _edit(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
 
 

@@ -1,4 +1,4 @@
-"""Texts to measure with, the same ones every time: of an exact number of tokens, and real English sentences."""
+"""Texts to measure with, the same every time: with an exact number of tokens, and real English sentences."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import TEXTS
 
 _WORD = re.compile(r"[a-z]+")
-#: What every text of an exact length begins with: a first word may be cut into other tokens than one amid a text.
+#: The first word of every text: a word may have other tokens at the beginning of a text than within it.
 _FIRST = "the"
-#: A sentence of prose; what holds one of these characters is code, a table or markup.
+#: A sentence of prose. A text with one of these characters is code, a table or markup.
 _SENTENCE = re.compile(r"[A-Z][^|=<>{}\[\]*]*[.!?]")
 _SHORTEST, _LONGEST = 5, 60
 
 
 class ExactTexts:
-    """Texts of an exact number of a model's tokens, special ones included: words that are one token each, at random.
+    """Texts with an exact number of a model's tokens, special tokens included: random words of one token each.
 
     Args:
         model: with a fast tokenizer.
@@ -47,7 +47,7 @@ class ExactTexts:
             raise ModelError(f"model {model.name!r}: its tokenizer cuts every word, so no text can be given a length")
 
     def requests(self, tokens: int, batch: int, count: int) -> list[list[str]]:
-        """Requests of `batch` texts of so many tokens each.
+        """`count` requests of `batch` texts with `tokens` tokens each.
 
         Raises:
             ModelError: no text can be that short.
@@ -65,7 +65,7 @@ class ExactTexts:
 
 
 def sentences(count: int) -> list[str]:
-    """Distinct sentences of Python's language reference, which comes with Python, in an order drawn once.
+    """Distinct sentences of Python's language reference, which comes with Python, in a fixed random order.
 
     Raises:
         ModelError: this Python's holds fewer.
@@ -84,5 +84,5 @@ def sentences(count: int) -> list[str]:
 
 
 def digest(texts: Sequence[str]) -> str:
-    """Tells whether two runs had the same texts."""
+    """A digest of texts: equal for equal texts."""
     return sha256("\n".join(texts).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""A model as other systems take it: a folder of sentence-transformers, and what they convert it to."""
+"""A model as other systems take it: a folder of sentence-transformers, or its conversion to another format."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedctl_bench.peers.environments import Unavailable, environment_for, python_of, run
+from tokenizers import Tokenizer
 
-#: Models that take so many tokens are made to take them: some are shipped with a lower limit than their positions.
+from embedctl_bench.peers.child import Unavailable, run
+from embedctl_bench.peers.environments import environment_for, python_of
+
+#: Models with positions for this many tokens are made to take them: some are shipped with a lower limit.
 MAX_TOKENS = 512
 _CONVERT_S = 1800
 
 #: Format → the environment whose libraries convert a folder to it. The converter is `convert_FORMAT.py`.
 FORMATS = {"onnx": "st-onnx", "openvino": "st-openvino", "ctranslate2": "ctranslate2"}
 
-#: What a copy of a model is better off without: what others have converted it to.
+#: Files that a copy of a model leaves out: conversions to other formats, and those of version control.
 _LEFT_OUT = ("onnx", "openvino", "*.onnx", "*.h5", "*.msgpack", "*.ot", ".git*", ".cache")
 _LIMITS = "sentence_bert_config.json"
 
@@ -28,7 +31,7 @@ class Model:
     """A model of sentence-transformers.
 
     Attributes:
-        name: of its files, and that under which jobs and engines know it.
+        name: of its files, and the name by which jobs and systems know it.
         inner: size of the layer between the two of a feed-forward block.
     """
 
@@ -40,10 +43,10 @@ class Model:
 
     @classmethod
     def in_folder(cls, name: str, folder: Path) -> Model:
-        """A model by its configuration, in the words of BERT or of DistilBERT.
+        """A model by its configuration, which uses the names of BERT or of DistilBERT.
 
         Raises:
-            Unavailable: it has neither's.
+            Unavailable: it uses neither.
         """
         config = read_json(folder / "config.json")
         found: list[Any] = [
@@ -59,36 +62,42 @@ class Model:
         return cls(name, folder, *found)
 
     def lengths(self, texts: Sequence[str]) -> tuple[int, ...]:
-        """Tokens of texts, special ones included.
+        """Tokens of texts, special tokens included.
 
         Raises:
             Unavailable: it has no fast tokenizer.
         """
-        from tokenizers import Tokenizer
+        return tuple(len(each.ids) for each in self.tokenizer().encode_batch(list(texts)))
 
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer, which neither truncates nor pads.
+
+        Raises:
+            Unavailable: it has no fast tokenizer.
+        """
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise Unavailable(f"{path} is missing: other systems need a fast tokenizer")
         tokenizer = Tokenizer.from_file(str(path))
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return tuple(len(each.ids) for each in tokenizer.encode_batch(list(texts)))
+        return tokenizer
 
     @property
     def max_tokens(self) -> int:
-        """The longest text that it takes whole; what is set, else its positions."""
+        """The longest text that it takes whole (tokens): the configured limit, else its positions."""
         path = self.folder / _LIMITS
         limit = read_json(path).get("max_seq_length") if path.is_file() else None
         return int(limit or read_json(self.folder / "config.json").get("max_position_embeddings", 0))
 
     @property
     def flops_per_token(self) -> float:
-        """Of the matrix products with weights; attention's own depend on lengths and are left out."""
+        """Operations of the matrix products with weights. Those of attention depend on lengths and are left out."""
         return 2.0 * self.layers * self.hidden * (4 * self.hidden + 2 * self.inner)
 
 
 def converted(model: Model, form: str, place: Path) -> Path:
-    """The model's folder in a format, converted when first asked for; its own for the empty name.
+    """The model's folder in a format, converted when first needed; its own folder for the empty name.
 
     Raises:
         Unavailable: it can't be converted.
@@ -107,10 +116,10 @@ def converted(model: Model, form: str, place: Path) -> Path:
 
 
 def uncut(name: str, source: Path, place: Path) -> Model:
-    """A model that encodes whole texts of 512 tokens if it has the positions: a copy where it is set to cut earlier.
+    """A model that does not truncate before 512 tokens, if it has the positions: the model itself, or a copy.
 
     Args:
-        name: of the copy; another one for other weights.
+        name: of the copy; different for other weights.
     """
     limit = read_json(source / _LIMITS).get("max_seq_length") if (source / _LIMITS).is_file() else None
     positions = read_json(source / "config.json").get("max_position_embeddings", 0)
@@ -128,7 +137,7 @@ def uncut(name: str, source: Path, place: Path) -> Model:
 
 
 def written(folder: Path, make: Callable[[Path], object]) -> None:
-    """Make a folder under another name first, so that one that exists is whole."""
+    """Make a folder under another name first, so that an existing folder is complete."""
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
@@ -137,11 +146,11 @@ def written(folder: Path, make: Callable[[Path], object]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file's object."""
+    """The JSON object in a file."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
 def edit_json(path: Path, **changes: object) -> None:
-    """Change some of a file's values."""
+    """Change some values of the JSON object in a file."""
     path.write_text(json.dumps({**read_json(path), **changes}, indent=2), encoding="utf-8")

@@ -1,46 +1,61 @@
-"""Every system that is measured, and the settings that each may choose from."""
+"""Every system that a benchmark measures, and the settings that each may choose from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
+from embedctl_bench.peers.environments import is_installed
+from embedctl_config.errors import SettingsError
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings
+from embedctl_workers.models.cache import cache_folder
 
-#: Everything is compared with this one, and its vectors, a text at a time, are the reference.
+#: The peer that ratios refer to.
 BASELINE = "st-torch"
-FLOOR = "floor"
-ENGINE, PIPELINE = "embedctl", "embedctl-pipeline"
+#: A class that can be measured without being configured.
+_ONNX_FP32 = HardwareClass(backend="onnx")
+#: Numbers of workers that may share the CPUs.
+_WORKERS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system.
+    """A system: a hardware class of ours, another library, or a limit to compare with. Its name identifies it.
 
     Attributes:
-        module: the adapter in this package.
-        settings: what it may choose from; those that load alike stand together, so that it loads once for them.
-        packages: whose versions matter.
-        environment: a requirements file in this folder; our own environment where empty.
-        form: the format that the model is converted to.
-        ours: whether it is embedctl: it takes texts in chunks of a size that we choose, and has a cache.
-        fixed: options to load, whatever the setting.
+        label: the name for people.
+        adapter: module and class in the package of adapters, as `module:Class`.
+        runner: what a :class:`~embedctl_bench.measuring.sampled.SampledProcess` loads in our own environment: a key of
+            :mod:`embedctl_bench.measuring.runners`. A peer has none, because its adapter is used.
+        hardware: the hardware class, if it is one of ours.
+        settings: the settings to choose from; those that load alike stand together, so that it loads once for them.
+        packages: packages whose versions matter.
+        environment: the name of its requirements file in this folder; empty for our own environment.
+        form: the format that its model is converted to; empty for the model's own.
+        ours: whether it is embedctl: it takes texts in chunks of a given size, and has a cache.
+        fixed: options for loading that are the same in every setting.
     """
 
     name: str
-    module: str
-    settings: tuple[Setting, ...]
-    packages: tuple[str, ...]
-    environment: str = ""
-    form: str = ""
-    precision: str = "fp32"
-    ours: bool = False
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    label: str = field(default="", compare=False)
+    adapter: str = field(default="", compare=False)
+    settings: tuple[Setting, ...] = field(default=(), compare=False)
+    packages: tuple[str, ...] = field(default=(), compare=False)
+    environment: str = field(default="", compare=False)
+    form: str = field(default="", compare=False)
+    precision: str = field(default="fp32", compare=False)
+    runner: str = field(default="", compare=False)
+    hardware: str = field(default="", compare=False)
+    ours: bool = field(default=False, compare=False)
+    fixed: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def _settings(name: str, values: tuple[int, ...], split: tuple[int, ...], **load: object) -> tuple[Setting, ...]:
-    """One process with each value of an option; then two processes, which need not fit as much at once."""
+    """One process with each value of an option, then two processes with values that need less memory each."""
     return (
         *(Setting(1, load, {name: value}) for value in values),
         *(Setting(2, load, {name: value}) for value in split),
@@ -65,27 +80,43 @@ def _ctranslate2(compute: str) -> tuple[Setting, ...]:
 
 
 _ST = ("sentence-transformers", "transformers", "torch")
-OURS = ("embedctl", "torch", "sentence-transformers", "tokenizers", "numpy")
-PRODUCT = (*OURS, "celery", "kombu", "redis")
+_ST_ADAPTER = "sentence_transformers:SentenceTransformersAdapter"
+_CTRANSLATE2_ADAPTER = "ctranslate2:CTranslate2Adapter"
+_ENGINE = ("embedctl", "torch", "sentence-transformers", "tokenizers", "numpy")
+_PRODUCT = (*_ENGINE, "celery", "kombu", "redis")
 
-SYSTEMS = {
+#: In our own environment: a model's matrix products alone, and other libraries that embedctl installs.
+FLOOR = System(
+    "floor",
+    "floor",
+    "floor:FloorAdapter",
+    tuple(
+        Setting(processes, {"product": product, "budget": budget})
+        for processes in (1, 2)
+        for product in ("mm", "prepacked")
+        for budget in (1024, 4096)
+    ),
+    ("torch",),
+    runner="floor",
+)
+TRANSFORMERS = System("transformers", "transformers", runner="transformers")
+SENTENCE_TRANSFORMERS = System(
+    "sentence-transformers",
+    "sentence-transformers, torch",
+    _ST_ADAPTER,
+    _sentence_transformers("torch"),
+    _ST,
+    runner="sentence-transformers",
+)
+#: Other systems, each in an environment of its own, by name.
+PEERS = {
     system.name: system
     for system in (
-        System(
-            FLOOR,
-            "floor",
-            tuple(
-                Setting(processes, {"product": product, "budget": budget})
-                for processes in (1, 2)
-                for product in ("mm", "prepacked")
-                for budget in (1024, 4096)
-            ),
-            ("torch",),
-        ),
-        System(BASELINE, "sentence_transformers", _sentence_transformers("torch"), _ST, "st-torch"),
+        System(BASELINE, "sentence-transformers, torch", _ST_ADAPTER, _sentence_transformers("torch"), _ST, "st-torch"),
         System(
             "st-onnx",
-            "sentence_transformers",
+            "sentence-transformers, onnxruntime",
+            _ST_ADAPTER,
             _sentence_transformers("onnx", file="model.onnx")
             + _settings("batch", (16, 32), (16,), backend="onnx", file="model_O2.onnx"),
             (*_ST, "optimum-onnx", "onnxruntime"),
@@ -94,7 +125,8 @@ SYSTEMS = {
         ),
         System(
             "st-openvino",
-            "sentence_transformers",
+            "sentence-transformers, OpenVINO",
+            _ST_ADAPTER,
             _sentence_transformers("openvino"),
             (*_ST, "optimum-intel", "openvino"),
             "st-openvino",
@@ -103,6 +135,7 @@ SYSTEMS = {
         System(
             "fastembed",
             "fastembed",
+            "fastembed:FastembedAdapter",
             (
                 Setting(1, {}, {"batch": 256, "sort": False}),  # its defaults
                 *(Setting(1, {}, {"batch": batch, "sort": True}) for batch in (8, 16, 32, 64)),
@@ -114,30 +147,25 @@ SYSTEMS = {
         ),
         System(
             "infinity",
-            "infinity",
+            "infinity, torch",
+            "infinity:InfinityAdapter",
             tuple(Setting(processes, {"batch": batch}) for processes, batch in ((1, 16), (1, 32), (1, 64), (2, 32))),
             ("infinity_emb", *_ST),
             "infinity",
         ),
         System(
             "ctranslate2",
-            "ctranslate2",
+            "CTranslate2, our wrapper",
+            _CTRANSLATE2_ADAPTER,
             _ctranslate2("float32"),
             ("ctranslate2", "tokenizers"),
             "ctranslate2",
             "ctranslate2",
         ),
-        System(ENGINE, "embedctl", (Setting(1), Setting(2)), OURS, ours=True),
-        System(
-            PIPELINE,
-            "embedctl_pipeline",
-            (Setting(1, {"workers": 1}), Setting(1, {"workers": 2})),
-            PRODUCT,
-            ours=True,
-        ),
         System(
             "st-onnx-int8",
-            "sentence_transformers",
+            "sentence-transformers, onnxruntime int8",
+            _ST_ADAPTER,
             _sentence_transformers("onnx", file="model_qint8.onnx"),
             (*_ST, "optimum-onnx", "onnxruntime"),
             "st-onnx",
@@ -146,22 +174,94 @@ SYSTEMS = {
         ),
         System(
             "ctranslate2-int8",
-            "ctranslate2",
+            "CTranslate2 int8, our wrapper",
+            _CTRANSLATE2_ADAPTER,
             _ctranslate2("int8"),
             ("ctranslate2", "tokenizers"),
             "ctranslate2",
             "ctranslate2",
             "int8",
         ),
-        System(
-            "embedctl-int8",
-            "embedctl",
-            (Setting(1, {"hardware": "cpu-int8"}), Setting(2, {"hardware": "cpu-int8"})),
-            OURS,
-            precision="int8",
-            ours=True,
-        ),
     )
 }
-#: Those of others that can take requests.
-PEERS = tuple(name for name, system in SYSTEMS.items() if system.environment)
+
+
+def choose_peers(asked: tuple[str, ...] | None, place: Path) -> tuple[list[System], list[str]]:
+    """The peers to measure, and the names of those that are left out because they are not installed.
+
+    Args:
+        asked: names; `("all",)` for all of them, None for those that are installed.
+        place: the folder of environments.
+
+    Raises:
+        SettingsError: there is no such peer.
+    """
+    if asked is None:
+        found = [system for system in PEERS.values() if is_installed(system.environment, place)]
+        return found, [name for name, system in PEERS.items() if system not in found]
+    if asked == ("all",):
+        return list(PEERS.values()), []
+    if unknown := [name for name in asked if name not in PEERS]:
+        raise SettingsError(f"--peers: there is no {', '.join(unknown)}. Known: {', '.join(PEERS)}; or all, or none")
+    return [PEERS[name] for name in asked], []
+
+
+def backend_of(hardware: str) -> System:
+    """A hardware class's backend, called by the steps of a worker."""
+    name = f"embedctl {hardware}"
+    return System(name, name, runner="class", hardware=hardware, ours=True)
+
+
+def engine_of(hardware: str, settings: Settings) -> System:
+    """A worker's engine with a hardware class, called directly.
+
+    Raises:
+        SettingsError: there is no such class.
+    """
+    found = _ours("embedctl-engine", hardware, settings, _ENGINE)
+    return System(
+        **found, label=f"embedctl's engine, class {hardware}", adapter="embedctl:EngineAdapter",
+        settings=(Setting(1), Setting(2)),
+    )  # fmt: skip
+
+
+def product_of(hardware: str, settings: Settings, cpus: int, workers: Sequence[int] = _WORKERS) -> System:
+    """Our whole product with a hardware class: a Redis, and workers that share the CPUs evenly.
+
+    Args:
+        workers: the numbers of workers to choose from; an accelerator has one worker.
+
+    Raises:
+        SettingsError: there is no such class.
+    """
+    found = _ours("embedctl", hardware, settings, _PRODUCT)
+    shares = [count for count in workers if cpus % count == 0]
+    counts = shares if class_entry(hardware, settings).device == "cpu" else [1]
+    return System(
+        **found, label=f"embedctl, class {hardware}", adapter="embedctl_pipeline:ProductAdapter",
+        settings=tuple(Setting(1, {"workers": count}) for count in counts),
+    )  # fmt: skip
+
+
+def class_entry(hardware: str, settings: Settings) -> HardwareClass:
+    """A class's entry; `onnx` has one even where it is not configured.
+
+    Raises:
+        SettingsError: there is no such class.
+    """
+    if hardware == "onnx" and "onnx" not in settings.classes:
+        return _ONNX_FP32
+    return settings.hardware_class(hardware)
+
+
+def _ours(name: str, hardware: str, settings: Settings, packages: tuple[str, ...]) -> dict[str, Any]:
+    """The facts that our systems of a class share."""
+    entry = settings.hardware_class(hardware)
+    return {
+        "name": f"{name}-{hardware}",
+        "packages": (*packages, "onnxruntime") if entry.backend.startswith("onnx") else packages,
+        "precision": entry.precision,
+        "hardware": hardware,
+        "ours": True,
+        "fixed": {"cache": str(cache_folder(settings)), "hardware": hardware, "entry": asdict(entry)},
+    }

@@ -13,8 +13,8 @@ class Workload:
     """Texts in the file `path`, a JSON list.
 
     Attributes:
-        lengths: of the texts, in tokens of the model that it is for; special tokens are included.
-        chunk: most texts that are dealt to a process at once.
+        lengths: of the texts, in tokens of the model, special tokens included.
+        chunk: the largest number of texts that a process gets at once.
     """
 
     name: str
@@ -24,10 +24,10 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Of all texts."""
+        """Tokens of all texts."""
         return sum(self.lengths)
 
     @cached_property
     def digest(self) -> str:
-        """Tells it from others."""
+        """A digest of the texts."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()[:12]

@@ -9,7 +9,7 @@ from embedctl_bench.report.report import MARKS, Table
 
 
 def lines(table: Table) -> str:
-    """A heading of column keys, and a line a row; the last columns hold a row's marks."""
+    """A heading of column keys, and a line for each row; the last columns hold a row's marks."""
     keys = [column.key for column in table.columns]
     marks = [mark for mark in MARKS if any(row.get(mark) for row in table.rows)]
     stream = io.StringIO()

@@ -16,7 +16,7 @@ def page(report: Report, pictures: Mapping[str, str]) -> str:
     """The whole page.
 
     Args:
-        pictures: what :func:`plots.draw` made of each plot, by its name.
+        pictures: each plot as :func:`plots.draw` drew it, by its name.
 
     Raises:
         MissingExtra: jinja2 is not installed.
@@ -29,7 +29,7 @@ def page(report: Report, pictures: Mapping[str, str]) -> str:
 
     def marked_up(text: str) -> Markup:
         tags = {"plain": Markup("{}"), "bold": Markup("<strong>{}</strong>"), "code": Markup("<code>{}</code>")}
-        # No line ends between a factor and its sign.
+        # No line break between a factor and its sign.
         return Markup().join(tags[kind].format(part) for kind, part in pieces(text.replace(" ×", "\u00a0×")))
 
     environment = Environment(
@@ -41,7 +41,7 @@ def page(report: Report, pictures: Mapping[str, str]) -> str:
     )
     environment.tests["number_in"] = is_number
     environment.filters |= {"marked_up": marked_up, "fact": fact, "marks": marks}
-    # The picture is ours; what users wrote into it was escaped as it was drawn.
+    # The picture is ours; drawing it has escaped the users' texts.
     drawn = [
         (plot, Markup(plots.inline(pictures[plot.name], f"plot-{plot.name}", str(escape(plot.title)))))  # noqa: S704
         for plot in report.plots

@@ -11,7 +11,7 @@ from embedctl_bench.report.report import Report
 
 
 def document(report: Report) -> str:
-    """The report's fields by name. What is no finite number is null."""
+    """The report's fields by name. NaN and infinity become null."""
     return json.dumps(_plain(asdict(report)), indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 

@@ -77,7 +77,7 @@ def _bold(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The text with its marks, and nothing in it that is taken for HTML; in code nothing is."""
+    """The text with its marks, and `<` escaped outside of code, where it would be taken for HTML."""
     around = {"plain": "", "bold": "**", "code": "`"}
     return "".join(
         f"{around[kind]}{part if kind == 'code' else part.replace('<', '&lt;')}{around[kind]}"

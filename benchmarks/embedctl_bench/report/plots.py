@@ -1,4 +1,4 @@
-"""Pictures as SVG, drawn with colours that stand for others: a page has its own for light and for dark."""
+"""Pictures as SVG, drawn in placeholder colours, which a page replaces with its own for light and dark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-#: What is drawn with → (its name on a page, its colour in a file).
+#: Placeholder colour → (its name on a page, its colour in a file).
 _INK, _GRID, _PAPER = "#010203", "#020304", "#fdfcfb"
 _SERIES = ("#0b62c4", "#c2410c", "#15803d", "#8b2fd6", "#b4173b", "#0e7490", "#946200", "#5b6470")
 _ON_PAGE = {
@@ -31,7 +31,7 @@ _DASHES = ("-", "--", ":", "-.")
 #: Inches: as wide as text stays readable when it is scaled down to a phone.
 _WIDTH, _LINE_HEIGHT, _ROW_HEIGHT, _GROUP_GAP = 5.6, 3.6, 0.24, 0.16
 _TITLE_CHARACTERS, _LEGEND_CHARACTERS = 52, 64
-#: By matplotlib's own names, a literal type of which mypy would want here.
+#: matplotlib's names of options; mypy would want a literal type of them.
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -71,7 +71,7 @@ def draw(plot: Plot) -> str:
         figure = Figure(figsize=(_WIDTH, _height(plot)), layout="constrained", facecolor=_PAPER)
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        # The figure's title, not that of the axes, which begin where the names of bars end.
+        # The title is the figure's: the axes begin only where the names of bars end.
         title = textwrap.fill(plot.title, _TITLE_CHARACTERS)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
         if plot.kind == "bars":
@@ -87,12 +87,12 @@ def draw(plot: Plot) -> str:
 
 
 def standalone(picture: str) -> str:
-    """As a file of its own, on white paper."""
+    """The picture as a file, on white."""
     return _recoloured(picture, _IN_FILE)
 
 
 def inline(picture: str, name: str, title: str) -> str:
-    """As a part of a page: its colours are the page's, its ids begin with the name, the title is read out.
+    """The picture as a part of a page: with the page's colours, ids that begin with the name, and a title for readers.
 
     Args:
         title: plain text that may stand in an attribute and in markup, escaped.
@@ -122,7 +122,7 @@ def _height(plot: Plot) -> float:
 
 
 def _legend_columns(plot: Plot) -> int:
-    """As many as fit beside each other; a key takes as much room as six characters."""
+    """The number of entries that fit side by side; a key takes the room of six characters."""
     longest = max(len(series.label) for series in plot.series)
     return max(1, min(len(plot.series), _LEGEND_CHARACTERS // (6 + longest)))
 
@@ -165,7 +165,7 @@ def _spans_a_decade(plot: Plot) -> bool:
 
 
 def _bars(axes: Axes, plot: Plot) -> None:
-    """Lying bars, so that names of any length are read, each with its value; no room is left where there is none."""
+    """Horizontal bars, so that long names fit, each with its value; a missing value leaves no gap."""
     places = _places(plot)
     for number, series in enumerate(plot.series):
         drawn = [(places[number, group], i) for i, group in enumerate(series.x) if (number, group) in places]
@@ -196,7 +196,7 @@ def _bars(axes: Axes, plot: Plot) -> None:
 
 
 def _places(plot: Plot) -> dict[tuple[int, float], float]:
-    """Where the bar of a series in a group is drawn, from the top down (bars); those without a value have no place."""
+    """The place of each series' bar in each group, from the top down (bars); a bar without a value has none."""
     found: dict[tuple[int, float], float] = {}
     at = 0.0
     for group in range(len(plot.ticks)):

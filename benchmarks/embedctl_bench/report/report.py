@@ -1,17 +1,14 @@
-"""A report: what was measured, on what, and how it stands to what was published; and its files in a folder."""
+"""A report: what was measured, on which machine, and how that compares with what was published."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-#: What stands for a value that there is none of.
+#: Shown for a missing value.
 NONE = "–"
-#: Marks of a row of a table, and the words that they are shown with.
+#: Marks of a table's row → the words that show them.
 MARKS = {"_noisy": "noisy", "_published": "other hardware"}
 
 
@@ -21,7 +18,7 @@ class Column:
 
     Attributes:
         key: of the value in each row, and the heading in CSV.
-        digits: after the point; None for values that are shown as they are.
+        digits: after the point; None shows values unchanged.
     """
 
     key: str
@@ -52,9 +49,9 @@ class Table:
 
     Attributes:
         name: of its CSV file; letters, digits and dashes.
-        rows: values by column key. True under `_bold` prints a row in bold, under `_noisy` says that its rounds differ
-            by too much, under `_published` that it was measured elsewhere, by others.
-        note: stands under the table. In this and all other text, `**bold**` and code in backticks are understood.
+        rows: values by column key. True under `_bold` prints a row in bold; under `_noisy`, its rounds differ too much;
+            under `_published`, the publisher measured it on other hardware.
+        note: stands under the table. This and all other texts may hold `**bold**` and code in backticks.
     """
 
     name: str
@@ -81,8 +78,9 @@ class Plot:
 
     Attributes:
         name: of its file; letters, digits and dashes.
-        kind: `bars` lie, one group for each of `ticks` from the top down; a series' `x` are the numbers of its groups.
-        log_y: of lines, where their values span a decade at least; else the axis begins at zero.
+        kind: `bars` are horizontal, one group for each of `ticks` from the top down; a series' `x` are the numbers of
+            its groups.
+        log_y: a logarithmic axis for lines whose values span at least a decade; else the axis begins at zero.
         ticks: names of the groups of bars; of lines, names of the values of `x` in their order.
     """
 
@@ -99,7 +97,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a publication says, beside what this run says; `why` explains where it is not met."""
+    """A published figure beside that of this run; `why` explains why it is not met."""
 
     what: str
     published: str
@@ -110,13 +108,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a benchmark found.
+    """All results of a benchmark.
 
     Attributes:
         name: of its files.
-        command: what makes this report again.
-        workload: what was run, in a paragraph.
-        machine: facts by name, in the order in which they are shown; a nested mapping is shown in one line.
+        command: the command that makes this report again.
+        workload: a paragraph on what was run.
+        machine: facts by name, in the order shown; a nested mapping takes one line.
         notes: a paragraph each.
     """
 
@@ -129,42 +127,3 @@ class Report:
     plots: Sequence[Plot]
     claims: Sequence[Claim] = ()
     notes: Sequence[str] = ()
-
-
-def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write NAME.html, which needs no other file, NAME.md with NAME-PLOT.svg, NAME.json and NAME-TABLE.csv.
-
-    A plot without a value, as there may be after Ctrl-C, is left out.
-    A file is replaced as a whole, so that one who reads it meanwhile sees the report before or this one.
-
-    Returns:
-        What was written, the HTML first.
-
-    Raises:
-        MissingExtra: matplotlib or jinja2 is not installed.
-        ValueError: two files would have one name, or a name is no file's.
-    """
-    # What draws is loaded after all is measured.
-    from embedctl_bench.report import csv, html, json, markdown, plots
-
-    shown = [plot for plot in report.plots if any(value == value for series in plot.series for value in series.y)]
-    report = dataclasses.replace(report, plots=shown)
-    pictures = {plot.name: plots.draw(plot) for plot in shown}
-    files = [
-        (f"{report.name}.html", html.page(report, pictures)),
-        (f"{report.name}.md", markdown.page(report)),
-        (f"{report.name}.json", json.document(report)),
-        *((f"{report.name}-{table.name}.csv", csv.lines(table)) for table in report.tables),
-        *((f"{report.name}-{name}.svg", plots.standalone(picture)) for name, picture in pictures.items()),
-    ]
-    names = [name for name, _ in files]
-    if wrong := {name for name in names if names.count(name) > 1 or not re.fullmatch(r"[\w.-]+", name)}:
-        raise ValueError(f"no names, or not one each, for files: {', '.join(sorted(wrong))}")
-    folder.mkdir(parents=True, exist_ok=True)
-    return [_write(folder / name, text) for name, text in files]
-
-
-def _write(path: Path, text: str) -> Path:
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    return unfinished.replace(path)

@@ -1,4 +1,4 @@
-"""The little markup that text in a report may hold: `**bold**`, and code in backticks."""
+"""The markup in a report's texts: `**bold**`, and code in backticks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def pieces(text: str) -> Iterator[tuple[Kind, str]]:
 
 
 def marks(row: Mapping[str, object]) -> list[str]:
-    """The words that a row of a table is marked with."""
+    """The words for the marks of a table's row."""
     return [word for mark, word in MARKS.items() if row.get(mark)]
 
 
 def is_number(column: Column, table: Table) -> bool:
-    """Whether a column's values are numbers, which stand best one above the other."""
+    """Whether a column's values are numbers, which are aligned on the right."""
     values = [value for row in table.rows if (value := row.get(column.key)) is not None]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return column.digits is not None or (bool(values) and numbers)

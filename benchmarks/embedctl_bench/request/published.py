@@ -1,4 +1,4 @@
-"""What infinity's documentation has published of its benchmark (version 0.0.25): figures of others' hardware."""
+"""The benchmark in infinity's documentation (version 0.0.25): figures of other hardware."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = (
     Published("infinity, neuron fp16", _LARGE, "AWS inf2.xlarge, one of its two cores", 0.11, 90.564),
 )
 
-#: How many times the requests of sentence-transformers on torch the fastest of each precision had on the CPU.
+#: The fastest CPU rate of each precision, as a multiple of sentence-transformers' on torch.
 OVER_SENTENCE_TRANSFORMERS = {"int8": 0.10 / 0.04, "fp32": 0.08 / 0.04}
-#: What it says of the accuracy of every system, and its benchmark does not check.
+#: The error that it states for every system, and that its benchmark does not check.
 ACCURACY = 1e-4

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
-from embedctl_bench.asking import Asked
+from embedctl_bench.measuring.asked import Asked
+from embedctl_bench.measuring.claims import UNKNOWN, lead_claims, trial
 from embedctl_bench.measuring.sampling import RATIOS, cost_per_million
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import CLIENTS
 from embedctl_bench.peers.registry import BASELINE
 from embedctl_bench.report.report import Claim, Column, Plot, Report, Series, Table
 from embedctl_bench.request.published import ACCURACY, OVER_SENTENCE_TRANSFORMERS, ROWS
-from embedctl_bench.request.results import Result, Results, Run, Shape
+from embedctl_bench.request.results import RequestResult, RequestRun, RequestShape, RequestSystem
 from embedctl_bench.request.texts import LONGEST, REQUESTS, SHORTEST, TEXTS
 
 _COLUMNS = (
@@ -48,22 +49,16 @@ _SYSTEM_COLUMNS = (
     Column("versions", "versions"),
     Column("tried", "tried on a sample"),
 )
-_WORDS = "ST is sentence-transformers; fetched: until whoever asked had all vectors."
+_WORDS = "ST is sentence-transformers; fetched: until the clients had all vectors."
 _BOLD = "Bold: faster than every one of ours of its precision."
-#: Why another system is ahead, where that is known.
-_WHY = {
-    "ctranslate2-int8": "the two multiply int8 by other libraries, ours by onnxruntime's own and CTranslate2 by oneDNN "
-    "or MKL; how much of the difference that makes was not measured",
-}
-_UNKNOWN = "the run does not tell why"
 _OTHER_CONDITIONS = (
     "published of bge-small on 16 virtual CPUs of Cascade Lake, with an HTTP server in between; which of that makes "
     "the difference was not measured"
 )
 
 
-def report_of(found: Sequence[Results], asked: Asked) -> Report:
-    """All models in one report, whatever of them was measured."""
+def report(found: Sequence[RequestResult], asked: Asked) -> Report:
+    """All models in one report, as far as they were measured."""
     suffixes = [f"-{at}" if at else "" for at in range(len(found))]
     tables: list[Table] = []
     plots: list[Plot] = []
@@ -86,8 +81,8 @@ def report_of(found: Sequence[Results], asked: Asked) -> Report:
     )
 
 
-def claims_of(results: Results) -> Iterator[Claim]:
-    """What is published, or promised, beside what was measured in the same rounds."""
+def claims_of(results: RequestResult) -> Iterator[Claim]:
+    """Published and promised figures, beside those of the same rounds."""
     where = f"{results.name}, {results.shape.words}"
     baseline = results.find(BASELINE)
     for each in results.measured:
@@ -101,15 +96,7 @@ def claims_of(results: Results) -> Iterator[Claim]:
                 met=ratio >= published,
                 why="" if ratio >= published else _OTHER_CONDITIONS,
             )
-    for ours, other in results.pairs():
-        ahead = ours.times(other)
-        yield Claim(
-            what=f"no other system that was measured is faster in {ours.precision} ({where})",
-            published="–",
-            ours=f"{ours.label} has {ahead:.2f} × the rate of {other.label}, the fastest of them",
-            met=ahead >= 1,
-            why="" if ahead >= 1 else _WHY.get(other.name, _UNKNOWN),
-        )
+    yield from lead_claims(results, where)
     for each in results.measured:
         if each.ours and each.precision == "fp32":
             error = max(run.max_abs_error for run in [*each.runs, *([each.whole] if each.whole else [])])
@@ -118,17 +105,16 @@ def claims_of(results: Results) -> Iterator[Claim]:
                 published=f"about {ACCURACY:g}, not checked there",
                 ours=f"max abs error {error:.1e}",
                 met=error <= ACCURACY,
-                why="" if error <= ACCURACY else _UNKNOWN,
+                why="" if error <= ACCURACY else UNKNOWN,
             )
 
 
-def _workload(found: Sequence[Results]) -> str:
+def _workload(found: Sequence[RequestResult]) -> str:
     lengths = [length for results in found[:1] for length in results.lengths]
     words = [
         f"{REQUESTS} requests in flight at once, each of {TEXTS} texts of {SHORTEST:,}–{LONGEST:,} characters: the "
-        "shape of infinity's own benchmark, whose texts are others. These are generated, the same on every machine, "
-        "and different in each request. Models that are set to cut earlier than at 512 tokens, and have the positions, "
-        "are set to 512."
+        "shape of infinity's own benchmark, with other texts. The texts are generated, the same on every machine, and "
+        "different in each request. A model that truncates before 512 tokens is set to 512 if it has the positions."
     ]
     if lengths:
         mean = sum(lengths) / len(lengths)
@@ -142,32 +128,32 @@ def _workload(found: Sequence[Results]) -> str:
         if (cut := sum(length > results.limit for length in results.lengths))
     ]
     words += [
-        f"{results.model}: {results.rounds} rounds of {results.shape.words} ({results.shape.texts:,} texts)"
-        + (f", then {results.once.words} once" if results.once else "")
+        f"{results.model}: {results.plan.rounds} rounds of {results.shape.words} ({results.shape.texts:,} texts)"
+        + (f", then {results.plan.once.words} once" if results.plan.once else "")
         + "."
         for results in found
     ]
     return " ".join(words)
 
 
-def _tables(results: Results, suffix: str, price: float | None) -> Iterator[Table]:
-    """The rounds; what was run once; and what each system is."""
+def _tables(results: RequestResult, suffix: str, price: float | None) -> Iterator[Table]:
+    """Tables of the rounds, of the runs of the whole shape, and of the systems."""
     yield Table(
         f"rounds{suffix}",
-        f"{results.name}: {results.shape.words}, {results.rounds} rounds by turns",
+        f"{results.name}: {results.shape.words}, {results.plan.rounds} rounds by turns",
         (*_COLUMNS, _COST) if price is not None else _COLUMNS,
-        _rows(results, results.shape, {each.name: each.runs for each in results.measured}, Result.times, price),
+        _rows(results, results.shape, {each.name: each.runs for each in results.measured}, RequestSystem.times, price),
         f"Medians of the rounds; the spread is (most less least) / median. {RATIOS} A request here has "
         f"{' or '.join(map(str, sorted(set(results.shape.sizes))))} texts. Percentiles are of all requests of all "
         f"rounds together; a 99th needs 100. {_WORDS} {_BOLD}",
     )
     whole = {each.name: [each.whole] for each in results.measured if each.whole}
-    if results.once and whole:
+    if results.plan.once and whole:
         yield Table(
             f"whole{suffix}",
-            f"{results.name}: {results.once.words}, once",
+            f"{results.name}: {results.plan.once.words}, once",
             _COLUMNS,
-            _rows(results, results.once, whole, _times_once, None),
+            _rows(results, results.plan.once, whole, _times_once, None),
             "One run each, so there is no spread: differences below 10 % say nothing. Ours, and the fastest other "
             f"system of each precision in the rounds. {_BOLD}",
         )
@@ -179,7 +165,7 @@ def _tables(results: Results, suffix: str, price: float | None) -> Iterator[Tabl
             {
                 **each.accuracy(),
                 "versions": ", ".join(map(" ".join, each.versions.items())),
-                "tried": "; ".join(_trial(tried) for tried in each.tried if len(each.tried) > 1),
+                "tried": "; ".join(trial(tried) for tried in each.tried if len(each.tried) > 1),
             }
             for each in results.measured
         ],
@@ -193,21 +179,21 @@ def _tables(results: Results, suffix: str, price: float | None) -> Iterator[Tabl
     )
 
 
-def _times_once(these: Result, those: Result) -> float:
-    """How many times the other's rate, in the one run of each."""
+def _times_once(these: RequestSystem, those: RequestSystem) -> float:
+    """The rate as a multiple of the other's, in the one run of each."""
     assert these.whole
     assert those.whole
     return those.whole.seconds / these.whole.seconds
 
 
 def _rows(
-    results: Results,
-    shape: Shape,
-    runs: Mapping[str, Sequence[Run]],
-    times: Callable[[Result, Result], float],
+    results: RequestResult,
+    shape: RequestShape,
+    runs: Mapping[str, Sequence[RequestRun]],
+    times: Callable[[RequestSystem, RequestSystem], float],
     price: float | None,
 ) -> list[Mapping[str, object]]:
-    """A line for each system that has runs of this shape, the fastest first."""
+    """A row for each system that has runs of this shape, the fastest first."""
     seconds = {name: median(run.seconds for run in each) for name, each in runs.items()}
     baseline = results.find(BASELINE)
     rows: list[Mapping[str, object]] = []
@@ -224,7 +210,7 @@ def _rows(
     return rows
 
 
-def _published(found: Sequence[Results], cpu: str) -> Table:
+def _published(found: Sequence[RequestResult], cpu: str) -> Table:
     rows: list[Mapping[str, object]] = []
     for results in found:
         for each in results.measured:
@@ -255,15 +241,15 @@ def _published(found: Sequence[Results], cpu: str) -> Table:
     ]
     return Table(
         "published",
-        "Beside what is published",
+        "Beside the published figures",
         _PUBLISHED_COLUMNS,
         rows,
-        "Published figures are of other hardware, another model and through an HTTP server: they can't be divided by "
-        "these.",
+        "Published figures are for other hardware and another model, and through an HTTP server: the two can't be "
+        "divided by each other.",
     )
 
 
-def _plots(results: Results, suffix: str) -> Iterator[Plot]:
+def _plots(results: RequestResult, suffix: str) -> Iterator[Plot]:
     measured = results.measured
     ticks = [each.label for each in measured]
     groups = [float(at) for at in range(len(measured))]
@@ -297,7 +283,7 @@ def _plots(results: Results, suffix: str) -> Iterator[Plot]:
     )
 
 
-def _notes(results: Results) -> Iterator[str]:
+def _notes(results: RequestResult) -> Iterator[str]:
     name = results.name
     yield (
         f"{name}: ours is the whole product: a private Redis, workers, and {CLIENTS} processes that submit "
@@ -313,11 +299,7 @@ def _notes(results: Results) -> Iterator[str]:
     if results.uninstalled:
         yield f"{name}: not installed, and so not measured: {', '.join(results.uninstalled)} (`--peers` installs them)."
     if results.measured and not results.find(BASELINE):
-        yield f"{name}: sentence-transformers on torch was not measured, so nothing is said of ratios to it."
+        yield f"{name}: sentence-transformers on torch was not measured, so there are no ratios to it."
     for each in results.systems:
         if each.unavailable:
             yield f"{name}: {each.label}: not available: {each.unavailable}"
-
-
-def _trial(tried: Mapping[str, object]) -> str:
-    return f"{tried['setting']} " + (f"{tried['seconds']:.2f} s" if "seconds" in tried else f"fails ({tried['error']})")

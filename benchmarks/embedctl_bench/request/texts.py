@@ -1,7 +1,7 @@
 """The texts of infinity's benchmark, in its shape: requests of 255 long texts, about 115,000 tokens each.
 
-They are sentences of common English words drawn at random, the same ones on every machine. A request of fewer texts has
-the first ones of the whole request.
+They are sentences of common English words drawn at random, the same on every machine. A request of fewer texts has the
+first texts of the whole request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 #: Texts in a request, characters in a text, and requests in flight.
 TEXTS, SHORTEST, LONGEST, REQUESTS = 255, 2670, 2973, 10
 
-#: Each is one token of BERT's English vocabularies; as long as words of prose, which makes about 450 tokens a text.
+#: Each is one token of BERT's English vocabularies. They are as long as words of prose: about 450 tokens a text.
 _WORDS = """
     the of and in to is it on for as at by an or be we he if so but can had has have her his its may new not now old
     one our out own see she that they this two use was were what when will you about above across action active actual
@@ -52,7 +52,7 @@ def request_texts(number: int, texts: int = TEXTS) -> list[str]:
 
 
 def _text(draw: random.Random) -> str:
-    """Sentences, of which the last ends where the text is long enough."""
+    """Sentences; the last one ends as soon as the text is long enough."""
     length = _between(draw, SHORTEST + max(map(len, _WORDS)) + 1, LONGEST)
     sentences: list[str] = []
     size = 0
@@ -64,5 +64,5 @@ def _text(draw: random.Random) -> str:
 
 
 def _between(draw: random.Random, least: int, most: int) -> int:
-    """A whole number; by `random()`, which alone is promised to be the same in every Python."""
+    """A whole number, by `random()`: no other function is promised to be the same in every Python."""
     return least + int(draw.random() * (most - least + 1))

@@ -1,23 +1,24 @@
-"""What `embedctl bench study` found, beside what the study published."""
+"""The report of `embedctl bench study`, beside what the study published."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from embedctl_bench.measuring.cells import EFFORT, LATENCY, Bench, slug
-from embedctl_bench.measuring.engines import System
+from embedctl_bench.measuring.cells import EFFORT, LATENCY, Bench
+from embedctl_bench.measuring.models import slug
 from embedctl_bench.measuring.sampling import RATIOS, percentiles
 from embedctl_bench.measuring.texts import digest, sentences
+from embedctl_bench.peers.registry import FLOOR, System
 from embedctl_bench.report.report import Claim, Column, Plot, Report, Series, Table
-from embedctl_bench.study.command import INT8, MATRIX_PRODUCTS, SETUPS, Result, Scope, Setup, times_published
+from embedctl_bench.study.results import INT8, SETUPS, Setup, StudyResult, StudyScope, times_published
 
-#: Of the published table: weights in MB before and after, and the mean cosine of int8.
+#: From the published table: weights in MB before and after, and the mean cosine of int8.
 PUBLISHED_MB, PUBLISHED_COSINE = (88, 23), 0.962
 _MB = 1e6
 _SHOWN = tuple(column for column in LATENCY if column.key in ("p50_ms", "p95_ms", "p99_ms"))
 
 
-def report(results: Sequence[Result], setups: Sequence[Setup], bench: Bench, scope: Scope) -> Report:
+def report(results: Sequence[StudyResult], setups: Sequence[Setup], bench: Bench, scope: StudyScope) -> Report:
     """The whole report."""
     asked = bench.asked
     tables = [table for result in results for table in (_rows(result, setups, asked.price), _sweep(result))]
@@ -34,14 +35,14 @@ def report(results: Sequence[Result], setups: Sequence[Setup], bench: Bench, sco
     )
 
 
-def _workload(results: Sequence[Result], scope: Scope) -> str:
+def _workload(results: Sequence[StudyResult], scope: StudyScope) -> str:
     texts = sentences(scope.texts)
     words = [len(text.split()) for text in texts]
     latency = scope.latency
     return (
         f"Models: {'; '.join(each.shown for each in results)}. {len(texts)} sentences of Python's language reference, "
-        f"{min(words)} to {max(words)} words each (sha256 {digest(texts)}…): vectors of all are compared, and "
-        f"requests of one size are made of {scope.requested} of them, again and again. Latency: {latency.most} "
+        f"{min(words)} to {max(words)} words each (sha256 {digest(texts)}…): the vectors of all are compared, and "
+        f"requests are made of the first {scope.requested}, again and again. Latency: {latency.most} "
         f"requests or {latency.seconds:g} s, whichever is less, each from its texts to its vectors. Sustained: "
         f"{scope.sustained.seconds:g} s of one request after the other. Sweep: {scope.sweep.seconds:g} s a cell. All "
         f"in {scope.rounds} rounds together, every system in a process of its own on the same CPUs, one at a time."
@@ -50,23 +51,24 @@ def _workload(results: Sequence[Result], scope: Scope) -> str:
 
 def _notes() -> Iterator[str]:
     yield (
-        "torch is `SentenceTransformer.encode`, a request as one batch. ONNX in fp32 is this product's backend `onnx`, "
-        "int8 its class `cpu-int8`, both by the steps of a worker: a request is sorted by length and cut into batches "
+        "torch is `SentenceTransformer.encode`, a request as one batch. ONNX in fp32 is embedctl's backend `onnx`, "
+        "int8 its class `cpu-int8`, both in the steps of a worker: a request is sorted by length and cut into batches "
         "within the token budget."
     )
     yield (
-        "A latency is of a whole request: one of 32 texts is one sample. Cosines are with vectors from torch in fp32, "
-        "each text by itself. A cost is of a million texts, MB are 10⁶ bytes, and peak memory is of a fresh process "
-        "with all its libraries. The published study reckons costs a thousand times off, gives latencies of single "
-        "texts as those of batches, and has a least cosine of 0.918 on 20 texts, below its own bar of 0.95."
+        "A latency is that of a whole request: a request of 32 texts is one sample. Cosines are with vectors from "
+        "torch in fp32, one text at a time. Costs are per million texts, an MB is 10⁶ bytes, and peak memory is that "
+        "of a fresh process with all its libraries. The published study's costs are off by a factor of a thousand, its "
+        "latencies of batches are those of single texts, and its least cosine is 0.918 on 20 texts, below its own bar "
+        "of 0.95."
     )
     yield (
         "Padding: positions that are computed beyond the texts' tokens. The floor: the model's matrix products alone, "
-        "for the tokens without padding, by the fastest product that torch has here."
+        "for the tokens without padding, with torch's fastest product on this machine."
     )
 
 
-def _rows(result: Result, setups: Sequence[Setup], price: float | None) -> Table:
+def _rows(result: StudyResult, setups: Sequence[Setup], price: float | None) -> Table:
     columns = (
         Column("setup", "configuration"),
         Column("texts_per_s", "texts/s sustained", digits=1),
@@ -90,7 +92,7 @@ def _rows(result: Result, setups: Sequence[Setup], price: float | None) -> Table
     return Table(f"{slug(result.model.name)}-rows", f"{result.model.name}: configurations", columns, rows, note)
 
 
-def _row(result: Result, setup: Setup, price: float | None) -> dict[str, object]:
+def _row(result: StudyResult, setup: Setup, price: float | None) -> dict[str, object]:
     row: dict[str, object] = {}
     if found := result.sustained.get(setup.label):
         row |= found.row(price)
@@ -116,7 +118,7 @@ def _published(setup: Setup) -> dict[str, object]:
     }
 
 
-def _sweep(result: Result) -> Table:
+def _sweep(result: StudyResult) -> Table:
     columns = (
         Column("system", "system"),
         Column("batch", "batch"),
@@ -135,7 +137,7 @@ def _sweep(result: Result) -> Table:
         }
         for (system, batch), found in sorted(result.sweep.items(), key=lambda each: (each[0][0].name, each[0][1]))
     ]
-    note = "The floor is of fp32: products of bytes may be faster than it."
+    note = "The floor is in fp32; products of bytes may be faster."
     return Table(f"{slug(result.model.name)}-sweep", f"{result.model.name}: by batch", columns, rows, note)
 
 
@@ -143,13 +145,13 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _share(result: Result, system: System, batch: int) -> float | None:
+def _share(result: StudyResult, system: System, batch: int) -> float | None:
     """The system's rate as a share of the floor's at the same batch."""
-    floor = result.sweep.get((MATRIX_PRODUCTS, batch))
+    floor = result.sweep.get((FLOOR, batch))
     return result.sweep[system, batch].times(floor) if floor else None
 
 
-def _plots(result: Result, setups: Sequence[Setup], price: float | None) -> Iterator[Plot]:
+def _plots(result: StudyResult, setups: Sequence[Setup], price: float | None) -> Iterator[Plot]:
     name, model = slug(result.model.name), result.model.name
     shown = [setup for setup in setups if setup.label in result.sustained]
     if not shown:
@@ -172,7 +174,7 @@ def _plots(result: Result, setups: Sequence[Setup], price: float | None) -> Iter
     sweep = result.sweep
     rates = _by_batch({key: found.rate for key, found in sweep.items()})
     yield Plot(f"{name}-throughput", f"{model}: throughput", "batch", "texts/s", rates, log_x=True, log_y=True)
-    measured = [key for key in sweep if key[0] != MATRIX_PRODUCTS]
+    measured = [key for key in sweep if key[0] != FLOOR]
     latencies = _by_batch({key: percentiles(sweep[key].samples.latencies)["p50"] or 0.0 for key in measured})
     yield Plot(f"{name}-latency", f"{model}: p50 of a request", "batch", "ms", latencies, log_x=True, log_y=True)
     shares = _by_batch({key: share for key in measured if (share := _share(result, *key)) is not None})
@@ -193,7 +195,7 @@ def _by_batch(values: Mapping[tuple[System, int], float]) -> list[Series]:
     return [Series(system.name, each, [values[system, batch] for batch in each]) for system, each in batches.items()]
 
 
-def _claims(result: Result) -> Iterator[Claim]:
+def _claims(result: StudyResult) -> Iterator[Claim]:
     first, last, model = SETUPS[0], SETUPS[-1], result.model.name
     times, published = result.times_first(last), times_published(last)
     if times is not None:
@@ -218,8 +220,8 @@ def _claim(what: str, published: float, ours: float, why: str, *, digits: int = 
     return Claim(what, f"{published:.{digits}f}", f"{ours:.{digits}f}", met, "" if met else why)
 
 
-def _why(result: Result) -> str:
-    """What each change brings here and there: where the part is smaller, the whole is."""
+def _why(result: StudyResult) -> str:
+    """The gain of each change, here and in the publication."""
     steps = [
         f"{setup.label} {times:.2f} × here and {times_published(setup):.2f} × there"
         for setup in SETUPS[1:]
@@ -228,8 +230,8 @@ def _why(result: Result) -> str:
     return "Over torch with one text at a time: " + "; ".join(steps) + "."
 
 
-def _statements(results: Sequence[Result]) -> Iterator[str]:
-    """In bold: what is less than published, and where torch is ahead of us."""
+def _statements(results: Sequence[StudyResult]) -> Iterator[str]:
+    """In bold: figures below the published ones, and rows in which torch is ahead of us."""
     for result in results:
         model = result.model.name
         for setup in SETUPS:

@@ -12,33 +12,35 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from embedctl_bench.measuring import cells
-from embedctl_bench.measuring.cells import Bench, Case, Found, Noise, listed, model_files, seats_on, slug
-from embedctl_bench.measuring.engines import CLASS, ONNX_FP32, TRANSFORMERS, Effort, Samples, Seat, System
+from embedctl_bench.measuring.cells import Bench, Case, Found, Noise, listed, seats_on
+from embedctl_bench.measuring.models import model_files, slug
 from embedctl_bench.measuring.runners import _pooling
+from embedctl_bench.measuring.sampled import Effort, Samples, Seat
 from embedctl_bench.measuring.sampling import Rounds
 from embedctl_bench.measuring.texts import ExactTexts, digest, sentences
+from embedctl_bench.peers.registry import TRANSFORMERS, System, backend_of, class_entry
 from embedctl_config.errors import ModelError, SettingsError
-from embedctl_config.hardware import ModelEntry
+from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.machine.discovery import Machine
 from embedctl_workers.models.files import ModelFiles
 from tests.support.bench import asked
 
-CPU, VANILLA = System(CLASS, "cpu"), System(TRANSFORMERS)
+CPU = backend_of("cpu")
 MODEL = ModelFiles("m", Path(), "f" * 64)
 HERE = Seat(frozenset({0}))
 
 
-class Engines:
+class Processes:
     """Stands in for processes: each system gives its rates one after the other, an error where one is no number."""
 
     def __init__(self, **rates: Sequence[float | str]) -> None:
         self.order: list[str] = []
         self._rates: dict[str, Iterator[float | str]] = {name: iter(each) for name, each in rates.items()}
 
-    def get(self, system: System, model: ModelFiles, seat: Seat) -> Engines:
-        self._system = system.hardware or system.kind
+    def get(self, system: System, model: ModelFiles, seat: Seat) -> Processes:
+        self._system = system.hardware or system.name
         self.order.append(self._system)
         return self
 
@@ -55,12 +57,12 @@ class Engines:
 
 @pytest.fixture(autouse=True)
 def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "sample_together", lambda engines, requests, effort: engines[0].sample())
+    monkeypatch.setattr(cells, "sample_together", lambda processes, requests, effort: processes[0].sample())
 
 
-def bench(folder: Path, engines: Any, **changes: Any) -> Bench:
+def bench(folder: Path, processes: Any, **changes: Any) -> Bench:
     wanted = asked(folder)
-    return Bench(wanted, wanted.session("grid", 10), engines, **{"rounds": 3, **changes})
+    return Bench(wanted, wanted.session("grid", 10), processes, **{"rounds": 3, **changes})
 
 
 def case(system: System) -> Case:
@@ -68,21 +70,21 @@ def case(system: System) -> Case:
 
 
 def test_systems_take_turns_and_the_median_of_the_rounds_counts(tmp_path: Path) -> None:
-    engines = Engines(cpu=(100, 104, 98), transformers=(50, 51, 49))
-    ours = bench(tmp_path, engines)
+    processes = Processes(cpu=(100, 104, 98), transformers=(50, 51, 49))
+    ours = bench(tmp_path, processes)
     with ours.session:
-        found = ours.measure("cell", MODEL, {"ours": case(CPU), "theirs": case(VANILLA)})
+        found = ours.measure("cell", MODEL, {"ours": case(CPU), "theirs": case(TRANSFORMERS)})
     assert (found["ours"].rate, found["theirs"].rate) == (100, 50)
     assert len(found["ours"].samples.latencies) == 9
-    assert engines.order == ["cpu", "transformers", "transformers", "cpu", "cpu", "transformers"]
+    assert processes.order == ["cpu", "transformers", "transformers", "cpu", "cpu", "transformers"]
     assert (ours.noise.cases, ours.noise.repeated, ours.noise.left) == (2, 0, 0)
 
 
 def test_noisy_cases_are_repeated_and_counted_for_one_sentence(tmp_path: Path) -> None:
-    engines = Engines(cpu=(100, 150, 98, 100, 101, 102), transformers=(50, 80, 49) * 3)
-    ours = bench(tmp_path, engines)
+    processes = Processes(cpu=(100, 150, 98, 100, 101, 102), transformers=(50, 80, 49) * 3)
+    ours = bench(tmp_path, processes)
     with ours.session:
-        found = ours.measure("cell", MODEL, {"ours": case(CPU), "theirs": case(VANILLA)})
+        found = ours.measure("cell", MODEL, {"ours": case(CPU), "theirs": case(TRANSFORMERS)})
     assert list(found["ours"].rates.counted) == [100, 101, 102]
     assert (found["ours"].noisy, found["theirs"].noisy) == (False, True)
     assert ours.noise == Noise(cases=2, repeated=2, left=1)
@@ -91,34 +93,34 @@ def test_noisy_cases_are_repeated_and_counted_for_one_sentence(tmp_path: Path) -
 
 
 def test_quick_repeats_nothing(tmp_path: Path) -> None:
-    ours = bench(tmp_path, Engines(cpu=(100, 150)), rounds=2, repeats=0)
+    ours = bench(tmp_path, Processes(cpu=(100, 150)), rounds=2, repeats=0)
     with ours.session:
         assert ours.measure("cell", MODEL, {"ours": case(CPU)})["ours"].noisy
     assert "with --quick none is repeated" in ours.noise.note(2, 0)
 
 
 def test_a_system_that_fails_is_left_out_of_its_cell_and_noted(tmp_path: Path) -> None:
-    ours = bench(tmp_path, Engines(cpu=("out of memory",), transformers=(50, 50, 50)))
+    ours = bench(tmp_path, Processes(cpu=("out of memory",), transformers=(50, 50, 50)))
     with ours.session:
-        found = ours.measure("cell", MODEL, {"ours": case(CPU), "theirs": case(VANILLA)})
+        found = ours.measure("cell", MODEL, {"ours": case(CPU), "theirs": case(TRANSFORMERS)})
     assert list(found) == ["theirs"]
     assert any("out of memory" in note for note in ours.session.notes)
 
 
 def test_a_kept_cell_asks_no_process(tmp_path: Path) -> None:
-    first = bench(tmp_path, Engines(cpu=(100, 101, 102)))
+    first = bench(tmp_path, Processes(cpu=(100, 101, 102)))
     with first.session:
         before = first.measure("cell", MODEL, {"ours": case(CPU)})
     again = asked(tmp_path, fresh=False)
-    later = Bench(again, again.session("grid", 3), Engines(), rounds=3)  # type: ignore[arg-type]  # it is not asked
+    later = Bench(again, again.session("grid", 3), Processes(), rounds=3)  # type: ignore[arg-type]  # it is not asked
     with later.session:
         assert later.measure("cell", MODEL, {"ours": case(CPU)}) == before
 
 
 def test_accuracy_is_the_distance_from_the_reference(tmp_path: Path) -> None:
-    ours = bench(tmp_path, Engines())
+    ours = bench(tmp_path, Processes())
     with ours.session:
-        found = ours.accuracy({"ours": (CPU, 2)}, VANILLA, MODEL, ["a", "b", "c"])
+        found = ours.accuracy({"ours": (CPU, 2)}, TRANSFORMERS, MODEL, ["a", "b", "c"])
     assert found["ours"]["min_cosine"] == pytest.approx(1 / np.hypot(1, 0.1))
     assert found["ours"]["max_abs_error"] == pytest.approx(0.1 / np.hypot(1, 0.1), rel=1e-5)
 
@@ -167,7 +169,7 @@ def test_more_processes_than_cores_are_refused(tmp_path: Path) -> None:
 
 
 def test_each_process_of_an_accelerators_class_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = System(CLASS, "gpu")
+    gpu = backend_of("gpu")
     monkeypatch.setattr(cells, "cores_of", lambda cpus: [frozenset({cpu}) for cpu in sorted(cpus)])
     found = [Accelerator("gpu", at, f"GPU-{at}") for at in range(2)]
     monkeypatch.setattr(cells, "discover", lambda cpus: Machine([], gpus=found))
@@ -181,11 +183,11 @@ def test_each_process_of_an_accelerators_class_has_one(tmp_path: Path, monkeypat
 
 
 def test_onnx_is_a_class_even_where_none_is_configured() -> None:
-    own = Settings(classes={"onnx": ONNX_FP32.__class__(backend="onnx", token_budget=77)})
-    assert System(CLASS, "onnx").hardware_class(Settings()) == ONNX_FP32
-    assert System(CLASS, "onnx").hardware_class(own).token_budget == 77
+    own = Settings(classes={"onnx": HardwareClass(backend="onnx", token_budget=77)})
+    assert class_entry("onnx", Settings()) == HardwareClass(backend="onnx")
+    assert class_entry("onnx", own).token_budget == 77
     with pytest.raises(SettingsError, match="no hardware class 'onyx'"):
-        System(CLASS, "onyx").hardware_class(Settings())
+        class_entry("onyx", Settings())
 
 
 def test_a_model_is_found_by_its_entry(tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_pooling_by_hand_is_the_models(tmp_path: Path, facts: dict[str, object],
 def test_a_pooling_that_is_not_done_by_hand_is_refused(tmp_path: Path, facts: dict[str, object]) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(facts))
-    with pytest.raises(ModelError, match="neither mean nor cls"):
+    with pytest.raises(ModelError, match="a pooling other than mean and cls"):
         _pooling(tmp_path)
 
 

@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from embedctl_bench import asking as cli
-from embedctl_bench.asking import Asked, common
+from embedctl_bench.asking import common
+from embedctl_bench.measuring.asked import Asked
 from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
 from embedctl_workers.machine.devices import format_cpus, usable_cpus
 
@@ -133,7 +134,8 @@ def test_a_session_is_of_the_classes_as_they_are_configured(tmp_path: Path) -> N
 PROGRAM = """\
 import sys, time
 import click
-from embedctl_bench.asking import Asked, common, conclude
+from embedctl_bench.asking import common, conclude
+from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.report.report import Column, Report, Table
 
 def measure(number: int) -> int:

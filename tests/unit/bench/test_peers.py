@@ -16,16 +16,22 @@ import pytest
 
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import config_text
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Answered, Pool, Requested, Setting
-from embedctl_bench.peers.child import sample_of
-from embedctl_bench.peers.environments import ADAPTERS, HERE, PACKAGE, Unavailable, environment_for, is_installed
+from embedctl_bench.peers.child import Unavailable
+from embedctl_bench.peers.environments import ADAPTERS, HERE, PACKAGE, environment_for, is_installed
 from embedctl_bench.peers.models import FORMATS, Model, uncut
-from embedctl_bench.peers.registry import PEERS, SYSTEMS
+from embedctl_bench.peers.registry import PEERS
+from embedctl_bench.peers.tuned import sample_of
 from embedctl_bench.peers.workload import Workload
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import load_settings
 
 #: What runs where embedctl is not installed.
-GUESTS = {"__main__", "serving", *(SYSTEMS[name].module for name in PEERS), *(f"convert_{form}" for form in FORMATS)}
+GUESTS = {
+    "__main__",
+    "serving",
+    *(system.adapter.partition(":")[0] for system in PEERS.values()),
+    *(f"convert_{form}" for form in FORMATS),
+}
 
 
 class OneByOne:
@@ -58,8 +64,8 @@ class Queueing(OneByOne):
 
 @pytest.fixture
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    engine, processes = request.param
-    pool = Pool(f"{__name__}:{engine}", "model", [min(os.sched_getaffinity(0))] * processes, Setting(processes))
+    adapter, processes = request.param
+    pool = Pool(f"{__name__}:{adapter}", "model", [min(os.sched_getaffinity(0))] * processes, Setting(processes))
     yield pool
     pool.close()
 
@@ -106,7 +112,7 @@ def test_an_engine_that_fails_is_told_in_its_words_and_goes_on(pool: Pool) -> No
     with pytest.raises(RuntimeError, match="ValueError: a bad text"):
         pool.requests([["bad"]], {})
     assert len(pool.requests([["good"]], {}).answers) == 1
-    with pytest.raises(RuntimeError, match="the engine's process died"):
+    with pytest.raises(RuntimeError, match="the system's process died"):
         pool.requests([["deadly"]], {})
 
 

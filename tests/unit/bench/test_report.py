@@ -12,8 +12,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from embedctl_bench.report.files import write_report
 from embedctl_bench.report.plots import draw
-from embedctl_bench.report.report import Column, Plot, Report, Series, Table, write_report
+from embedctl_bench.report.report import Column, Plot, Report, Series, Table
 from embedctl_bench.report.text import is_number
 from tests.support.bench_reports import LENGTHS, sample_report
 

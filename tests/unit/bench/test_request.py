@@ -11,17 +11,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl_bench.asking import Asked
+from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.measuring.sampling import Rounds
-from embedctl_bench.peers.environments import Unavailable, requirements_of
-from embedctl_bench.peers.registry import PEERS, SYSTEMS
+from embedctl_bench.peers.child import Unavailable
+from embedctl_bench.peers.environments import requirements_of
+from embedctl_bench.peers.registry import PEERS, choose_peers, product_of
 from embedctl_bench.report import markdown
 from embedctl_bench.report.report import Claim, Report
-from embedctl_bench.request.command import QUICK, TENTH, WHOLE, Plan
+from embedctl_bench.request import command
 from embedctl_bench.request.published import OVER_SENTENCE_TRANSFORMERS, ROWS
-from embedctl_bench.request.report import claims_of, report_of
-from embedctl_bench.request.results import Result, Results, Run, Shape
-from embedctl_bench.request.systems import Ground, choose_peers, product
+from embedctl_bench.request.report import claims_of
+from embedctl_bench.request.report import report as made
+from embedctl_bench.request.results import (
+    QUICK,
+    TENTH,
+    WHOLE,
+    RequestPlan,
+    RequestResult,
+    RequestRun,
+    RequestShape,
+    RequestSystem,
+)
+from embedctl_bench.request.systems import RequestGround
 from embedctl_bench.request.texts import LONGEST, REQUESTS, SHORTEST, request_texts
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
@@ -58,9 +69,9 @@ def test_a_request_is_of_about_115_000_tokens_and_none_is_cut_at_512() -> None:
 
 
 def test_a_small_machine_runs_a_tenth_in_rounds_and_the_whole_once() -> None:
-    assert Plan.of(2, quick=False) == Plan(TENTH, 3, WHOLE)
-    assert Plan.of(16, quick=False) == Plan(WHOLE, 3, None)
-    assert Plan.of(64, quick=True) == Plan(QUICK, 2, None, repeats=0)
+    assert RequestPlan.of(2, quick=False) == RequestPlan(TENTH, 3, WHOLE)
+    assert RequestPlan.of(16, quick=False) == RequestPlan(WHOLE, 3, None)
+    assert RequestPlan.of(64, quick=True) == RequestPlan(QUICK, 2, None, repeats=0)
     assert (TENTH.texts, WHOLE.texts, len(TENTH.sizes), len(WHOLE.sizes)) == (255, 2550, 10, 10)
 
 
@@ -81,11 +92,11 @@ def test_peers_are_those_asked_for_else_those_installed(tmp_path: Path) -> None:
     install(tmp_path, "infinity")
     (tmp_path / "infinity" / "installed.txt").write_text("torch==1.0\n")  # of an older version of ours
     chosen, missing = choose_peers(None, tmp_path)
-    assert chosen == ["st-onnx", "st-onnx-int8"]
-    assert set(chosen) | set(missing) == set(PEERS)
+    assert [system.name for system in chosen] == ["st-onnx", "st-onnx-int8"]
+    assert {system.name for system in chosen} | set(missing) == set(PEERS)
     assert choose_peers((), tmp_path) == ([], [])
-    assert choose_peers(("all",), tmp_path) == (list(PEERS), [])
-    assert choose_peers(("infinity",), tmp_path) == (["infinity"], [])
+    assert choose_peers(("all",), tmp_path) == (list(PEERS.values()), [])
+    assert choose_peers(("infinity",), tmp_path) == ([PEERS["infinity"]], [])
     with pytest.raises(SettingsError, match=r"--peers: there is no fastembd\. Known: st-torch, .*or all, or none"):
         choose_peers(("st-torch", "fastembd"), tmp_path)
 
@@ -108,24 +119,25 @@ def asked(cpus: int = 2, **changes: Any) -> Asked:
 
 def test_our_workers_share_the_cpus_evenly_and_an_accelerator_has_one() -> None:
     def counts(hardware: str, cpus: int) -> list[int]:
-        return [setting.load["workers"] for setting in product(hardware, asked(cpus)).settings]
+        return [setting.load["workers"] for setting in product_of(hardware, Settings(), cpus).settings]
 
     assert counts("cpu", 1) == [1]
     assert counts("cpu-int8", 6) == [1, 2]
     assert counts("cpu", 8) == [1, 2, 4, 8]
     assert counts("gpu", 8) == [1]
-    assert product("cpu-int8", asked()).precision == "int8"
+    system = command.product("cpu-int8", asked(settings=Settings(chunk_size=77)))
+    assert (system.precision, system.fixed["chunk"]) == ("int8", 77)
 
 
-def ground(checked: Shape, reference: np.ndarray) -> Ground:
+def ground(checked: RequestShape, reference: np.ndarray) -> RequestGround:
     nothing: Any = SimpleNamespace()
-    return Ground("m", nothing, nothing, checked, reference, [0], Path(), nothing, quick=False)
+    return RequestGround("m", nothing, nothing, reference, [0], Path(), nothing, quick=False, checked=checked)
 
 
 def test_the_first_texts_of_each_request_are_compared_with_their_references() -> None:
     vectors = np.eye(7, dtype=np.float32)
     reference = vectors[[0, 1, 4, 5]]  # two of the four texts of one request, and two of the three of the other
-    checked, shape = Shape("checked", "", (2, 2)), Shape("whole", "", (4, 3))
+    checked, shape = RequestShape("checked", "", (2, 2)), RequestShape("whole", "", (4, 3))
     assert ground(checked, reference).compare(vectors, shape)["max_abs_error"] == 0
     vectors[2] = vectors[3] = vectors[6] = 0
     assert ground(checked, reference).compare(vectors, shape)["min_cosine"] == 1
@@ -136,29 +148,31 @@ def test_the_first_texts_of_each_request_are_compared_with_their_references() ->
 
 def test_vectors_of_another_shape_are_no_result() -> None:
     with pytest.raises(Unavailable, match=r"vectors of shape \(3, 4\) for 4 texts"):
-        ground(Shape("", "", (2, 2)), np.eye(4, dtype=np.float32)).compare(
-            np.ones((3, 4), np.float32), Shape("", "", (2, 2))
+        ground(RequestShape("", "", (2, 2)), np.eye(4, dtype=np.float32)).compare(
+            np.ones((3, 4), np.float32), RequestShape("", "", (2, 2))
         )
 
 
-def run(seconds: float, *, tokens: int = 115_000, error: float = 2e-7) -> Run:
+def run(seconds: float, *, tokens: int = 115_000, error: float = 2e-7) -> RequestRun:
     latencies = [seconds * (at + 1) / REQUESTS for at in range(REQUESTS)]
-    return Run(seconds, seconds + 0.1, tokens, latencies, error, min_cosine=0.99, mean_cosine=0.995)
+    return RequestRun(seconds, tokens, error, 0.99, 0.995, fetched=seconds + 0.1, latencies=latencies)
 
 
-def measured(name: str, *seconds: float, precision: str = "fp32", **facts: Any) -> Result:
+def measured(name: str, *seconds: float, precision: str = "fp32", **facts: Any) -> RequestSystem:
     ours = name.startswith("embedctl")
     runs = [run(each, **facts) for each in seconds]
-    return Result(
+    return RequestSystem(
         name, name, precision, ours=ours, rounds=Rounds(runs, {str(at): each for at, each in enumerate(runs)})
     )
 
 
-def results(*systems: Result, **facts: Any) -> Results:
-    return Results("m", TENTH, 3, WHOLE, limit=512, lengths=[450] * 255, systems=list(systems), **facts)
+def results(*systems: RequestSystem, **facts: Any) -> RequestResult:
+    return RequestResult(
+        "m", RequestPlan(TENTH, 3, WHOLE), limit=512, lengths=[450] * 255, systems=list(systems), **facts
+    )
 
 
-def claim(found: Results, what: str) -> Claim:
+def claim(found: RequestResult, what: str) -> Claim:
     (only,) = [each for each in claims_of(found) if what in each.what]
     return only
 
@@ -172,11 +186,11 @@ def test_ratios_are_medians_of_rounds_and_stand_beside_the_published_one() -> No
     assert "16 virtual CPUs of Cascade Lake" in slower.why
 
 
-def test_without_sentence_transformers_nothing_is_said_of_ratios() -> None:
+def test_without_sentence_transformers_there_are_no_ratios() -> None:
     found = results(measured("embedctl-cpu", 5.0), measured("fastembed", 7.0), uninstalled=["st-torch"])
     assert [each.what for each in claims_of(found) if "against" in each.what] == []
-    report = report_of([found], asked())
-    assert any("nothing is said of ratios" in note for note in report.notes)
+    report = made([found], asked())
+    assert any("there are no ratios to it" in note for note in report.notes)
     assert any("not installed, and so not measured: st-torch" in note for note in report.notes)
     assert {row["times_sentence_transformers"] for row in table(report, "rounds")} == {None}
 
@@ -194,7 +208,7 @@ def test_a_peer_that_is_ahead_is_bold_and_so_is_the_claim() -> None:
         measured("ctranslate2", 9.0),
         measured("st-torch", 20.0),
     )
-    report = report_of([found], asked())
+    report = made([found], asked())
     rows = {row["system"]: row for row in table(report, "rounds")}
     assert list(rows) == ["ctranslate2-int8", "embedctl-cpu-int8", "embedctl-cpu", "ctranslate2", "st-torch"]
     assert [name for name, row in rows.items() if row["_bold"]] == ["ctranslate2-int8"]
@@ -218,7 +232,7 @@ def test_a_peer_that_is_ahead_is_bold_and_so_is_the_claim() -> None:
 )
 def test_what_cuts_texts_or_is_not_fp32_is_named_and_not_compared(facts: dict[str, Any], remark: str) -> None:
     found = results(measured("embedctl-cpu", 8.0), measured("fastembed", 2.0, **facts), measured("st-torch", 20.0))
-    row = next(row for row in table(report_of([found], asked()), "rounds") if row["system"] == "fastembed")
+    row = next(row for row in table(made([found], asked()), "rounds") if row["system"] == "fastembed")
     assert (row["remark"], row["_bold"]) == (remark, False)
     assert "st-torch, the fastest of them" in claim(found, "faster in fp32").ours
     assert found.finalists() == ["embedctl-cpu", "st-torch"]
@@ -232,12 +246,12 @@ def test_the_whole_shape_is_run_by_ours_and_the_fastest_other_of_each_of_our_pre
         measured("st-openvino", 9.0),
         measured("ctranslate2-int8", 4.0, precision="int8"),
         measured("st-onnx-int8", 6.0, precision="int8"),
-        Result("infinity", "infinity", "fp32", ours=False, unavailable="it died"),
+        RequestSystem("infinity", "infinity", "fp32", ours=False, unavailable="it died"),
     )
     assert found.finalists() == ["embedctl-cpu", "embedctl-cpu-int8", "st-openvino", "ctranslate2-int8"]
     found.systems[0].whole = run(75.0, tokens=1_150_000)
     found.systems[3].whole = run(70.0, tokens=1_150_000)
-    report = report_of([found], asked())
+    report = made([found], asked())
     rows = table(report, "whole")
     assert [(row["system"], row["_bold"]) for row in rows] == [("st-openvino", True), ("embedctl-cpu", False)]
     assert rows[1]["requests_per_s"] == pytest.approx(10 / 75)
@@ -252,7 +266,7 @@ def test_the_whole_shape_is_run_by_ours_and_the_fastest_other_of_each_of_our_pre
 
 def test_percentiles_are_of_all_requests_and_noise_is_flagged() -> None:
     found = results(measured("embedctl-cpu", 8.0, 8.1, 10.0), measured("st-torch", 20.0, 20.1, 20.2))
-    rows = {row["system"]: row for row in table(report_of([found], asked(price=0.5)), "rounds")}
+    rows = {row["system"]: row for row in table(made([found], asked(price=0.5)), "rounds")}
     assert [rows[name]["_noisy"] for name in ("embedctl-cpu", "st-torch")] == [True, False]
     times = [latency for each in found.systems[0].runs for latency in each.latencies]
     assert rows["embedctl-cpu"]["p95"] == pytest.approx(np.percentile(times, 95))
@@ -263,7 +277,7 @@ def test_percentiles_are_of_all_requests_and_noise_is_flagged() -> None:
 def test_accuracy_is_the_worst_of_all_runs() -> None:
     found = results(measured("embedctl-cpu", 8.0, 8.1))
     found.systems[0].whole = run(80.0, error=3e-5)
-    (row,) = table(report_of([found], asked()), "systems")
+    (row,) = table(made([found], asked()), "systems")
     assert row["max_abs_error"] == "3.0e-05"
     assert claim(found, "those of torch in fp32").met
     found.systems[0].whole = run(80.0, error=2e-4)
@@ -272,26 +286,24 @@ def test_accuracy_is_the_worst_of_all_runs() -> None:
 
 def test_texts_that_are_cut_are_told() -> None:
     found = results(measured("embedctl-cpu", 8.0))
-    assert "are cut" not in report_of([found], asked()).workload
+    assert "are cut" not in made([found], asked()).workload
     found.limit = 449
-    assert "m takes 449 tokens: 255 of 255 texts are cut." in report_of([found], asked()).workload
+    assert "m takes 449 tokens: 255 of 255 texts are cut." in made([found], asked()).workload
 
 
 def test_a_run_survives_json() -> None:
     before = run(8.0)
-    assert Run.of_json(json.loads(json.dumps(before.to_json()))) == before
+    assert RequestRun.of_json(json.loads(json.dumps(before.to_json()))) == before
 
 
 def test_nothing_measured_still_makes_a_report() -> None:
-    report = report_of([results()], asked())
+    report = made([results()], asked())
     assert [each.name for each in report.tables] == ["published"]
     assert list(report.claims) == []
     assert markdown.page(report)
 
 
 def test_every_peer_has_a_label_and_pinned_requirements() -> None:
-    from embedctl_bench.request.systems import result_of
-
-    for name in PEERS:
-        assert result_of(SYSTEMS[name]).label
-        assert "==" in requirements_of(SYSTEMS[name].environment).read_text()
+    for system in PEERS.values():
+        assert RequestSystem.of(system).label
+        assert "==" in requirements_of(system.environment).read_text()

@@ -8,28 +8,18 @@ from typing import Any
 import pytest
 
 from embedctl_bench.measuring.cells import Bench, Case, Found
-from embedctl_bench.measuring.engines import CLASS, Samples, System
+from embedctl_bench.measuring.sampled import Samples
+from embedctl_bench.peers.registry import FLOOR, System, backend_of
 from embedctl_bench.report.report import Report
 from embedctl_bench.study import command as study
-from embedctl_bench.study.command import (
-    FULL,
-    INT8,
-    MATRIX_PRODUCTS,
-    QUICK,
-    SETUPS,
-    TORCH,
-    Result,
-    Setup,
-    measure,
-    requests_of,
-    setups_for,
-)
+from embedctl_bench.study.command import FULL, QUICK, measure, requests_of, setups_for
 from embedctl_bench.study.report import report
+from embedctl_bench.study.results import INT8, ONNX, SETUPS, TORCH, Setup, StudyResult
 from embedctl_config.errors import ModelError
 from embedctl_workers.models.files import ModelFiles
 from tests.support.bench import asked, steady
 
-CPU = System(CLASS, "cpu")
+CPU = backend_of("cpu")
 MODEL = ModelFiles("mini", Path(), "f" * 64)
 MEMORY = {"peak": 500e6, "weights": 90e6, "engine": "made up"}
 ACCURACY = {"max_abs_error": 0.01, "min_cosine": 0.98, "mean_cosine": 0.993}
@@ -42,12 +32,12 @@ def found(rate: float, batch: int) -> Found:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     wanted = asked(tmp_path, classes=("cpu", "cpu-int8"), price=1.0)
-    engines = type("None", (), {"keep": lambda self, seats, model: None})()
-    return Bench(wanted, wanted.session("study", 10), engines, 3)
+    processes = type("None", (), {"keep": lambda self, seats, model: None})()
+    return Bench(wanted, wanted.session("study", 10), processes, 3)
 
 
-def result_of(rates: dict[Setup, float]) -> Result:
-    result = Result(MODEL, "shown")
+def result_of(rates: dict[Setup, float]) -> StudyResult:
+    result = StudyResult(MODEL, "shown")
     for setup in rates:
         result.memory[setup] = {**MEMORY, "weights": 23e6} if setup.system == INT8 else MEMORY
     result.sustained = {setup.label: found(rate, setup.batch) for setup, rate in rates.items()}
@@ -56,7 +46,7 @@ def result_of(rates: dict[Setup, float]) -> Result:
     return result
 
 
-def made(bench: Bench, result: Result) -> Report:
+def made(bench: Bench, result: StudyResult) -> Report:
     with bench.session:
         return report([result], setups_for(("cpu", "cpu-int8")), bench, FULL)
 
@@ -118,7 +108,7 @@ def test_units_of_a_row(bench: Bench) -> None:
 
 def test_the_sweep_is_beside_the_floor(bench: Bench) -> None:
     result = result_of({SETUPS[0]: 100.0})
-    result.sweep = {(TORCH, 8): found(120, 8), (MATRIX_PRODUCTS, 8): found(480, 8), (TORCH, 1): found(100, 1)}
+    result.sweep = {(TORCH, 8): found(120, 8), (FLOOR, 8): found(480, 8), (TORCH, 1): found(100, 1)}
     result.padding = {(TORCH, 8): 0.5}
     whole = made(bench, result)
     rows = {(row["system"], row["batch"]): row for row in whole.tables[1].rows}
@@ -142,7 +132,7 @@ def test_each_part_is_measured_and_a_setup_that_fails_is_left_out(
 
     class Process:
         def __init__(self, system: System, *arguments: Any) -> None:
-            if system == study.ONNX:
+            if system == ONNX:
                 raise ModelError("no onnxruntime")
             self.facts = type("Facts", (), {"model_bytes": 90, "engine": "made up"})
             self.sample = self.close = lambda *arguments: None
@@ -155,17 +145,17 @@ def test_each_part_is_measured_and_a_setup_that_fails_is_left_out(
         keys[key] = list(cases)
         return {name: found(100.0, len(case.requests[0])) for name, case in cases.items()}
 
-    monkeypatch.setattr(study, "Engine", Process)
+    monkeypatch.setattr(study, "SampledProcess", Process)
     monkeypatch.setattr(Bench, "measure", cells)
     monkeypatch.setattr(Bench, "alone", lambda self, system, model: Process(system))
     monkeypatch.setattr(Bench, "accuracy", lambda self, requests, *arguments: dict.fromkeys(requests, ACCURACY))
-    result = Result(MODEL, "shown")
+    result = StudyResult(MODEL, "shown")
     with bench.session:
         measure(bench, result, setups_for(("cpu",)), QUICK)
     left = ["torch, single", "torch, batch 32", "ONNX int8, single", "ONNX int8, batched"]
     left += ["class cpu, single", "class cpu, batch 32"]
     assert keys["latency"] == keys["sustained"] == left
-    systems = [TORCH.name, INT8.name, CPU.name, MATRIX_PRODUCTS.name]
+    systems = [TORCH.name, INT8.name, CPU.name, FLOOR.name]
     assert {key: names for key, names in keys.items() if "sweep" in key} == {
         f"sweep, batch {batch}": systems for batch in (1, 8, 32)
     }

@@ -24,7 +24,7 @@ from tests.support.browser import chromium, errors_logged
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
-BENCHMARKS = ("request", "matrix", "study", "grid")
+BENCHMARKS = ("request", "matrix", "study", "grid", "engines")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: `--version` does nothing else; the others may be given several times, which a variable can't say.
 WITHOUT_VARIABLE = {
@@ -33,6 +33,7 @@ WITHOUT_VARIABLE = {
     ("embedctl up", "--class"),
     ("embedctl up", "--model"),
     *((f"embedctl bench {name}", option) for name in BENCHMARKS for option in ("--model", "--class")),
+    ("embedctl bench engines", "--workload"),
 }
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 #: What a page of the site loads, and where its links lead.

@@ -10,7 +10,7 @@ from ctranslate2.converters import TransformersConverter
 
 
 def main() -> None:
-    """Write the weights, and what our wrapper reads of the model's own files."""
+    """Write the weights, and the model's files that our wrapper reads."""
     source, target = map(Path, sys.argv[1:])
     TransformersConverter(str(source)).convert(str(target))
     for name in ("tokenizer.json", "sentence_bert_config.json"):

@@ -1,4 +1,4 @@
-"""Convert a model to ONNX: fp32, the same with its operators fused, and int8 (optimum's own ways)."""
+"""Convert a model to ONNX with optimum: fp32, fp32 with fused operators, and int8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CTranslate2's BERT encoder, with what it leaves to its caller: tokenising, sorting, batches and pooling."""
+"""CTranslate2's BERT encoder, with the steps that it leaves to its caller: tokenise, sort, batch, pool."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from .serving import Vectors
 
 
-class Engine:
-    """Batches of at most `budget` tokens by length, so that a row is hardly ever padded."""
+class CTranslate2Adapter:
+    """Batches of at most `budget` tokens, sorted by length, so that there is hardly any padding."""
 
     def __init__(self, model: Path, threads: int, compute: str = "float32", workers: int = 1) -> None:
         self._encoder = Encoder(
@@ -32,7 +32,7 @@ class Engine:
         self._dim = pooling["word_embedding_dimension"]
 
     def encode(self, texts: Sequence[str], budget: int) -> Vectors:
-        """Sorted, in batches, pooled and made of unit length."""
+        """Sort, batch, pool, and scale to unit length."""
         ids = [each.ids for each in self._tokenizer.encode_batch(list(texts))]
         vectors = np.empty((len(ids), self._dim), np.float32)
 
@@ -44,7 +44,7 @@ class Engine:
         return vectors
 
     def count(self, texts: Sequence[str]) -> int:
-        """After the model's cut."""
+        """After truncation."""
         return sum(len(each.ids) for each in self._tokenizer.encode_batch(list(texts)))
 
     def _pooled(self, ids: list[list[int]]) -> Vectors:
@@ -58,7 +58,7 @@ class Engine:
 
 
 def _batches(ids: list[list[int]], budget: int) -> list[list[int]]:
-    """Rows by falling length: the largest batch comes first, so the last ones even out what threads have left."""
+    """Rows by falling length: the largest batch comes first, so that threads end at about the same time."""
     batches: list[list[int]] = []
     for row in sorted(range(len(ids)), key=lambda row: -len(ids[row])):
         if not batches or (len(batches[-1]) + 1) * len(ids[batches[-1][0]]) > budget:

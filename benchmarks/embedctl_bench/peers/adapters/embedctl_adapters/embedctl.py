@@ -1,15 +1,16 @@
-"""Our own engine, called directly: what a worker does with a chunk, less the queue."""
+"""Our own engine, called directly: a worker's steps for a chunk, without the queue."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from embedctl.chunking import chunks_of
 from embedctl.records import records_of
-from embedctl_config.hardware import ModelEntry
+from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
 from embedctl_workers.encoding.loading import load_encoder
@@ -20,14 +21,17 @@ from .serving import Vectors
 _OPTIONS = {"normalize": True}
 
 
-class Engine:
-    """`ChunkEncoder` over chunks of `chunk` records, with a hardware class's own options."""
+class EngineAdapter:
+    """`ChunkEncoder` over chunks of `chunk` records, with the fields of a hardware class's entry."""
 
-    def __init__(self, model: Path, threads: int, chunk: int, cache: str, hardware: str = "cpu") -> None:
-        self._settings = Settings(chunk_size=chunk, models={model.name: ModelEntry(source=str(model))})
-        entry = self._settings.hardware_class(hardware)
-        # As a worker loads it: what a class leaves open, such as its token budget, is settled there.
-        self._encoder = load_encoder(self._settings, entry, model.name, Host(threads=threads, cache=Path(cache)))
+    def __init__(
+        self, model: Path, threads: int, chunk: int, cache: str, hardware: str, entry: Mapping[str, Any]
+    ) -> None:
+        classes = {hardware: HardwareClass(**entry)}
+        self._settings = Settings(chunk_size=chunk, models={model.name: ModelEntry(source=str(model))}, classes=classes)
+        host = Host(threads=threads, cache=Path(cache))
+        # As a worker loads it: this settles what the class leaves open, such as its token budget.
+        self._encoder = load_encoder(self._settings, classes[hardware], model.name, host)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Chunk after chunk."""
@@ -37,7 +41,7 @@ class Engine:
         )
 
     def count(self, texts: Sequence[str]) -> int:
-        """After the model's cut."""
+        """After truncation."""
         return sum(int(self._encoder.prepare(each, _OPTIONS).tokens.lengths.sum()) for each in self._chunks(texts))
 
     def _chunks(self, texts: Sequence[str]) -> list[ChunkInput]:

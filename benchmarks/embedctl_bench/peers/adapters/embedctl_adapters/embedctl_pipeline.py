@@ -1,4 +1,4 @@
-"""Our whole product on one machine: a private Redis, pinned workers, and jobs through them from several clients."""
+"""Our whole product on one machine: a private Redis, pinned workers, and jobs of several clients."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from embedctl_config.settings import Settings, load_settings
 
 from .serving import Answered, Requested, Timed, error_of
 
-#: Processes that submit requests; each submits what it has of them at once.
+#: Processes that submit requests; each submits its share at once.
 CLIENTS = 5
 
 
-class Engine:
+class ProductAdapter:
     """A job, or several at once. The workers, the Redis and the clients share this process's CPUs."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Engine:
         return Timed(vectors, ended - began, status.tokens, began, ended)
 
     def requests(self, requests: Sequence[Sequence[str]]) -> Requested:
-        """Each request a job, from several processes at once, timed from before they submit."""
+        """Each request as a job, from several processes at once, timed from before they submit."""
         if not self._clients:
             self._clients = [self._client() for _ in range(CLIENTS)]
         for number, client in enumerate(self._clients):
@@ -106,12 +106,12 @@ class Engine:
         process.start()
         theirs.close()
         self._stack.callback(process.join)
-        self._stack.callback(process.terminate)  # of a Redis that nobody needs any more
+        self._stack.callback(process.terminate)  # it uses a Redis that is about to be stopped
         return ours
 
 
 def config_text(model: Path, cache: str, hardware: str, entry: Mapping[str, Any]) -> str:
-    """A configuration file with one model and one hardware class, whatever else is set for the one who measures."""
+    """A configuration file with one model and one hardware class, and none of the user's other settings."""
     lines = [f"cache_dir = {_toml(cache)}", f"[models.{_toml(model.name)}]", f"source = {_toml(str(model))}"]
     if entry:
         lines += [f"[classes.{hardware}]", *(f"{name} = {_toml(value)}" for name, value in entry.items())]
@@ -119,15 +119,15 @@ def config_text(model: Path, cache: str, hardware: str, entry: Mapping[str, Any]
 
 
 def _toml(value: Any) -> str:
-    """A setting's value: texts, numbers and lists of them look alike in JSON and in TOML."""
+    """A setting's value: strings, numbers and lists look alike in JSON and in TOML."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml(name)} = {_toml(each)}" for name, each in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 
 def _serve_client(connection: Connection, settings: Settings, options: JobOptions) -> None:
-    """One process that submits: texts in, then a word to begin, then vectors out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine ends it
+    """A client process: it gets texts, then a word to begin, and returns vectors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the adapter ends it
     broker = Broker.connect(settings)
     with suppress(EOFError):
         while True:
@@ -137,7 +137,7 @@ def _serve_client(connection: Connection, settings: Settings, options: JobOption
             try:
                 with ThreadPoolExecutor(max(1, len(requests))) as threads:
                     connection.send(list(threads.map(partial(_request, broker, options), requests)))
-            except Exception as error:  # noqa: BLE001  (whatever it is, the engine says it)
+            except Exception as error:  # noqa: BLE001  (the adapter reports it)
                 connection.send(error_of(error))
 
 
@@ -147,7 +147,7 @@ def _request(broker: Broker, options: JobOptions, texts: Sequence[str]) -> Answe
     vectors = job.vectors()
     fetched = time.monotonic()
     assert status.ended_at
-    # The end is told by the clock of Redis, which is this machine's.
+    # The end is given by Redis' clock, which is this machine's.
     stored = status.ended_at.timestamp() - time.time() + time.monotonic()
     job.discard()
     return Answered(vectors, at=stored, fetched=fetched, tokens=status.tokens)
@@ -172,7 +172,7 @@ def _answers(client: Connection) -> list[Answered]:
 
 
 def _forget_settings(folder: Path) -> None:
-    """Measure the product as it comes, whatever is set for the one who measures."""
+    """Forget the user's settings, so that the product is measured as it comes."""
     for variable in [name for name in os.environ if name.startswith("EMBEDCTL_")]:
         del os.environ[variable]
     os.environ["XDG_CONFIG_HOME"] = str(folder)

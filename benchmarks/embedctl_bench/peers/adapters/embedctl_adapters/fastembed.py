@@ -1,4 +1,4 @@
-"""fastembed on a local model. It does not sort by length, and before 0.9 it cut at `tokenizer.json`'s 128 tokens."""
+"""fastembed on a local model. It does not sort by length; before 0.9 it truncated at `tokenizer.json`'s 128 tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastembed.common.model_description import ModelSource, PoolingType
 from .serving import Vectors
 
 
-class Engine:
+class FastembedAdapter:
     """`TextEmbedding.embed`, with the model's own maximum length forced; `sort` gives it texts by length."""
 
     def __init__(self, model: Path, threads: int) -> None:
@@ -34,12 +34,12 @@ class Engine:
         self._tokenizer.enable_truncation(config["max_position_embeddings"])
 
     def encode(self, texts: Sequence[str], batch: int, sort: bool) -> Vectors:
-        """In batches as the texts come, or by length."""
+        """Encode in batches, in the order of the texts or of their lengths."""
         order = sorted(range(len(texts)), key=lambda at: len(texts[at])) if sort else list(range(len(texts)))
         vectors = np.empty((len(texts), self._model.embedding_size), np.float32)
         vectors[order] = list(self._model.embed([texts[at] for at in order], batch_size=batch))
         return vectors
 
     def count(self, texts: Sequence[str]) -> int:
-        """After the forced cut."""
+        """After truncation to the forced length."""
         return sum(sum(each.attention_mask) for each in self._tokenizer.encode_batch(list(texts)))

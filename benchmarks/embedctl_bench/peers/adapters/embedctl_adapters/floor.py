@@ -1,6 +1,6 @@
 """The floor: a model's matrix products alone, without a token of padding, by the fastest product that torch has.
 
-No engine of the same precision can be faster, unless its products are. Attention's own products are left out.
+No engine of the same precision can be faster unless its products are faster. Attention's products are left out.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .serving import Vectors
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-#: Layers, hidden size and that between a feed-forward block's two products: BERT's words, and DistilBERT's.
+#: Layers, hidden size and inner size of a feed-forward block: BERT's names, and DistilBERT's.
 _SIZES = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("intermediate_size", "hidden_dim"))
 
 
-class Engine:
+class FloorAdapter:
     """All tokens of all texts through every layer's weights, at most `budget` at a time; there are no vectors."""
 
     def __init__(self, model: Path, threads: int, product: str, budget: int) -> None:
@@ -30,7 +30,7 @@ class Engine:
         layers, hidden, inner = (config.get(bert) or config[distilbert] for bert, distilbert in _SIZES)
         shapes = [(3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)]
         make = {"mm": _mm, "prepacked": _prepacked}[product]
-        # Each layer has weights of its own, as a model has: they don't all stay in the cache.
+        # Each layer has weights of its own, as in a model, so that they don't all stay in the CPU's cache.
         self._products = [(make(torch.randn(shape), budget), shape[1]) for _ in range(layers) for shape in shapes]
         self._inputs = {width: torch.randn(budget, width) for width in (hidden, inner)}
         self._budget = budget
@@ -40,7 +40,7 @@ class Engine:
         self._counts: dict[tuple[str, ...], int] = {}
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Multiply; the vectors have no components."""
+        """Multiply; return vectors without components."""
         left = self.count(texts)
         with torch.no_grad():
             while left > 0:
@@ -51,7 +51,7 @@ class Engine:
         return np.empty((len(texts), 0), np.float32)
 
     def count(self, texts: Sequence[str]) -> int:
-        """Tokens, counted once: tokenising is no part of the floor."""
+        """Tokens, counted once: the floor does not include tokenising."""
         key = tuple(texts)
         if key not in self._counts:
             self._counts[key] = sum(len(each.ids) for each in self._tokenizer.encode_batch(list(texts)))

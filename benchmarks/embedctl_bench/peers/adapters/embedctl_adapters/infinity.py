@@ -1,4 +1,4 @@
-"""infinity's engine without its HTTP server. It sorts what waits in its queue by length."""
+"""infinity's engine without its HTTP server. It sorts the texts in its queue by length."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 from .serving import Answered, Requested, Vectors
 
 
-class Engine:
-    """`AsyncEmbeddingEngine.embed` on torch, in fp32. The batch size is one of loading."""
+class InfinityAdapter:
+    """`AsyncEmbeddingEngine.embed` on torch, in fp32. The batch size is an option for loading."""
 
     def __init__(self, model: Path, threads: int, batch: int) -> None:
         torch.set_num_threads(threads)
@@ -26,7 +26,7 @@ class Engine:
             device="cpu",
             dtype="float32",
             batch_size=batch,
-            bettertransformer=False,  # optimum's, which this transformers has no more
+            bettertransformer=False,  # optimum's, which these transformers no longer have
             model_warmup=False,
         )
         self._engine = AsyncEmbeddingEngine.from_args(arguments)

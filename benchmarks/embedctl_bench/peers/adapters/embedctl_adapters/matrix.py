@@ -1,4 +1,4 @@
-"""The device's matrix products alone, as `embedctl model verify` measures them: what engines' rates are a share of."""
+"""The device's matrix products alone, as `embedctl model verify` measures them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .serving import Timed
 _SECONDS = 1.0
 
 
-class Engine:
-    """Seconds are those in which the device would do the texts' operations at its matrix rate; there are no vectors."""
+class MatrixAdapter:
+    """Its seconds are computed: those of the texts' operations at the device's matrix rate. It makes no vectors."""
 
     def __init__(self, model: Path, threads: int, hardware: str) -> None:
         products, shape = matrix_products(SHIPPED_CLASSES[hardware], threads), shape_of(model)
@@ -32,7 +32,7 @@ class Engine:
         self._counted: tuple[Sequence[str], Rows] = ((), np.zeros(0, np.int64))
 
     def encode(self, texts: Sequence[str]) -> Timed:
-        """The device multiplies for a while; every token of the texts counts."""
+        """Multiply for a second; every token of the texts counts."""
         lengths = self._lengths(texts)
         seconds = self._shape.flop(lengths) / self._products.rate(_SECONDS)
         return Timed(np.empty((len(texts), 0), np.float32), seconds, int(lengths.sum()))

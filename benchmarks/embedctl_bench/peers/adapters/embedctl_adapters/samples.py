@@ -1,4 +1,4 @@
-"""A process that answers requests for samples, and that of a peer: `python -m embedctl_adapters.samples REQUEST`.
+"""The child's side of a process that times requests; `python -m embedctl_adapters.samples REQUEST` is one of a peer.
 
     →  {"engine": …, "threads": …, "max_tokens": …, "model_bytes": …}   or {"error": …} at any time
     {"do": "sample", "batches": [[…], …], "seconds": 3.3, "least": 2, "most": 67, "workers": 1}
@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from .serving import Vectors
 
-#: Seconds that a request spent before the model, in it and behind it; zeros where a system does not show them.
+#: Seconds that a request spent before the model, in it and after it; zeros if the system does not show its steps.
 Steps = tuple[float, float, float]
 UNSHOWN: Steps = (0.0, 0.0, 0.0)
-#: A request that takes longer than this (seconds) is warm for good after one run.
+#: A request that takes longer than this (seconds) needs one warm-up only.
 _LONG = 1.0
 _UNLIMITED = 1 << 30
-#: What a peer chooses its options with: so many texts of so many words.
+#: The texts with which a peer chooses its options: their number, and words in each.
 _TRIAL = (32, 40)
 
 
@@ -42,8 +42,8 @@ class Runner(Protocol):
     """A loaded model.
 
     Attributes:
-        engine: what executes it, in words for people.
-        max_tokens: of a text, special ones included.
+        engine: what executes it, for people.
+        max_tokens: of the longest text that it takes whole, special tokens included.
         model_bytes: of its weights as they are stored.
     """
 
@@ -56,7 +56,7 @@ class Runner(Protocol):
         ...
 
     def count(self, texts: Sequence[str]) -> tuple[int, int]:
-        """Tokens of these texts, and those that are computed for them, padding included. Nothing is timed."""
+        """Tokens of these texts, and tokens computed for them, padding included. Nothing is timed."""
         ...
 
 
@@ -71,7 +71,7 @@ class Sampler:
     def sample(
         self, batches: Sequence[Sequence[str]], *, seconds: float, least: int, most: int, workers: int
     ) -> dict[str, Any]:
-        """Run the requests in turn until the effort is made; a run before that warms up and is not counted."""
+        """Run the requests in turn until the effort is spent; one run before that warms up and does not count."""
         self._warm_up(batches[0])
         lock: AbstractContextManager[object] = nullcontext() if workers == 1 else threading.Lock()
         latencies: list[float] = []
@@ -95,7 +95,7 @@ class Sampler:
         if workers == 1:
             work()
         else:
-            # The same threads every time: an OpenMP runtime keeps threads of its own for each of them.
+            # The same threads every time, because an OpenMP runtime keeps a pool for each thread that called it.
             pool = self._pools.setdefault(workers, ThreadPoolExecutor(workers))
             for done in [pool.submit(work) for _ in range(workers)]:
                 done.result()
@@ -111,7 +111,7 @@ class Sampler:
             self._warm.add(shape)
 
     def encode(self, texts: Sequence[str], batch: int) -> dict[str, Any]:
-        """Vectors of the texts, from requests of so many."""
+        """Vectors of the texts, from requests of `batch` texts."""
         parts = [self._runner.run(texts[at : at + batch])[0] for at in range(0, len(texts), batch)]
         return {"vectors": base64.b64encode(b"".join(part.tobytes() for part in parts)).decode()}
 
@@ -126,7 +126,7 @@ class Sampler:
 
 
 def peak_bytes() -> int:
-    """Of this program since it began: what `getrusage` says includes the process that started it. 0 where unknown."""
+    """Peak memory of this program; 0 if unknown. `getrusage` would include the process that started it."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -138,16 +138,16 @@ def peak_bytes() -> int:
 def serve(load: Callable[[Mapping[str, Any]], tuple[Runner, int]]) -> None:
     """Load what the command line asks for, and answer until standard input ends.
 
-    Whatever else is printed goes to standard error, which is the parent's log.
+    All other output goes to standard error, which is the parent's log.
 
     Args:
-        load: gives the model, and its compute threads.
+        load: returns the model and its number of compute threads.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         runner, threads = load(json.loads(sys.argv[1]))
-    except Exception as error:  # noqa: BLE001  (whatever it is, the parent says it)
+    except Exception as error:  # noqa: BLE001  (the parent reports it)
         answers.write(json.dumps(_told(error)) + "\n")
         sys.exit(1)
     facts = {
@@ -171,12 +171,13 @@ def _told(error: Exception) -> dict[str, Any]:
     return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
-class _Peer:
-    """A peer's adapter, with the options that were fastest on one request; it does not show its steps."""
+class AdapterRunner:
+    """A peer's adapter, with the options that were fastest on one request. It does not show its steps."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
-        module, folder = import_module(f".{request['module']}", __package__), Path(request["folder"])
-        self._engine: Any = module.Engine(folder, len(request["cpus"]), **request["load"])
+        module, _, name = request["adapter"].partition(":")
+        adapter = getattr(import_module(module, __package__), name)
+        self._adapter: Any = adapter(Path(request["folder"]), len(request["cpus"]), **request["load"])
         self._options: Mapping[str, Any] = self._fastest(request["options"])
         chosen = {**request["load"], **self._options}
         self.engine = ", ".join([request["label"], *(f"{name} {value}" for name, value in chosen.items())])
@@ -188,18 +189,18 @@ class _Peer:
         trial = [f"request {at}: " + "stone " * (words + at % 8) for at in range(texts)]
 
         def seconds(each: Mapping[str, Any]) -> float:
-            self._engine.encode(trial, **each)
+            self._adapter.encode(trial, **each)
             began = time.perf_counter()
-            self._engine.encode(trial, **each)
+            self._adapter.encode(trial, **each)
             return time.perf_counter() - began
 
         return options[0] if len(options) == 1 else min(options, key=seconds)
 
     def run(self, texts: Sequence[str]) -> tuple[Vectors, Steps]:
-        return self._engine.encode(texts, **self._options), UNSHOWN
+        return self._adapter.encode(texts, **self._options), UNSHOWN
 
     def count(self, texts: Sequence[str]) -> tuple[int, int]:
-        tokens = int(self._engine.count(texts))
+        tokens = int(self._adapter.count(texts))
         return tokens, tokens
 
 
@@ -209,7 +210,7 @@ def _load(request: Mapping[str, Any]) -> tuple[Runner, int]:
     os.sched_setaffinity(0, cpus)
     os.environ.update({each: str(len(cpus)) for each in request["thread_variables"]})
     os.environ["GOMP_SPINCOUNT"] = "1000"  # as our worker sets it; no other system is slower for it
-    return _Peer(request), len(cpus)
+    return AdapterRunner(request), len(cpus)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""sentence-transformers on torch, onnxruntime or OpenVINO; it sorts by length itself."""
+"""sentence-transformers on torch, onnxruntime or OpenVINO. It sorts by length."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from .serving import Vectors
 
 
-class Engine:
-    """`SentenceTransformer.encode`; `file` is the ONNX graph within the model's folder, `dtype` torch's name of one."""
+class SentenceTransformersAdapter:
+    """`SentenceTransformer.encode`; `file` is the ONNX graph in the model's folder, `dtype` a name of torch's."""
 
     def __init__(
         self, model: Path, threads: int, backend: Any = "torch", file: str = "", device: str = "cpu", dtype: str = ""
@@ -50,5 +50,5 @@ def _onnx(threads: int, file: str) -> dict[str, Any]:
 
 
 def _openvino(threads: int) -> dict[str, Any]:
-    # Where the CPU has bfloat16, OpenVINO computes in it unless told otherwise.
+    # If the CPU has bfloat16, OpenVINO uses it by default.
     return {"ov_config": {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": str(threads)}}

@@ -1,6 +1,6 @@
 """The child's side: one system in its own environment, told what to do by lines of JSON.
 
-    {"do": "load", "engine": ".module:Class", "model": …, "texts": …, "sample": 512, "at_once": 0, "chunk": 48,
+    {"do": "load", "adapter": ".module:Class", "model": …, "texts": …, "sample": 512, "at_once": 0, "chunk": 48,
      "cpus": [0, 1], "settings": […], "packages": […]}
                                             →  {"chosen": {…}, "setting": …, "tried": […], "versions": {…}}
     {"do": "encode", "vectors": "x.npy", "repeat": 1}
@@ -8,8 +8,8 @@
     {"do": "requests", "requests": "y.json", "vectors": "x.npy"}
                                             →  {"seconds": …, "fetched": …, "tokens": …, "latencies": […]}
 
-Loading tries every setting on a sample and keeps the fastest. An engine runs in one process or several, each pinned
-before it loads anything; texts are dealt to whichever is free. Needs the standard library and numpy alone.
+Loading tries every setting on a sample and keeps the fastest. A system runs in one process or several. Each is pinned
+before it loads anything, and texts go to the next process that is free. Needs the standard library and numpy alone.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Vectors = npt.NDArray[np.float32]
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
-class Engine(Protocol):
-    """What an adapter offers: `Engine(model_folder, threads, **load)`; and `close()`, if it has things to stop.
+class Adapter(Protocol):
+    """The methods of an adapter's class, which is called as `Class(model_folder, threads, **load)`.
 
-    One that takes requests while it works on others also offers
-    `requests(list_of_texts, **options) -> Requested`; the others get one after the other.
+    An adapter that must stop something also has `close()`. One that accepts requests while it works on others also has
+    `requests(list_of_texts, **options) -> Requested`; any other gets one request after the other.
     """
 
     def encode(self, texts: Sequence[str], **options: Any) -> Vectors | Timed:
@@ -50,13 +50,13 @@ class Engine(Protocol):
         ...
 
     def count(self, texts: Sequence[str]) -> int:
-        """Tokens that the engine really encodes of these texts: after its cut, without padding."""
+        """Tokens of these texts that the system encodes: after truncation, without padding."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Vectors of an engine that has a clock and a count of its own.
+    """Vectors of a system that times and counts by itself.
 
     Attributes:
         began, ended: seconds since 1970.
@@ -74,9 +74,9 @@ class Answered:
     """One request's vectors. Times are of the machine's monotonic clock, in seconds.
 
     Attributes:
-        at: when the last vector was there; of an engine that stores them, stored.
-        fetched: when whoever asked had them all.
-        tokens: of an engine that counts them; 0 of one that is to be asked.
+        at: when the last vector was there, or was stored if the system stores vectors.
+        fetched: when the client had all vectors.
+        tokens: 0 if the system does not count by itself.
     """
 
     vectors: Vectors
@@ -95,10 +95,10 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to run an engine: processes that share the CPUs, and options to load and to encode.
+    """One way to run a system: processes that share the CPUs, and options for loading and for encoding.
 
     Attributes:
-        fixed: options to load that are no choice, and don't show in the label.
+        fixed: options for loading that are no choice, and that the label leaves out.
     """
 
     processes: int = 1
@@ -113,9 +113,9 @@ class Setting:
 
 
 class Pool:
-    """An engine in processes that share the CPUs evenly."""
+    """A system in processes that share the CPUs evenly."""
 
-    def __init__(self, engine: str, model: str, cpus: Sequence[int], setting: Setting) -> None:
+    def __init__(self, adapter: str, model: str, cpus: Sequence[int], setting: Setting) -> None:
         self._workers: list[tuple[Connection, Any]] = []
         self._counted: tuple[Sequence[str], int] = ((), 0)
         self.setting = setting
@@ -125,7 +125,7 @@ class Pool:
             ours, theirs = context.Pipe()
             own = cpus[at * share : (at + 1) * share]
             load = {**setting.load, **setting.fixed}
-            process = context.Process(target=_work, args=(theirs, engine, model, own, load))
+            process = context.Process(target=_work, args=(theirs, adapter, model, own, load))
             process.start()
             theirs.close()
             self._workers.append((ours, process))
@@ -137,7 +137,7 @@ class Pool:
         self._takes_requests = all(told)
 
     def encode(self, texts: Sequence[str], chunk: int, options: Mapping[str, Any], repeat: int = 1) -> Timed:
-        """Encode texts, so many times over; several processes get chunks of them in turn, at least two each."""
+        """Encode the texts `repeat` times; several processes get chunks of them in turn, at least two each."""
         processes = len(self._workers)
         every = [*texts] * repeat
         size = len(every) if processes == 1 else min(chunk, -(-len(every) // (2 * processes)))
@@ -150,7 +150,7 @@ class Pool:
         return Timed(vectors, seconds, repeat * self.count(texts), began, began + seconds)
 
     def requests(self, requests: Sequence[Sequence[str]], options: Mapping[str, Any]) -> Requested:
-        """Answer requests that are all made now: by the engine's own queue, or one after the other if it has none."""
+        """Answer requests that are all made now: by the system's own queue, or one after the other if it has none."""
         if self._takes_requests:
             return self._share(requests, options)
         started = time.monotonic()
@@ -167,7 +167,7 @@ class Pool:
         return Requested(min(part.started for part in parts), answers)
 
     def _deal(self, chunks: Sequence[Sequence[str]], options: Mapping[str, Any]) -> list[tuple[Any, float]]:
-        """What the engine makes of each chunk, and when it was there."""
+        """The answer to each chunk, and when it came."""
         parts: list[tuple[Any, float]] = [(None, 0.0)] * len(chunks)
         waiting = iter(range(len(chunks)))
         busy: dict[Connection, int] = {}
@@ -185,7 +185,7 @@ class Pool:
                 parts[busy.pop(connection)] = _answer(connection), time.monotonic()
 
     def count(self, texts: Sequence[str]) -> int:
-        """Tokens that the engine really encodes; of the same list it is asked once."""
+        """Tokens that the system encodes; of the same list they are counted once."""
         if self._counted[0] is not texts:
             connection = self._workers[0][0]
             connection.send(("count", texts, {}))
@@ -203,16 +203,16 @@ class Pool:
                 process.join()
 
 
-def _work(connection: Connection, engine: str, model: str, cpus: Sequence[int], load: Mapping[str, Any]) -> None:
-    """One process of an engine, until the pool closes its end."""
+def _work(connection: Connection, adapter: str, model: str, cpus: Sequence[int], load: Mapping[str, Any]) -> None:
+    """One process of a system, until the pool closes its end of the connection."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.sched_setaffinity(0, cpus)
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(len(cpus))))
     os.environ["GOMP_SPINCOUNT"] = "1000"  # as our worker sets it; no other system is slower for it
     try:
-        module, _, name = engine.partition(":")
+        module, _, name = adapter.partition(":")
         loaded = getattr(import_module(module, __package__), name)(Path(model), len(cpus), **load)
-    except Exception as error:  # noqa: BLE001  (whatever it is, the parent says it)
+    except Exception as error:  # noqa: BLE001  (the parent reports it)
         connection.send(error_of(error))
         return
     try:
@@ -230,7 +230,7 @@ def _work(connection: Connection, engine: str, model: str, cpus: Sequence[int], 
 
 
 def error_of(error: BaseException) -> RuntimeError:
-    """An error that can be sent anywhere: libraries' own need not survive pickling."""
+    """An error that can always be pickled, which is not so for the errors of libraries."""
     return RuntimeError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
@@ -238,7 +238,7 @@ def _answer(connection: Connection) -> Any:
     try:
         answer = connection.recv()
     except EOFError:
-        raise RuntimeError("the engine's process died") from None
+        raise RuntimeError("the system's process died") from None
     if isinstance(answer, RuntimeError):
         raise answer
     return answer
@@ -302,11 +302,11 @@ class Server:
         if loaded and (loaded.setting.processes, loaded.setting.load) == (setting.processes, setting.load):
             return loaded
         self.close()
-        self._pool = Pool(request["engine"], request["model"], request["cpus"], setting)
+        self._pool = Pool(request["adapter"], request["model"], request["cpus"], setting)
         return self._pool
 
     def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Encode every text once, or so many times over, and leave the vectors of the first time in a file."""
+        """Encode every text `repeat` times, and leave the vectors of the first time in a file."""
         assert self._pool
         done = self._pool.encode(self._texts, self._chunk, self._setting.encode, request["repeat"])
         np.save(request["vectors"], done.vectors[: len(self._texts)])
@@ -333,7 +333,7 @@ class Server:
         }
 
     def close(self) -> None:
-        """End the engine."""
+        """End the system."""
         if self._pool:
             self._pool.close()
             self._pool = None
@@ -350,7 +350,7 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Serve until standard input ends or Ctrl-C. Whatever else is printed goes to standard error, which is the log."""
+    """Serve until standard input ends or Ctrl-C. All other output goes to standard error, which is the log."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

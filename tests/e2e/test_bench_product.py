@@ -1,4 +1,4 @@
-"""`embedctl bench request` as a user runs it, with a small model: whole, resumed and interrupted."""
+"""`embedctl bench request` and `engines` as a user runs them, with a small model: whole, resumed and interrupted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ for _needed in ("torch", "sentence_transformers", "matplotlib", "jinja2"):
 
 from tests.support.tiny_models import Tiny  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-COMMAND = (sys.executable, "-m", "embedctl", "bench", "request", "--quick", "--model", "tiny", "--class", "cpu")
+COMMAND = (sys.executable, "-m", "embedctl", "bench")
+OPTIONS = ("--quick", "--model", "tiny", "--class", "cpu", "-o", "report", "--peers")
 
 
 @pytest.fixture
@@ -38,15 +39,15 @@ def environment(tiny_model: Callable[[Tiny], Path], short_folder: Path, tmp_path
     }
 
 
-def bench(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "-o", "report", *arguments]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=170)
+def bench(environment: dict[str, str], folder: Path, name: str, peers: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, name, *OPTIONS, peers]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400)
 
 
 def test_a_class_goes_through_the_whole_product_and_a_second_run_measures_nothing_again(
     environment: dict[str, str], short_folder: Path
 ) -> None:
-    done = bench(environment, short_folder, "--peers", "none")
+    done = bench(environment, short_folder, "request", "none")
     assert done.returncode == 0, done.stderr
     page = short_folder / done.stdout.strip()
     assert page.name == "request.html"
@@ -63,7 +64,7 @@ def test_a_class_goes_through_the_whole_product_and_a_second_run_measures_nothin
     assert list((short_folder / "tmp").glob("embedctl-bench-*")) == []
 
     kept = (page.parent / "measurements.jsonl").read_text()
-    again = bench(environment, short_folder, "--peers", "none")
+    again = bench(environment, short_folder, "request", "none")
     assert again.returncode == 0, again.stderr
     assert (page.parent / "measurements.jsonl").read_text() == kept
     (same,) = next(
@@ -72,8 +73,37 @@ def test_a_class_goes_through_the_whole_product_and_a_second_run_measures_nothin
     assert same == row
 
 
+def test_engines_are_ranked_beside_the_floor_and_a_second_run_measures_nothing_again(
+    environment: dict[str, str], short_folder: Path
+) -> None:
+    done = bench(environment, short_folder, "engines", "none")
+    assert done.returncode == 0, done.stderr
+    page = short_folder / done.stdout.strip()
+    assert page.name == "engines.html"
+    tables = {
+        table["name"]: table["rows"] for table in json.loads((page.parent / "engines.json").read_text())["tables"]
+    }
+    for workload, texts in (("W1", 256), ("W2", 24)):
+        rows = {row["system"]: row for row in tables[f"tiny-{workload}-fp32"]}
+        ours = ["embedctl's engine, class cpu", "embedctl, class cpu"]
+        assert set(rows) == {*ours, "sentence-transformers, torch"}
+        assert sorted(row["rank"] for row in rows.values()) == [1, 2, 3]
+        for row in rows.values():
+            assert row["sentences_per_s"] == pytest.approx(texts / row["seconds"])
+            assert float(row["max_abs_error"]) <= 1e-4
+            assert row["share_of_floor"] > 0
+        assert rows["sentence-transformers, torch"]["times_sentence_transformers"] == 1
+        assert "floor" in {row["system"] for row in tables[f"tiny-{workload}-systems"]}
+    assert list((short_folder / "tmp").glob("embedctl-bench-*")) == []
+
+    kept = (page.parent / "measurements.jsonl").read_text()
+    again = bench(environment, short_folder, "engines", "none")
+    assert again.returncode == 0, again.stderr
+    assert (page.parent / "measurements.jsonl").read_text() == kept
+
+
 def test_ctrl_c_leaves_a_report_and_nothing_else(environment: dict[str, str], short_folder: Path) -> None:
-    command = [*COMMAND, "--peers", "none", "-o", "report"]
+    command = [*COMMAND, "request", *OPTIONS, "none"]
     with subprocess.Popen(
         command, env=environment, cwd=short_folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -93,7 +123,7 @@ def test_ctrl_c_leaves_a_report_and_nothing_else(environment: dict[str, str], sh
 def test_an_unknown_peer_is_refused_before_anything_is_measured(
     environment: dict[str, str], short_folder: Path
 ) -> None:
-    done = bench(environment, short_folder, "--peers", "fastembd")
+    done = bench(environment, short_folder, "request", "fastembd")
     assert done.returncode == 2
     assert "--peers: there is no fastembd. Known: st-torch," in done.stderr
     assert not (short_folder / "report").exists()

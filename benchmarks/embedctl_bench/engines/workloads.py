@@ -1,7 +1,7 @@
-"""The texts: real English of measured lengths, the same ones every time on the same Python.
+"""The workloads W1 and W2: real English of given lengths, the same texts every time on the same Python.
 
-Passages are the standard library's documentation (`demo/corpus.py`), taken whole where one has the length that is
-wanted, and otherwise joined and cut at a word.
+A passage of the standard library's documentation that has the wanted length is taken whole. If none is left, passages
+are joined and cut at a word.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from statistics import NormalDist, fmean, quantiles
 
-from demo.corpus import passages
 from tokenizers import Tokenizer
 
+from embedctl_bench.engines.passages import passages
+from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.workload import Workload
 
 #: W1's lengths are log-normal with this median and spread: mean 39, p95 117, p99 near 208, as in real corpora.
@@ -26,8 +28,8 @@ _SHORTEST, _LONGEST = 8, 256
 _LONG = 449
 
 
-def describe(workload: Workload) -> str:
-    """Measured lengths, special tokens included."""
+def describe_workload(workload: Workload) -> str:
+    """A workload's lengths, special tokens included."""
     cuts = quantiles(workload.lengths, n=100, method="inclusive")
     return (
         f"{workload.name}: {len(workload.lengths)} texts, {workload.tokens:,} tokens; a text has "
@@ -36,17 +38,21 @@ def describe(workload: Workload) -> str:
     )
 
 
-def make_workload(name: str, count: int, tokenizer_file: Path, place: Path) -> Workload:
-    """W1: mixed lengths up to 256 tokens. W2: 443–449 tokens each. Kept in a folder of `place`."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    path = place / "workloads" / f"{name}-{count}.json"
+def make_workload(name: str, count: int, model: Model, place: Path) -> Workload:
+    """`count` texts of W1, mixed lengths up to 256 tokens, or of W2, 443–449 tokens each; kept in a folder of `place`.
+
+    Raises:
+        Unavailable: the model has no fast tokenizer.
+    """
+    tokenizer = model.tokenizer()
+    path = place / "workloads" / f"{name}-{count}-{sha256(tokenizer.to_str().encode()).hexdigest()[:8]}.json"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         wanted = _mixed(count) if name == "W1" else [_LONG] * count
-        path.write_text(json.dumps(_texts(wanted, tokenizer), ensure_ascii=False))
-    texts = json.loads(path.read_text())
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(_texts(wanted, tokenizer), ensure_ascii=False), encoding="utf-8")
+        unfinished.replace(path)
+    texts = json.loads(path.read_text(encoding="utf-8"))
     lengths = tuple(len(each.ids) for each in tokenizer.encode_batch(texts))
     return Workload(name, path, lengths, chunk=512 if name == "W1" else 48)
 

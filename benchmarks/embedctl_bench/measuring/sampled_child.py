@@ -1,6 +1,6 @@
-"""`python -m embedctl_bench.measuring.engine_child REQUEST`: one of the systems of this environment, loaded and pinned.
+"""`python -m embedctl_bench.measuring.sampled_child REQUEST`: a system of this environment, pinned and loaded.
 
-It is asked as :mod:`embedctl_bench.peers.adapters.embedctl_adapters.samples` says.
+It answers the requests of :mod:`embedctl_bench.peers.adapters.embedctl_adapters.samples`.
 Nothing that starts threads is imported before pinning.
 """
 
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
 
 def load(request: Mapping[str, Any]) -> tuple[Runner, int]:
-    """The system, and its compute threads.
+    """The system, and its number of compute threads.
 
     Raises:
         SettingsError, MissingExtra, ModelError: it can't be loaded.
     """
     chosen = request["accelerator"]
     pinned = devices.pin(request["cpus"], accelerator=devices.Accelerator(**chosen) if chosen else None)
-    # Only now: these import what sizes its thread pools as it loads.
-    from embedctl_bench.measuring.engines import System
+    # Only now: these import libraries that size their thread pools as they load.
     from embedctl_bench.measuring.runners import load_runner
     from embedctl_workers.machine.host import Host
     from embedctl_workers.models.cache import cache_folder
@@ -38,7 +37,7 @@ def load(request: Mapping[str, Any]) -> tuple[Runner, int]:
     model = request["model"]
     files = ModelFiles(model["name"], Path(model["folder"]), model["fingerprint"])
     host = Host(pinned.threads, cache_folder(settings))
-    return load_runner(System(**request["system"]), settings, files, host), pinned.threads
+    return load_runner(request["runner"], request["hardware"], settings, files, host), pinned.threads
 
 
 if __name__ == "__main__":

@@ -1,0 +1,197 @@
+"""A system at the fastest of its settings, in a process of its own; and the reference for its vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting, Vectors
+from embedctl_bench.peers.child import ChildProcess
+from embedctl_bench.peers.environments import environment_for, python_of
+from embedctl_bench.peers.models import Model, converted
+from embedctl_bench.peers.registry import SENTENCE_TRANSFORMERS, System
+from embedctl_bench.peers.workload import Workload
+
+#: A tuning run encodes this much of the workload: seconds, not minutes, whatever the model.
+_SAMPLE_FLOPS = 5e11
+_FEWEST_SAMPLES = 32
+#: A system may have a Redis and workers to stop (seconds).
+_END_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedWorkload:
+    """One pass over the workload, or several in one call.
+
+    Attributes:
+        vectors: of the first pass, float32, texts × dimensions.
+        began, ended: seconds since 1970.
+    """
+
+    seconds: float
+    tokens: int
+    vectors: Vectors
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRequests:
+    """Requests that were made at once.
+
+    Attributes:
+        seconds: until the last vector of the last request was there, or was stored if the system stores vectors.
+        fetched: until the client had all vectors (seconds).
+        latencies: the same as `seconds`, for each request.
+        vectors: of all texts, one request after the other.
+    """
+
+    seconds: float
+    fetched: float
+    tokens: int
+    latencies: list[float]
+    vectors: Vectors
+
+
+class TunedProcess(ChildProcess):
+    """A loaded system, which chose its setting by its speed on a sample. Its log is NAME.log in the folder `place`.
+
+    Attributes:
+        chosen: the setting.
+        setting: the setting for people.
+        tried: each setting tried on the sample, with its `seconds` or its `error`.
+        versions: of the system's packages.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        model: Model,
+        workload: Workload,
+        cpus: Sequence[int],
+        place: Path,
+        *,
+        request: int = 0,
+    ) -> None:
+        """Start the process, and let it choose its setting.
+
+        Args:
+            place: the folder of environments and of everything that is made for them.
+            request: it chooses on concurrent requests with this number of texts each; 0: on one call.
+
+        Raises:
+            Unavailable: its environment, its model or the system itself fails.
+        """
+        python, folder = python_of(system.environment, place), converted(model, system.form, place)
+        package, variables = environment_for(system.environment)
+        self._scratch = tempfile.TemporaryDirectory(prefix="embedctl-bench-")
+        self._vectors = Path(self._scratch.name) / "vectors.npy"
+        super().__init__(
+            [str(python), "-P", "-m", package],  # -P: nothing in the working directory is taken for a module
+            variables,
+            idle_s=_END_S,
+            busy_s=_END_S,
+            log=place / f"{system.name}.log",
+        )
+        fixed = dict(system.fixed)
+        if system.ours:
+            fixed = {"chunk": workload.chunk, "cache": str(place / "cache"), **fixed}
+        fits = [replace(each, fixed=fixed) for each in system.settings if each.processes <= len(cpus)]
+        sample, at_once = sample_of(model, workload, request=request, cpus=len(cpus), chunked=system.ours)
+        try:
+            loaded = self.call(
+                do="load",
+                adapter=f".{system.adapter}",
+                model=str(folder),
+                texts=str(workload.path),
+                sample=sample,
+                at_once=at_once,
+                chunk=workload.chunk,
+                cpus=list(cpus),
+                settings=[asdict(each) for each in fits],
+                packages=system.packages,
+            )
+        except BaseException:
+            self.close()
+            raise
+        self.chosen = Setting(**loaded["chosen"])
+        self.setting: str = loaded["setting"]
+        self.tried: list[dict[str, Any]] = loaded["tried"]
+        self.versions: dict[str, str] = loaded["versions"]
+
+    def encode(self, repeat: int = 1) -> EncodedWorkload:
+        """Encode the workload `repeat` times, in one call.
+
+        Raises:
+            Unavailable: it failed.
+        """
+        done = self.call(do="encode", vectors=str(self._vectors), repeat=repeat)
+        return EncodedWorkload(**done, vectors=np.load(self._vectors))
+
+    def requests(self, path: Path) -> EncodedRequests:
+        """Make the requests in a file, a JSON list of lists of texts, all at once.
+
+        Raises:
+            Unavailable: it failed.
+        """
+        done = self.call(do="requests", requests=str(path), vectors=str(self._vectors))
+        return EncodedRequests(**done, vectors=np.load(self._vectors))
+
+    def close(self) -> None:
+        """End the process, which may have things to stop, and remove its files."""
+        super().close()
+        self._scratch.cleanup()
+
+
+def reference_of(model: Model, workload: Workload, cpus: Sequence[int], place: Path) -> Vectors:
+    """Vectors of sentence-transformers on torch in fp32, one text at a time: without padding. Computed once and kept.
+
+    Raises:
+        Unavailable: they can't be computed.
+    """
+    alone = (Setting(1, {"backend": "torch"}, {"batch": 1}),)
+    system = replace(SENTENCE_TRANSFORMERS, name="reference", settings=alone)
+    kept = place / "reference" / f"{model.name}-{_digest_of_weights(model)}-{workload.name}-{workload.digest}.npy"
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        process = TunedProcess(system, model, workload, cpus, place)
+        try:
+            np.save(kept.with_suffix(".unfinished.npy"), process.encode().vectors)
+        finally:
+            process.close()
+        shutil.move(kept.with_suffix(".unfinished.npy"), kept)
+    vectors: Vectors = np.load(kept)
+    return vectors
+
+
+def _digest_of_weights(model: Model) -> str:
+    """The same for the same weights, in however many files."""
+    files = sorted(model.folder.glob("*.safetensors")) or sorted(model.folder.glob("*.bin"))
+    whole = hashlib.sha256()
+    for path in files:
+        whole.update(path.read_bytes())
+    return whole.hexdigest()[:12]
+
+
+def sample_of(model: Model, workload: Workload, *, request: int, cpus: int, chunked: bool) -> tuple[int, int]:
+    """The number of texts that a setting is tried with, and of the requests that they are split into; 0 for one call.
+
+    Requests are as large as those that will be measured, because a batch can't be larger than a request. Their number
+    is even, and at least that of the CPUs, so that processes have equal shares. The same holds for chunks.
+    """
+    texts = len(workload.lengths)
+    wanted = max(_FEWEST_SAMPLES, round(_SAMPLE_FLOPS / model.flops_per_token / workload.tokens * texts))
+    if request:
+        at_once = min(texts // request, max(2, cpus, 2 * round(wanted / (2 * request))))
+        return at_once * request, at_once
+    if chunked:
+        wanted = 2 * workload.chunk * ceil(wanted / (2 * workload.chunk))
+    return min(texts, wanted), 0

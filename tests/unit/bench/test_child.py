@@ -1,0 +1,95 @@
+"""Child processes that answer lines of JSON: their errors, their deaths, and how they are ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from embedctl_bench.peers import child
+from embedctl_bench.peers.child import ChildProcess, Unavailable
+from tests.support.waiting import eventually
+
+#: It answers with the request's `give`, dies of `die`, and sleeps for `sleep` seconds with a child of its own.
+PROGRAM = """\
+import json, pathlib, subprocess, sys, time
+def slept(seconds):
+    started = subprocess.Popen(["sleep", "60"])
+    pathlib.Path("started").write_text(str(started.pid))
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        pathlib.Path("interrupted").write_text("")
+        sys.exit()
+for line in sys.stdin:
+    request = json.loads(line)
+    if "die" in request:
+        sys.exit(request["die"])
+    if "sleep" in request:
+        slept(request["sleep"])
+    print(json.dumps(request["give"]), flush=True)
+pathlib.Path("ended").write_text("")
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ChildProcess]]:
+    monkeypatch.chdir(tmp_path)
+    started: list[ChildProcess] = []
+
+    def begin(**options: float) -> ChildProcess:
+        log = tmp_path / "logs" / "child.log"
+        started.append(ChildProcess([sys.executable, "-c", PROGRAM], {}, **{"idle_s": 20, **options}, log=log))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.close()
+
+
+def test_an_answer_for_each_request_and_an_error_leaves_the_process_as_it_is(
+    start: Callable[..., ChildProcess],
+) -> None:
+    process = start()
+    assert process.call(give={"x": 1}) == {"x": 1}
+    with pytest.raises(Unavailable, match=r"^out of texts$"):
+        process.call(give={"error": "out of texts"})
+    assert process.call(give={"x": 2}) == {"x": 2}
+    process.close()
+    assert Path("ended").exists(), "an idle process ends by itself"
+
+
+def test_the_last_words_of_one_that_dies_are_told(start: Callable[..., ChildProcess]) -> None:
+    process = start()
+    with pytest.raises(Unavailable, match=r"^its process ended: no memory left$"):
+        process.call(die="warning\n  no memory left\n")
+    assert process.closed
+
+
+def test_one_that_does_not_answer_in_time_is_ended(
+    start: Callable[..., ChildProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_ANSWER_S", 0.5)
+    process = start()
+    with pytest.raises(Unavailable, match=r"^no answer within 0\.5 s$"):
+        process.call(sleep=60)
+    assert process.closed
+
+
+@pytest.mark.parametrize("busy_s", [0.0, 20.0])
+def test_a_busy_process_is_killed_or_interrupted_with_all_that_it_started(
+    start: Callable[..., ChildProcess], busy_s: float
+) -> None:
+    process = start(busy_s=busy_s)
+    process.ask(sleep=60)
+    while not (Path("started").exists() and Path("started").read_text()):
+        time.sleep(0.01)
+    began = time.monotonic()
+    process.close()
+    assert time.monotonic() - began < 5
+    assert Path("interrupted").exists() == bool(busy_s)
+    state = Path("/proc", Path("started").read_text(), "stat")
+    eventually(lambda: not state.exists() or ") Z " in state.read_text(), what="the end of all that it started")
