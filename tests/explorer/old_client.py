@@ -5,10 +5,9 @@ It stands here to show that the explorer finds those faults. Do not mend it.
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from embedctl.store import Added, JobState, JobStatus
 from embedctl_config import keys, wire
 from embedctl_config.errors import CorpusChanged, JobCancelled, JobFailed, JobLost
 
+#: Its clock and its dice are the explorer's.
+SUBMISSION: Any = import_module("embedctl.submission")
 _SCRIPTS = Path(__file__).parent / "old_scripts"
 
 
@@ -63,7 +64,7 @@ class OldJob:
         status = jobs.status(self._id)
         if status.state is JobState.CANCELLED:
             raise JobCancelled(f"job {self._id} was cancelled: submit its corpus again")
-        token = secrets.token_hex(8)
+        token = SUBMISSION.secrets.token_hex(8)
         chunks, retried = status.chunks, 0
         for chunk in jobs.failed_chunks(self._id, 0, status.chunks):
             records = jobs.retry(self._id, chunk, chunks, token)
@@ -111,14 +112,14 @@ class OldSubmission:
 
     def __init__(self, broker: Broker, job: JobStatus) -> None:
         self._broker, self._job = broker, job
-        self._token = secrets.token_hex(8)
+        self._token = SUBMISSION.secrets.token_hex(8)
         self._added = 0
 
     def add(self, chunk: wire.ChunkInput) -> None:
         payload = wire.encode_input(chunk, self._job.version)
         answer, waiting = self._add(chunk, payload)
         while answer is Added.HELD:
-            time.sleep(1.0)
+            SUBMISSION.time.sleep(1.0)
             answer, waiting = self._add(chunk, payload)
         if answer in (Added.SEALED, Added.DIFFERS):
             raise CorpusChanged(f"job {self._job.id} was begun with another corpus")
@@ -132,7 +133,7 @@ class OldSubmission:
 
     def seal(self) -> None:
         while not self._broker.jobs.hold(self._job.id, self._token):
-            time.sleep(1.0)
+            SUBMISSION.time.sleep(1.0)
         self._broker.jobs.seal(self._job.id, self._added)
         self._broker.send_issued(self._job)
 
