@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse, Stopped
 from embedctl_workers.encoding.inflight import OF_THE_WORKER, Batches, may_work_elsewhere
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.redaction import first_line
-
-if TYPE_CHECKING:
-    from embedctl_workers.encoding.known_good import KnownGood
 
 log = logging.getLogger(__name__)
 
@@ -53,16 +50,28 @@ class EncodedChunk:
     elsewhere: frozenset[int] = frozenset()
 
 
+class SelfCheck(Protocol):
+    """Tells whether the worker is to blame if records fail. Both raise :class:`WorkerSick` if it is."""
+
+    def check(self) -> None:
+        """Check the whole way to a vector. Nobody else may run the device meanwhile."""
+        ...
+
+    def check_preparing(self) -> None:
+        """Check the tokeniser; needs no device."""
+        ...
+
+
 class ChunkEncoder:
     """Encodes chunks with one backend.
 
     Attributes:
-        known_good: tells whether the worker is to blame if records fail; None: the records are always to blame.
+        known_good: the worker's check of itself; None: the records are always to blame.
     """
 
     def __init__(self, backend: Backend, token_budget: int) -> None:
         self.backend = backend
-        self.known_good: KnownGood | None = None
+        self.known_good: SelfCheck | None = None
         self._token_budget = token_budget
 
     def dim_of(self, options: Mapping[str, Any]) -> int:
