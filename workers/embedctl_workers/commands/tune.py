@@ -58,10 +58,10 @@ class Split:
 @cpus_option
 @json_option
 def tune(model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -> None:
-    """Measure which token budget is fastest for MODEL here, and how many workers with how many threads.
+    """Find the fastest token budget, workers and threads for MODEL.
 
-    Takes about half a minute for each way to share the CPUs. Workers of this class use the budget from their next
-    start, unless the class sets a `token_budget`. Nothing else should run on these CPUs meanwhile.
+    Measures each way of dividing the CPUs among workers, for about half a minute each. Nothing else should run on these
+    CPUs meanwhile. Workers of this class use the budget from their next start, unless the class sets a `token_budget`.
     """
     settings = load_settings(hardware=hardware)
     name = "cpu" if settings.hardware == "auto" else settings.hardware
