@@ -150,7 +150,9 @@ def _measured(
         def answers() -> list[Any]:
             lines = [child.stdout.readline() for child in children if child.stdout]
             if not all(lines):
-                raise ModelError(f"model {model!r} can't be measured: its process ended; what it said stands above")
+                raise ModelError(
+                    f"model {model!r} can't be measured: the measuring process ended; see its messages above"
+                )
             return [json.loads(line) for line in lines]
 
         def ask(budget: int) -> float:
