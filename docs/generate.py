@@ -32,9 +32,9 @@ CLI = """\
 
 # The command line
 
-A job's id and the data asked for go to standard output; progress, messages and errors go to standard error. An option
-that is not given takes its value from the variable that its help names. Where help says "the setting", it is one of the
-[settings](settings.md), which may also stand in a file.
+A job's id and the data asked for go to standard output; progress, messages and errors go to standard error. If you
+omit an option, its value comes from the environment variable that its help names. "The setting" in a help text is one
+of the [settings](settings.md), which you can also write in a file.
 
 {commands}
 ## Exit statuses
@@ -55,24 +55,24 @@ A setting can come from several places. The strongest first:
 5. its default.
 
 A command checks all settings when it starts, and one message lists every problem with its source. `embedctl config
-show` shows the source of each setting. Variables that only share our prefix, such as those that Kubernetes sets for a
-service called `embedctl-redis`, are logged and ignored.
+show` shows the source of each setting. Some variables share the prefix by chance, such as those that Kubernetes sets
+for a service called `embedctl-redis`. They are logged and ignored.
 
-An `embedctl.toml` that was merely found in the working directory may have come with a repository that you cloned. It
-may set models, classes and sizes, but a command stops if it sets any of these: {guarded}. If the file is yours, say so:
-`export EMBEDCTL_CONFIG=/path/to/embedctl.toml`.
+An `embedctl.toml` in the working directory may have come with a repository that you cloned. Unless `EMBEDCTL_CONFIG`
+names it, the file may set models, classes and sizes, but a command stops if the file sets any of these: {guarded}. If
+the file is yours, name it: `export EMBEDCTL_CONFIG=/path/to/embedctl.toml`.
 
-A password is never sent to a Redis that a stronger source names: `redis_password_file` in your own file belongs to the
-`redis_url` there, and is ignored if a variable names another Redis. The reverse is allowed: a `redis_url` in a file
-that everyone may read, and `EMBEDCTL_REDIS_PASSWORD_FILE` in the environment.
+A password is never sent to a Redis that a stronger source names. For example, `redis_password_file` in your own file
+belongs to the `redis_url` in that file, and is ignored if a variable names another Redis. The reverse is allowed:
+`redis_url` may be in a file that everyone can read, and `EMBEDCTL_REDIS_PASSWORD_FILE` in the environment.
 
 {scalars}
 All producers and workers on one Redis should have the same `lease_s` and `reissue_s`.
 
 ## `[classes.NAME]`: hardware classes
 
-A hardware class is a named way to encode. A table with a shipped class's name changes that class; another name makes a
-new one, with the defaults below.
+A hardware class is a named way to encode. A table with the name of a shipped class changes that class. A table
+with any other name adds a class, with the defaults below.
 
 {classes}
 Devices: {devices}. Precisions: {precisions}. Backends: {backends} (`dummy` makes vectors without a model, for tests).
@@ -82,9 +82,9 @@ The shipped classes:
 {shipped}
 ## `[models.NAME]`: models
 
-A table says where a model comes from, under the name that jobs, workers and queues use. A worker looks for its source
-(without a table, for the name itself) as a folder, then as an installed model package, then in the hub's cache. Nothing
-is downloaded.
+`NAME` is the model's name for jobs, workers and queues; the table says where the model comes from. A worker looks for
+the model's source as a folder, then as an installed model package, then in the hub's cache. Without a table, the name
+itself is the source. Nothing is downloaded.
 
 {models}
 ## An example

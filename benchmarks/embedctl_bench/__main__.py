@@ -14,10 +14,11 @@ from embedctl_config.command_group import CommandGroup
 
 @click.group("embedctl bench", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Measure this machine as published benchmarks do, and write reports that compare it with their figures.
+    """Measure this machine as published benchmarks do.
 
-    Each takes from minutes to hours; --quick shows in minutes whether it runs. Ctrl-C writes a report of the
-    measurements so far, and the same command continues from there.
+    Each benchmark writes a report that compares this machine with the published figures. It takes from minutes to
+    hours; --quick shows within minutes whether it runs. Ctrl-C writes a report of the measurements so far, and the same
+    command continues from there.
     """
 
 

@@ -85,13 +85,13 @@ def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
             multiple=True,
             default=(DEFAULT_MODEL,),
             show_default=True,
-            help="A model, or the shape of one with random weights, such as bge-small-shape. Can be repeated.",
+            help="A model, or a model shape with random weights, such as bge-small-shape. Can be repeated.",
         ),
         click.option(
             "--class",
             "classes",
             multiple=True,
-            help="A hardware class. Can be repeated. Default: every class of CPUs that can run here.",
+            help="A hardware class. Can be repeated. Default: every CPU class that can run here.",
         ),
         cpus_option,
         option(
@@ -100,15 +100,15 @@ def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
             type=click.Path(path_type=Path, file_okay=False),
             default=Path("report"),
             show_default=True,
-            help="The folder of the report and of the measurements.",
+            help="The folder for the report and the measurements.",
         ),
-        option("--quick", is_flag=True, help="Measure a small part, to check that it runs."),
+        option("--quick", is_flag=True, help="Measure only a small part, to check that the benchmark runs."),
         option(
             "--price",
             type=click.FloatRange(min=0),
             default=price,
             show_default=price is not None,
-            help="The price of an hour of this machine, for the cost of a million texts.",
+            help="This machine's price per hour, for the cost of a million texts.",
         ),
         option(
             "--fresh/--resume",
@@ -123,8 +123,8 @@ def _options(*, peers: bool, price: float | None) -> list[Callable[[Any], Any]]:
             option(
                 "--peers",
                 metavar="LIST|all|none",
-                help="Other systems to measure, separated by commas; those named are installed first, each in an "
-                "environment of its own. Default: those that are installed.",
+                help="Other systems to measure, separated by commas. The systems that you name are installed "
+                "first, each in a separate environment. Default: the systems that are already installed.",
             ),
         )
     return found

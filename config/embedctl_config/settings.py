@@ -85,34 +85,44 @@ class Settings:
     """Everything that can be configured. Durations are seconds, sizes are bytes."""
 
     redis_url: str = _setting(
-        "", "Redis: redis://, rediss:// or unix://. Empty: a private one (`embedctl run`)", secret=True, guarded=True
+        "",
+        "the URL of Redis: redis://, rediss:// or unix://. Empty: a private one (`embedctl run`)",
+        secret=True,
+        guarded=True,
     )
     redis_password_file: str = _setting(
-        "", "a file with the password of `redis_url`'s user; the URL then contains none", guarded=True
+        "", "a file with the password of the user in `redis_url`; the URL must then contain no password", guarded=True
     )
     tls_ca_file: str = _setting(
         "",
-        "for rediss://: a PEM file of the authorities that sign Redis' certificate. Empty: those of the system",
+        "for rediss://: a PEM file with the CA certificates that sign Redis' certificate. Empty: the system's CAs",
         guarded=True,
     )
     insecure: bool = _setting(
-        False, "for rediss://: whether to skip all checks of the certificate; anyone can then listen", guarded=True
+        False,
+        "for rediss://: skip all checks of the certificate; anyone on the network path can then read and change "
+        "everything",
+        guarded=True,
     )
     model: str = _setting("all-MiniLM-L6-v2", "the default model of jobs and workers")
     hardware: str = _setting("auto", "the default hardware class of jobs; auto: the fastest class with live workers")
-    chunk_size: int = _setting(512, "most records in a chunk", unit="records", minimum=1, maximum=MAX_CHUNK_RECORDS)
-    chunk_bytes: int = _setting(512 * 1024, "most text in a chunk", unit="bytes", minimum=1024, maximum=MAX_CHUNK_BYTES)
+    chunk_size: int = _setting(512, "maximum records in a chunk", unit="records", minimum=1, maximum=MAX_CHUNK_RECORDS)
+    chunk_bytes: int = _setting(
+        512 * 1024, "maximum text in a chunk", unit="bytes", minimum=1024, maximum=MAX_CHUNK_BYTES
+    )
     max_text_bytes: int = _setting(
-        1024 * 1024, "longest text of one record", unit="bytes", minimum=1, maximum=MAX_CHUNK_BYTES
+        1024 * 1024, "maximum text of one record", unit="bytes", minimum=1, maximum=MAX_CHUNK_BYTES
     )
     high_water_bytes: int = _setting(
         256 * 1024 * 1024,
-        "a producer pauses while more text of its job than this waits for workers",
+        "a producer pauses while its job has more text than this waiting for workers",
         unit="bytes",
         minimum=1024,
     )
-    window: int = _setting(8, "most tickets of one job in its queue at once", unit="tickets", minimum=1)
-    window_per_worker: int = _setting(4, "the same for each live worker, if that is more", unit="tickets", minimum=1)
+    window: int = _setting(8, "maximum tickets of one job in its queue at once", unit="tickets", minimum=1)
+    window_per_worker: int = _setting(
+        4, "the same limit per live worker; the larger of the two applies", unit="tickets", minimum=1
+    )
     ttl_s: float = _setting(
         7 * 24 * 3600.0,
         "a job is kept this long after its end; until then, it is kept at least 7 days after its last progress",
@@ -120,7 +130,9 @@ class Settings:
         minimum=1,
         maximum=MAX_TTL_S,
     )
-    lease_s: float = _setting(15.0, "a worker that is silent this long loses its chunk", unit="seconds", minimum=0.5)
+    lease_s: float = _setting(
+        15.0, "a worker that is silent for this long loses its chunk", unit="seconds", minimum=0.5
+    )
     reissue_s: float = _setting(
         60.0, "a ticket that nobody takes is sent again after this long", unit="seconds", minimum=0.5
     )
@@ -131,7 +143,7 @@ class Settings:
         "", "where the private Redis keeps its data. Empty: the user's state folder", guarded=True
     )
     cache_dir: str = _setting(
-        "", "where workers keep what they build for a model and a machine. Empty: the user's cache", guarded=True
+        "", "where workers keep what they build for a model and a machine. Empty: the user's cache folder", guarded=True
     )
     log_format: str = _setting(
         "auto", "the format of workers' logs: text, json, or auto (text on a terminal, json elsewhere)"
@@ -139,14 +151,14 @@ class Settings:
     metrics_host: str = _setting("127.0.0.1", "the address for a worker's metrics and health", guarded=True)
     metrics_port: int = _setting(
         0,
-        "the port for metrics and health; each further worker of `embedctl up` uses the next one. 0: none",
+        "the port for metrics and health; each further worker of `embedctl up` uses the next port. 0: neither",
         unit="port",
         minimum=0,
         maximum=LAST_PORT,
     )
     flower_address: str = _setting(
         "127.0.0.1",
-        "the address of the dashboard; any but 127.0.0.1 needs `flower_auth_file`",
+        "the address of the dashboard; any except a loopback address needs `flower_auth_file`",
         guarded=True,
     )
     flower_port: int = _setting(
@@ -154,7 +166,7 @@ class Settings:
     )
     flower_auth_file: str = _setting(
         "",
-        "a file of lines `user:password`: the users who may see the dashboard. Empty: everyone on its machine",
+        "a file with lines `user:password`: the users who may see the dashboard. Empty: everyone on its machine",
         guarded=True,
     )
     flower_url_prefix: str = _setting("", "the dashboard's path behind a reverse proxy")
@@ -281,8 +293,8 @@ class _Layers:
     def problems(self) -> list[str]:
         """A message for each setting that its source may not decide."""
         problems = [
-            f"{source.file}: {name}: not taken from a file that was merely found in the working directory, because "
-            "it may be someone else's. If it is yours, say so with "
+            f"{source.file}: {name}: not allowed in a file that was found in the working directory, because the "
+            "file may be someone else's. If it is yours, set "
             f"{CONFIG_VARIABLE}={shlex.quote(str(source.file))}, or move the setting to your own file "
             f"(~/.config/embedctl/config.toml) or to {ENV_PREFIX}{name.upper()}"
             for name, source in self._refused.items()

@@ -46,6 +46,4 @@ def _seal(waiter: Waiter, limit: TimeLimit, chunks: int, retried: int) -> None:
     except CorpusChanged as error:
         if not retried:
             raise JobError(f"job {waiter.job_id} was being retried by another process") from error
-        raise JobLost(
-            f"Redis lost that failed records of job {waiter.job_id} were queued again: retry them once more"
-        ) from error
+        raise JobLost(f"Redis lost the retry of job {waiter.job_id}: retry its failed records once more") from error

@@ -149,8 +149,8 @@ class Waiter:
             self._stalled_since = None  # a producer that waits for memory may not even be able to renew its lease
             return
         raise JobStalled(
-            f"job {self.job_id} has not all its records: its producer died, or Redis lost its last writes. The "
-            f"{status.records} that are there are done. Submit the same corpus with --resume {self.job_id} or "
+            f"job {self.job_id} is incomplete: its producer died, or Redis lost its last writes. The "
+            f"{status.records} submitted records are done. Submit the same corpus with --resume {self.job_id} or "
             "with its idempotency key, or cancel the job"
         )
 

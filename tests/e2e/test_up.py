@@ -309,7 +309,7 @@ def test_a_worker_whose_settings_are_wrong_is_given_up_at_once(short_folder: Pat
     said = up.said()
     assert said.count("embedctl worker: backend 'dummy' has no option colour") == 1
     assert "given up: ended with status 2 before it was ready, and would again" in said
-    assert said.splitlines()[-1] == "embedctl up: no worker is left: each was given up"
+    assert said.splitlines()[-1] == "embedctl up: no worker is left: all of them failed and were given up"
 
 
 @pytest.mark.slow

@@ -57,10 +57,11 @@ _MINILM_FLOPS = 2.0 * 6 * 384 * (4 * 384 + 2 * 1536)
     help="The texts: W1 has mixed lengths of up to 256 tokens, W2 has long texts of 443 to 449. Can be repeated.",
 )
 def command(asked: Asked, workloads: tuple[str, ...]) -> None:
-    """CPU engines side by side: ours called directly, our whole product, other systems, and matrix products alone.
+    """CPU engines side by side: embedctl and other systems.
 
-    Each system uses the setting that was fastest for it on a sample. All encode the same texts on the same CPUs, by
-    turns, in five rounds. Ratios are to sentence-transformers on torch.
+    Compares embedctl's engines called directly, embedctl end to end, other systems, and matrix products alone. Each
+    system uses the setting that was fastest for it on a sample. All encode the same texts on the same CPUs, in turn, in
+    five rounds. Ratios are relative to sentence-transformers on torch.
     """
     place = private_folder(peers_folder(asked.settings))
     peers, uninstalled = choose_peers(asked.peers, place)

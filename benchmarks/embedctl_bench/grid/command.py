@@ -51,8 +51,8 @@ def command(asked: Asked) -> None:
     """Cores × lengths × batches: 192 cells, as Hugging Face measured Infinity.
 
     1, 2, 4 and 8 cores, texts of 8 to 512 tokens, requests of 1 to 32 texts; each cell takes 10 seconds or 200
-    requests. Plain transformers and the other systems that are installed take turns with embedctl. Cells for which this
-    machine has too few cores are left out. The shape of the published model is distilbert-shape.
+    requests. Plain transformers and the other systems that are installed take turns with embedctl. Cells that need more
+    cores than this machine has are left out. For the shape of the published model, use --model distilbert-shape.
     """
     scope = QUICK if asked.quick else FULL
     place = private_folder(peers_folder(asked.settings))

@@ -31,8 +31,8 @@ def command(asked: Asked) -> None:
     """Batch × sequence × copies of the model × concurrent requests, with latency and cost.
 
     As AWS measures bge-base on Inferentia: batches of 1, 16 and 32, sequences of 256 and 512 tokens, one and two
-    copies of the model, each on its share of the cores, and one and two concurrent requests to each copy. The shape of
-    the published model is bge-base-shape.
+    copies of the model, each on its share of the cores, and one and two concurrent requests to each copy. For the
+    shape of the published model, use --model bge-base-shape.
     """
     scope = QUICK if asked.quick else FULL
     systems = [backend_of(name) for name in asked.classes]

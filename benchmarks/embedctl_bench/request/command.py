@@ -32,11 +32,12 @@ from embedctl_workers.models.cache import private_folder
 @click.command("request")
 @common(peers=True)
 def command(asked: Asked) -> None:
-    """Ten requests of 255 long texts in flight, from submit to last vector stored: infinity's benchmark.
+    """Ten concurrent requests of 255 long texts: infinity's benchmark.
 
-    Each class runs as the whole product: a private Redis, workers, and several processes that submit. Other systems are
-    called as their users call them, with the same texts on the same CPUs, by turns. On fewer than 16 CPUs every system
-    gets a tenth of the texts three times; embedctl and the fastest other systems get all texts once.
+    Times each run from submit until the last vector is stored. Each class runs embedctl end to end: a private Redis,
+    workers, and several processes that submit. Other systems are called as their users call them. All systems encode
+    the same texts on the same CPUs, in turn. On fewer than 16 CPUs, every system encodes a tenth of the texts three
+    times; embedctl and the fastest other systems also encode all texts once.
     """
     place = private_folder(peers_folder(asked.settings))
     peers, uninstalled = choose_peers(asked.peers, place)

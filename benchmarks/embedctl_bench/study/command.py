@@ -50,10 +50,10 @@ QUICK = StudyScope(
 @click.command("study")
 @common()
 def command(asked: Asked) -> None:
-    """What ONNX, int8 and batching bring over torch with one text at a time.
+    """Gains from ONNX, int8 and batching over torch with one text at a time.
 
-    The five configurations of a published study of all-MiniLM-L6-v2, in its order, then the classes asked for: 200
-    latencies, 10 s of sustained load, batches from 1 to 64, sizes, memory and cosines.
+    Runs the five configurations of a published study of all-MiniLM-L6-v2, in the study's order, then the classes of
+    --class. Measures 200 latencies, 10 s of sustained load, batches from 1 to 64, sizes, memory and cosines.
     """
     scope = QUICK if asked.quick else FULL
     setups = setups_for(asked.classes)

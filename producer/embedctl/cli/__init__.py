@@ -20,7 +20,10 @@ __all__ = ["main"]
 @click.group("embedctl", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="embedctl")
 @option(
-    "--insecure", is_flag=True, help="For rediss://: check no certificate, so anybody on the network path can listen."
+    "--insecure",
+    is_flag=True,
+    help="For rediss://: skip all checks of the certificate; anyone on the network path can then read and change "
+    "everything.",
 )
 def main(*, insecure: bool) -> None:
     """Turn a corpus into embedding vectors without losing any.

@@ -83,13 +83,18 @@ class CorpusChoice:
 
 @click.command()
 @corpus_options
-@option("--class", "hardware", help="The hardware class, or auto for the fastest live one. Default: the setting.")
+@option(
+    "--class", "hardware", help="The hardware class; auto: the fastest class with live workers. Default: the setting."
+)
 @option("--ttl", "ttl_s", type=float, help="Seconds to keep the job after its end. Default: the setting.")
-@option("--idempotency-key", help="Submitting again with this key continues or finds the same job.")
-@option("--resume", metavar="JOB", help="Continue a job whose submission stopped half-way, with the same corpus.")
+@option(
+    "--idempotency-key",
+    help="Your own key for this job: submitting again with the same key finds or continues the job.",
+)
+@option("--resume", metavar="JOB", help="Continue this job, whose submission was interrupted. Needs the same corpus.")
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
-@option("--dry-run", is_flag=True, help="Queue nothing; print what the job would take.")
+@option("--dry-run", is_flag=True, help="Queue nothing; print an estimate of the job's size and duration.")
 @click.pass_context
 def submit(
     ctx: click.Context,
@@ -104,8 +109,9 @@ def submit(
 ) -> None:
     """Queue CORPUS and print the job's id.
 
-    CORPUS is a .jsonl, .csv, .tsv, .txt or .parquet file, perhaps .gz or .zst, or - for standard input. With --output
-    the vectors are written while workers encode; if that is interrupted, `embedctl fetch` continues it.
+    CORPUS is a .jsonl, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst), or - for standard
+    input. With --output, the vectors are written while workers encode. If that is interrupted, `embedctl fetch`
+    continues it.
     """
     settings = load_settings()
     choice = CorpusChoice.of(settings, ttl=ttl_s, **options)

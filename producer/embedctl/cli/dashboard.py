@@ -14,30 +14,30 @@ from embedctl_config.settings import load_settings
 @option(
     "--address",
     "flower_address",
-    help="Where to listen; any address but a loopback address needs --auth-file. Default: the setting, 127.0.0.1.",
+    help="The address to listen on; any except a loopback address needs --auth-file. Default: the setting, 127.0.0.1.",
 )
 @option(
     "--port",
     "flower_port",
     type=click.IntRange(0, 65535),
-    help="The port to listen at; 0 for any free port. Default: the setting, 5555.",
+    help="The port to listen on; 0: any free port. Default: the setting, 5555.",
 )
 @option(
     "--auth-file",
     "flower_auth_file",
     type=click.Path(),
-    help="A file of lines user:password; only these users may look. Default: the setting.",
+    help="A file with lines user:password; only these users may see the dashboard. Default: the setting.",
 )
 @option(
     "--url-prefix",
     "flower_url_prefix",
-    help="The path under which a reverse proxy shows the dashboard, such as /flower. Default: the setting.",
+    help="The path under which a reverse proxy serves the dashboard, such as /flower. Default: the setting.",
 )
 def flower(**given: Any) -> None:
-    """Show workers, tickets and queues in a browser with Flower, read-only, until stopped with Ctrl-C.
+    """Show workers, tickets and queues in a browser, read-only.
 
-    Needs the extra `flower`. Only `embedctl status JOB` says what became of a job: a ticket is just a request to look
-    at one of its chunks.
+    Runs Flower until stopped with Ctrl-C. Needs the extra `flower`. Flower does not show the state of a job: a ticket
+    is only a request to look at one of the job's chunks. For the state, use `embedctl status JOB`.
     """
     settings = load_settings(**given)
     from embedctl.dashboard.serve import serve

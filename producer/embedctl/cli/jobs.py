@@ -21,10 +21,10 @@ from embedctl_config.settings import load_settings
 
 
 @click.command("list")
-@option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Most jobs to show.")
+@option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The maximum number of jobs to show.")
 @json_option
 def list_jobs(limit: int, as_json: bool) -> None:
-    """Show the jobs that Redis knows, the newest first."""
+    """Show the jobs in Redis, newest first."""
     broker = Broker.shared(load_settings())
     newest = islice(broker.jobs.newest(), limit)
     jobs = (replace(job, live_workers=broker.workers.count(job.queue)) for job in newest)
@@ -41,7 +41,7 @@ def list_jobs(limit: int, as_json: bool) -> None:
 
 @click.command()
 @job_argument
-@option("--timeout", type=float, help="Longest wait in seconds; after it, exit with 124.")
+@option("--timeout", type=float, help="Stop waiting after this many seconds and exit with 124.")
 @quiet_option
 @click.pass_context
 def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool) -> None:
@@ -59,10 +59,10 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool)
 @quiet_option
 @click.pass_context
 def fetch(ctx: click.Context, /, job_id: str, output: Path, quiet: bool) -> None:
-    """Write a job's vectors, and wait for those that are not there yet.
+    """Write a job's vectors, and wait for any that are not ready yet.
 
-    In .npy, a failed record is a row of NaN, and ids and errors are in files next to it; .jsonl and .parquet hold
-    everything. The next fetch to the same file continues one that was interrupted.
+    In .npy, a failed record is a row of NaN; ids and errors go to separate files next to the .npy file. A .jsonl or
+    .parquet file holds everything. To continue an interrupted fetch, run it again with the same file.
     """
     job = Job.get(job_id)
     with JobProgress(quiet=quiet) as progress:
@@ -94,7 +94,7 @@ def retry(job_id: str) -> None:
 @click.command()
 @job_argument
 def discard(job_id: str) -> None:
-    """Free a job and all that Redis stores for it, now. What was not fetched is gone."""
+    """Delete a job and all its data from Redis now. Vectors that you have not fetched are lost."""
     Job.get(job_id).discard()
     click.echo(printable(f"{job_id}: discarded"), err=True)
 
@@ -102,5 +102,5 @@ def discard(job_id: str) -> None:
 @click.command()
 @job_argument
 def cancel(job_id: str) -> None:
-    """End a job now and free what it stored. A job that has ended stays as it is."""
+    """End a job now and free its data in Redis. A job that has already ended is left unchanged."""
     click.echo(printable(f"{job_id}: {Job.get(job_id).cancel().state}"), err=True)

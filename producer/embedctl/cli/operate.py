@@ -23,7 +23,7 @@ from embedctl_config.settings import Settings, load_settings, survey_settings
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, /, as_json: bool) -> None:
-    """Check Redis, extras, devices and workers, and say what to do. Exits with 1 if something must be fixed."""
+    """Check Redis, extras, devices and workers, and say what to do. Exits with 1 if you must fix something."""
     failed = False
     for finding in examine(load_settings()):
         failed = failed or finding.level is Level.FAIL
@@ -38,7 +38,7 @@ def doctor(ctx: click.Context, /, as_json: bool) -> None:
 
 @click.group()
 def config() -> None:
-    """Settings and where they come from."""
+    """Show the settings and their sources, or print an access list for Redis."""
 
 
 @config.command("show")
@@ -68,18 +68,19 @@ def _show(settings: Settings, sources: Mapping[str, str], *, as_json: bool) -> N
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="The folder of the users' passwords: one file each, which only you can read. Missing files are made.",
+    help="The folder of the users' passwords: one file per user, readable only by you. Missing files are created.",
 )
 @option(
     "--redis-7",
     is_flag=True,
-    help="For Redis 7 and newer only: there, the list also denies flower every change to jobs and workers.",
+    help="Print a list for Redis 7 or newer only, which also denies flower every change to jobs and workers.",
 )
 def acl(passwords: Path, *, redis_7: bool) -> None:
-    """Print an access list for Redis: its users, the hashes of their passwords, and what each may do.
+    """Print an access list (ACL) for Redis.
 
-    Redis reads it as its `aclfile`. Users: producer, worker, monitor, flower, and admin for yourself; nobody else may
-    log in. It is for the database that the setting redis_url names, else for database 0.
+    The list names the users, the hashes of their passwords, and what each user may do. Redis reads it as its `aclfile`.
+    The users are producer, worker, monitor, flower, and admin for yourself; nobody else may log in. The list is for the
+    database in the setting redis_url, or for database 0 if the setting names none.
     """
     found, made = read_passwords(passwords)
     for file in made:

@@ -26,7 +26,7 @@ def option(*names: str, **attributes: Any) -> Callable[[F], F]:
 
 
 class _Option(click.Option):
-    """Ignores a variable that has the same name by chance, such as one that Kubernetes makes for a service."""
+    """Ignores a variable that has the same name by chance, such as a variable that Kubernetes sets for a service."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = super().resolve_envvar_value(ctx)
@@ -48,7 +48,7 @@ job_argument = click.argument("job_id", metavar="JOB")
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
 quiet_option = option("--quiet", "-q", is_flag=True, help="Show no progress.")
 cpus_option = option("--cpus", help="CPUs for the worker, such as 0-3. Default: all.")
-model_option = option("--model", help="The model, by the name under which workers serve it. Default: the setting.")
+model_option = option("--model", help="The name under which workers serve the model. Default: the setting.")
 
 
 def output_option(**attributes: Any) -> Callable[[F], F]:
@@ -57,27 +57,27 @@ def output_option(**attributes: Any) -> Callable[[F], F]:
         "--output",
         "-o",
         type=click.Path(path_type=Path, dir_okay=False),
-        help=f"Write the vectors here: a file named .{', .'.join(output.FORMATS)}.",
+        help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}.",
         **attributes,
     )
 
 
 corpus_options = together(
     click.argument("corpus_path", metavar="CORPUS", type=click.Path(allow_dash=True)),
-    option("--format", type=click.Choice(corpus.FORMATS), help="The corpus's format. Default: from its name."),
+    option("--format", type=click.Choice(corpus.FORMATS), help="The corpus's format. Default: from the file's name."),
     option("--text-field", default="text", show_default=True, help="The field that holds a record's text."),
     option("--id-field", default="id", show_default=True, help="The field that holds a record's id."),
     option("--skip-bad-lines", is_flag=True, help="Skip lines that are not records, and list them on stderr."),
     model_option,
     option("--precision", type=click.Choice(PRECISIONS), help="The precision that the vectors must have."),
-    option("--prompt", help="Put before every text. Default: the model's own."),
+    option("--prompt", help="Text to put before the text of every record. Default: the model's own prompt."),
     option(
         "--truncation",
         type=click.Choice(["truncate", "error", "mean"]),
         default="truncate",
         show_default=True,
-        help="For texts longer than the model takes: encode the first tokens, fail the record, or encode the whole "
-        "text in windows and average them.",
+        help="What to do with texts that are too long for the model: encode the first tokens, fail the record, or "
+        "encode the whole text in windows and average them.",
     ),
     option("--normalize/--no-normalize", default=True, show_default=True, help="Scale vectors to unit length."),
     option(
@@ -86,7 +86,9 @@ corpus_options = together(
         metavar="N",
         help="Keep the first N components of every vector, for models trained for that (Matryoshka). Default: all.",
     ),
-    option("--chunk-size", type=click.IntRange(1), help="Most records in a chunk. Default: the setting."),
+    option(
+        "--chunk-size", type=click.IntRange(1), help="The maximum number of records in a chunk. Default: the setting."
+    ),
     option("--max-errors", metavar="N|N%", help="End the job once more records than this have failed."),
     quiet_option,
 )

@@ -25,7 +25,7 @@ from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled, MissingExtra
 from embedctl_config.settings import Settings, load_settings
 
-_class_option = option("--class", "hardware", help="The hardware class. Default: the setting; for auto, cpu.")
+_class_option = option("--class", "hardware", help="The hardware class. Default: the setting, or cpu if that is auto.")
 
 
 @click.command()
@@ -35,10 +35,10 @@ _class_option = option("--class", "hardware", help="The hardware class. Default:
 @output_option(required=True)
 @click.pass_context
 def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, **options: Any) -> None:
-    """Embed CORPUS on this machine alone: start what it needs, wait, write the vectors, stop what it started.
+    """Embed CORPUS on this machine alone and write the vectors.
 
-    With EMBEDCTL_REDIS_URL set, that Redis is used instead of a private one. After a crash, the same command continues
-    where it stopped.
+    The command starts a worker and a private Redis, and stops both at the end. If EMBEDCTL_REDIS_URL is set, it uses
+    that Redis instead of a private one. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
     check_output(output)

@@ -34,12 +34,12 @@ T = TypeVar("T")
     "--watch",
     "-w",
     is_flag=True,
-    help="Look every 2 s until q or Ctrl-C is pressed, or the job has ended. Needs a terminal; or, with --json, prints "
-    "a line each time.",
+    help="Refresh every 2 s until you press q or Ctrl-C, or the job has ended. Needs a terminal, except with --json, "
+    "which prints one line per refresh.",
 )
 @json_option
 def status(job_id: str | None, watch: bool, as_json: bool) -> None:
-    """Show how everything stands: workers, queues and jobs; or one job."""
+    """Show all workers, queues and jobs, or one job."""
     broker = Broker.shared(load_settings())
     if job_id is None:
         _show(_everything(broker), watch=watch, as_json=as_json)
@@ -90,8 +90,8 @@ def _draw(subject: _Subject[T]) -> None:
 
     if not can_draw():
         raise click.UsageError(
-            "--watch draws on a terminal, and standard output is none. Leave it out to look once, or add --json for a "
-            "line every 2 s."
+            "--watch draws on a terminal, and standard output is not one. Omit --watch to look once, or add --json for "
+            "one line every 2 s."
         )
     seen = watch(subject.look, subject.draw, title=subject.title, until=subject.is_last)
     if subject.is_last(seen):

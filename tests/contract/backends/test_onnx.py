@@ -200,7 +200,7 @@ def test_what_goes_wrong_in_the_child_is_said_by_the_parent(files: ModelFiles, h
 
 
 def test_without_building_what_is_missing_is_refused(files: ModelFiles, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"nothing is to be built: run `embedctl model build tiny`"):
+    with pytest.raises(ModelError, match=r"--no-build forbids building it: run `embedctl model build tiny`"):
         recipe.artifact_for(files, "onnx", Host(1, tmp_path, build=False))
 
 

@@ -373,7 +373,7 @@ def test_a_plan_that_tensorrt_refuses_is_built_again_once(here: Runtime, files: 
     here.trt._refuses = lambda plan: True
     with pytest.raises(ModelError, match="the plan was built for something else"):
         load(files, own, **SMALL)
-    with pytest.raises(ModelError, match=r"nothing is to be built: run `embedctl model build .* --force`"):
+    with pytest.raises(ModelError, match=r"--no-build forbids building it: run `embedctl model build .* --force`"):
         load(files, Host(1, own.cache, build=False), **SMALL)
 
 
@@ -387,7 +387,7 @@ def test_a_plan_of_other_profiles_is_refused(here: Runtime, files: ModelFiles, o
 
 def test_without_building_the_message_says_what_there_is(here: Runtime, files: ModelFiles, own: Host) -> None:
     no_build = Host(1, own.cache, build=False)
-    with pytest.raises(ModelError, match=r"for Fake GPU .* and these options: the plan .* is missing and nothing is"):
+    with pytest.raises(ModelError, match=r"for Fake GPU .* and these options: the plan .* is missing and --no-build"):
         load(files, no_build, **SMALL)
     load(files, own, **SMALL)
     assert_close(encode(load(files, no_build, **SMALL), TEXTS), by_torch(files, TEXTS))

@@ -194,7 +194,7 @@ def test_a_retry_that_redis_lost_is_not_called_another_corpus(
         seal(job_id, chunks)
 
     monkeypatch.setattr(broker.jobs, "seal", go_back)
-    with pytest.raises(JobLost, match="retry them once more"):
+    with pytest.raises(JobLost, match="retry its failed records once more"):
         Job(job_id, broker).retry_failed()
     monkeypatch.setattr(broker.jobs, "seal", seal)
     assert Job(job_id, broker).retry_failed() == 2

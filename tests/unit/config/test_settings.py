@@ -262,7 +262,7 @@ def test_a_found_file_may_not_take_the_password_elsewhere(sources: Sources) -> N
     sources.here('redis_url = "redis://attacker.example"\n')
     (problem,) = sources.problems()
     assert "attacker" not in problem
-    assert "redis_url: not taken" in problem
+    assert "redis_url: not allowed" in problem
 
 
 def test_a_password_goes_with_the_url_that_it_stood_beside(sources: Sources, tmp_path: Path) -> None:
@@ -326,7 +326,10 @@ def test_a_found_files_url_takes_no_password_and_no_password_away(sources: Sourc
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('redis_url = "redis://attacker.example"\n', "redis_url: not taken from a file that was merely found"),
+        (
+            'redis_url = "redis://attacker.example"\n',
+            "redis_url: not allowed in a file that was found in the working directory",
+        ),
         ("window = 0\n", "window: 0 is below its minimum"),
         ("windo = 3\n", "windo: no such setting"),
         ("= 3", "can't be read"),

@@ -138,7 +138,7 @@ def test_what_amds_tool_says_and_nobody_can_read_is_an_error(tools: Path, says: 
     if says == "{}":
         assert discovery.find_gpus() == []
         return
-    with pytest.raises(WorkerError, match="amd-smi list -e --json gives an answer that can't be read"):
+    with pytest.raises(WorkerError, match="amd-smi list -e --json printed output that can't be parsed"):
         discovery.find_gpus()
 
 
@@ -224,7 +224,7 @@ def test_hidden_neuron_cores_are_not_found(tools: Path, monkeypatch: pytest.Monk
 )
 def test_an_answer_about_neuron_cores_that_makes_no_sense(tools: Path, answer: str) -> None:
     play(tools / "neuron-ls", answer + "\n")
-    with pytest.raises(WorkerError, match="neuron-ls --json-output gives an answer that can't be read"):
+    with pytest.raises(WorkerError, match="neuron-ls --json-output printed output that can't be parsed"):
         discovery.find_neuron_cores()
 
 

@@ -129,7 +129,7 @@ def test_auto_takes_the_class_of_the_devices_name_or_the_only_one() -> None:
     only = make_plan(Settings(classes={"cpu": HardwareClass(), "mine": HardwareClass(device="gpu")}), machine)
     assert [each.hardware for each in only.workers] == ["mine"]
     several = {"cpu": HardwareClass(), "a": HardwareClass(device="gpu"), "b": HardwareClass(device="gpu")}
-    with pytest.raises(SettingsError, match="auto may mean each of a, b for a GPU here: say which with --class"):
+    with pytest.raises(SettingsError, match="auto is ambiguous for a GPU here: choose one of a, b with --class"):
         make_plan(Settings(classes=several), machine)
 
 

@@ -182,7 +182,7 @@ def test_who_may_swap_a_folder_above_may_swap_what_is_in_it(
     assert _found(kind, cache) is not None
     spoil(above)
     assert _found(kind, cache) is None
-    with pytest.raises(ModelError, match=f"replace it: {above} (belongs|can be)"):
+    with pytest.raises(ModelError, match=f"replace them: {above} (belongs|can be)"):
         private_folder(cache)
 
 

@@ -34,7 +34,10 @@ _NOT_MEASURED = "not measured: built without the device"
 
 @click.group("embedctl model", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Build and show what workers run on this machine, such as ONNX graphs in fp32 and int8; tune and verify models."""
+    """Build, show, tune and verify models on this machine.
+
+    For some classes, a worker runs an artefact that is built from the model, such as an ONNX graph in fp32 or int8.
+    """
 
 
 main.add_command(verify)
@@ -52,8 +55,8 @@ main.add_command(tune)
     type=click.Choice(TARGETS),
     envvar="EMBEDCTL_TARGET",
     show_envvar=True,
-    help="The AWS instance family to build for, if this machine is not one; neuron means inf2. Implies --class neuron. "
-    "Default: this machine.",
+    help="The AWS instance family to build for, if it is not this machine's; neuron means inf2. Implies --class "
+    "neuron. Default: this machine's.",
 )
 @click.option(
     "--exporter",
@@ -62,10 +65,12 @@ main.add_command(tune)
     show_default=True,
     envvar="EMBEDCTL_EXPORTER",
     show_envvar=True,
-    help="What makes the graph. optimum needs the extra of that name, in a separate environment; workers run only "
-    "graphs made by own.",
+    help="The exporter of the graph. optimum needs the extra `optimum` in a separate environment. Workers run only "
+    "graphs that were exported with own.",
 )
-@click.option("--force", is_flag=True, envvar="EMBEDCTL_FORCE", show_envvar=True, help="Build it again if it exists.")
+@click.option(
+    "--force", is_flag=True, envvar="EMBEDCTL_FORCE", show_envvar=True, help="Build again, even if the artefact exists."
+)
 @json_option
 def build(
     model: str,
@@ -79,10 +84,11 @@ def build(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Build what a worker of a class runs for MODEL, unless it exists; print its folder.
+    """Build the artefact of MODEL, unless it exists, and print its folder.
 
-    A worker builds it when it starts, unless --no-build is given. The folder may be copied into the cache of a machine
-    with a device of the same kind; that machine then needs no package that builds it.
+    The artefact is what workers of the class run. A worker builds it at its start, unless started with --no-build. You
+    may copy the folder into the cache of a machine with the same kind of device. That machine then needs none of the
+    packages that build it.
     """
     settings = load_settings(hardware=hardware or ("neuron" if target else None))
     name = "cpu-int8" if settings.hardware == "auto" else settings.hardware
@@ -125,7 +131,7 @@ def _accelerator(hardware: str, device: Device, gpu: str | None, neuron_core: in
 @main.command("list")
 @json_option
 def list_artifacts(*, as_json: bool) -> None:
-    """List what is built, with sizes, and what can no longer be used."""
+    """List artefacts and their sizes, and those that can no longer be used."""
     for folder, found in _store(load_settings()).all():
         if isinstance(found, ModelError):
             click.echo(json.dumps({"folder": str(folder), "problem": str(found)}) if as_json else f"unusable: {found}")
@@ -139,7 +145,7 @@ def list_artifacts(*, as_json: bool) -> None:
 @click.argument("model", metavar="MODEL|FOLDER")
 @json_option
 def show(model: str, *, as_json: bool) -> None:
-    """Show the manifests of what is built from MODEL, or the manifest in FOLDER."""
+    """Show the manifests of all artefacts of MODEL, or the manifest in FOLDER."""
     found = list(_find(model, load_settings()))
     if not found:
         raise ModelNotFound(f"nothing is built of model {model!r} here: run `embedctl model build {model}`")

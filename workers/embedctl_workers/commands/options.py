@@ -23,7 +23,7 @@ def class_option(default: str) -> _Decorator:
         "hardware",
         envvar="EMBEDCTL_HARDWARE",
         show_envvar=True,
-        help=f"The hardware class. Default: the setting; for auto, {default}.",
+        help=f"The hardware class. Default: the setting, or {default} if that is auto.",
     )
 
 
@@ -35,7 +35,7 @@ gpu_option = click.option(
     metavar="UUID|INDEX",
     envvar="EMBEDCTL_GPU",
     show_envvar=True,
-    help="The GPU to run on, as nvidia-smi shows it, for a class whose device is gpu. Default: the only one.",
+    help="The GPU to run on, as nvidia-smi shows it, for a class whose device is gpu. Required if there are several.",
 )
 neuron_core_option = click.option(
     "--neuron-core",
@@ -43,7 +43,7 @@ neuron_core_option = click.option(
     metavar="N",
     envvar="EMBEDCTL_NEURON_CORE",
     show_envvar=True,
-    help="The Neuron core to run on, for a class whose device is neuron. Default: the only one.",
+    help="The Neuron core to run on, for a class whose device is neuron. Required if there are several.",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print JSON."
@@ -55,5 +55,5 @@ log_level_option = click.option(
     default="info",
     show_default=True,
     show_envvar=True,
-    help="Lowest level that is logged.",
+    help="The lowest level to log.",
 )

@@ -58,10 +58,10 @@ class Split:
 @cpus_option
 @json_option
 def tune(model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -> None:
-    """Measure which token budget is fastest for MODEL here, and how many workers with how many threads.
+    """Find the fastest token budget, workers and threads for MODEL.
 
-    Takes about half a minute for each way to share the CPUs. Workers of this class use the budget from their next
-    start, unless the class sets a `token_budget`. Nothing else should run on these CPUs meanwhile.
+    Measures each way of dividing the CPUs among workers, for about half a minute each. Nothing else should run on these
+    CPUs meanwhile. Workers of this class use the budget from their next start, unless the class sets a `token_budget`.
     """
     settings = load_settings(hardware=hardware)
     name = "cpu" if settings.hardware == "auto" else settings.hardware
@@ -150,7 +150,9 @@ def _measured(
         def answers() -> list[Any]:
             lines = [child.stdout.readline() for child in children if child.stdout]
             if not all(lines):
-                raise ModelError(f"model {model!r} can't be measured: its process ended; what it said stands above")
+                raise ModelError(
+                    f"model {model!r} can't be measured: the measuring process ended; see its messages above"
+                )
             return [json.loads(line) for line in lines]
 
         def ask(budget: int) -> float:

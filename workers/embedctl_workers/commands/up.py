@@ -37,14 +37,14 @@ _OF_ONE_WORKER = frozenset(ENV_PREFIX + name for name in ("CPUS", "GPU", "NEURON
     "--class",
     "classes",
     multiple=True,
-    help="A hardware class to serve; repeat for more. Default: the setting; for auto, the class for the GPUs or Neuron "
-    "cores that are found here, else cpu.",
+    help="A hardware class to serve. Can be repeated. Default: the setting. If that is auto: the class for this "
+    "machine's GPUs or Neuron cores, or cpu if it has neither.",
 )
 @click.option(
     "--model",
     "models",
     multiple=True,
-    help="A model to serve; repeat for more. Default: each class's, else the setting.",
+    help="A model to serve. Can be repeated. Default: the models of each class, else the setting.",
 )
 @click.option(
     "--cpus",
@@ -57,15 +57,16 @@ _OF_ONE_WORKER = frozenset(ENV_PREFIX + name for name in ("CPUS", "GPU", "NEURON
     is_flag=True,
     envvar="EMBEDCTL_DRY_RUN",
     show_envvar=True,
-    help="Only print the plan: a line for each worker.",
+    help="Only print the plan: one line per worker.",
 )
 @log_level_option
 @one_line_errors("embedctl up")
 def main(classes: tuple[str, ...], models: tuple[str, ...], cpus: str | None, log_level: str, *, dry_run: bool) -> None:
     """Keep a worker running on each device of this machine until stopped with SIGTERM or Ctrl-C.
 
-    A worker that dies is started again. Without EMBEDCTL_REDIS_URL, a private Redis runs as well; when the workers are
-    ready, a line is printed that points other commands and programs at it.
+    A worker that dies is started again. If EMBEDCTL_REDIS_URL is not set, a private Redis runs as well. In that
+    case, an `export` line is printed when the workers are ready. Run the line in another shell, so that commands and
+    programs there use the private Redis.
     """
     settings = load_settings()
     logs.configure(settings.log_format, log_level)

@@ -45,10 +45,11 @@ def verify(
     *,
     as_json: bool,
 ) -> None:
-    """Load MODEL as a worker would, compare its vectors with those of torch in fp32, and measure how fast it is here.
+    """Check MODEL's vectors and measure its speed on this machine.
 
-    Takes about half a minute, and longer if something has to be built first. Nothing else should run on the device
-    meanwhile. Exits with 65 if a worker would refuse to start.
+    Loads MODEL as a worker would and compares its vectors with those of torch in fp32. Takes about half a minute, or
+    longer if something must be built first. Nothing else should run on the device meanwhile. Exits with 65 if a worker
+    would refuse to start.
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("embedctl_workers").setLevel(logging.INFO)

@@ -22,7 +22,7 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     "hardware",
     envvar="EMBEDCTL_HARDWARE",
     **_SHOWN,
-    help="The hardware class to serve. Default: the setting; for auto, cpu.",
+    help="The hardware class to serve. Default: the setting, or cpu if that is auto.",
 )
 @click.option("--cpus", envvar="EMBEDCTL_CPUS", **_SHOWN, help="CPUs to run on, such as 0-3 or 0,2. Default: all.")
 @gpu_option
@@ -33,20 +33,20 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     metavar="N",
     envvar="EMBEDCTL_THREADS",
     **_SHOWN,
-    help="Compute threads. Default: one for each physical core of its CPUs, within the cgroup's quota.",
+    help="The number of compute threads. Default: one per physical core of its CPUs, within the cgroup's quota.",
 )
 @click.option(
     "--model",
     "models",
     multiple=True,
-    help="A model to serve; repeat for more. Default: the class's, else the setting.",
+    help="A model to serve. Can be repeated. Default: the models of the class, else the setting.",
 )
 @click.option(
     "--no-build",
     is_flag=True,
     envvar="EMBEDCTL_NO_BUILD",
     show_envvar=True,
-    help="Refuse to start if something has to be built for a model first; see `embedctl model build`.",
+    help="Refuse to start if a model needs something built first; see `embedctl model build`.",
 )
 @log_level_option
 @click.option(
@@ -54,14 +54,15 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
     is_flag=True,
     envvar="EMBEDCTL_READY",
     show_envvar=True,
-    help="Start nothing; exit with 0 if the workers that run on this machine are alive and make progress.",
+    help="Start nothing; exit with 0 if the workers on this machine are alive and making progress.",
 )
 @click.option(
     "--insecure",
     is_flag=True,
     envvar="EMBEDCTL_INSECURE",
     show_envvar=True,
-    help="For rediss://: check no certificate, so that anybody on the way may listen.",
+    help="For rediss://: skip all checks of the certificate; anyone on the network path can then read and change "
+    "everything.",
 )
 @one_line_errors("embedctl worker")
 def main(
@@ -77,9 +78,11 @@ def main(
     ready: bool,
     insecure: bool,
 ) -> None:
-    """Encode chunks of one hardware class, pinned to one set of CPUs, and to the GPU or Neuron core that it needs.
+    """Encode chunks of one hardware class until stopped.
 
-    Needs EMBEDCTL_REDIS_URL. Stop it with SIGTERM: it finishes the chunk it encodes and hands back the one it prepared.
+    The worker is pinned to one set of CPUs and, if its class needs one, to a GPU or Neuron core. It needs
+    EMBEDCTL_REDIS_URL. Stop it with SIGTERM: it finishes the chunk that it is encoding and hands back the one that it
+    has prepared.
     """
     settings = load_settings(insecure=insecure or None)
     hardware = "cpu" if hardware == "auto" else hardware

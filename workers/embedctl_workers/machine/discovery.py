@@ -178,7 +178,7 @@ def find_amd_gpus() -> list[Accelerator]:
         try:
             gpus = read(json.loads(answer))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise WorkerError(f"{' '.join(command)} gives an answer that can't be read: {error!r}") from error
+            raise WorkerError(f"{' '.join(command)} printed output that can't be parsed: {error!r}") from error
         for variable in (ROCM_VARIABLE, next((name for name in HIP_VARIABLES if name in os.environ), "")):
             if (visible := os.environ.get(variable)) is not None:
                 gpus = _visible_amd_gpus(gpus, variable, visible)
@@ -381,5 +381,5 @@ def _neuron_cores(answer: str) -> list[Accelerator]:
             near = None if node is None else _known_node(str(node))
             cores += [Accelerator("neuron", int(core), str(int(core)), name, near) for core in ids]
     except (ValueError, TypeError, KeyError) as error:
-        raise WorkerError(f"{' '.join(_NEURON_LS)} gives an answer that can't be read: {error!r}") from error
+        raise WorkerError(f"{' '.join(_NEURON_LS)} printed output that can't be parsed: {error!r}") from error
     return cores

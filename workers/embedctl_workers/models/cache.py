@@ -47,7 +47,7 @@ def private_folder(folder: Path) -> Path:
             each.mkdir(mode=0o755, exist_ok=True)
     if wrong := distrusted(folder):
         raise ModelError(
-            f"what is in {folder} would be run, and another user could replace it: {wrong}. Or set cache_dir "
+            f"workers run files from {folder}, and another user could replace them: {wrong}. Or set cache_dir "
             "(EMBEDCTL_CACHE_DIR) to a folder of your own, below folders that only you or root can write to"
         )
     return folder

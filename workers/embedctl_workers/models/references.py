@@ -87,8 +87,8 @@ def _load(path: Path) -> dict[str, Vectors] | None:
 def _compute(files: ModelFiles, host: Host, path: Path) -> dict[str, Vectors]:
     if not host.build:
         raise ModelError(
-            f"the references of model {files.name!r} are not in {path}, and nothing is to be built: copy the file from "
-            f"a machine that has it, or run `embedctl model verify {files.name}`"
+            f"the references of model {files.name!r} are not in {path}, and --no-build forbids building them: "
+            f"copy the file from a machine that has it, or run `embedctl model verify {files.name}`"
         )
     if find_spec("torch") is None or find_spec("sentence_transformers") is None:
         what = f"computing the references of model {files.name!r} (or copy {path} from a machine that has it)"

@@ -162,7 +162,7 @@ def _class_for(settings: Settings, kind: Device) -> str:
         return kind
     if len(fitting) > 1:
         raise SettingsError(
-            f"hardware: auto may mean each of {', '.join(sorted(fitting))} for a {DEVICE_NAMES[kind]} here: say which "
+            f"hardware: auto is ambiguous for a {DEVICE_NAMES[kind]} here: choose one of {', '.join(sorted(fitting))} "
             "with --class"
         )
     return fitting[0] if fitting else ""

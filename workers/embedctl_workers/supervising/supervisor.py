@@ -133,7 +133,7 @@ class Supervisor:
             log.error("%s; starting it again in %g s", how, pause, extra=place.fields)
             return
         why = "and would again" if status in HOPELESS else f"{restarts.failed_starts} times in a row"
-        log.critical("given up: %s before it was ready, %s; what it said stands above", how, why, extra=place.fields)
+        log.critical("given up: %s before it was ready, %s; see its messages above", how, why, extra=place.fields)
 
     def _release(self, place: _Place, status: int, *, by_us: bool = False) -> None:
         """Report that a process has ended, and whether what it held is suspect.
@@ -150,7 +150,7 @@ class Supervisor:
     def _give_up_if_none_is_left(self) -> None:
         given_up = [place.restarts.given_up for place in self._places if place.restarts.given_up is not None]
         if len(given_up) == len(self._places):
-            raise WorkerError("no worker is left: each was given up", exit_code=max(1, *given_up))
+            raise WorkerError("no worker is left: all of them failed and were given up", exit_code=max(1, *given_up))
 
     def _say_ready(self) -> None:
         if not self._said_ready and all(place.settled for place in self._places):

@@ -75,9 +75,9 @@ def artifact_for(
         return found
     if not host.build:
         raise ModelError(
-            f"model {files.name!r} has no artefact for backend {NEURON!r} in {host.cache}, and nothing is to be built: "
-            f"run `embedctl model build {files.name} --target {want.recipe['target']}`, or copy {want.name} from a "
-            "machine that has it"
+            f"model {files.name!r} has no artefact for backend {NEURON!r} in {host.cache}, and --no-build forbids "
+            f"building it: run `embedctl model build {files.name} --target {want.recipe['target']}`, or "
+            f"copy {want.name} from a machine that has it"
         )
     if find_spec("sentence_transformers") is None:
         raise MissingExtra("neuron", "building an artefact")

@@ -90,8 +90,8 @@ def artifact_for(
         return found
     if not host.build:
         raise ModelError(
-            f"model {files.name!r} has no artefact for backend {kind!r} in {host.cache}, and nothing is to be built: "
-            f"run `embedctl model build {files.name}`, or copy {want.name} from a machine that has it"
+            f"model {files.name!r} has no artefact for backend {kind!r} in {host.cache}, and --no-build forbids "
+            f"building it: run `embedctl model build {files.name}`, or copy {want.name} from a machine that has it"
         )
     _check_extras(exporter)
     return store.build(want, partial(_build, files, kind, exporter, host, revision), force=force)

@@ -73,8 +73,8 @@ class TensorRTBackend:
         except PlanRefused as error:
             if not host.build:
                 raise ModelError(
-                    f"{artifact.folder}: {error}, and nothing is to be built: run `embedctl model build {files.name} "
-                    "--class gpu-tensorrt --force`"
+                    f"{artifact.folder}: {error}, and --no-build forbids building it: run "
+                    f"`embedctl model build {files.name} --class gpu-tensorrt --force`"
                 ) from error
             log.warning("%s: %s: it is built again", artifact.folder, error)
         return cls(files, artifact_for(files, runtime, host, chosen, force=True), runtime, chosen)

@@ -157,9 +157,9 @@ def _not_built(files: ModelFiles, host: Host, store: ArtifactStore, runtime: Run
     known = f", only for {', '.join(sorted(others))}" if others else ""
     return (
         f"model {files.name!r} has no plan in {host.cache} for {device.name} (compute capability {device.capability}) "
-        f"with TensorRT {runtime.version} and these options{known}: {missing} is missing and nothing is to be built: "
-        f"run `embedctl model build {files.name} --class gpu-tensorrt`, or copy the artefacts of a machine with "
-        "the same GPU and versions"
+        f"with TensorRT {runtime.version} and these options{known}: {missing} is missing and --no-build forbids "
+        f"building it: run `embedctl model build {files.name} --class gpu-tensorrt`, or "
+        f"copy the artefacts of a machine with the same GPU and versions"
     )
 
 
