@@ -51,7 +51,7 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port on loopback at which nobody listens."""
+    """A port on loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

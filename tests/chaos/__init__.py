@@ -1,1 +1,1 @@
-"""Chaos: faults at random on real processes, and then a count of every record: `python -m tests.chaos --help`."""
+"""Chaos: random faults hit real processes; then every record is counted. See `python -m tests.chaos --help`."""

@@ -1,4 +1,4 @@
-"""Thousands of small jobs beside the campaign's: most of a class that nobody serves, so that they stay queued."""
+"""Thousands of small jobs next to the campaign's own. Most are of a class that nobody serves, so they stay queued."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from embedctl_workers.backends.dummy import DummyBackend
 from tests.chaos.stack import DIM, NOBODYS, Stack
 
 _SLICE = 200
-#: One of so many is of a class that is served, and has to end.
+#: One job in this many is of a served class, and has to end.
 _SERVED_OF = 20
 _SERVED_CLASS = "quick"
-#: Of the served ones so many are read through the library as well.
+#: Number of served jobs whose results are also read through the library.
 _READ = 20
 _TEXT = "one of very many"
 _TTL_S = 6 * 3600.0
@@ -26,11 +26,11 @@ _TTL_S = 6 * 3600.0
 
 @dataclass
 class Beside:
-    """The jobs beside: copies of one that the library made, whatever keys it is made of.
+    """The extra jobs: copies of one job that the library made. All its keys are copied, whatever they are.
 
     Attributes:
-        queued: those of the class without workers.
-        served: those of the class with workers.
+        queued: jobs of the class without workers.
+        served: jobs of the class with workers.
     """
 
     stack: Stack
@@ -43,7 +43,7 @@ class Beside:
     _first: str = ""
 
     def create(self) -> None:
-        """Make one by the library, and copy it in slices."""
+        """Make one job through the library, then copy it in slices."""
         if not self.count:
             return
         settings = self.stack.settings
@@ -62,7 +62,7 @@ class Beside:
         self.stack.bystanders.update(self.queued)
 
     def _find_keys(self) -> None:
-        """The first one's own keys, and the sorted sets that name it."""
+        """Find the first job's own keys, and the sorted sets that name it."""
         raw = self.stack.raw
         for found in raw.scan_iter(match="embed:*", count=1000):
             name = found.decode()
@@ -87,12 +87,12 @@ class Beside:
         return {*self.queued, *self.served}
 
     def unended(self) -> list[str]:
-        """The served ones that have not ended."""
+        """Served jobs that have not ended."""
         states = self._states(self.served)
         return [job_id for job_id, state in states.items() if state is None or not state.ended]
 
     def settle(self, deadline: float) -> list[str]:
-        """Wait for the served ones, and check all: what is wrong, in words."""
+        """Wait for the served jobs, then check all jobs. Return the problems, in words."""
         while (unended := self.unended()) and time.monotonic() < deadline:
             time.sleep(0.5)
         wrong = [f"{len(unended)} of {len(self.served)} small jobs beside did not end"] if unended else []
@@ -105,7 +105,7 @@ class Beside:
         return wrong + self._read(readable[:_READ])
 
     def remove(self) -> None:
-        """Take them all away: they would live for hours."""
+        """Remove all these jobs, which would otherwise live for hours."""
         ids = sorted(self.ids)
         kinds = {name.replace(self._first, "{}") for name in self._own}
         for start in range(0, len(ids), _SLICE):

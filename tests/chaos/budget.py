@@ -1,4 +1,4 @@
-"""Whether a job that its error budget ended is as it must be: the reason told, its results so far there to be read."""
+"""Checks a job that its error budget ended: it must give the reason, and its results so far must be readable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.chaos.jobs import Expected, Plan
 
 
 def check_stopped(job: Job, broker: Broker, raw: Any, plan: Plan, expected: Expected) -> Verdict:
-    """Compare a job that its budget ended with what has to come back.
+    """Compare a job that its budget ended with its expected results.
 
     Raises:
         JobNotFound, JobLost, BrokerUnavailable: as the library does.
@@ -37,7 +37,7 @@ def check_stopped(job: Job, broker: Broker, raw: Any, plan: Plan, expected: Expe
 
 
 def _check_stored(broker: Broker, status: JobStatus, expected: Expected, verdict: Verdict) -> dict[int, ErrorCode]:
-    """Each result that is there, wherever in the job; the codes of the records that failed."""
+    """Check each stored result, wherever it is in the job. Return the codes of the failed records."""
     failed: dict[int, ErrorCode] = {}
     seen: Counter[int] = Counter()
     for chunk in range(status.chunks):
@@ -48,7 +48,7 @@ def _check_stored(broker: Broker, status: JobStatus, expected: Expected, verdict
         positions = (
             list(result.positions) if result.positions else list(range(result.first, result.first + result.rows))
         )
-        if chunk < (status.original_chunks or status.chunks):  # else they are tried again
+        if chunk < (status.original_chunks or status.chunks):  # later chunks hold retried records
             seen.update(positions)
         failed.update({positions[each.row]: each.code for each in result.errors})
         vectors = np.frombuffer(result.vectors, "<f4").reshape(result.rows, result.dim)
@@ -60,7 +60,7 @@ def _check_stored(broker: Broker, status: JobStatus, expected: Expected, verdict
 
 
 def _check_readable(job: Job, chunks: int, verdict: Verdict) -> None:
-    """The results up to the first one that never came can be read, and then the reason is told."""
+    """The results up to the first missing one must be readable; then the error must give the reason."""
     read, told = 0, ""
     try:
         for _ in job.iter_results():

@@ -1,4 +1,4 @@
-"""A whole run: start everything, break it for some time, wait, check, stop everything, and look for what is left."""
+"""A whole run: start everything, break it for some time, wait, check, stop everything, and look for leftovers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from tests.chaos.report import Outcome
 from tests.chaos.stack import OUTAGE, Death, Stack, Worker
 from tests.chaos.storm import Storm
 
-#: Producers pause while about this much encoding waits (seconds of one worker).
+#: Producers pause while the backlog is about this large (seconds of encoding by one worker).
 _MOST_WAITING_S = 30.0
-#: Keys that do not live as long as a job does live no longer than this after their last use (seconds).
+#: Keys whose lifetime is not that of a job expire at most this long after their last use (seconds).
 _LONGEST_OTHER_S = keys.UNCOMMITTED_TTL_S + 30.0
 _CLIENTS_S = 10.0
-#: A worker that takes nothing for this long never will: half-open connections are noticed sooner (seconds).
+#: A worker that takes no work for this long never will: it notices half-open connections sooner (seconds).
 _WORKING_S = 60.0
 
 
 def run(options: Options) -> Outcome:
-    """Run it; the folder of its logs is removed, unless it is to be kept or something is wrong."""
+    """Run a campaign. Its log folder is removed unless the options keep it or the run found a problem."""
     folder = _folder(options)
     workload: Workload = DummyWorkload(options) if options.model == DUMMY else RealWorkload(options)
     stack = Stack(options, folder)
@@ -60,7 +60,7 @@ def run(options: Options) -> Outcome:
 def _folder(options: Options) -> Path:
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
-    # Short: a unix socket's path may have 107 bytes.
+    # The path must be short: a unix socket's path may have at most 107 bytes.
     return Path(tempfile.mkdtemp(prefix="ec-", dir=options.keep))
 
 
@@ -106,7 +106,7 @@ class _Campaign:
         return outcome
 
     def _all_done(self) -> bool:
-        """Nothing more to break: a real model's jobs are few."""
+        """Whether nothing is left to break: a real model has only a few jobs."""
         return self._producers.exhausted and not self._monitor.unsettled()
 
     def _tell(self, storm: Storm, until: float) -> None:
@@ -155,7 +155,8 @@ class _Campaign:
         outcome.recoveries = {"any kill": recovered, "kills with nothing else broken": quiet}
 
     def _count_misjudged(self, outcome: Outcome, storm: Storm, ended: int) -> None:
-        """Healthy workers that were silent or held for dead. With jobs beside, nor may jobs speak of others."""
+        """Count healthy workers that were silent or taken for dead. With extra small jobs queued, jobs must not report
+        such deaths or lapses either."""
         restarts = self._stack.redis_restarts
         silences = unexplained(self._pulse.silences, storm.events, restarts)
         outcome.longest_silence_s = max((each.seconds for each in self._pulse.silences), default=0.0)
@@ -197,11 +198,11 @@ class _Campaign:
         outcome.left += [f"worker {n} ended with status {status}" for n, status in enumerate(statuses) if status]
         if self._options.waits_for_expiry:
             self._wait_for_expiry(outcome)
-        stack.cut_links()  # what they made half open stays so at its other end
+        stack.cut_links()  # otherwise a half-open connection stays open at its other end
         outcome.left += [f"a connection to Redis is still open: {words}" for words in self._others_connected()]
 
     def _idle_workers(self) -> list[Worker]:
-        """Workers that say they live, and encode nothing although there is enough for all."""
+        """Workers that report themselves alive but encode nothing, although there is enough work for all."""
         stack, deadline = self._stack, time.monotonic() + _WORKING_S
         begun_ms = time.time_ns() // 1_000_000
         probes: list[Job] = []
@@ -213,7 +214,7 @@ class _Campaign:
                 if worker.pid not in rows or rows[worker.pid].progressed_ms < begun_ms
             ]
             if not idle or time.monotonic() > deadline:
-                for probe in probes:  # what is not encoded when workers stop would be kept for a week
+                for probe in probes:  # a job not encoded when workers stop would be kept for a week
                     probe.discard()
                 return idle
             for hardware in {worker.hardware for worker in idle}:
@@ -230,8 +231,8 @@ class _Campaign:
             time.sleep(2)
 
     def _discard_abandoned(self) -> int:
-        """Discard the jobs that an earlier state of Redis left half submitted and that nobody goes on with; how many
-        they were. However short their TTL, they would be kept for a week."""
+        """Discard jobs that a rewind of Redis left half submitted and that nobody resumes. Return their number.
+        However short their TTL, Redis would keep them for a week."""
         names = [name.decode() for name in self._stack.raw.zrange(keys.ACTIVE, 0, -1)]
         abandoned = [job for job in self._stack.broker.jobs.find(names) if job.stalled]
         for job in abandoned:
@@ -244,14 +245,14 @@ class _Campaign:
         wait_s = self._options.ttl * keys.CHUNK_TTL_FACTOR + _LONGEST_OTHER_S
         _say(f"waiting for {wait_s:.0f} s at most until nothing is left in Redis")
         deadline = time.monotonic() + wait_s
-        # What lives longer than the wait goes on is known to be left over now.
+        # A key that outlives the rest of the wait is already known to be left over.
         while min((left := left_over(self._stack.raw)).values(), default=wait_s) < deadline - time.monotonic():
             time.sleep(2)
         kinds = Counter(_kind_of_key(name) for name in left)
         outcome.left += [f"{count} keys {kind} outlived their jobs" for kind, count in kinds.items()]
 
     def _others_connected(self) -> list[str]:
-        """Connections to Redis that are not the harness's: only it comes by the unix socket."""
+        """Connections to Redis that are not the harness's. Only the harness uses the unix socket."""
         deadline = time.monotonic() + _CLIENTS_S
         while True:
             clients = self._stack.raw.client_list()
@@ -261,7 +262,7 @@ class _Campaign:
             time.sleep(0.1)
 
     def _in_words(self, order: Order) -> str:
-        """All that may say why a job does not end."""
+        """Everything that may explain why a job does not end."""
         words = [f"job {order.plan.index} ({order.plan.kind}) did not end"]
         words.append(f"{order.submitting} producers, {order.runs} runs, retrying {order.retrying}")
         words += order.problems[:3]
@@ -292,7 +293,7 @@ def _in_words(death: Death) -> str:
 
 
 def _kind_of_key(name: str) -> str:
-    """A key's name without what differs from one job or worker to the next."""
+    """A key's name without the parts that differ between jobs or workers."""
     parts = name.split(":")
     return ":".join(part for at, part in enumerate(parts) if at != 2 and not part.isdigit())
 

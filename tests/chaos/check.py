@@ -1,4 +1,5 @@
-"""Whether an ended job holds every record once, as it must be: by the public library, and by raw Redis."""
+"""Checks that an ended job holds every record exactly once, with the right content: by the public library and by raw
+Redis."""
 
 from __future__ import annotations
 
@@ -16,17 +17,18 @@ from embedctl_config.wire import ErrorCode
 from tests.chaos.jobs import Expected, Plan
 
 _SLICE = 500
-#: Most that is said about one job.
+#: Most sentences about one job.
 _MOST_WORDS = 6
 
 
 @dataclass
 class Verdict:
-    """What is wrong with a job: numbers of records, and sentences.
+    """What is wrong with a job: counts of records, and sentences.
 
     Attributes:
-        difference: the largest of any vector's element from what it must be.
-        blamed: records that ended as `crashed_worker` and are no poison: a random kill met a careful worker.
+        difference: the largest difference between any vector's element and its expected value.
+        blamed: records that ended as `crashed_worker` but are not poison: a random kill hit a worker while it tried
+            records with care.
     """
 
     lost: int = 0
@@ -47,14 +49,14 @@ class Verdict:
             self.words.append(words)
 
     def must_be(self, what: str, found: object, expected: object) -> None:
-        """Count a fact that is not as it must be."""
+        """Count a fact that differs from its expected value."""
         if found != expected:
             self.other += 1
             self.say(f"{what} is {found}, not {expected}")
 
 
 def check_job(job: Job, broker: Broker, raw: Any, plan: Plan, expected: Expected) -> Verdict:
-    """Compare an ended job with what has to come back.
+    """Compare an ended job with its expected results.
 
     Raises:
         JobNotFound, JobLost, JobUnfinished, BrokerUnavailable: as the library does.
@@ -76,7 +78,7 @@ def check_job(job: Job, broker: Broker, raw: Any, plan: Plan, expected: Expected
 
 
 def is_spent(plan: Plan, failed: int, records: int) -> bool:
-    """Whether so many failed of so many records are more than a job's error budget lets fail."""
+    """Whether `failed` of `records` exceed the job's error budget."""
     if plan.max_errors is None:
         return False
     number, percent, _ = str(plan.max_errors).partition("%")
@@ -90,7 +92,7 @@ def _state(records: int, failed: int) -> JobState:
 
 
 def _check_records(job: Job, plan: Plan, expected: Expected, verdict: Verdict) -> dict[int, ErrorCode]:
-    """Each record's vector or error; the codes of those that failed."""
+    """Check each record's vector or error. Return the codes of the failed records."""
     seen: Counter[int] = Counter()
     failed: dict[int, ErrorCode] = {}
     cuts: dict[int, tuple[int, int]] = {}
@@ -154,7 +156,7 @@ def check_codes(failed: dict[int, ErrorCode], expected: Expected, verdict: Verdi
 
 
 def _check_raw(broker: Broker, raw: Any, status: JobStatus, failed: int, verdict: Verdict) -> None:
-    """What Redis holds must say the same: each chunk counted once, nothing under way, only failed rows' text left."""
+    """Redis must agree: each chunk is counted once, nothing is under way, and only the text of failed rows is left."""
     rows = still_failed = 0
     for chunk in range(status.chunks):
         data = broker.jobs.result(status.id, chunk)
@@ -178,7 +180,7 @@ def _check_raw(broker: Broker, raw: Any, status: JobStatus, failed: int, verdict
 
 
 def freed(raw: Any, job_id: str, *, results: bool = True) -> bool:
-    """Whether nothing of a stopped job's texts is left, nor of its vectors. What nobody counted goes by itself."""
+    """Whether a stopped job's texts and vectors are all gone. Keys of chunks that were never counted expire."""
     chunks = int(raw.hget(keys.job(job_id), "added") or 0)
     kinds = [keys.chunk_input, *([keys.chunk_result, keys.retry_pointer] if results else [])]
     doomed = [key(job_id, chunk) for chunk in range(chunks) for key in kinds]
@@ -186,7 +188,7 @@ def freed(raw: Any, job_id: str, *, results: bool = True) -> bool:
 
 
 def keys_without_ttl(raw: Any) -> list[str]:
-    """Keys of ours that would stay for good."""
+    """Our keys that have no TTL and would stay for good."""
     names = list(raw.scan_iter(match="embed:*", count=1000))
     endless = []
     for at in range(0, len(names), _SLICE):
@@ -199,13 +201,13 @@ def keys_without_ttl(raw: Any) -> list[str]:
     return endless
 
 
-#: What all jobs share lives as long as the longest of them might have.
+#: Keys that all jobs share. They live as long as the longest-lived job might have.
 _SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES)
 
 
 def left_over(raw: Any) -> dict[str, float]:
-    """Keys of ours that are still there, and the seconds that each has left. Of those that all jobs share only the ones
-    are meant that speak of a job which is there."""
+    """Our keys that still exist, and the seconds that each has left. A key that all jobs share counts only if it names
+    a job that still exists."""
     shared = {name.encode() for name in _SHARED}
     for pattern in (keys.upkeep("*"), keys.idle("*", "*")):
         shared.update(raw.scan_iter(match=pattern, count=1000))

@@ -1,4 +1,4 @@
-"""What a fault is: it breaks something now and says how it is mended later."""
+"""The fault types. A fault breaks something now and says how to mend it later."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tests.chaos.producers import Producers
 from tests.chaos.recovery import Loss, Recoveries
 from tests.chaos.stack import WIDE, Stack, Worker
 
-#: Mends a fault; seconds after which to call it again, or None when it is done.
+#: Mends a fault. Returns the seconds after which to call it again, or None when it is done.
 Undo = Callable[[], float | None]
 
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault that was done: in words, when it is mended, and how.
+    """A fault that struck: its description, when it is mended, and how.
 
     Attributes:
-        quiet_for: nothing else is broken until these are taken up.
-        lull_s: nothing was done yet: nothing else is to be broken until it can be, but not for longer than this.
+        quiet_for: nothing else is broken until these chunks are taken up.
+        lull_s: not 0 if the fault could not strike yet. Nothing else is broken until it can, for at most this long.
     """
 
     words: str
@@ -33,17 +33,17 @@ class Struck:
 
 @dataclass
 class Chaos:
-    """What faults may break, and the dice."""
+    """Everything that faults may break, and the random numbers."""
 
     stack: Stack
     producers: Producers
     monitor: Monitor
     recoveries: Recoveries
     rng: random.Random
-    #: Undos that are not done yet.
+    #: Number of undos that are not done yet.
     pending: int = 0
     notes: list[str] = field(default_factory=list)
-    #: Exit statuses of sick workers that left by themselves.
+    #: Exit statuses of sick workers that ended without a signal from the harness.
     sick_ends: list[int] = field(default_factory=list)
 
     @property
@@ -55,20 +55,22 @@ class Chaos:
         return self.stack.redis_up and not self.stack.redis_full
 
     def short(self) -> float:
-        """How long a thing that comes back stays away (seconds)."""
+        """How long a temporary fault lasts (seconds)."""
         return self.rng.uniform(0.5, 6.0)
 
 
-#: Breaks something, or returns None where it can't at this moment.
+#: Breaks something, or returns None if it can't do so now.
 Strike = Callable[[Chaos], Struck | None]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault: how often it is drawn, and for how many leases it does not come after which others.
+    """A kind of fault.
 
     Attributes:
-        rests_after: how the names of those others begin.
+        weight: how often it is drawn.
+        rest_leases: for how many leases it is not drawn after certain other faults.
+        rests_after: the prefix of those other faults' names.
     """
 
     name: str
@@ -79,14 +81,14 @@ class Fault:
 
 
 def a_worker(chaos: Chaos, *, busy: bool = True) -> tuple[Worker, str] | None:
-    """A live worker and its instance; one that holds a chunk, if that matters."""
+    """A random live worker and its instance. With `busy`, a worker that holds a chunk."""
     rows = chaos.stack.rows()
     held = chaos.stack.holdings() if busy else {}
     found = [
         (worker, rows[worker.pid].instance)
         for worker in chaos.stack.workers
-        # The worker of the wide class is let live: tried with care, its one large chunk takes longer than the next
-        # kill is away.
+        # The worker of the wide class is spared: tried with care, its one large chunk takes longer than the time to
+        # the next kill.
         if worker.hardware != WIDE
         and worker.alive
         and not worker.frozen

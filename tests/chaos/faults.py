@@ -1,4 +1,4 @@
-"""Faults: each kind a small function that breaks something now and says how it is mended later."""
+"""The faults. Each is a small function that breaks something now and says how to mend it later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.chaos.sickness import exhaust_files, exhaust_memory, start_sick_worke
 from tests.chaos.stack import OUTAGE, Worker
 from tests.chaos.stale import return_with_a_stale_result
 
-#: A job that nobody ever made here.
+#: The id of a job that never existed here.
 _GONE = "20200101-000000-0000000000"
 
 
@@ -33,7 +33,7 @@ def _kill(chaos: Chaos, number: signal.Signals) -> tuple[Worker, list[Loss]] | N
     if target is None:
         return None
     worker, instance = target
-    # It is stopped first, so that what it owns when we look is what it owns when it dies.
+    # Stop the worker first, so that the chunks we see are those that it owns when it dies.
     worker.signal(signal.SIGSTOP)
     try:
         held = chaos.stack.holdings().get(instance, [])
@@ -55,10 +55,11 @@ def segv_worker(chaos: Chaos) -> Struck | None:
 
 
 def kill_worker_and_wait(chaos: Chaos) -> Struck | None:
-    """A kill with nothing else broken until what the worker held is taken up: how fast that is by itself."""
+    """Kill a worker, and break nothing else until its chunks are taken up. This measures recovery without other
+    faults."""
     uptime_s = time.monotonic() - chaos.stack.redis_restarts[-1]
     if uptime_s < 2 * chaos.lease + 1:
-        return None  # nobody reaps yet
+        return None  # too soon after a restart of Redis: nobody reaps yet
     if chaos.pending or chaos.recoveries.open() or not all(worker.alive for worker in chaos.stack.workers):
         return Struck("", lull_s=1.5 * chaos.lease + 5)
     killed = _kill(chaos, signal.SIGKILL)
@@ -116,7 +117,7 @@ def interrupt_worker_twice(chaos: Chaos) -> Struck | None:
 
 
 def _some_ticket(chaos: Chaos) -> tuple[str, bytes] | None:
-    """A queue and one of the tickets in it."""
+    """A random queue and a random ticket in it."""
     queues = [keys.queue(hardware, chaos.stack.options.model) for hardware in chaos.stack.classes]
     for queue in chaos.rng.sample(queues, len(queues)):
         length = chaos.stack.raw.llen(queue)
@@ -134,7 +135,7 @@ def delete_ticket(chaos: Chaos) -> Struck | None:
 
 
 def double_ticket(chaos: Chaos) -> Struck | None:
-    """The very message again, or new ones for a chunk that has one or is held already."""
+    """Send the same message again, or new tickets for a chunk that already has a ticket or an owner."""
     if chaos.rng.random() < 0.5:
         found = _some_ticket(chaos)
         if found is None:
@@ -167,7 +168,7 @@ def kill_all_connections(chaos: Chaos) -> Struck | None:
 
 
 def freeze_proxy(chaos: Chaos) -> Struck | None:
-    """Connections through the proxy are half open: silent, and not closed. Some never wake again."""
+    """Make connections through the proxy half open: silent, but not closed. Some never wake again."""
     if chaos.stack.proxy.frozen:
         return None
     resume = chaos.rng.random() < 0.5
@@ -189,7 +190,7 @@ def _stop_redis(chaos: Chaos, *, kill: bool) -> Struck | None:
         return None
     delayed = chaos.stack.raw.info("persistence").get("aof_delayed_fsync", 0)
     if kill and delayed:
-        # Only then had Redis answered before it wrote: what a kill loses of that is another test's.
+        # Only with delayed fsyncs had Redis answered before it wrote. Another test covers such losses.
         chaos.notes.append(f"Redis was killed after {delayed} delayed fsyncs")
     chaos.stack.stop_redis(kill=kill)
     seconds = chaos.short()

@@ -1,4 +1,4 @@
-"""Faults of jobs: error budgets that are spent at a bad moment, cancelling, and retries that die half-way."""
+"""Faults of jobs: error budgets that run out at a bad moment, cancelled jobs, and retries that die half-way."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.chaos.fault import Chaos, Struck
 from tests.chaos.producers import Order
 from tests.chaos.stack import OUTAGE
 
-#: A retry that is to be killed half-way gets there within this, or is left alone (seconds).
+#: A retry that is to be killed half-way must get there within this time, or it is left alone (seconds).
 _RETRY_S = 30.0
-#: A job whose producer waits for room gets there within this, or is cancelled as it is (seconds).
+#: A producer must reach the point where it waits for room within this time, or its job is cancelled as it is (seconds).
 _FULL_S = 30.0
 
 
@@ -50,8 +50,8 @@ def _waits_for_room(chaos: Chaos, order: Order) -> bool:
 
 
 def _cancel(chaos: Chaos, order: Order) -> float | None:
-    """Cancel an order's job; seconds after which to try again, or None."""
-    # The key is free once the job is cancelled: a producer that is run again would make another job.
+    """Cancel an order's job. Return the seconds after which to try again, or None."""
+    # Cancelling frees the key: a producer that runs again would make another job.
     again = order.runs > 1 and order.submitting
     if order.settled or (order.job_id is None and not order.submitting):
         return None
@@ -67,7 +67,7 @@ def _cancel(chaos: Chaos, order: Order) -> float | None:
 
 
 def cancel_all(chaos: Chaos, order: Order) -> bool:
-    """Cancel every job that an order made; whether one was, or none is left.
+    """Cancel every job that an order made. Return whether one was cancelled, or none is left.
 
     Raises:
         BrokerUnavailable: Redis can't be reached.
@@ -99,7 +99,7 @@ def _submit(chaos: Chaos, kind: str) -> Struck | None:
 
 
 def kill_retry(chaos: Chaos) -> Struck | None:
-    """Kill `embedctl retry` between its steps. Later the same retry or the same submission is run again."""
+    """Kill `embedctl retry` between its steps. Later, run the same retry or the same submission again."""
     order = _retriable(chaos)
     if order is None:
         if all(order.settled for order in chaos.producers.orders if order.plan.kind == "retried"):
@@ -122,7 +122,7 @@ def kill_retry(chaos: Chaos) -> Struck | None:
 
 
 def _retriable(chaos: Chaos) -> Order | None:
-    """A job that has ended with errors and was found good."""
+    """A job that ended with errors and passed its check."""
     orders = [
         order
         for order in chaos.producers.orders
@@ -140,7 +140,7 @@ def _retriable(chaos: Chaos) -> Order | None:
 
 
 def _kill_half_way(chaos: Chaos, order: Order, retry: subprocess.Popen[bytes]) -> bool:
-    """Kill a retry once it has opened the job and before it has closed it; whether that was met."""
+    """Kill a retry after it opened the job and before it closed it. Return whether the kill came in time."""
     deadline = time.monotonic() + _RETRY_S
     opened = False
     while retry.poll() is None and not opened and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Jobs: what they hold, all of it drawn from the seed, and what has to come back."""
+"""Jobs: their content, all drawn from the seed, and their expected results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from embedctl_workers.backends.dummy import DummyBackend
 from tests.chaos.options import DUMMY, Options
 from tests.chaos.stack import DIM, FAR, NEAR, PROXY, WIDE, WIDE_DIM
 
-#: What a record of a corpus holds: its text, and its id if it has one.
+#: A record of a corpus: its text, and its id if it has one.
 Item = dict[str, Any]
 
-#: Words on which the dummy backend fails or dies, and what the record then ends as.
+#: Words that make the dummy backend fail or die, and the error code of such a record.
 SOFT_POISON = {
     "fail-tokenizer": ErrorCode.ENCODE_ERROR,
     "fail-encoder": ErrorCode.ENCODE_ERROR,
@@ -32,17 +32,17 @@ CRASHERS = {
 }
 POISON = {**SOFT_POISON, **CRASHERS}
 
-#: How often each kind of job comes.
+#: The relative frequency of each kind of job.
 _KINDS = {"empty": 2, "single": 4, "small": 16, "medium": 32, "large": 20, "poison": 18, "crasher": 8}
 _SIZES = {"single": (1, 1), "small": (2, 60), "medium": (60, 1000), "large": (1000, 6000), "poison": (5, 1000)}
 _CRASHER_SIZE = (3, 200)
-#: Fewest and most words of most texts.
+#: Ranges for the number of words in most texts.
 _LENGTHS = ((1, 4), (4, 30), (15, 90))
-#: The slow class encodes about as many words a second as this, with one worker.
+#: About how many words a second one worker of the slow class encodes.
 _SLOW_WORDS_PER_S = 64 / 0.022
 _QUICK_RECORDS_PER_S = 4000.0
 _MOST_CHUNKS = 200
-#: A job of the slow class is no longer than this (seconds of one worker).
+#: A job of the slow class takes one worker at most this long (seconds).
 _LONGEST_S = 15.0
 
 
@@ -70,26 +70,26 @@ class Plan:
     max_errors: int | str | None = None
     #: The producer waits for workers while more text than this waits (bytes); None leaves the product's default.
     high_water: int | None = None
-    #: So many first records are of few words.
+    #: Number of records at the start that have only a few words.
     short_head: int = 0
-    #: Whether some records are empty, too long or twice there.
+    #: Whether some records are empty, too long or duplicates.
     blemishes: bool = True
-    #: From this record on its corpus holds other texts than it did when it was first submitted.
+    #: From this record on, the corpus holds other texts than when it was first submitted.
     changed_from: int | None = None
 
     @property
     def frees_key(self) -> bool:
-        """Whether its key may be free again before its producer ends: then the same command makes another job."""
+        """Whether the job's key may be free again before its producer ends. The same command then makes another job."""
         return self.max_errors is not None or self.kind.startswith("cancelled")
 
     @property
     def crashers(self) -> int:
-        """How many of its records kill or hang a worker."""
+        """Number of its records that kill or hang a worker."""
         return sum(word in CRASHERS for word in self.poison.values())
 
     @property
     def cost_s(self) -> float:
-        """About how long one worker takes."""
+        """About how long one worker takes for the job (seconds)."""
         if self.hardware == "slow":
             return self.records * sum(self.words) / 2 / _SLOW_WORDS_PER_S
         return self.records / _QUICK_RECORDS_PER_S
@@ -97,9 +97,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Expected:
-    """What has to come back: vectors, NaN where a record must fail; the code of each that must; ids; cut texts.
+    """A job's expected results: vectors (NaN where a record must fail), error codes of those records, ids, cut texts.
 
-    `tolerance` is the largest difference of a vector's element. `cuts` is None where nobody knows.
+    `tolerance` is the largest accepted difference of a vector's element. `cuts` is None where the cuts are unknown.
     """
 
     vectors: npt.NDArray[np.float32]
@@ -113,25 +113,25 @@ class Workload(Protocol):
     """Where jobs come from."""
 
     def plan(self, index: int) -> Plan | None:
-        """The job of that number; None when there are no more."""
+        """The job with this number; None when there are no more jobs."""
 
     def special(self, kind: str, index: int) -> Plan | None:
-        """A job of a kind that a fault needs; None where this workload has none such."""
+        """A job of a kind that a fault needs; None where this workload has no such kind."""
 
     def items(self, plan: Plan) -> list[Item]:
         """A job's records."""
 
     def expected(self, plan: Plan) -> Expected:
-        """What has to come back."""
+        """A job's expected results."""
 
 
 class DummyWorkload:
-    """Jobs without end for the dummy backend."""
+    """An endless supply of jobs for the dummy backend."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._kinds = {kind: share for kind, share in _KINDS.items() if options.crashers or kind != "crasher"}
-        # With a long lease each death costs minutes: few records may kill, or the run never settles.
+        # With a long lease each death costs minutes: only a few records may kill, or the run never settles.
         if options.lease > 10 and "crasher" in self._kinds:
             self._kinds["crasher"] = 4
 
@@ -196,7 +196,7 @@ class DummyWorkload:
 
 
 def _cancelled(rng: random.Random) -> dict[str, Any]:
-    """Long enough to be cancelled on the way."""
+    """A job long enough to be cancelled while it runs."""
     return {
         "hardware": "slow",
         "records": rng.randint(800, 3000),
@@ -209,12 +209,12 @@ def _cancelled(rng: random.Random) -> dict[str, Any]:
 
 
 def _cancelled_full(rng: random.Random) -> dict[str, Any]:
-    """Its producer waits for room after each chunk."""
+    """A job whose producer waits for room after each chunk."""
     return {**_cancelled(rng), "link": NEAR, "by": rng.choice(("library", "command")), "high_water": 2000}
 
 
 def _budget(rng: random.Random) -> dict[str, Any]:
-    """Some budgets are spent while the producer still submits, some later, some by a little not at all."""
+    """A job with an error budget. Some budgets run out while the producer still submits, some later, some just not."""
     records = rng.randint(60, 1200)
     poison = {rng.randrange(records): rng.choice(list(SOFT_POISON)) for _ in range(rng.randint(4, 12))}
     numbers = (0, 1, len(poison) // 2, len(poison) - 1, len(poison))
@@ -246,7 +246,7 @@ def _budget_last(rng: random.Random) -> dict[str, Any]:
 
 
 def _budget_full(rng: random.Random) -> dict[str, Any]:
-    """A small first chunk spends the budget while large ones wait, and the producer for room."""
+    """A small first chunk spends the budget while large chunks wait and the producer waits for room."""
     size = 16
     return {
         "hardware": "slow",
@@ -276,14 +276,14 @@ def _slowly_submitted(rng: random.Random) -> dict[str, Any]:
 
 
 def _retried(rng: random.Random) -> dict[str, Any]:
-    """Some records of several chunks fail, to be tried again."""
+    """Some records in several chunks fail, and are there to be retried."""
     size, chunks = rng.choice((3, 7, 16)), rng.randint(2, 8)
     poison = {rng.randrange(size * chunks): rng.choice(list(SOFT_POISON)) for _ in range(rng.randint(1, 5))}
     return {"hardware": "quick", "records": size * chunks, "chunk_size": size, "poison": poison}
 
 
 def _wide(_: random.Random) -> dict[str, Any]:
-    """A result of 32 MiB."""
+    """A job whose result is 32 MiB."""
     return {
         "hardware": WIDE,
         "records": 8192,
@@ -332,7 +332,7 @@ def _text(plan: Plan, rng: random.Random, position: int) -> str:
     words = [
         f"w{rng.randrange(5000)}" for _ in range(rng.randint(*((1, 4) if position < plan.short_head else plan.words)))
     ]
-    # The number keeps texts apart that were drawn alike: only duplicates made on purpose are duplicates.
+    # The number tells apart texts that chance drew alike: only intended duplicates are duplicates.
     words.append(f"n{position}")
     if position in plan.poison:
         words.insert(rng.randrange(min(5, len(words))), plan.poison[position])
@@ -367,7 +367,7 @@ def _code(text: str | None) -> ErrorCode | None:
         return ErrorCode.NOT_TEXT
     if not text.strip():
         return ErrorCode.EMPTY
-    # A duplicate of a poison text is poison as well, so the text tells and not the position.
+    # A duplicate of a poison text is poison too, so the text decides, not the position.
     return next((POISON[word] for word in text.split() if word in POISON), None)
 
 

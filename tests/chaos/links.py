@@ -1,4 +1,4 @@
-"""Slow links: everything arrives, and late."""
+"""Slow links: everything arrives, but late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SLOW_S = (10.0, 40.0)
 
 
 def slow_proxy(chaos: Chaos) -> Struck | None:
-    """What goes through the proxy takes its time for a while."""
+    """Slow down all traffic through the proxy for a while."""
     proxy = chaos.stack.proxy
     if proxy.rate is not None:
         return None
@@ -26,7 +26,7 @@ def slow_proxy(chaos: Chaos) -> Struck | None:
 
 
 def submit_wide_job(chaos: Chaos) -> Struck | None:
-    """A job whose results are larger than its worker's uplink carries in a connection's time-out."""
+    """Submit a job whose results are too large for its worker's uplink to carry within a connection's timeout."""
     if chaos.stack.options.model != DUMMY:
         return None
     if any(order.plan.kind == "wide" and not order.settled for order in chaos.producers.orders):

@@ -1,4 +1,4 @@
-"""What workers logged as errors, without what differs from one line to the next."""
+"""Errors from the workers' logs, without the parts that differ from line to line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST = 110
 
 
 def errors_in(files: Iterable[Path]) -> Counter[str]:
-    """Lines at ERROR or above and ends of tracebacks, with paths, numbers and names of instances replaced."""
+    """Count lines at ERROR or above and last lines of tracebacks. Paths, numbers and instance names are replaced."""
     found: Counter[str] = Counter()
     for file in files:
         with file.open(encoding="utf-8", errors="replace") as lines:
@@ -28,7 +28,7 @@ def errors_in(files: Iterable[Path]) -> Counter[str]:
 def _words_of(line: str) -> Iterator[str]:
     try:
         said = json.loads(line)
-    except ValueError:  # what a process prints as it dies is no line of its log
+    except ValueError:  # output of a dying process is not a log line
         said = None
     if not isinstance(said, dict):
         if _RAISED.match(line):

@@ -1,5 +1,5 @@
-"""Follows every job from its first trace in Redis to its end, checks it, and has records tried again that were blamed
-by chance."""
+"""Follows every job from its first trace in Redis to its end and checks it. Retries records that were blamed by
+chance."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.chaos.producers import Order, Producers
 from tests.chaos.stack import OUTAGE, Stack
 
 _POLL_S = 0.25
-#: Once no worker is killed any more nothing is blamed by chance: a record that still is so often is not right.
+#: Once no more workers are killed, no record is blamed by chance. A record blamed more often than this is a real fault.
 _MOST_RETRIES_IN_CALM = 2
-#: A producer whose job is over must end within this time, not counting that in which Redis is away (seconds).
+#: A producer whose job is over must end within this time, not counting Redis outages (seconds).
 PRODUCER_ENDS_S = 60.0
 _LAST_JOBS = 100
-#: A check takes no longer than this (seconds).
+#: A check takes at most this long (seconds).
 _CHECK_S = 20.0
 
 
@@ -32,14 +32,14 @@ class Monitor:
     """Checks jobs in a thread while faults go on, and again at the end.
 
     Attributes:
-        verdicts: of jobs that are not fine, by job.
-        blamed: records that were blamed by chance and tried again.
-        most_attempts: claims of the chunk that had most, as far as they were seen.
-        difference: the largest of any vector's element from what it must be.
+        verdicts: verdicts on jobs with a problem, by job.
+        blamed: number of records that were blamed by chance and retried.
+        most_attempts: the most claims seen on any chunk.
+        difference: the largest difference between any vector's element and its expected value.
         calm: set when faults are over.
-        unended: producers and waiters that did not end in their time, in words.
+        unended: producers and waiters that did not end in time, in words.
         stopped: jobs that their error budget ended.
-        deaths, lapsed: of checked jobs, as their facts say.
+        deaths, lapsed: deaths of owners and lapsed leases, as checked jobs report them.
     """
 
     stack: Stack
@@ -71,23 +71,23 @@ class Monitor:
             self._thread.join()
 
     def unsettled(self) -> list[Order]:
-        """Orders that are not at their end yet."""
+        """Orders that are not settled yet."""
         return [order for order in self.producers.orders if not order.settled]
 
     def settle(self, deadline: float) -> list[Order]:
-        """Wait until every job is at its end and checked; those that are not by the deadline."""
+        """Wait until every job has ended and is checked. Return the orders still open at the deadline."""
         self.calm.set()
         while (hanging := self.unsettled()) and time.monotonic() < deadline:
             time.sleep(0.2)
         return hanging
 
     def check_again(self) -> None:
-        """Check what is still kept once more: nothing may have changed after a job's end."""
+        """Check every job that Redis still keeps once more: nothing may have changed after a job's end."""
         for order in self.producers.orders:
             if not order.settled or order.cancelled or order.plan.index in self.verdicts:
                 continue
             for job_id in order.ids:
-                # Else its time is over, or nearly: it was checked at its end.
+                # Otherwise its TTL is over, or nearly: the check at the job's end has to do.
                 if self.stack.raw.pttl(keys.job(job_id)) > 1000 * _CHECK_S:
                     self._check(order, job_id, retry=False)
 
@@ -113,7 +113,7 @@ class Monitor:
             self._look_for(order)
         job_id = order.job_id
         if job_id is None:
-            # One that was cancelled may be gone with what Redis forgot.
+            # A cancelled job may be among what Redis forgot.
             if order.cancelled and not order.submitting:
                 order.settle()
             elif not order.submitting:
@@ -121,7 +121,7 @@ class Monitor:
             return
         pipe = raw.pipeline(transaction=False)
         state, attempts = pipe.hget(keys.job(job_id), "state").hgetall(keys.attempts(job_id)).execute()
-        # Beside a chunk's number of claims stand other facts of it, under names with a colon.
+        # The hash holds each chunk's number of claims, and other facts of the chunk under names with a colon.
         counts = [int(value) for name, value in attempts.items() if b":" not in name]
         self.most_attempts = max([self.most_attempts, *counts])
         order.ended = state is not None and JobState(state.decode()).ended
@@ -140,7 +140,8 @@ class Monitor:
             self._check(order, job_id, retry=True)
 
     def _look_for(self, order: Order) -> None:
-        """The job of an order whose key is free again already, among the last ones: their facts still name the key."""
+        """Find the job of an order whose key is already free again. The newest jobs are searched: their facts still
+        name the key."""
         names = self.stack.raw.zrevrange(keys.JOBS, 0, _LAST_JOBS - 1)
         pipe = self.stack.raw.pipeline(transaction=False)
         for name in names:
@@ -150,7 +151,7 @@ class Monitor:
                 order.made(name.decode())
 
     def _watch_producer(self, order: Order, *, stopped: bool) -> None:
-        """A producer must not go on, or wait for room, long after its job was cancelled or stopped."""
+        """A producer must neither go on nor wait for room long after its job was cancelled or stopped."""
         if not (stopped and order.running and self.stack.redis_up and not self.stack.redis_full):
             return
         order.lingered_s += _POLL_S
@@ -164,11 +165,11 @@ class Monitor:
             process.kill()
 
     def _miss(self, order: Order, job_id: str) -> None:
-        """Redis knows a job no more."""
+        """Judge a job that Redis no longer knows."""
         if order.cancelled and order.rewound:
             self._done(order, job_id)
         elif order.rewound and job_id != order.ids[-1]:
-            self._done(order, job_id)  # it was lost, and its producer made it anew
+            self._done(order, job_id)  # it was lost, and its producer made a new one
         else:
             self._give_up(order, f"job {job_id} is gone before its end was seen")
 
@@ -210,19 +211,19 @@ class Monitor:
         return self._retries_in_calm[order.plan.index] <= _MOST_RETRIES_IN_CALM
 
     def _retry(self, order: Order, job: Job) -> None:
-        """As a user would, again where Redis went away in the middle. Records that fail rightly fail once more."""
+        """Retry as a user would, and again if Redis went away half-way. Records that are meant to fail, fail again."""
         try:
             job.retry_failed()
         except JobUnfinished:
-            pass  # the answer to the last try was lost, and it was good
+            pass  # the last attempt succeeded, but its answer was lost
         except JobError:
-            return  # the last try was cut off and still has its lease
+            return  # the last attempt was cut off and still has its lease
         order.retrying = False
 
     def _check_submission(self, order: Order, verdict: Verdict) -> None:
-        """Every producer of a key must have been given the one job."""
+        """Every producer with the same key must have been given the same job."""
         ids = order.ids
-        if order.rewound:  # those that Redis forgot do not count
+        if order.rewound:  # jobs that Redis forgot do not count
             ids = [job_id for job_id in ids if self.stack.raw.exists(keys.job(job_id))]
         if len(ids) > 1 and not order.plan.frees_key:
             verdict.doubled += order.plan.records

@@ -1,4 +1,4 @@
-"""What a run is told."""
+"""The options of a run."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from pathlib import Path
 
 from embedctl_config.settings import Settings
 
-#: The product's own lease where no other is asked for (seconds).
+#: The product's default lease, used unless a run asks for another (seconds).
 DEFAULT_LEASE_S = Settings().lease_s
 DUMMY = "dummy"
 
 
 @dataclass(frozen=True)
 class Options:
-    """A run's options; None takes what suits the lease or the model.
+    """A run's options. None means a default that suits the lease or the model.
 
     Attributes:
         minutes: how long faults go on.
-        lease_s: of `lease_s` and `reissue_s`; None leaves the product's defaults.
+        lease_s: the value of both `lease_s` and `reissue_s`; None keeps the product's defaults.
         pause_s: seconds between two faults, on average.
         settle_s: longest wait for all jobs once faults are over.
-        ttl_s: of jobs.
+        ttl_s: TTL of jobs.
         crashers: whether records that kill or hang a worker are among the poison.
         wait_for_expiry: wait until nothing is left in Redis.
         model: "dummy", or a real one.
-        records: how many, with a real model.
-        reference: where the real model's vectors are kept between runs.
-        only: how the names of the faults begin that are drawn; all where empty.
-        beside: so many small jobs are queued beside, most of them for nobody.
-        keep: a folder for logs and data that stays.
+        records: total number of records with a real model.
+        reference: file that keeps the real model's vectors between runs.
+        only: prefixes of fault names; only faults that match are drawn. Empty means all faults.
+        beside: number of extra small jobs to queue. Most are for a class that no worker serves.
+        keep: folder for logs and data; it is not removed.
     """
 
     minutes: float
@@ -62,16 +62,16 @@ class Options:
 
     @property
     def settle(self) -> float:
-        """Longest wait for all jobs once faults are over (seconds). Nobody may take a dead producer's job for 30 s,
-        and who waits for one that Redis forgot is told after that."""
+        """Longest wait for all jobs once faults are over (seconds). Nobody may take over a dead producer's job for
+        30 s. A client that waits for a job that Redis forgot gets its error only after that."""
         return self.settle_s or 120 + 8 * self.lease
 
     @property
     def ttl(self) -> float:
-        """Of jobs (seconds): longer than any outage that the faults may make of each other."""
+        """TTL of jobs (seconds): longer than any outage that overlapping faults can cause."""
         return self.ttl_s or max(120.0, 10 * self.lease)
 
     @property
     def waits_for_expiry(self) -> bool:
-        """Whether to wait until nothing is left in Redis; by itself only a long run does."""
+        """Whether to wait until nothing is left in Redis. By default only runs of 5 minutes or more do."""
         return self.minutes >= 5 if self.wait_for_expiry is None else self.wait_for_expiry

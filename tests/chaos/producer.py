@@ -19,7 +19,7 @@ def main() -> int:
     items = [json.loads(line) for line in Path(order["corpus"]).read_text(encoding="utf-8").splitlines()]
 
     def records() -> Iterator[Any]:
-        """As slow as a corpus that is made on the way, so that a producer may die in the middle of it."""
+        """Yield records as slowly as a corpus that is generated on the fly, so that a producer may die half-way."""
         late_s = 0.0
         for item in items:
             late_s += pause_s

@@ -1,4 +1,5 @@
-"""Producers: processes that submit, die and are run again with the same idempotency key until the job is there."""
+"""Producers: processes that submit a job, die, and are run again with the same idempotency key until the job is
+complete."""
 
 from __future__ import annotations
 
@@ -16,34 +17,35 @@ from tests.chaos.jobs import Plan, Workload
 from tests.chaos.stack import FAR, Stack
 
 _JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{10}")
-#: What a producer says whose job was ended under it, by its error budget or by somebody who cancelled it.
+#: Words in the message of a producer whose job ended meanwhile, by its error budget or because somebody cancelled it.
 _STOPPED, _CANCELLED = "error budget", "cancelled"
-#: What a retry says of a job that has not ended.
+#: Words in a retry's message about a job that has not ended.
 _UNFINISHED = "has not ended"
 #: Exit statuses after which a user runs the same command again: killed, and Redis can't be reached (or is full).
 _TRY_AGAIN = {-9, 69}
-#: As well where Redis came back without its last writes: the job is gone, or some of its chunks.
+#: Also to be tried again if Redis came back without its last writes: the job or some of its chunks are gone.
 _LOST = 4
-#: A retry that died holds the right to add to the job for half a minute; the next one is refused until then (seconds).
+#: A retry is tried again for this long (seconds). One that died keeps the right to add to the job for half a minute;
+#: until then the next one is refused.
 _RETRYING_S = 120.0
-#: An end that should not be is tried again this often, to see whether it lasts.
+#: A producer that ends in an unexpected way is run again this often, to see whether the problem lasts.
 _MOST_PROBLEMS = 5
 
 
 @dataclass(eq=False)
 class Order:
-    """A job on its way: its plan, the processes that submit it, and what became of it.
+    """A job on its way: its plan, the processes that submit it, and its outcome.
 
     Attributes:
-        submitting: producers that have not ended well yet.
-        ids: of the jobs that its key made, as Redis and producers name them; the last one last.
-        checked: those of them that came to their end and were looked at.
-        problems: ends of producers that should not be.
-        cancelling: it is being cancelled, and no producer is run again.
-        retrying: failed records are to be tried again.
+        submitting: number of producers that have not ended well yet.
+        ids: ids of the jobs that its key made, as Redis and producers name them; the newest is last.
+        checked: the ids whose jobs have ended and been checked.
+        problems: unexpected ends of producers.
+        cancelling: the job is being cancelled, and no producer is run again.
+        retrying: failed records are to be retried.
         rewound: Redis came back without its last writes while the job was under way or had just ended.
         lingered_s: how long a producer ran on although its job was over.
-        settled_at: when it was checked, with nothing more to come; None before.
+        settled_at: the time of the final check, after which nothing more is to come; None before.
     """
 
     plan: Plan
@@ -65,7 +67,7 @@ class Order:
 
     @property
     def job_id(self) -> str | None:
-        """The job that is to be looked at next; usually there is only one."""
+        """The id of the job to look at next; usually there is only one."""
         return next((job_id for job_id in self.ids if job_id not in self.checked), self.ids[-1] if self.ids else None)
 
     @property
@@ -76,7 +78,7 @@ class Order:
         self.ended, self.settled_at = True, time.monotonic()
 
     def reopen(self) -> None:
-        """Somebody does something to the job again."""
+        """Mark the job as open again: somebody is about to change it."""
         self.ended, self.settled_at = False, None
         self.checked.clear()
 
@@ -86,7 +88,7 @@ class Order:
 
 
 class Producers:
-    """Submits the jobs of a workload, some at a time, as long as not too much waits."""
+    """Submits the jobs of a workload, a few at a time, while the backlog is small enough."""
 
     def __init__(self, stack: Stack, workload: Workload, count: int, most_waiting_s: float) -> None:
         self.orders: list[Order] = []
@@ -110,11 +112,11 @@ class Producers:
         return not any(thread.is_alive() for thread in self._threads)
 
     def stop_taking(self) -> None:
-        """Begin no more jobs; those begun are submitted to their end."""
+        """Begin no more jobs. Submissions that have begun go on to their end."""
         self._full.set()
 
     def abandon(self) -> None:
-        """Give up what is not submitted yet."""
+        """Give up all unfinished submissions."""
         self._full.set()
         self._abandoned.set()
         for thread in list(self._threads):
@@ -124,19 +126,19 @@ class Producers:
                 thread.join(0.2)
 
     def twins(self) -> Order | None:
-        """Submit the next job by two producers at once."""
+        """Submit the next job from two producers at once."""
         order = self._take(copies=2)
         if order is not None:
             self._in_threads(order, 2)
         return order
 
     def change_corpus(self, order: Order, changed_from: int) -> None:
-        """From that record on its corpus holds other texts; a producer that runs has read it already."""
+        """Replace the corpus' texts from that record on. A running producer has already read the old ones."""
         order.plan = replace(order.plan, changed_from=changed_from)
         self._write_corpus(order.plan, order.corpus)
 
     def special(self, kind: str) -> Order | None:
-        """Submit a job of a kind that a fault needs; None where the workload has none such."""
+        """Submit a job of a kind that a fault needs; None where the workload has no such kind."""
         with self._lock:
             plan = self._workload.special(kind, self._next)
             self._next += plan is not None
@@ -147,23 +149,24 @@ class Producers:
         return order
 
     def submit_again(self, order: Order) -> None:
-        """Run its producer once more, with the same records and the same key."""
+        """Run the order's producer once more, with the same records and the same key."""
         order.reopen()
         self.hold(order)
         self._in_threads(order, 1)
 
     def retry(self, order: Order) -> subprocess.Popen[bytes]:
-        """Run `embedctl retry` for a job, from far away; :meth:`retry_again` or :meth:`release` is to follow."""
+        """Run `embedctl retry` for a job over the far link. The caller must then call :meth:`retry_again` or
+        :meth:`release`."""
         order.reopen()
         self.hold(order)
         return self._retry(order)
 
     def retry_again(self, order: Order) -> None:
-        """Run a retry that was killed until it ends well."""
+        """Run a killed retry again until it ends well."""
         self.in_thread(lambda: self._retry_to_the_end(order))
 
     def hold(self, order: Order) -> None:
-        """Somebody submits an order, or does something else to it: nobody may judge its job yet."""
+        """Note that a submission or another change of an order is under way: nobody may judge its job yet."""
         with self._lock:
             order.submitting += 1
 
@@ -173,7 +176,7 @@ class Producers:
             order.submitting -= 1
 
     def in_thread(self, work: Callable[[], None]) -> threading.Thread:
-        """Do something in a thread that is waited for at the end."""
+        """Do work in a thread. The end of the run waits for it."""
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         self._threads.append(thread)
@@ -181,11 +184,11 @@ class Producers:
 
     @property
     def abandoned(self) -> bool:
-        """Whether all is given up that is not submitted yet."""
+        """Whether all unfinished submissions are given up."""
         return self._abandoned.is_set()
 
     def waiting_s(self) -> float:
-        """About how long one worker would take for what has not ended."""
+        """About how long one worker would take for all jobs that have not ended (seconds)."""
         return sum(order.plan.cost_s for order in self.orders if not order.ended)
 
     def _serve(self) -> None:
@@ -197,7 +200,7 @@ class Producers:
             if order is None:
                 return
             [thread] = self._in_threads(order, 1)
-            # One that was killed has to wait for its own lease; the next job is begun meanwhile.
+            # A producer that was killed has to wait for its own lease. The next job begins meanwhile.
             while thread.is_alive() and not order.kills:
                 thread.join(0.1)
 
@@ -222,7 +225,7 @@ class Producers:
         corpus.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def _submit(self, order: Order) -> None:
-        """Run the command until it ends well."""
+        """Run the producer's command until it ends well."""
         rng = random.Random(order.plan.key)
         command = _command(order)
         while not self._abandoned.is_set() and not (order.cancelling and order.runs):
@@ -251,7 +254,7 @@ class Producers:
         self.release(order)
 
     def _end_of(self, order: Order, process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
-        """Wait for a process: its exit status, and what it wrote to standard output and to standard error."""
+        """Wait for a process. Return its exit status, standard output and standard error."""
         order.running.add(process)
         printed, said = process.communicate()
         order.running.discard(process)
@@ -268,7 +271,7 @@ class Producers:
         deadline = time.monotonic() + _RETRYING_S
         while not self._abandoned.is_set():
             status, _, said = self._end_of(order, self._retry(order))
-            # It has not ended: another retry of it goes on, and was whole.
+            # "Has not ended" means that another retry was complete and its records are under way.
             if status == 0 or (status == 1 and _UNFINISHED in said):
                 break
             if status == _LOST and order.rewound:
@@ -281,15 +284,15 @@ class Producers:
 
 
 def own_ids(printed: str, said: str) -> list[str]:
-    """The jobs that a producer speaks of as its own. On standard error its reaper also speaks of others' jobs."""
+    """The job ids that a producer reports as its own. On standard error, its reaper also reports other jobs."""
     lines = said.splitlines()
     own = [line for line in lines if ": its submission " in line or not line.startswith("job ")]
     return _JOB_ID.findall("\n".join([printed, *own]))
 
 
 def is_good_end(order: Order, status: int, printed: str, said: str) -> bool:
-    """Whether a producer ended as it should, so that it need not be run again."""
-    # The command says how the job stands if that has ended by now: README.md, "Exit statuses".
+    """Whether a producer ended as expected, so that it need not be run again."""
+    # If the job has already ended, the command's exit status reflects its outcome: README.md, "Exit statuses".
     if status == 0 or (printed and status in (1, 3) and order.plan.by == "command"):
         return True
     if order.cancelling:

@@ -1,4 +1,4 @@
-"""Whether healthy workers were ever silent for too long, or judged dead, for no reason that the harness gave them."""
+"""Finds healthy workers that were silent for too long or judged dead, although no fault of the harness explains it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.chaos.stack import OUTAGE, Stack, Worker
 from tests.chaos.storm import Event
 
 _POLL_S = 0.25
-#: What disturbs every heartbeat, and not only that of a worker which its words name.
+#: Prefixes of faults that disturb every heartbeat. Other faults disturb only the worker that they name.
 _DISTURBING = ("connections", "Redis", "link")
-#: After a disturbance a worker may need as long to be heard again (seconds).
+#: After a disturbance, a worker may need this long to be heard again (seconds).
 _GRACE_S = 20.0
-#: Chunks that a worker may own at once.
+#: Most chunks that a worker owns at once.
 _HELD = 2
 
 
@@ -37,8 +37,8 @@ class Pulse:
     """Watches the heartbeats of the harness' own workers, in a thread.
 
     Attributes:
-        silences: of processes that lived, were not stopped and had been given no signal.
-        accused: those that somebody reported as dead.
+        silences: silences of processes that were alive, not stopped, and had been sent no signal.
+        accused: live processes that somebody reported as dead.
     """
 
     stack: Stack
@@ -59,7 +59,7 @@ class Pulse:
             self._thread.join()
 
     def look(self) -> None:
-        """Look once."""
+        """Check all heartbeats once."""
         rows = self.stack.rows()
         for worker in list(self.stack.workers):
             if worker.pid in rows:
@@ -98,13 +98,13 @@ class Pulse:
 
 
 def unexplained(silences: Iterable[Silence], events: Iterable[Event], restarts: Iterable[float]) -> list[Silence]:
-    """Those that no fault explains: none that goes for all workers, and none of that worker's own."""
+    """The silences that no fault explains, neither one that affects all workers nor one of that worker alone."""
     events, restarts = list(events), list(restarts)
     return [silence for silence in silences if not _explained(silence, events, restarts)]
 
 
 def _explained(silence: Silence, events: list[Event], restarts: list[float]) -> bool:
-    # It last beat a heartbeat's TTL before its silence began.
+    # The worker's last heartbeat came one heartbeat TTL before the silence began.
     begin, end = silence.began_at - keys.HEARTBEAT_TTL_S, silence.ended_at
     if any(begin <= at + _GRACE_S and at <= end for at in restarts):
         return True
@@ -117,11 +117,11 @@ def _explained(silence: Silence, events: list[Event], restarts: list[float]) -> 
 
 
 def most_deaths(ended: int, workers: int, events: Iterable[Event], restarts: int) -> int:
-    """How many owners of chunks jobs may say have died, or leases lapsed: what that many real ends and faults cost.
+    """The most dead owners or lapsed leases that jobs may report, given the real deaths and faults of the run.
 
     Args:
-        ended: processes of workers that ended.
-        restarts: how often Redis came back.
+        ended: number of worker processes that ended.
+        restarts: number of times that Redis came back.
     """
     names = [event.name for event in events]
     frozen = sum(name.startswith("worker: SIGSTOP") for name in names)

@@ -1,4 +1,4 @@
-"""Jobs for a real model, on real text, and their vectors by sentence-transformers alone."""
+"""Jobs for a real model, on real text. Plain sentence-transformers computes the expected vectors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RealWorkload:
 
 
 def real_texts(count: int) -> list[str]:
-    """Passages of docstrings; then pairs of them where there are too few. In an order that mixes short and long."""
+    """Passages of docstrings, plus pairs of passages if there are too few. The order mixes short and long texts."""
     passages = [text for _, text in islice(_passages(), count)]
     texts = list(passages)
     step = 1
@@ -92,7 +92,7 @@ def _passages() -> Iterator[tuple[str, str]]:
 
 
 def _reference(model: str, texts: list[str], cache: Path | None) -> npt.NDArray[np.float32]:
-    """The vectors by sentence-transformers in fp32, from the file if it was made of these texts and this model."""
+    """The vectors of sentence-transformers in fp32. They come from the cache file if it matches texts and model."""
     made_of = hashlib.sha256("\0".join([model, *texts]).encode()).hexdigest()
     if cache is not None and cache.exists():
         with np.load(cache) as stored:

@@ -1,4 +1,4 @@
-"""How long it takes from a kill until somebody else has what the dead worker held."""
+"""Measures the time from a kill until other workers hold the dead worker's chunks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from embedctl_config import keys
 from tests.chaos.stack import OUTAGE, Stack
 
 _POLL_S = 0.1
-#: A chunk that is done this soon after the kill was on its way to Redis when the worker died.
+#: A chunk that is done this soon after the kill was on its way to Redis when the worker died (seconds).
 _IN_FLIGHT_S = 0.05
 
 
@@ -20,9 +20,9 @@ class Loss:
 
     Attributes:
         hardware: the worker's class.
-        reaped_at: when the dead worker's lease was taken away, and the chunk's ticket sent again.
-        recovered_at: when somebody else had the chunk; until then the ticket waited behind others.
-        dropped: it was finished already, or nobody wants it any more.
+        reaped_at: when the dead worker's lease was revoked and the chunk's ticket sent again.
+        recovered_at: when another worker owned the chunk; until then the ticket waited behind others.
+        dropped: the chunk was already finished, or is no longer wanted.
     """
 
     hardware: str
@@ -40,20 +40,20 @@ class Loss:
 
     @property
     def reaped_s(self) -> float:
-        """From the kill until its ticket was sent again."""
+        """Time from the kill until the chunk's ticket was sent again."""
         assert self.reaped_at is not None
         return self.reaped_at - self.died_at
 
     @property
     def recovered_s(self) -> float:
-        """From the kill until somebody else had it."""
+        """Time from the kill until another worker owned the chunk."""
         assert self.recovered_at is not None
         return self.recovered_at - self.died_at
 
 
 @dataclass
 class Recoveries:
-    """Watches what killed workers held, in a thread."""
+    """Watches the chunks of killed workers, in a thread."""
 
     stack: Stack
     losses: list[Loss] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Recoveries:
             self._thread.join()
 
     def watch(self, hardware: str, held: list[tuple[str, int, bytes]]) -> list[Loss]:
-        """Watch chunks whose owner, of that class, dies at this moment."""
+        """Watch chunks whose owner, a worker of that class, dies now."""
         losses = [Loss(hardware, job_id, chunk, token, time.monotonic()) for job_id, chunk, token in held]
         self.losses += losses
         return losses

@@ -1,4 +1,4 @@
-"""What a run found, as a page of Markdown."""
+"""The findings of a run, as a page of Markdown."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _REAL_PACKAGES = ("torch", "sentence-transformers")
 
 @dataclass
 class Outcome:
-    """What a run found.
+    """The findings of a run.
 
     Attributes:
-        jobs, faults, deaths, logged: how many of each kind.
-        hung: orders that did not come to their end, in words.
-        verdicts: of jobs that are not fine, in the order of their numbers.
-        recoveries: what killed workers had held and others took up, by the kind of kill.
-        stopped: jobs that their error budget ended.
-        sick_ends: exit statuses of sick workers that left by themselves.
-        misjudged: healthy workers that were silent or held for dead, in words.
-        owners_dead, lapsed: deaths of owners and lapsed leases, as jobs tell them.
-        longest_silence_s: beyond a heartbeat's TTL, of a worker that lived, whatever explains it.
-        left: whatever else should not be there at the end, in words.
+        jobs, faults, deaths, logged: counts by kind.
+        hung: orders that did not end, in words.
+        verdicts: verdicts on jobs with a problem, by the jobs' numbers.
+        recoveries: chunks of killed workers that others took up, by the kind of kill.
+        stopped: number of jobs that their error budget ended.
+        sick_ends: exit statuses of sick workers that ended without a signal from the harness.
+        misjudged: healthy workers that were silent or taken for dead, in words.
+        owners_dead, lapsed: deaths of owners and lapsed leases, as jobs report them.
+        longest_silence_s: longest silence of a live worker beyond a heartbeat's TTL, explained or not.
+        left: anything else that should not be there at the end, in words.
     """
 
     options: Options

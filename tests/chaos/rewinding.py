@@ -1,6 +1,7 @@
-"""Redis back at an earlier moment, as after a failover: its last writes are gone, and all that came before is there.
+"""Rewinds Redis to an earlier moment, as a failover may: the last writes are gone, and all earlier ones are kept.
 
-Every job that this may have hit has to end once its command is run again. Who waits for one must not wait for good.
+Every job that this may have hit must end once its command is run again. Clients that wait for such a job must not wait
+for good.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from tests.chaos.faults_of_jobs import cancel_all
 from tests.chaos.producers import Order
 from tests.chaos.stack import OUTAGE, Stack, Written
 
-#: How much Redis forgets (seconds).
+#: Redis forgets the writes of this much time (seconds).
 _FORGOTTEN_S = (0.2, 2.0)
-#: Redis is away for as long: a failover is quick, and workers hold results while it lasts.
+#: Redis is away for this long (seconds): a failover is quick, and workers hold their results meanwhile.
 _AWAY_S = (0.0, 1.5)
-#: Jobs whose producers are run again only when somebody who waits has been told.
+#: Most jobs that get a waiter. Their producers run again only after the waiter got its error.
 _MOST_WAITERS = 3
 _STEP_S = 0.05
-#: A job that is submitted slowly has all its records within this (seconds).
+#: A slow submission is complete within this time (seconds).
 _SUBMITTED_S = 20.0
 
 
 def told_within_s(stack: Stack) -> float:
-    """Who waits for a job that can't end by itself is told within this time (seconds)."""
+    """A client that waits for a job that can't end unless someone acts gets an error within this time (seconds)."""
     return keys.PRODUCER_LEASE_S + 4 * stack.options.lease + 30.0
 
 
 @dataclass
 class Waiter:
-    """Somebody who waits for a job in a thread, from before Redis forgot."""
+    """A client that waits for a job in a thread. It starts before Redis forgets."""
 
     stack: Stack
     job_id: str
@@ -48,7 +49,8 @@ class Waiter:
         self._thread.start()
 
     def hangs(self) -> bool:
-        """Wait until it is told; whether it was not, and the job makes no progress to wait for."""
+        """Wait for the waiter's thread to end. True if it got neither an end nor an error, although the job makes no
+        progress."""
         self._thread.join()
         return not self.told and not self.ended
 
@@ -59,27 +61,27 @@ class Waiter:
                 job.wait(timeout=told_within_s(self.stack) + 1.0)
                 self.ended = True
             except WaitTimeout:
-                # One that was told of nothing since Redis came back the last time has been given its time.
+                # The time limit counts from the last return of Redis.
                 since_s = time.monotonic() - self.stack.redis_restarts[-1]
                 if not _goes_on(job) and since_s > told_within_s(self.stack):
                     return
             except JobError as error:
                 self.told = f"{type(error).__name__}: {error}"
             except EmbedctlError:
-                time.sleep(1.0)  # an outage that was longer than a waiter's patience
+                time.sleep(1.0)  # an outage longer than the waiter's patience
 
 
 def _goes_on(job: Job) -> bool:
-    """Whether there is something to wait for: a producer, or records that are to be encoded."""
+    """Whether waiting makes sense: the job has a producer, or records that are still to be encoded."""
     try:
         status = job.status()
     except (JobNotFound, *OUTAGE):
-        return True  # the next wait says so
+        return True  # the next wait raises the error
     return not status.stalled or status.done + status.failed < status.records
 
 
 def rewind_redis(chaos: Chaos) -> Struck | None:
-    """Kill Redis, and start it with what it had written a moment earlier."""
+    """Kill Redis, and start it again with its data of a moment earlier."""
     if not chaos.redis_well:
         return None
     forgotten_s = chaos.rng.uniform(*_FORGOTTEN_S)
@@ -95,7 +97,7 @@ def rewind_redis(chaos: Chaos) -> Struck | None:
 
 
 def rewind(chaos: Chaos, history: History, moment: float) -> Struck | None:
-    """Kill Redis and let it forget all since a moment; what is then to be done is in the undo."""
+    """Kill Redis and make it forget everything since a moment. The undo starts it and runs the commands again."""
     stack, rng = chaos.stack, chaos.rng
     waiters = {order: Waiter(stack, str(order.job_id)) for order in _some_under_way(chaos)}
     stack.stop_redis(kill=True)
@@ -108,7 +110,7 @@ def rewind(chaos: Chaos, history: History, moment: float) -> Struck | None:
     for order in hit:
         order.reopen()
         order.rewound = True
-        chaos.producers.hold(order)  # nothing is judged before its command was run again
+        chaos.producers.hold(order)  # a job is not judged before its command was run again
 
     def start() -> None:
         stack.start_redis()
@@ -120,7 +122,7 @@ def rewind(chaos: Chaos, history: History, moment: float) -> Struck | None:
 
 
 class History:
-    """How far Redis' file of writes went at some moments."""
+    """Lengths of Redis' append-only file at some moments."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
@@ -128,21 +130,22 @@ class History:
         self.note()
 
     def watch(self, until: float, enough: Callable[[], bool] = lambda: False) -> None:
-        """Note it again and again until a time, or until it is enough."""
+        """Note the length repeatedly, until a given time or until `enough` is true."""
         while time.monotonic() < until and not enough():
             time.sleep(_STEP_S)
             self.note()
 
     def forget(self, moment: float) -> float | None:
-        """Let a stopped Redis forget all since a moment, or a little more; since when, or None if it can't be done."""
+        """Make a stopped Redis forget everything since a moment, or a little more. Return the moment from which it
+        forgot, or None if that is not possible."""
         if not self._moments:
             return None
         at, written = max([each for each in self._moments if each[0] <= moment] or self._moments[:1])
         return at if self._stack.rewind(written) else None
 
     def note(self) -> None:
-        """Note how far it goes now."""
-        # Redis looks first: what was written by then is in the file.
+        """Note the file's length now."""
+        # Take the time first: everything written by then is in the file.
         at = time.monotonic()
         written = self._stack.written()
         if written is not None:
@@ -150,7 +153,7 @@ class History:
 
 
 def _some_under_way(chaos: Chaos) -> list[Order]:
-    """Those whose producers have just ended first: they will not notice."""
+    """A few jobs under way. Jobs whose producers have just ended come first: those producers will not notice."""
     found = [
         order
         for order in chaos.producers.orders
@@ -160,7 +163,7 @@ def _some_under_way(chaos: Chaos) -> list[Order]:
 
 
 def _run_again(chaos: Chaos, order: Order, waiter: Waiter | None) -> None:
-    """Do what the user of a job does: run its command again, at once or when it is told to."""
+    """Do what the user of a job does: run its command again, at once or once the waiter gets its error."""
     if waiter is not None and waiter.hangs():
         chaos.monitor.unended.append(
             f"who waits for job {order.plan.index} ({waiter.job_id}) was not told within "

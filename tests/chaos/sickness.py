@@ -1,4 +1,4 @@
-"""Workers that are sick: they live, and what they need is not there. No record may fail for that."""
+"""Sick workers: they are alive, but lack something that they need. No record may fail because of that."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.chaos.fault import Chaos, Struck, a_worker
 from tests.chaos.options import DUMMY
 from tests.chaos.stack import OUTAGE, Worker
 
-#: A worker stays short of something for as long (seconds).
+#: A worker stays short of something for a time in this range (seconds).
 _SHORT_S = (5.0, 20.0)
-#: A worker that can encode nothing has left within this after its start (seconds).
+#: A worker that can encode nothing must end within this time after its start (seconds).
 _LEAVES_S = 60.0
-#: Memory beyond what it has that a worker may still get (bytes).
+#: Memory that a worker may still allocate on top of what it has (bytes).
 _SOME_MEMORY = 1024 * 1024
 
 
 def start_sick_worker(chaos: Chaos) -> Struck | None:
-    """Start one more worker of a class, which has no memory for any batch."""
+    """Start another worker of a served class, without memory for any batch."""
     stack = chaos.stack
     if stack.options.model != DUMMY:
         return None
@@ -41,7 +41,7 @@ def start_sick_worker(chaos: Chaos) -> Struck | None:
 
 
 def _see_off(chaos: Chaos, process: subprocess.Popen[bytes]) -> None:
-    """Remember how it ended; one that did not leave by itself although it was given work is to be told of."""
+    """Record how the sick worker ended. If it still runs, stop it; if it was also given work, report that."""
     if process.poll() is not None:
         chaos.sick_ends.append(process.returncode)
         return
@@ -60,7 +60,7 @@ def _see_off(chaos: Chaos, process: subprocess.Popen[bytes]) -> None:
 
 
 def _one_of_several(chaos: Chaos) -> Worker | None:
-    """A busy worker whose class has a healthy one besides."""
+    """A busy worker whose class has another, healthy worker."""
     found = a_worker(chaos)
     if found is None or found[0].short:
         return None
@@ -69,7 +69,7 @@ def _one_of_several(chaos: Chaos) -> Worker | None:
 
 
 def exhaust_files(chaos: Chaos) -> Struck | None:
-    """A worker can open no file or connection more, and loses those that it has to Redis."""
+    """Let a worker open no more files or connections, and close its connections to Redis."""
     worker = _one_of_several(chaos)
     if worker is None:
         return None
@@ -80,7 +80,7 @@ def exhaust_files(chaos: Chaos) -> Struck | None:
 
 
 def exhaust_memory(chaos: Chaos) -> Struck | None:
-    """A worker can get next to no memory more."""
+    """Let a worker allocate almost no more memory."""
     worker = _one_of_several(chaos)
     if worker is None:
         return None
@@ -90,7 +90,7 @@ def exhaust_memory(chaos: Chaos) -> Struck | None:
 
 
 def _limit(chaos: Chaos, worker: Worker, kind: int, limit: int) -> Struck:
-    """Lower a limit of a running process for a while. Its end within that time is the harness' doing."""
+    """Lower a resource limit of a running process for a while. If it dies in that time, the harness is the cause."""
     pid = worker.pid
     soft, hard = resource.prlimit(pid, kind)
     resource.prlimit(pid, kind, (limit, hard))

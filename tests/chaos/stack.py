@@ -1,4 +1,5 @@
-"""What a run starts: a Redis, a proxy before it, workers with a keeper, and every other process. All of it is ours."""
+"""Everything that a run starts: Redis, a proxy in front of it, workers with a keeper that restarts them, and every
+other process. All of it belongs to the harness."""
 
 from __future__ import annotations
 
@@ -26,17 +27,17 @@ from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
-#: What the harness's own look at Redis may meet while Redis is being broken.
+#: Errors that the harness's own requests to Redis may raise while faults break Redis.
 OUTAGE = (BrokerUnavailable, redis_py.exceptions.RedisError, OSError)
 RESTART_AFTER_S = 1.0
 START_S = 90.0
 STOP_S = 90.0
 DIM = 16
-#: A class with vectors so long that a chunk's are many megabytes, and one that no worker serves.
+#: A class whose vectors are so long that a chunk's take many megabytes, and a class that no worker serves.
 WIDE, WIDE_DIM = "wide", 1024
 NOBODYS = "nobodys"
 
-#: `hang_s` is short, because records that hang are among the poison.
+#: `hang_s` is short because some poison records hang.
 _CLASSES = f"""
 hardware = "quick"
 model = "dummy"
@@ -61,22 +62,22 @@ backend = "dummy"
 options = {{dim = {DIM}}}
 """
 
-#: Of a worker that has no memory for any batch, on any text.
+#: A replacement in the configuration that leaves a worker no memory for any batch, whatever the text.
 _SICK = ("poison = true", "poison = true, memory_tokens = 1")
 
-#: Ways to Redis: straight, through the proxy that faults break, from far away, and over an uplink that is always thin.
+#: Links to Redis: direct, through the proxy that faults break, with high latency, and over a thin uplink.
 NEAR, PROXY, FAR, THIN = "near", "proxy", "far", "thin"
 _FAR_S = 0.02
 _THIN_BYTES_PER_S, _THIN_S = 1e6, 0.05
 
 
-#: Redis' file of writes at some moment: its path, inode and length.
+#: Redis' append-only file at some moment: its path, inode and length.
 Written = tuple[Path, int, int]
 
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a worker process: its exit status, and whether the harness had sent a signal that ends one."""
+    """The end of a worker process: its exit status, and whether the harness had sent it a deadly signal."""
 
     at: float
     hardware: str
@@ -86,7 +87,7 @@ class Death:
 
 @dataclass(eq=False)
 class Worker:
-    """A place for a worker; the keeper starts its process again whenever that died."""
+    """A slot for a worker. The keeper starts its process again whenever it dies."""
 
     number: int
     hardware: str
@@ -97,7 +98,7 @@ class Worker:
     process: subprocess.Popen[bytes] | None = None
     restart_at: float = 0.0
     frozen: bool = False
-    #: It is short of memory or of something else.
+    #: Whether it is short of memory or of another resource.
     short: bool = False
     doomed: bool = False
     deaths: list[Death] = field(default_factory=list)
@@ -111,7 +112,7 @@ class Worker:
         return self.process is not None and self.process.poll() is None
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to the process that runs here, if one does. Its pid can't be another's: only we reap it."""
+        """Send a signal to this slot's process, if it runs. No other process can have its pid: only we reap it."""
         process = self.process
         if process is None or process.poll() is not None:
             return False
@@ -124,7 +125,7 @@ class Worker:
 
 
 class Stack:
-    """Everything that runs."""
+    """Everything that a run starts."""
 
     def __init__(self, options: Options, folder: Path) -> None:
         self.options = options
@@ -143,14 +144,14 @@ class Stack:
         self.redis_up = False
         self.redis_full = False
         self.redis_restarts: list[float] = []
-        #: Jobs that no worker ever takes: nothing is held of them.
+        #: Jobs that no worker ever takes, so no worker holds any of their chunks.
         self.bystanders: set[str] = set()
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._write_config()
         self.settings: Settings = load_settings(self.environment(self.redis.url))
         self.broker = Broker.connect(self.settings)
-        # Typed Any: redis-py's own return types are unions of its sync and async forms.
+        # Typed as Any: redis-py's own return types are unions of its sync and async forms.
         self.raw: Any = redis_py.Redis.from_url(self.redis.url, socket_timeout=10)
 
     def start(self) -> None:
@@ -178,11 +179,11 @@ class Stack:
 
     @property
     def sick_config(self) -> Path:
-        """The configuration of workers that can encode nothing."""
+        """The configuration file of workers that can encode nothing."""
         return self.folder / "sick.toml"
 
     def add_worker(self, hardware: str, link: str) -> Worker:
-        """Start one more worker, and keep it."""
+        """Start one more worker, and keep it running."""
         number = len(self.workers)
         log_file = self.folder / f"worker-{number}.log"
         worker = Worker(number, hardware, self.options.model, cpus=None, link=link, log_file=log_file)
@@ -191,7 +192,7 @@ class Stack:
         return worker
 
     def cut_links(self) -> None:
-        """Close every connection through a proxy: what was made half open stays so at its other end."""
+        """Close every connection through a proxy. Otherwise a half-open connection stays open at its other end."""
         for link in self._links.values():
             link.cut()
 
@@ -201,7 +202,7 @@ class Stack:
         return sorted({worker.hardware for worker in self.workers})
 
     def environment(self, url: str) -> dict[str, str]:
-        """What a process needs to find this run's Redis and classes, and nothing of the user's own."""
+        """The environment that lets a process find this run's Redis and classes, without the user's own settings."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
         return {
             **own,
@@ -210,7 +211,7 @@ class Stack:
             "EMBEDCTL_STATE_DIR": str(self.folder / "state"),
             "EMBEDCTL_CACHE_DIR": str(self.folder / "cache"),
             "XDG_CONFIG_HOME": str(self.folder / "nothing"),
-            # The tree that this harness stands in, whichever is installed.
+            # The source tree of this harness, whichever version is installed.
             "PYTHONPATH": os.pathsep.join(
                 map(str, (ROOT, *(ROOT / name for name in ("config", "producer", "workers"))))
             ),
@@ -226,11 +227,11 @@ class Stack:
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a Python module as a process, in a session of its own.
+        """Start a Python module as a process, in its own session.
 
         Args:
-            link: its way to Redis.
-            variables: of its environment, besides or instead of the run's.
+            link: the link that it uses to reach Redis.
+            variables: environment variables that extend or override the run's.
         """
         url = self._links[link].url if link in self._links else self.direct_url
         with log_file.open("ab") as log:
@@ -247,7 +248,7 @@ class Stack:
         return process
 
     def written(self) -> Written | None:
-        """How far Redis' file of writes goes now: its path, inode and length. None where it is being rewritten."""
+        """The path, inode and length of Redis' append-only file now. None while it is being rewritten."""
         files = [*self.redis.folder.glob("appendonlydir/*.incr.aof"), *self.redis.folder.glob("appendonly.aof")]
         if len(files) != 1 or self.raw.info("persistence")["aof_rewrite_in_progress"]:
             return None
@@ -255,7 +256,7 @@ class Stack:
         return files[0], found.st_ino, found.st_size
 
     def rewind(self, written: Written) -> bool:
-        """Let a stopped Redis forget whatever it wrote since then. False where its file was rewritten meanwhile."""
+        """Make a stopped Redis forget everything it wrote since then. False if its file was rewritten meanwhile."""
         file, inode, size = written
         found = file.stat() if file.exists() else None
         if found is None or found.st_ino != inode or found.st_size < size:
@@ -276,11 +277,11 @@ class Stack:
         self.redis.stop()
 
     def rows(self) -> dict[int, WorkerRow]:
-        """What live workers say of themselves, by pid."""
+        """The registry's rows of live workers, by pid."""
         return {row.pid: row for row in self.broker.workers.alive()}
 
     def holdings(self) -> dict[str, list[tuple[str, int, bytes]]]:
-        """By worker instance: the job, the chunk and the lease's token of each chunk that it owns."""
+        """The chunks that each worker instance owns: job id, chunk and the lease's token."""
         held: dict[str, list[tuple[str, int, bytes]]] = {}
         for name in self.raw.zrange(keys.ACTIVE, 0, -1):
             job_id = name.decode()
@@ -296,7 +297,7 @@ class Stack:
             yield from worker.deaths
 
     def wait_until_ready(self) -> None:
-        """Wait until every worker's process is alive and has said so."""
+        """Wait until every worker's process is alive and has reported itself."""
         deadline = time.monotonic() + START_S
         while True:
             try:
@@ -309,7 +310,7 @@ class Stack:
             time.sleep(0.1)
 
     def stop_workers(self) -> list[int]:
-        """Stop every worker as an operator does; their exit statuses."""
+        """Stop every worker as an operator does. Return their exit statuses."""
         self._stopping.set()
         self._keeper.join()
         for worker in self.workers:
@@ -318,12 +319,12 @@ class Stack:
         return [_end_of(worker.process) for worker in self.workers if worker.process is not None]
 
     def close_clients(self) -> None:
-        """Close what the harness itself has open."""
+        """Close the harness's own connections."""
         self.broker.close()
         self.raw.close()
 
     def close(self) -> None:
-        """End whatever still runs, without mercy."""
+        """Kill everything that still runs."""
         self._stopping.set()
         for process in self.processes:
             if process.poll() is None:
@@ -336,7 +337,7 @@ class Stack:
         self.redis.stop()
 
     def survivors(self) -> list[int]:
-        """Processes that this run started, or that those started, and that still run: told by their environment."""
+        """Processes that still run and descend from this run, recognised by their environment."""
         mark = str(self.folder).encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
@@ -355,7 +356,7 @@ class Stack:
         worker.process = self.spawn(command, log_file=worker.log_file, link=worker.link)
 
     def _keep(self) -> None:
-        """Start every worker again about a second after it died."""
+        """Restart every worker about a second after it died."""
         while not self._stopping.wait(0.1):
             for worker in self.workers:
                 process = worker.process

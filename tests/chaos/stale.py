@@ -1,7 +1,7 @@
-"""A worker that comes back with the result of a text that is not the job's any more.
+"""A worker comes back with the result of a text that no longer belongs to the job.
 
-Redis forgot that the chunk was added, and its producer, whose corpus had changed behind what Redis still knows, put
-another text in its place. That is allowed; the vectors of the old text under the ids of the new one are not.
+Redis forgot that the chunk was added. The corpus had changed after the part that Redis still knows, so the producer
+put another text in the chunk's place. That is allowed. Storing the old text's vectors under the new text's ids is not.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tests.chaos.rewinding import History, rewind
 from tests.chaos.stack import OUTAGE, Worker
 
 _STEP_S = 0.02
-#: A worker holds a chunk of the job within this (seconds).
+#: A worker must hold a chunk of the job within this time (seconds).
 _HELD_S = 15.0
-#: The producer may add again once its own lease has lapsed; it has done so within this (seconds).
+#: The producer may add again once its own lease has lapsed. It must have added within this time (seconds).
 _ADDED_S = keys.PRODUCER_LEASE_S + 30.0
-#: The others of the class stay stopped for as long, so that the stale result comes first (seconds).
+#: The other workers of the class stay stopped for this long, so that the stale result comes first (seconds).
 _ALONE_S = 3.0
 
 
@@ -64,11 +64,11 @@ def return_with_a_stale_result(chaos: Chaos) -> Struck | None:
 def _wait_for_holder(
     chaos: Chaos, order: Order, workers: list[Worker]
 ) -> tuple[Worker, int, History, float, int] | None:
-    """Wait until one of these workers holds a chunk of the job, while its producer still submits.
+    """Wait until one of these workers holds a chunk of the job, while the job's producer still submits.
 
     Returns:
-        The worker, the chunk, the history of Redis' file, a moment at which the chunk was not added yet, and how many
-        were.
+        The worker, the chunk, the history of Redis' file, a moment before the chunk was added, and the number of chunks
+        added by then.
     """
     history = History(chaos.stack)
     moments: list[tuple[float, int]] = []
@@ -92,7 +92,7 @@ def _worker_of(chaos: Chaos, workers: list[Worker], instance: str) -> Worker | N
 
 
 def _added(chaos: Chaos, order: Order) -> int:
-    """How many chunks the job has."""
+    """The number of chunks added to the job; 0 if that is unknown."""
     if order.job_id is None:
         return 0
     try:

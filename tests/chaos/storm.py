@@ -1,4 +1,4 @@
-"""Draws a fault every few seconds, mends what has to be mended, and remembers all of it."""
+"""Draws a fault every few seconds, mends it when its time comes, and records everything."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from tests.chaos.stack import OUTAGE
 
 _TICK_S = 0.05
 _MOST_DRAWS = 20
-#: What a kill held is waited for with nothing else broken, but not longer than this many leases and seconds.
+#: After some kills, nothing else is broken until the dead worker's chunks are taken up, for at most this many leases
+#: plus this many seconds.
 _QUIET_LEASES, _QUIET_S = 1.5, 15.0
-#: Mending has to come to an end (seconds).
+#: All mending must be done within this time (seconds).
 _CALM_S = 60.0
 
 
 @dataclass(eq=False)
 class Event:
-    """A fault that happened; it lasts until it was mended."""
+    """A fault that happened. It lasts until it is mended."""
 
     name: str
     words: str
@@ -33,7 +34,7 @@ class Event:
 
 
 class Storm:
-    """Faults for some time."""
+    """Strikes with faults for some time."""
 
     def __init__(self, chaos: Chaos, faults: Sequence[Fault], seed: int, pause_s: float, log_file: Path) -> None:
         self.events: list[Event] = []
@@ -52,7 +53,7 @@ class Storm:
         return Counter(event.name for event in self.events)
 
     def blow(self, until: float, *, enough: Callable[[], bool], tell: Callable[[], None]) -> None:
-        """Break things until a time, or until it is enough; then mend everything. Tells how it stands every minute."""
+        """Break things until a given time or until `enough` is true; then mend everything. Call `tell` every minute."""
         tell_at = time.monotonic() + 60
         strike_at = time.monotonic() + self._rng.uniform(0.5, 1.5) * self._pause_s
         while time.monotonic() < until and not enough():
@@ -82,7 +83,7 @@ class Storm:
         return time.monotonic() < self._quiet_until and any(loss.open for loss in self._quiet_for)
 
     def _strike(self) -> None:
-        """Draw until a fault applies."""
+        """Draw faults until one can strike."""
         for _ in range(_MOST_DRAWS):
             [fault] = self._rng.choices(self._faults, [fault.weight for fault in self._faults])
             began_at = time.monotonic()
@@ -95,7 +96,7 @@ class Storm:
                 return
 
     def _strike_in_lull(self, fault: Fault) -> None:
-        """Strike now if the lull is complete; give it up if it takes too long."""
+        """Strike if the lull is complete. Give up if that takes too long."""
         began_at = time.monotonic()
         struck = self._try(fault)
         if struck is not None and not struck.lull_s:
@@ -108,10 +109,10 @@ class Storm:
         try:
             return fault.strike(self._chaos)
         except OUTAGE:
-            return None  # it wanted to look at Redis first
+            return None  # the fault needs Redis first, and Redis is away
 
     def _rests(self, fault: Fault) -> bool:
-        """Whether a fault after which this one must wait is too short a time ago."""
+        """Whether this fault must still wait because another one struck too recently."""
         now, rest_s = time.monotonic(), fault.rest_leases * self._chaos.lease
         return bool(fault.rests_after) and any(
             event.name.startswith(fault.rests_after) and now - (event.ended_at or now) < rest_s for event in self.events
@@ -131,12 +132,12 @@ class Storm:
             self._chaos.pending = len(self._undos)
 
     def _log(self, words: str) -> None:
-        """A line for who reads the workers' logs beside it."""
+        """Write a line with a timestamp, to read next to the workers' logs."""
         with self._log_file.open("a", encoding="utf-8") as log:
             log.write(f"{datetime.now().isoformat(sep=' ', timespec='milliseconds')} {words}\n")
 
     def _mend(self) -> None:
-        """Do what is due of the undos."""
+        """Run the undos that are due."""
         now = time.monotonic()
         for entry in [entry for entry in self._undos if entry[0] <= now]:
             self._undos.remove(entry)

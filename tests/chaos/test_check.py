@@ -1,4 +1,4 @@
-"""A harness that can't fail proves nothing: each kind of damage is done by hand, and has to be seen."""
+"""A harness that can't fail proves nothing: each test does one kind of damage by hand, and the harness must see it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Checked:
         return check_job(self.job, self.stack.broker, self.stack.raw, PLAN, self.workload.expected(PLAN))
 
     def rewrite(self, change: Callable[[ChunkResult], dict[str, Any]]) -> None:
-        """Store the first chunk's result with something changed."""
+        """Store the first chunk's result with a change."""
         key = keys.chunk_result(self.job.id, 0)
         result = wire.decode_result(self.stack.raw.get(key))
         self.stack.raw.set(key, wire.encode_result(dataclasses.replace(result, **change(result))), keepttl=True)
@@ -97,7 +97,7 @@ def only_job(stack: Stack) -> Job:
 
 
 def stopped_job(stack: Stack, items: list[Item]) -> Job:
-    """One whose budget is spent while it is submitted."""
+    """A job whose budget runs out while it is submitted."""
 
     def slowly() -> Iterator[Item]:
         yield from items[:20]
@@ -189,7 +189,7 @@ def test_every_damage_of_a_stopped_job_is_seen(stack: Stack) -> None:
     assert verdict().other == 1
     raw.delete(keys.due(job.id))
     raw.hset(keys.job(job.id), "failed", 0)
-    assert verdict().other == 2  # it was not spent, and there are more errors than that
+    assert verdict().other == 2  # the budget was not spent, and there are more errors than the status says
     raw.hset(keys.job(job.id), "failed", 1)
     sound = raw.get(key)
     result = wire.decode_result(sound)
@@ -229,7 +229,7 @@ def test_a_key_that_made_two_jobs_is_seen_where_redis_forgot_neither(stack: Stac
     monitor = monitor_of(stack)
     first = submit(stack, DummyWorkload(stack.options).items(PLAN))
     order = Order(PLAN, stack.folder / "none", rewound=True)
-    order.made("20200101-000000-0000000000")  # Redis forgot that one
+    order.made("20200101-000000-0000000000")  # Redis forgot this job
     order.made(first.id)
     first.wait(timeout=60)
     monitor._look(order)
@@ -269,12 +269,12 @@ def test_redis_forgets_what_it_wrote_since_a_moment(stack: Stack) -> None:
 
 def test_who_waits_for_what_never_comes_hangs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.chaos.rewinding.told_within_s", lambda _: 1.0)
-    # As a library would be that tells nobody.
+    # This is how a library that never raises the error would behave.
     monkeypatch.setattr("embedctl.job.Job.wait", wait_without_a_word)
     job = submit(stack, DummyWorkload(stack.options).items(PLAN))
     eventually(lambda: job.status().state.ended)
     stack.raw.hset(keys.job(job.id), mapping={"state": "submitting", "sealed": "0"})
-    stack.raw.hdel(keys.job(job.id), "original_chunks")  # else it is an ended job that is retried
+    stack.raw.hdel(keys.job(job.id), "original_chunks")  # otherwise it looks like an ended job being retried
     assert Waiter(stack, job.id).hangs()
     stack.raw.hset(keys.job(job.id), "records", PLAN.records + 1)
     waiter = Waiter(stack, job.id)

@@ -1,4 +1,5 @@
-"""The harness' rules that need nothing that runs: what is drawn, which ends are good, which silences are explained."""
+"""Rules of the harness that need no running processes: which faults and jobs are drawn, which ends are good, which
+silences are explained."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ QUEUE = keys.queue("dummy", "dummy")
 TEXT, VECTORS = keys.chunk_input(JOB, 0), keys.chunk_result(JOB, 0)
 PIDBOX, EVENTS = "/0.celery.pidbox", "/0.celeryev/worker.heartbeat"
 
-#: What nobody may but the administrator.
+#: Commands that only the administrator may run.
 NOBODY = [
     ("GET", "another:key"),
     ("SET", "another:key", "x"),
@@ -153,7 +153,7 @@ def _may(client: redis_py.Redis, command: tuple[str, ...]) -> bool:
         client.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py has no types for it
     except redis_py.exceptions.NoPermissionError:
         return False
-    except redis_py.exceptions.ResponseError:  # of the wrong type, say: it was let through
+    except redis_py.exceptions.ResponseError:  # for example a wrong type: the access list let the command through
         return True
     return True
 
@@ -207,7 +207,7 @@ def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(
     start_worker()
     job = enqueue_embeddings(["one", "two", ""], settings=settings)
     job.wait(timeout=60)
-    raw.zadd(keys.JOBS, {JOB: 1})  # one that is gone, which others would take off the list
+    raw.zadd(keys.JOBS, {JOB: 1})  # a job that is gone; other users would take it off the list
     environment["EMBEDCTL_REDIS_URL"] = acl_redis.url_of("monitor")
     assert json.loads(embedctl("status", job.id, "--json").stdout)["done"] == 2
     assert json.loads(embedctl("status", "--json").stdout)["live_workers"] == 1
@@ -240,7 +240,7 @@ def test_flower_works_as_its_own_user(
         eventually(lambda: "stats" in flower.ask("/api/workers?refresh=1").get(worker.row().name, {}))
         assert flower.stop() == 0
 
-    # What lets it ask workers would let it give them orders, too; they take none.
+    # The right to query workers would also allow commands to them, but workers accept none.
     remote = make_celery(settings.replace(redis_url=acl_redis.url_of("flower"))).control
     refused = remote.pool_shrink(1, reply=True, timeout=5)
     assert refused

@@ -1,4 +1,4 @@
-"""Workers that are killed, starved, frozen or told to stop at the worst of times: every record ends once."""
+"""Workers that are killed, starved, frozen or stopped at the worst of times: every record ends exactly once."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def submit(settings: Settings, *, records: int = 40, chunk_size: int = 10) -> Jo
 
 
 def row_in_hand(raw: redis_py.Redis, job: Job) -> int:
-    """The row that a careful worker is at; -1 where there is none."""
+    """The current row of a worker in careful mode; -1 if there is none."""
     rows = [int(owner[2]) for owner in owners(raw, job).values() if owner[2:] and owner[2]]
     return max(rows, default=-1)
 
 
 def in_the_middle(raw: redis_py.Redis, job: Job, worker: WorkerProcess, chunks: int = 1) -> bool:
-    """Whether a worker has leases of so many chunks and has finished a batch since it began."""
+    """Whether a worker holds leases of this many chunks and has finished a batch since it began."""
     return len(owners(raw, job)) >= chunks and worker.row().progressed_ms > 0
 
 
@@ -49,7 +49,7 @@ def kill_in_the_middle(raw: redis_py.Redis, job: Job, worker: WorkerProcess) -> 
 
 
 def ended(job: Job) -> JobStatus:
-    """The job's status once it has ended; not by `wait`, which reaps too: here it is left to the workers."""
+    """The job's status once it has ended. This does not use `wait`, which also reaps: here only workers reap."""
     eventually(lambda: job.status().state.ended)
     return job.status()
 
@@ -215,7 +215,7 @@ def test_all_workers_die_and_later_ones_go_on(
     assert all(worker.process.poll() is None for worker in later)
 
 
-#: A backend that takes real memory: MEGABYTES for each row of a batch, and ten times that for a text that says so.
+#: A backend that takes real memory: MEGABYTES per row of a batch, and ten times that for a text that asks for it.
 MEGABYTES = 60
 HUNGRY = f"""
 import numpy as np
@@ -240,7 +240,7 @@ options = {dim = 16}
 
 @pytest.fixture
 def hungry(environment: dict[str, str], short_folder: Path) -> Path:
-    """Adds a class whose workers take real memory; the folder of the program that they run first."""
+    """Add a class whose workers take real memory. Return the folder of the program that they run first."""
     config = short_folder / "embedctl.toml"
     config.write_text(config.read_text() + CLASS)
     environment.update(before_all_else(short_folder, "hungry", REGISTERED, {"hungry": HUNGRY}))
@@ -285,7 +285,7 @@ class MemoryGroup:
         pytest.skip("no memory cgroup can be made here")
 
     def kills(self) -> int:
-        """How many processes the kernel has killed in it for want of memory."""
+        """Number of processes that the kernel's out-of-memory killer has killed in this group."""
         for name in ("memory.events", "memory.oom_control"):
             if (self.folder / name).exists():
                 facts = dict(line.split() for line in (self.folder / name).read_text().splitlines())

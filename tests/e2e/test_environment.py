@@ -1,4 +1,4 @@
-"""The environment of another program that uses Celery decides nothing of ours."""
+"""Environment variables meant for another program that uses Celery have no effect on embedctl."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(job.status().state)
 
 
 def variables_of_others(other: str) -> dict[str, str]:
-    """What Celery, kombu and Flower read of their own, all of it pointing elsewhere."""
+    """The variables that Celery, kombu and Flower read themselves, all pointing elsewhere."""
     return {
         "CELERY_BROKER_URL": other,
         "CELERY_BROKER_READ_URL": other,
@@ -51,7 +51,7 @@ def variables_of_others(other: str) -> dict[str, str]:
 
 @pytest.fixture
 def other(own_redis: RedisServer) -> Iterator[redis_py.Redis]:
-    """The Redis of another program: who has come to it, and what lies there."""
+    """The Redis of another program: its clients and its keys."""
     client = redis_py.Redis.from_url(own_redis.url)
     client.config_resetstat()
     yield client

@@ -1,4 +1,4 @@
-"""What a stranger does with the command line beyond submit and fetch, and what goes wrong there."""
+"""A newcomer's use of the command line beyond submit and fetch, and the errors they may meet."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_failed_records_are_retried_in_their_places(
     np.testing.assert_array_equal(job.vectors()[others], reference([texts[i] for i in others]))
     assert [p for chunk in job.iter_results() for p in chunk.positions] == list(range(30))
 
-    assert job.retry_failed() == 1  # it fails again, and may be tried as often as one likes
+    assert job.retry_failed() == 1  # the record fails again, and may be retried any number of times
     assert job.wait(timeout=60).failed == 1
     listed = embedctl("errors", job.id, "--json")
     assert [json.loads(line)["position"] for line in listed.stdout.splitlines()] == [9]

@@ -1,4 +1,4 @@
-"""One name leads to a master, then to another: whoever holds connections to the old one follows."""
+"""A host name leads to one master, then to another. Clients with connections to the old master follow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Site:
     new_socket: Path
 
     def fail_over(self) -> None:
-        """As a managed Redis does it: nobody's connection is closed."""
+        """Fail over like a managed Redis: no connection is closed."""
         eventually(lambda: _offset(self.new) == _offset(self.old))
         self.new.replicaof("NO", "ONE")
         self.old.replicaof("127.0.0.1", self.to_new.port)
@@ -121,6 +121,6 @@ def test_a_replica_says_so_and_keeps_no_connection(site: Site, settings: Setting
 
 
 def _by_name(site: Site) -> set[str]:
-    """The connections to the old master of whoever asks it for something."""
+    """The ids of client connections to the old master, without the test's own and those of replication."""
     own = str(site.old.client_id())
     return {each["id"] for each in site.old.client_list() if each["id"] != own and each["flags"] not in ("M", "S")}

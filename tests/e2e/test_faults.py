@@ -1,4 +1,4 @@
-"""Workers that die, hang or are told to stop in the middle of a chunk, and a Redis that goes away."""
+"""Workers that die, hang or are stopped in the middle of a chunk, and a Redis that goes away."""
 
 from __future__ import annotations
 

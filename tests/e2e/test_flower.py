@@ -1,4 +1,4 @@
-"""What the dashboard says is what embedctl says; it changes nothing, and gives nothing away."""
+"""The dashboard agrees with embedctl, changes nothing and reveals nothing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_queue_without_workers_is_listed(settings: Settings, environment: dict
 
 @pytest.fixture
 def guarded_url(short_folder: Path) -> Iterator[str]:
-    """A Redis of its own that wants a password, on a unix socket: what kombu makes of that URL shows the password."""
+    """A separate Redis on a unix socket, with a password. kombu's form of such a URL shows the password."""
     folder = Path(tempfile.mkdtemp(prefix="ec-"))
     server = RedisServer(folder)
     server.start()

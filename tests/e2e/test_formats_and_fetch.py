@@ -216,7 +216,7 @@ def test_a_fetch_begins_again_where_its_parts_are_gone_or_records_were_retried(
     expected = reference([text or "x" for text in texts])
     for name in ("out.npy", "out.jsonl"):
         progress = short_folder / f".{name}.progress"
-        for retried in (0, 7):  # what is noted of another state of the job counts for nothing
+        for retried in (0, 7):  # notes about another state of the job are ignored
             facts = {"chunks": 3, "size": 10_000, "ids": 9, "errors": 10_000, "truncated": 0}
             of = {"job": job.id, "format": name[4:], "retried": retried}
             progress.write_text(json.dumps({"of": of, "facts": facts}))

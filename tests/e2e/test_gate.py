@@ -1,4 +1,4 @@
-"""A worker whose vectors are not the model's takes nothing, and says why; a good one does its work."""
+"""A worker whose vectors differ from the model's takes no work and says why. A good worker does its work."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_verify_says_what_a_worker_would_and_how_fast_it_is(
     for rate in speed["rates"]:
         assert f"{rate['tokens_per_s']['median']:,.0f} (" in passed.stdout
         assert 0 < rate["tokens_per_s"]["least"] <= rate["tokens_per_s"]["median"] <= rate["tokens_per_s"]["most"]
-        # A model of a few thousand weights does little but what is no matrix product.
+        # A model of a few thousand weights spends most of its work outside matrix products.
         assert 0 < rate["share_of_matrix_rate"]["median"] < 1
 
     write_class(1e-12)

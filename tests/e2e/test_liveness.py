@@ -1,4 +1,4 @@
-"""Which workers are gone, hung, busy or idle, and which jobs and chunks wait for one: as commands tell it."""
+"""What commands report: which workers are gone, hung, busy or idle, and which jobs and chunks wait for a worker."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.store import QUEUE, claim, complete, new_job, overdue, row
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker, WorkerProcess
 
-#: What the pages promise.
+#: The time that the documentation promises.
 KNOWN_WITHIN_S = 20.0
-#: Sooner than a worker's last heartbeat ceases to count.
+#: Less than the time for which a worker's last heartbeat counts.
 AT_ONCE_S = keys.HEARTBEAT_TTL_S * 2 / 3
 
-#: What makes a process believe that it runs on another machine.
+#: Code that makes a process believe that it runs on another machine.
 OTHER_MACHINE = """
 from pathlib import Path
 read_text = Path.read_text
@@ -95,7 +95,7 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
     stopped.process.send_signal(signal.SIGCONT)
     eventually(lambda: gone() == [])
     assert served.wait(timeout=60).done == 1
-    hung.kill()  # it would not stop for less
+    hung.kill()  # a hung worker ignores milder signals
 
 
 def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(

@@ -37,9 +37,9 @@ from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
-#: To a worker of the class "slow" each of them is a batch: a tenth of a second.
+#: Each of these texts is one batch for a worker of the class "slow": a tenth of a second.
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-#: Each race is run so often.
+#: Number of runs of each race.
 ROUNDS = 20
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def redis_server(own_redis: RedisServer) -> RedisServer:
-    """A Redis of the test's own: it is stopped, emptied and cut short here."""
+    """A Redis for this test alone, which is stopped, emptied and cut short here."""
     return own_redis
 
 
@@ -80,14 +80,14 @@ def slowly(texts: Iterable[str], pause_s: float) -> Iterator[str]:
 
 
 def held_at(at: int, gate: threading.Event) -> Iterator[str]:
-    """The texts, of which the one at `at` and those behind it come once the gate is open."""
+    """Yield the texts. The text at `at` and all later ones come only once the gate is open."""
     yield from TEXTS[:at]
     gate.wait(60)
     yield from TEXTS[at:]
 
 
 def active_job(broker: Broker) -> Job:
-    """The one job that is under way, as soon as its producer has made it."""
+    """The only active job, as soon as its producer has made it."""
     eventually(lambda: list(broker.upkeep.active_jobs()))
     [job_id] = broker.upkeep.active_jobs()
     return Job(job_id, broker)
@@ -110,13 +110,13 @@ def assert_whole(job: Job, texts: list[str] = TEXTS) -> None:
 
 
 def corpus(folder: Path, texts: list[str] = TEXTS) -> str:
-    """The texts as a file; its name, as the command line is given it."""
+    """Write the texts to a file. Return its name, as an argument for the command line."""
     (folder / "corpus.txt").write_text("".join(f"{text}\n" for text in texts))
     return "corpus.txt"
 
 
 def crash(server: RedisServer) -> None:
-    """End Redis without a chance to write anything."""
+    """Kill Redis without a chance to write anything."""
     assert server.process is not None
     server.process.kill()
     server.process.wait()
@@ -124,7 +124,7 @@ def crash(server: RedisServer) -> None:
 
 
 def log_of(server: RedisServer) -> Path:
-    """The file to which the server appends what it is told: Redis 7 keeps it in a folder, Redis 6 does not."""
+    """The server's append-only file. Redis 7 keeps it in a folder, Redis 6 does not."""
     newer = sorted((server.folder / "appendonlydir").glob("*.incr.aof"))
     return newer[-1] if newer else server.folder / "appendonly.aof"
 
@@ -135,7 +135,7 @@ def forget_everything(server: RedisServer) -> None:
 
 
 def lose_writes_after(server: RedisServer, size: int) -> None:
-    """Crash, and come back as when the log's end had not reached the disk."""
+    """Crash, and come back as if the end of the log had not reached the disk."""
     crash(server)
     log = log_of(server)
     assert log.stat().st_size > size
@@ -153,7 +153,7 @@ def standing_still(process: Process) -> Iterator[None]:
 
 
 def let_producer_lapse(raw: redis_py.Redis, job_id: str) -> None:
-    """As when its lease has lapsed, 30 s after its last word."""
+    """Let the producer's lease lapse now. It usually lapses 30 s after the producer's last sign of life."""
     raw.delete(keys.producer(job_id))
 
 
@@ -243,7 +243,7 @@ def test_who_was_cut_off_too_takes_nobody_for_dead(
         with standing_still(redis_server.process):
             time.sleep(keys.HEARTBEAT_TTL_S + 1)
         eventually(lambda: any(row.pid == first.pid for row in broker.workers.alive()))
-        time.sleep(0.5)  # a network comes back to one before another
+        time.sleep(0.5)  # a network comes back for some hosts before others
     assert waited.result(60).done == len(texts)
     assert_whole(job, texts)
 
@@ -380,18 +380,18 @@ def test_a_producer_whose_chunks_redis_lost_in_a_crash_says_how_to_go_on(
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.strip() == job.id
     assert_whole(job)
-    assert job.retry_failed() == 0  # what lies there of a chunk is not taken for its failed records
+    assert job.retry_failed() == 0  # a leftover part of a chunk is not mistaken for its failed records
 
 
 # Chunks lost, damaged, or without room
 
 
 def audit(broker: Broker, raw: redis_py.Redis, job: Job) -> tuple[int, int]:
-    """The chunks that a reaper finds to be lost, without the minute of patience that it has otherwise."""
+    """The chunks that a reaper reports as lost, without its usual minute of patience."""
     reaper = Reaper(broker, interval_s=0.1, audit_after_s=0.5)
 
     def lost() -> bool:
-        raw.delete(keys.reaper(wire.VERSION))  # it is not the worker's turn now
+        raw.delete(keys.reaper(wire.VERSION))  # so that the turn is not the worker's now
         raw.zadd(keys.upkeep(job.status().version), {job.id: 1})
         reaper.round()
         return job.status().lost_chunks is not None
@@ -428,7 +428,7 @@ def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
 ) -> None:
     job = enqueue_embeddings(TEXTS, chunk_size=5, idempotency_key="k", settings=settings)
     damages: dict[int, Callable[[bytearray], object]] = {
-        1: lambda data: data.__setitem__(0, data[0] ^ 0xFF),  # what every chunk begins with
+        1: lambda data: data.__setitem__(0, data[0] ^ 0xFF),  # the prefix of every chunk
         2: lambda data: data.__setitem__(8, data[8] ^ 0x01),  # its digest
         4: lambda data: data.__setitem__(-9, data[-9] ^ 0x20),  # a letter of a text
         5: lambda data: data.__delitem__(slice(len(data) // 2, None)),
@@ -627,7 +627,7 @@ def test_retrying_failed_records_while_they_are_fetched(
     result = reader.jobs.result
 
     def slow_result(job_id: str, chunk: int) -> bytes | None:
-        time.sleep(0.002)  # so that there is a middle of a fetch, on any machine
+        time.sleep(0.002)  # so that a fetch takes long enough to be overtaken, on any machine
         return result(job_id, chunk)
 
     monkeypatch.setattr(reader.jobs, "result", slow_result)

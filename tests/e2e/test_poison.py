@@ -1,4 +1,4 @@
-"""Records that crash, hang, exhaust or confuse a worker: each costs itself alone."""
+"""Records that crash, hang, exhaust or confuse a worker. Each such record fails alone."""
 
 from __future__ import annotations
 

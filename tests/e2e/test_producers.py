@@ -1,4 +1,4 @@
-"""Producers that are killed, interrupted, slow or come twice, and corpora that are not what they were."""
+"""Producers that are killed, interrupted, slow or duplicated, and corpora that have changed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def start_producer(environment: dict[str, str], short_folder: Path) -> Iterator[
 
 
 def begun(broker: Broker, records: int) -> str:
-    """The one job, once so many records of it are stored."""
+    """The only job, once this many of its records are stored."""
     eventually(lambda: list(broker.upkeep.active_jobs()))
     job_id = active_job_id(broker)
     eventually(lambda: broker.jobs.status(job_id).records == records)
@@ -89,7 +89,7 @@ def begun(broker: Broker, records: int) -> str:
 
 
 def die_half_way(start_producer: StartProducer, broker: Broker, *options: str) -> str:
-    """Have a producer killed after 35 records, of which 30 are stored; the job."""
+    """Kill a producer after 35 records, when 30 of them are stored. Return the job."""
     producer = start_producer(*options)
     producer.give(LINES[:35])
     job_id = begun(broker, 30)
@@ -410,7 +410,7 @@ def test_ctrl_c_while_a_job_is_resumed_leaves_it_for_another_resume(
 
 
 def test_who_was_interrupted_may_go_on_at_once(broker: Broker, start_producer: StartProducer) -> None:
-    """Its right to add ends with it; only who was killed is waited for."""
+    """A producer's right to add ends with the producer. Only after a kill do others have to wait for it."""
     first = start_producer("--idempotency-key", "k", short_lease=False)
     first.give(LINES[:35])
     job_id = begun(broker, 30)

@@ -1,4 +1,4 @@
-"""Workers that can't encode what they could at their start: they leave, and no record is charged for it."""
+"""Workers that lose the ability to encode after their start. They leave, and no record is blamed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_one_worker_alone_ends_a_job_with_a_bad_record(settings: Settings, start
 def test_a_worker_that_is_too_small_for_the_records_alone_fails_none_of_them(
     mixed: Settings, start: StartWorker
 ) -> None:
-    """It can encode its own text, and so does not know that it is the one to blame."""
+    """The worker can still encode its own test text, so it does not know that it is to blame."""
     small = start("dummy", ", memory_tokens = 40")
     large = start("fading", ", batches = 100000, seconds_per_batch = 0.05")
     texts = [f"text {i} " + "word " * 60 for i in range(400)]
@@ -124,7 +124,7 @@ def test_a_record_that_leaves_every_worker_of_no_use_fails_in_the_end(mixed: Set
     def over(worker: WorkerProcess) -> bool:
         return worker.process.poll() is not None or job.status().state.ended
 
-    for _ in range(12):  # as whatever keeps workers starts one again each time
+    for _ in range(12):  # a supervisor would restart a worker each time
         one = start("sticky", "", wait=False)
         eventually(partial(over, one))
         if job.status().state.ended:
@@ -140,7 +140,7 @@ def test_a_record_that_leaves_every_worker_of_no_use_fails_in_the_end(mixed: Set
 def test_a_bad_record_does_not_wait_for_a_worker_that_is_busy(
     environment: dict[str, str], short_folder: Path, start_worker: StartWorker, texts: list[str]
 ) -> None:
-    """With the times that users have, whose `reissue_s` is longer than the wait here."""
+    """With the default times of users: their `reissue_s` is longer than the wait here."""
     config = short_folder / "embedctl.toml"
     config.write_text(config.read_text().replace("lease_s = 1.0\nreissue_s = 1.0\n", "hang_s = 1000\n"))
     settings = load_settings(environment)

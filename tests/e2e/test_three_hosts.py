@@ -116,5 +116,5 @@ def test_a_host_that_is_cut_off_for_a_while_costs_nothing(hosts: Hosts) -> None:
     assert (done["state"], done["done"], done["failed"]) == ("completed", len(TEXTS), 0)
     assert done["lapsed"] >= 1, "the host that was cut off held a chunk"
     np.testing.assert_array_equal(np.load(vectors), reference(TEXTS))
-    # The host that was cut off came back by itself.
+    # The host that was cut off recovered without help.
     eventually(lambda: len(hosts.status()["workers"]) == 2, what="both workers")

@@ -1,4 +1,4 @@
-"""What is put into a worker's queue and is no ticket: it takes neither memory nor log, and the worker goes on."""
+"""Queue entries that are not tickets: they fill neither memory nor log, and the worker goes on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def peak_bytes(worker: WorkerProcess) -> int:
 
 
 def assert_dropped(worker: WorkerProcess, raw: redis_py.Redis, settings: Settings, messages: list[Envelope]) -> None:
-    """The worker drops what it is sent, grows by little, and encodes what comes behind."""
+    """The worker drops the entry, its memory hardly grows, and it encodes the tickets behind it."""
     enqueue_embeddings(["first"], settings=settings).wait(timeout=60)
     peak, logged = peak_bytes(worker), worker.log_file.stat().st_size
     for at, message in enumerate(messages):

@@ -1,4 +1,4 @@
-"""TLS: what is checked unless somebody says otherwise, and that no password is shown on the way."""
+"""TLS: the checks that are on by default, and that no password is ever shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXTS = [f"text {i} " + "word " * (i % 30) for i in range(100)]
 
 @pytest.fixture
 def redis_server(short_folder: Path, free_port: int) -> Iterator[TlsRedis]:
-    """A Redis with TLS and an access list; stopped where a test does not start it."""
+    """A Redis with TLS and an access list. It is stopped until a test starts it."""
     folder = short_folder / "redis"
     folder.mkdir()
     server = TlsRedis(folder, binary=need_tls_redis(), port=free_port)
@@ -54,7 +54,7 @@ def environment(environment: dict[str, str], redis_server: TlsRedis) -> dict[str
 
 
 def login(server: TlsRedis, user: str) -> dict[str, str]:
-    """What a process needs to be a user: the password stands in a file."""
+    """The environment that makes a process a user. The password is in a file."""
     return {
         "EMBEDCTL_REDIS_URL": f"rediss://{user}@localhost:{server.port}/0",
         "EMBEDCTL_REDIS_PASSWORD_FILE": str(server.folder / "passwords" / user),
@@ -63,7 +63,7 @@ def login(server: TlsRedis, user: str) -> dict[str, str]:
 
 
 def refusals(settings: Settings) -> Iterator[str]:
-    """What redis-py's and kombu's side say; both must refuse."""
+    """The messages of redis-py and of kombu. Both must refuse."""
     with pytest.raises(BrokerUnavailable) as refused:
         Connection(settings).now_ms()
     yield str(refused.value)
@@ -117,7 +117,7 @@ def test_a_job_with_tls_users_and_password_files_and_no_password_is_ever_shown(
 
 
 def _command_lines() -> list[str]:
-    """What `ps` shows of every process."""
+    """The command lines of all processes, as `ps` shows them."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended

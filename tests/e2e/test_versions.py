@@ -67,7 +67,7 @@ def start_before(start_worker: StartWorker, environment: dict[str, str], short_f
 def submit_newer(
     embedctl: RunEmbedctl, newer: Mapping[str, str], short_folder: Path, settings: Settings
 ) -> SubmitNewer:
-    """Submits the texts as a producer of the newer version; the job as the older one sees it."""
+    """Submit the texts as a producer of the newer version. Return the job as the older version sees it."""
 
     def submit(*options: str) -> Job:
         (short_folder / "corpus.txt").write_text("\n".join(TEXTS) + "\n")
@@ -98,7 +98,7 @@ def tickets(raw: redis_py.Redis, queue: str) -> list[tuple[list[object], dict[st
 
 
 def times_received(worker: WorkerProcess, job_id: str, chunk: int) -> int:
-    """How many tickets of a chunk a worker has taken from its queue, each sent on under a name of its own."""
+    """Number of tickets of a chunk that a worker took from its queue. Each was sent on under a different name."""
     return len(set(re.findall(rf"encode\[{job_id}\.{chunk}\.(\w+)\] received", worker.log())))
 
 
@@ -225,7 +225,7 @@ def test_a_newer_worker_that_dies_beside_an_older_one_is_taken_over_from(
 def test_an_older_worker_does_not_keep_the_newer_ones_from_looking_after_their_jobs(
     raw: redis_py.Redis, broker: Broker, start_worker: StartWorker, start_newer: StartWorker, submit_newer: SubmitNewer
 ) -> None:
-    """Of all processes one reaps in each interval; it must not be the same one again and again."""
+    """One of all processes reaps in each interval. It must not always be the same one."""
     start_worker()
     start_newer()
     job = submit_newer("--class", "slow")

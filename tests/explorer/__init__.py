@@ -1,4 +1,4 @@
-"""Explores interleavings of everybody who touches a job, with the real scripts on a real Redis.
+"""Explores interleavings of all actors that touch a job, with the real scripts on a real Redis.
 
-Run it with ``python -m tests.explorer --help``; ``machine.py`` says how it goes through states.
+Run it with ``python -m tests.explorer --help``. ``machine.py`` explains how it goes through states.
 """

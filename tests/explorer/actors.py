@@ -1,4 +1,5 @@
-"""Everybody who touches a job: what each may do next, as moves from one state of the world to the next."""
+"""The actors: everything that touches a job. Each yields its possible next steps as moves between states of the
+world."""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ from tests.explorer.steps import Log, Paused, frozen
 from tests.explorer.world import State, World
 from tests.support.store import DIM, MINE, OPTIONS
 
-#: What one actor does in one step: the world as it becomes, but for what Redis then holds, and what was done in words.
+#: The outcome of one actor's step: the new state of the world, without the new content of Redis, and a description.
 Done = tuple[State, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A step that may be made: by whom, what it is called, and its doing.
+    """A possible step: the actor, the step's name, and the function that does it.
 
-    `fault` is spent by it; walks make a `rare` one as seldom as a fault.
+    The step uses up one `fault` of that name. Random walks choose a `rare` step as rarely as a fault.
     """
 
     who: str
@@ -37,7 +38,7 @@ class Move:
 
     @property
     def label(self) -> str:
-        """Tells it from all others that may be made in the same state."""
+        """A label that is unique among the moves of one state."""
         return f"{self.who}: {self.name}" + (f" ({self.fault})" if self.fault else "")
 
 
@@ -48,16 +49,16 @@ Body = Callable[[Broker, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How far a program is.
+    """The progress of a program.
 
     Attributes:
-        runs: how often it was begun.
+        runs: how often it has begun.
         phase: `ready`, `running`, `over` or `dead`.
         told: how it ended: `returned`, or the name of the error.
         polled: whether it waits for something to happen.
         next: what it asks next.
         gave_up: whether the thread that keeps its right to add has ended.
-        others: whether this or an earlier run had another variant than the first.
+        others: whether this or an earlier run used a variant other than the first.
     """
 
     runs: int = 0
@@ -94,17 +95,18 @@ class Program:
     """Client code that runs step by step.
 
     Args:
-        bodies: variant → the code; which one it is, is chosen at each beginning.
-        runs: how often it may be begun; 0 for as often as it likes.
-        first: the variants of its first run; all where empty.
-        mortal: whether it may die, as far as deaths are left.
-        obliged: whether it begins by itself, and has to come to an end.
+        bodies: variant → the code. Each start chooses a variant.
+        runs: how often it may begin; 0 means any number of times.
+        first: the variants of its first run; empty means all.
+        mortal: whether it may die, while deaths are left.
+        obliged: whether it also begins when nothing goes wrong any more, and must come to an end.
         holds: whether it keeps the right to add while it runs.
-        begins: the variants with which it may begin in this state; the first where nothing goes wrong any more.
+        begins: the variants with which it may begin in a given state. Once nothing goes wrong any more, it takes the
+            first.
         before: what happens in the world just before it begins.
         only_fair: whether it rests until nothing goes wrong any more.
-        sees: what of a job's status still decides once it is known what is asked after it.
-        rare: whether it seldom begins.
+        sees: the part of a job's status that still matters once the next question is known.
+        rare: whether it begins rarely.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class Program:
         return f"{self.name}{run.runs}"
 
     def holds(self, run: Run) -> str | None:
-        """The token of the right to add that it keeps at this moment."""
+        """The token of the right to add that it holds now."""
         submitting = run.phase == "running" and not any(answer.name == "seal" for answer in run.log)
         return self.token(run) if submitting else None
 
@@ -157,7 +159,7 @@ class Program:
                 yield self._beginning(state, at, variant)
 
     def fair_moves(self, world: World, state: State, at: int) -> Iterator[Move]:
-        """What it does when nothing goes wrong any more; nothing where it waits."""
+        """Its moves when nothing goes wrong any more; none while it waits."""
         run: Run = state.actors[at]
         if run.phase == "running" and self._holds and self._lost_its_right(world, state, run):
             yield Move(self.name, "renews its right", lambda world: self._hold(world, state, at))
@@ -206,7 +208,7 @@ class Program:
 
     def _die(self, state: State, at: int) -> Done:
         run: Run = state.actors[at]
-        if not self._runs:  # one of many that do the same
+        if not self._runs:  # it may begin any number of times: another one of its kind takes over
             return state.with_actor(at, replace(run, phase="ready", log=(), next=(), polled=False)), "dies"
         return state.with_actor(at, replace(run, phase="dead", log=(), next=(), polled=False)), "dies"
 
@@ -226,7 +228,7 @@ class Program:
         except EmbedctlError as error:
             given_up = state.with_actor(at, replace(state.actors[at], gave_up=True))
             return given_up, f"keeps its right: {type(error).__name__}"
-        if keys.producer(world.job_id).encode() not in world.connection.look():  # sealed: there is nothing to add
+        if keys.producer(world.job_id).encode() not in world.connection.look():  # sealed: nothing is left to add
             state = state.with_actor(at, replace(state.actors[at], gave_up=True))
         return state, f"keeps its right → {held}"
 
@@ -241,7 +243,7 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hand:
-    """What a worker is doing: `idle`, `took` a ticket, `held` a chunk, to `issue`, to `send`, or `dead`."""
+    """The state of a worker: `idle`, `took` a ticket, `held` a chunk, about to `issue` or to `send`, or `dead`."""
 
     doing: str = "idle"
     chunk: int = -1
@@ -259,12 +261,12 @@ class Hand:
 
 
 class Worker:
-    """A worker with one chunk in hand.
+    """A worker that holds one chunk at a time.
 
     Args:
-        fails: how many records of a chunk may fail when it completes.
+        fails: the numbers of records that may fail when a chunk completes.
         releases: whether it may give a chunk back.
-        mortal: whether it may die, as far as deaths are left.
+        mortal: whether it may die, while deaths are left.
     """
 
     obliged = False
@@ -324,7 +326,7 @@ class Worker:
             }
             token = next(name for each in range(99) if (name := f"{self.name}.{each}") not in used)
             taken = state.without_ticket(chunk).with_actor(at, Hand("took", chunk, token))
-            # Nobody else can see that a ticket was taken: the claim is the step.
+            # No other actor can see that a ticket was taken, so the claim is the step.
             return self._claim(world, taken, at)
 
         return Move(self.name, f"takes {chunk}", take)
@@ -337,7 +339,7 @@ class Worker:
         what = f"claim({hand.chunk}) → {claim.answer}"
         if lose:
             return state, what + ", and the answer is lost"
-        if claim.answer != ClaimAnswer.OK:  # that of the old store is another type
+        if claim.answer != ClaimAnswer.OK:  # the old store's answer has another type
             return state.with_actor(at, Hand()), what
         if claim.given_up is not None:
             what += ", suspect"
@@ -366,7 +368,7 @@ class Worker:
     def _release(self, world: World, state: State, at: int) -> Done:
         hand: Hand = state.actors[at]
         gone = world.broker.jobs.release(world.job_id, hand.chunk, hand.token, delay_s=0)
-        # As a worker that is told to stop before a chunk's turn comes: it sends the ticket on.
+        # A worker that has to stop before a chunk's turn comes does the same: it sends the ticket on.
         return state.with_actor(at, Hand("send", send=(hand.chunk,))), f"release({hand.chunk}) → {gone}"
 
     def _go_on(self, world: World, state: State, at: int) -> Done:
@@ -384,7 +386,7 @@ class Worker:
         return state.with_actor(at, Hand("dead")), "dies, and is seen to" if witnessed else "dies"
 
     def _start(self, world: World, state: State, at: int) -> Done:
-        # Another process is another instance: what is known of the dead one's death stays true.
+        # A new process is a new instance, so a report of the old one's death stays true.
         world.connection.queue("DEL", keys.died(self.name))
         world.beat(self.name)
         return state.with_actor(at, Hand()), "starts again"
@@ -392,7 +394,7 @@ class Worker:
 
 @lru_cache(maxsize=1000)
 def _result(data: bytes, failed: int) -> tuple[bytes, Completed]:
-    """The result of an input whose first rows fail, and what is reported with it."""
+    """The result of an input whose first rows fail, and the report that goes with it."""
     chunk = wire.decode_input(data)
     rows = range(min(failed, len(chunk)))
     payload = wire.encode_result(

@@ -1,4 +1,4 @@
-"""What programs do: the real client code, each piece as its callers call it."""
+"""The code of the programs: the real client code, called as its usual callers call it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.explorer.actors import Body
 
 
 def corpus(*words: str) -> list[str]:
-    """Two records for each word: a chunk of its own."""
+    """Two records per word; each word makes one chunk."""
     return [f"{word} {chunk} {row}" for chunk, word in enumerate(words) for row in range(2)]
 
 
 def submits(texts: Sequence[str]) -> Body:
-    """A producer: it submits a corpus to the job, or what of it is missing, and waits for the end."""
+    """A producer: it submits a corpus to the job, or the missing part of it, and waits for the end."""
 
     def body(broker: Broker, job_id: str) -> str:
         return str(submit(broker, records_of(texts, max_bytes=1000), JobOptions(resume=job_id)).wait().state)
@@ -33,7 +33,7 @@ def waits(job_type: Callable[[str, Broker], Any] = Job) -> Body:
 
 
 def fetches(broker: Broker, job_id: str) -> Any:
-    """Positions and failures of everything that a job gives."""
+    """Positions and failures of all results of a job."""
     seen: list[int] = []
     for chunk in Job(job_id, broker).iter_results():
         seen += chunk.positions.tolist()
@@ -49,7 +49,7 @@ def retries(job_type: Callable[[str, Broker], Any] = Job) -> Body:
 
 
 def looks_after(broker: Broker, job_id: str) -> None:
-    """A reaper's look at the jobs that are due."""
+    """A reaper's look after the jobs that are due."""
     Reaper(broker)._look_after_due(broker.connection.now_ms(), math.inf)
 
 

@@ -1,4 +1,4 @@
-"""A Redis of its own for the explorer: it empties it after each world."""
+"""A separate Redis for the explorer, which empties it after each world."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.redis_server import RedisServer
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say how far all explorations went together, in whatever processes."""
+    """Report how far all explorations went together, across all processes."""
     reports = [each for kind in ("passed", "failed") for each in terminalreporter.stats.get(kind, [])]
     told = [value for each in reports for name, value in each.user_properties if name == EXPLORED]
     if told:
@@ -27,7 +27,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture
 def folder(own_redis: RedisServer) -> Iterator[Path]:
-    """Where the socket of an empty Redis is. What client code logs on thousands of ways is left out."""
+    """The folder with the socket of an empty Redis. Logging is off: client code would log on thousands of paths."""
     logging.disable()
     yield own_redis.folder
     logging.disable(logging.NOTSET)

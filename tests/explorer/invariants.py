@@ -1,4 +1,4 @@
-"""What is true after every step, and what becomes true once nothing goes wrong any more."""
+"""The invariants: what must hold after every step, and what must become true once nothing goes wrong any more."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.explorer.world import State, World
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must not be: the invariant's name, and what was seen."""
+    """A violated invariant: its name, and what was seen."""
 
     invariant: str
     seen: str
 
 
 def after_step(world: World, before: State, after: State, reopens: bool) -> Iterator[Violation]:
-    """What is wrong after a step.
+    """The violations after a step.
 
     Args:
-        reopens: whether the step was one that may open an ended job again.
+        reopens: whether the step may reopen an ended job.
     """
     yield from _lifetimes(world)
     view = world.view(after.snapshot)
@@ -35,7 +35,7 @@ def after_step(world: World, before: State, after: State, reopens: bool) -> Iter
         yield from _bookkeeping_is_gone(view)
         was = world.view(before.snapshot)
     else:
-        if not missing:  # until the corpus repairs it
+        if not missing:  # a lost result breaks the counts until the corpus repairs it
             yield from _counts(view)
         yield from _bookkeeping(view)
         yield from _digests(view, after)
@@ -129,7 +129,7 @@ def _digests(view: View, state: State) -> Iterator[Violation]:
 
 
 def at_rest(world: World, state: State, actors: tuple[Actor, ...]) -> Iterator[Violation]:
-    """What is wrong once all who live have done what they can."""
+    """The violations once all live actors have done what they can."""
     view = world.view(state.snapshot)
     for actor, known in zip(actors, state.actors, strict=True):
         if not known.is_over:
@@ -197,7 +197,7 @@ def _every_record_once(view: View) -> Iterator[Violation]:
         yield Violation("failed records can be told", f"{failed} are told, and the job counts {view.number('failed')}")
 
 
-#: Error → when it is true. What is true of `JobError` alone is told by the retrier's own words.
+#: Checks that an actor's error or result was true. A plain `JobError` is left out: the retrier's message explains it.
 def _was_told_right(actor: Actor, run: Run, view: View, state: State) -> Iterator[Violation]:
     said = run.told
     wrong = False
@@ -219,5 +219,5 @@ def _was_told_right(actor: Actor, run: Run, view: View, state: State) -> Iterato
 
 
 def _changed(state: State) -> bool:
-    """Whether anybody ever submitted another corpus."""
+    """Whether any program ever submitted another corpus."""
     return any(isinstance(each, Run) and each.others for each in state.actors)

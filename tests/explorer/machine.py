@@ -1,9 +1,9 @@
-"""Goes through the states of a world: all of them within bounds, or at random by a seed.
+"""Goes through the states of a world: exhaustively within bounds, or in random walks from a seed.
 
-A state is what Redis holds and what everybody knows (`world.State`). A move puts one state into Redis, does one round
-trip of one actor, or lets one thing go wrong, and reads the next state. States that nobody can tell apart are visited
-once. From each state that was not yet known to end well all who live go on fairly, with nothing going wrong any more,
-until nothing changes; what has to become true is checked there.
+A state is the content of Redis plus the knowledge of every actor (`world.State`). A move puts one state into Redis,
+then either does one round trip of one actor or lets one thing go wrong, and reads the next state. States that no actor
+can tell apart are visited once. From each state that is not yet known to end well, all live actors go on fairly, and
+nothing goes wrong any more, until nothing changes. The invariants that must become true are checked there.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from tests.explorer.invariants import Violation, after_step, at_rest
 from tests.explorer.snapshots import ScriptFault, Snapshot, lies_in_the_past
 from tests.explorer.world import Past, State, World
 
-#: How likely a step of a walk is one that goes wrong.
+#: The probability that a step of a random walk is a fault or a rare move.
 _SELDOM = 0.12
 _FAIR_ROUNDS = 80
 _FAIR_STEPS = 60
-#: So often nothing changes although time passed: then nothing will.
+#: After this many rounds in which time passed but nothing changed, nothing will change any more.
 _QUIET_ROUNDS = 4
-#: Seconds by everybody's clock for each round without change: more than any patience of client code but for an outage.
+#: Seconds that pass on every clock per round without change: longer than any patience of client code, except for an
+#: outage.
 _ROUND_S = 45.0
 
 
 class Found(Exception):
-    """A violation, and the steps that lead to it."""
+    """A violation and the steps that lead to it."""
 
     def __init__(self, violation: Violation, trace: list[str], moves: list[str]) -> None:
         super().__init__(violation)
         self.violation, self.trace, self.moves = violation, trace, moves
-        #: Of the walk that met it; None where the states were gone through.
+        #: The seed of the walk that found it; None if the exhaustive exploration found it.
         self.seed: int | None = None
 
     def __str__(self) -> str:
@@ -46,8 +47,8 @@ class Found(Exception):
         return f"{self.violation.invariant}: {self.violation.seen}{seed}\n{steps}"
 
 
-#: The property of a test's report that says how far it explored: its scenario, interleavings, distinct states, depth,
-#: paths and seconds.
+#: The property of a test's report that holds its coverage: scenario, interleavings, distinct states, depth, paths and
+#: seconds.
 EXPLORED = "explored"
 
 
@@ -77,7 +78,7 @@ class Machine:
     """One scenario in one world.
 
     Args:
-        history: how many steps Redis may go back.
+        history: the most steps that Redis may go back.
     """
 
     def __init__(self, world: World, actors: tuple[Actor, ...], left: dict[str, int], *, history: int = 4) -> None:
@@ -99,7 +100,7 @@ class Machine:
     # ------------------------------------------------------------------------------------------------------- moves
 
     def moves(self, state: State) -> list[Move]:
-        """Everything that may happen next."""
+        """All moves that may happen next."""
         found: list[Move] = []
         for at, actor in enumerate(self.actors):
             found += actor.moves(self.world, state, at)
@@ -177,7 +178,7 @@ class Machine:
         return do
 
     def make(self, state: State, move: Move, *, check: bool = True) -> tuple[State, str, list[Violation]]:
-        """The state after a move, the move in words, and what is wrong then."""
+        """Make a move. Return the state after it, the move in words, and the violations."""
         world = self.world
         world.connection.put(state.snapshot)
         try:
@@ -185,7 +186,7 @@ class Machine:
         except ScriptFault as fault:
             return state, move.label, [Violation("no script fails", str(fault))]
         snapshot = world.connection.look()
-        if after is state:  # cached properties are of the old one
+        if after is state:  # a copy, because cached properties belong to the old state
             after = replace(state)
         changed = snapshot.canonical != state.snapshot.canonical
         texts = after.texts if move.who == "redis" else self._texts(after, snapshot)
@@ -219,7 +220,7 @@ class Machine:
     # -------------------------------------------------------------------------------------------------- fair ending
 
     def settle(self, state: State, coverage: Coverage) -> tuple[list[str], list[Violation]]:
-        """Let all who live go on with nothing going wrong; what was done, and what is wrong in the end."""
+        """Let all live actors go on with nothing going wrong. Return the steps and the violations at the end."""
         try:
             return self._settle(state, coverage)
         finally:
@@ -259,7 +260,7 @@ class Machine:
         return trace, [Violation("it comes to rest", f"it goes on after {_FAIR_ROUNDS} rounds")]
 
     def _known(self, state: State, passed: list[int]) -> list[Violation] | None:
-        """How a state that was passed before ends; remembers that it is passed."""
+        """How a state ends, if it was passed before. Otherwise remember that it is passed now."""
         key = self._awake(state).key
         if key in self._ends:
             return self._learnt(passed, self._ends[key])
@@ -302,13 +303,13 @@ class Machine:
     def explore(
         self, *, depth: int = 99, seconds: float = 60.0, stop_at: str | None = None, most: int = 10**9
     ) -> Coverage:
-        """Go through all states, the near ones first.
+        """Go through all states, nearest first.
 
         Args:
             depth: most steps from the first state.
-            seconds: upper bound of the time that it takes.
-            stop_at: the invariant whose violation ends it; any where empty, none where None.
-            most: steps after which it ends.
+            seconds: time limit.
+            stop_at: the invariant whose violation ends the exploration; empty means any invariant, None means none.
+            most: the number of steps after which the exploration ends.
         """
         began, worked = time.monotonic(), time.process_time()
         coverage = Coverage()
@@ -350,7 +351,7 @@ class Machine:
                     if any(stop):
                         queue.clear()
                         break
-                    continue  # what comes of it is no news
+                    continue  # what follows a violation tells nothing new
                 ways[key] = ways.get(key, 0) + ways[state.key]
                 if key not in seen:
                     seen.add(key)
@@ -364,7 +365,7 @@ class Machine:
         return coverage
 
     def walk(self, seed: int, *, steps: int = 60, coverage: Coverage | None = None) -> Found | None:
-        """One way through the states, as a seed has it; the violation that it meets, or None."""
+        """Take one random walk from a seed. Return the violation that it finds, or None."""
         coverage = Coverage() if coverage is None else coverage
         dice = random.Random(seed)
         state, trace, names = self.first, [], []
@@ -372,8 +373,8 @@ class Machine:
             moves = self.moves(state)
             if not moves:
                 break
-            # Whom to let do something is chosen first, and what goes wrong does so seldom: it must not be over before
-            # there is anything that it could hurt.
+            # Choose the actor first. Faults are rare: otherwise all would be used up before there is anything that
+            # they could hurt.
             seldom = [each for each in moves if each.fault or each.rare]
             often = [each for each in moves if not (each.fault or each.rare)]
             moves = seldom if seldom and (not often or dice.random() < _SELDOM) else often
@@ -390,7 +391,7 @@ class Machine:
         return Found(wrong[0], trace + extra, names) if wrong else None
 
     def walks(self, seeds: Iterable[int], *, steps: int = 90, seconds: float = 60.0) -> Coverage:
-        """Many walks; of each invariant that is violated the first time, with as few moves as was found."""
+        """Take many walks. Report the first violation of each invariant, shrunk to as few moves as possible."""
         began, worked = time.monotonic(), time.process_time()
         coverage = Coverage(complete=False)
         told: set[str] = set()
@@ -409,7 +410,8 @@ class Machine:
         return coverage
 
     def replay(self, names: list[str]) -> Found | None:
-        """The violation at the end of these moves, or of what follows fairly; None also where one can't be made."""
+        """The violation at the end of these moves, or of the fair ending that follows. None if there is none, or if one
+        of the moves is impossible."""
         state, trace = self.first, []
         for name in names:
             move = next((each for each in self.moves(state) if each.label == name), None)
@@ -423,7 +425,7 @@ class Machine:
         return Found(wrong[0], trace + extra, names) if wrong else None
 
     def shrunk(self, found: Found) -> Found:
-        """The same violation with as few moves as leaving out some by some finds."""
+        """The same violation with fewer moves, found by leaving out groups of moves."""
         size = max(1, len(found.moves) // 2)
         while size:
             at = 0

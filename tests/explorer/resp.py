@@ -1,4 +1,4 @@
-"""As much of Redis' protocol as the explorer needs: many commands in one write, many answers in one read."""
+"""The part of Redis' protocol that the explorer needs: many commands in one write, many answers in one read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Wire:
         self._reader = self._socket.makefile("rb", buffering=1 << 16)
 
     def ask(self, *commands: list[Any]) -> list[Any]:
-        """The answers to these commands; an error is one of them, as :class:`Refused`."""
+        """The answers to these commands. An error is an answer of type :class:`Refused`."""
         self._socket.sendall(b"".join(map(_packed, commands)))
         return [self._answer() for _ in commands]
 

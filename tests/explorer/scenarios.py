@@ -1,4 +1,4 @@
-"""Small worlds to explore: who is there, and what may go wrong."""
+"""Small worlds to explore: their actors, and what may go wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.store import MINE, QUEUE
 
 @dataclass(frozen=True)
 class Cast:
-    """Whose client code acts: that of the package, or what it was before its faults were mended."""
+    """The client code that acts: the package's, or the code from before its bugs were fixed."""
 
     job: Any = Job
     looks_after: Body = bodies.looks_after
@@ -39,11 +39,11 @@ class Scenario:
     """A small world.
 
     Attributes:
-        actors: makes those who act.
-        left: what may go wrong, and how often.
-        job: what the job is made with besides the usual.
-        settings: besides the usual.
-        prepare: what happened before the first state.
+        actors: makes the actors.
+        left: fault → how often it may happen.
+        job: arguments of the job's creation, in addition to the defaults.
+        settings: settings in addition to the defaults.
+        prepare: brings the world to the first state.
     """
 
     actors: Callable[[Cast], tuple[Actor, ...]]
@@ -63,13 +63,13 @@ class Scenario:
         scripts: Callable[[str], str] | None = None,
         parts: Mapping[str, Any] | None = None,
     ) -> Iterator[Machine]:
-        """The machine of this scenario, in the Redis whose folder this is.
+        """The machine of this scenario, in the Redis of this folder.
 
         Args:
-            before: with the client code as it was before its faults were mended.
-            old_scripts: with the scripts as they were, and the store that called them.
-            scripts: the text of each script by its name; those of the package where it is None.
-            parts: the types of `jobs` and `upkeep`, where they are not the package's.
+            before: use the client code from before its bugs were fixed.
+            old_scripts: use the old scripts, and the store that called them.
+            scripts: the text of each script by its name; None means the package's scripts.
+            parts: the types of `jobs` and `upkeep`, if not the package's.
         """
         if old_scripts:
             scripts, parts = old_client.old_script, {"jobs": old_jobs.JobStore, "upkeep": old_upkeep.Upkeep}
@@ -79,7 +79,7 @@ class Scenario:
 
 
 def _nothing(status: JobStatus) -> None:
-    """A producer and a waiter decide at once what to do, and forget the status."""
+    """Keep nothing of a status: a producer and a waiter decide at once what to do, and forget it."""
 
 
 def _size(status: JobStatus) -> Any:
@@ -91,10 +91,10 @@ def _age(status: JobStatus) -> Any:
 
 
 def _reaper(cast: Cast, name: str = "reaper", *, only_fair: bool = False, always_sweeps: bool = False) -> Program:
-    """Looks at the job once its time comes, and sweeps.
+    """A reaper that looks at the job once the job is due, and sweeps.
 
     Args:
-        always_sweeps: also while the job's time is to come, so that everything may happen between the steps of a sweep.
+        always_sweeps: sweep also while the job is not due yet, so that anything may happen between a sweep's steps.
     """
 
     def needed(world: World, state: State) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ def _reaper(cast: Cast, name: str = "reaper", *, only_fair: bool = False, always
 
 
 def _producer(cast: Cast, *words: str, runs: int = 1, others: Mapping[str, tuple[str, ...]] | None = None) -> Program:
-    """A producer that may be begun again when it is over, with the same corpus or another."""
+    """A producer that may begin again when it is over, with the same corpus or another."""
     variants = {"": cast.submit(corpus(*words))}
     variants |= {name: cast.submit(corpus(*other)) for name, other in (others or {}).items()}
     return Program("producer", variants, runs=runs, first=("",), mortal=True, obliged=True, holds=True, sees=_nothing)
@@ -139,7 +139,7 @@ def _retrier(cast: Cast, name: str = "retrier", runs: int = 1) -> Program:
 
 
 def _ended_with_failures(world: World) -> None:
-    """A sealed job of two chunks, one record of each failed; its producer is gone."""
+    """A sealed job of two chunks. One record of each chunk failed; the producer is gone."""
     from tests.support.store import add
 
     jobs = world.broker.jobs
@@ -154,7 +154,7 @@ def _ended_with_failures(world: World) -> None:
 
 
 def _submitted(world: World) -> None:
-    """A sealed job of two chunks, no ticket of which was sent."""
+    """A sealed job of two chunks whose tickets were never sent."""
     from tests.support.store import add
 
     for chunk in range(2):
@@ -163,7 +163,7 @@ def _submitted(world: World) -> None:
 
 
 def _retried(world: World) -> None:
-    """A sealed job of two chunks whose failed records were retried: that of the second one failed again."""
+    """A sealed job of two chunks whose failed records were retried. The second chunk's record failed again."""
     _ended_with_failures(world)
     jobs = world.broker.jobs
     for chunk in range(2):
@@ -177,7 +177,7 @@ def _retried(world: World) -> None:
 
 
 def _repairer(cast: Cast) -> Program:
-    """Submits the corpus again, whose result Redis lost."""
+    """A producer that submits the corpus again after Redis lost a result."""
 
     def needed(world: World, state: State) -> tuple[str, ...]:
         return ("",) if state.lost else ()
@@ -187,35 +187,35 @@ def _repairer(cast: Cast) -> Program:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    # A worker that fails records beside the producer that still submits, with no error allowed.
+    # A worker fails records while the producer still submits. No error is allowed.
     "budget": Scenario(
         lambda cast: (_producer(cast, "a", "b"), Worker("w1", fails=(0, 1)), _reaper(cast)),
         job={"max_errors": 0},
     ),
-    # The same budget as a share, which counts only once the job is sealed.
+    # The budget is a share, which counts only once the job is sealed.
     "share": Scenario(
         lambda cast: (_producer(cast, "a", "b"), Worker("w1", fails=(0, 1)), _reaper(cast), _waiter(cast)),
         job={"max_errors_share": 0.3},
     ),
-    # A producer that has to wait for room, and somebody who cancels.
+    # A producer has to wait for room, and a client cancels.
     "room": Scenario(
         lambda cast: (_producer(cast, LONG, "b"), Worker("w1"), _reaper(cast), _canceller(cast), _waiter(cast)),
         settings={"high_water_bytes": 1024},
     ),
-    # A producer that waits for room while its budget is spent.
+    # A producer waits for room while its job's budget runs out.
     "room and budget": Scenario(
         lambda cast: (_producer(cast, "a", LONG, "c"), Worker("w1", fails=(0, 1)), _reaper(cast)),
         settings={"high_water_bytes": 1024},
         job={"max_errors": 0},
     ),
-    # A budget that is spent while the reaper is about to audit the job.
+    # A budget runs out while the reaper is about to audit the job.
     "budget and audit": Scenario(
         lambda cast: (Worker("w1", fails=(0, 1)), _reaper(cast), _canceller(cast)),
         left={"lapse": 1},
         job={"max_errors": 0},
         prepare=_submitted,
     ),
-    # Somebody retries, and may die over it; somebody else retries too, or submits the corpus again.
+    # A client retries, and may die half-way. Another client retries too, or submits the corpus again.
     "retry": Scenario(
         lambda cast: (
             _retrier(cast, runs=2),
@@ -241,14 +241,14 @@ SCENARIOS: dict[str, Scenario] = {
         left={"death": 1, "lost answer": 1},
         prepare=_ended_with_failures,
     ),
-    # A job that is kept for so long after its end that the reaper has no need to settle it; it sweeps at any time.
+    # A job is kept so long after its end that the reaper need not settle it. The reaper sweeps at any time.
     "kept for long": Scenario(
         lambda cast: (_retrier(cast, runs=2), Worker("w1", fails=(0, 1)), _reaper(cast, always_sweeps=True)),
         left={"death": 1},
         job={"ttl_s": 8 * 24 * 3600.0},
         prepare=_ended_with_failures,
     ),
-    # A reaper whose turn was over goes on beside the next one.
+    # A reaper whose turn is over goes on alongside the next one.
     "two reapers": Scenario(
         lambda cast: (
             _retrier(cast),
@@ -259,7 +259,7 @@ SCENARIOS: dict[str, Scenario] = {
         left={"lapse": 1},
         prepare=_ended_with_failures,
     ),
-    # Redis loses one result, and the same corpus is submitted again, while somebody retries, or has retried.
+    # Redis loses one result. The same corpus is submitted again while a client retries or has retried.
     "lost result": Scenario(
         lambda cast: (_retrier(cast), _repairer(cast), Worker("w1", fails=(0, 1)), _reaper(cast)),
         left={"lost result": 1},
@@ -274,7 +274,7 @@ SCENARIOS: dict[str, Scenario] = {
         lambda cast: (_producer(cast, "a", runs=2), Worker("w1"), Worker("w2"), _reaper(cast)),
         left={"lost result": 1, "lapse": 1},
     ),
-    # Redis forgets its last writes; a producer goes on with another end of its corpus, where Redis lost that.
+    # Redis forgets its last writes. A producer resumes with a different ending of its corpus where Redis lost the old.
     "changed corpus": Scenario(
         lambda cast: (
             _producer(cast, "a", runs=2, others={"changed": ("b",)}),
@@ -335,7 +335,7 @@ def _everybody(cast: Cast) -> tuple[Actor, ...]:
     )
 
 
-#: Large worlds, to go through at random.
+#: Large worlds, for random walks.
 SCENARIOS["everybody"] = Scenario(_everybody, left={"death": 3, "lapse": 5, "lost answer": 2})
 SCENARIOS["everybody and a canceller"] = Scenario(
     lambda cast: (*_everybody(cast), _canceller(cast)), left={"death": 2, "lapse": 3, "lost answer": 1}

@@ -1,4 +1,5 @@
-"""What lies in Redis for a job: read and put back as a whole, and told apart but for times and telling counters."""
+"""Snapshots of a job's data in Redis. They are read and restored as a whole. Comparing two of them ignores times and
+purely informative counters."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from tests.explorer.resp import Refused, Wire
 
 
 class Snapshot(dict[bytes, bytes]):
-    """Key → its value, packed as by `_DUMP`. Never changed once it is made."""
+    """Key → value, packed by `_DUMP`. Immutable once made."""
 
     @cached_property
     def canonical(self) -> tuple[Any, ...]:
-        """What decides how things go on: equal for two snapshots between which no actor can tell."""
+        """The part that decides how things go on. Two snapshots that no actor can tell apart are equal here."""
         told = []
         for key in sorted(self):
             if not key.startswith(_UNTOLD) and not key.endswith(b":cursors"):
@@ -31,19 +32,19 @@ class Snapshot(dict[bytes, bytes]):
         return tuple(told)
 
 
-#: Keys that decide nothing in the explored world.
+#: Prefixes of keys that no decision in the explored world depends on.
 _UNTOLD = (b"embed:worker:", b"embed:machine:", b"embed:birth", b"embed:jobs")
 
-#: Leases and re-issues of the explored world (seconds): no time passes but by a step that says so.
+#: Leases and re-issues of the explored world (seconds). They are long because time passes only in explicit steps.
 LONG_S = 1_000_000.0
 _PAST = 1_000_000_000_000  # ms since 1970; every real time is later
-#: When the reaper looks at a job next, as snapshots have it (ms).
+#: The time of the reaper's next look at a job, as snapshots store it (ms).
 NOW, LATER = 1, 8 * 10**15
 _AGENDAS = keys.upkeep("")
 
-# Values go as one string each: `s` and the bytes, or `h`/`z` and items as `length:bytes`. A key that has no time to
-# live is told; the others get a long one, so that nothing expires but by a step. Streams are left alone: nobody decides
-# by them. When the reaper looks at a job decides only by whether it does so now or later, so that is all that is kept.
+# Each value becomes one string: `s` and the bytes, or `h`/`z` and items as `length:bytes`. Keys without a TTL are
+# reported. The others get a long TTL, so that only a step can make them expire. Streams are left alone: no decision
+# depends on them. Of the reaper's next look at a job, only "now or later" matters, so only that is kept.
 _DUMP = f"""
 local out, bare = {{}}, {{}}
 local time = redis.call('TIME')
@@ -103,10 +104,10 @@ class ScriptFault(AssertionError):
 
 
 class ExplorerConnection(Connection):
-    """The connection of the explored store. A script, what is put back before it and the look after it go in one write.
+    """The connection of the explored store. One write holds the state to restore, a script, and the look after it.
 
     Args:
-        scripts: the text of each script by its name; those of the package where it is None.
+        scripts: the text of each script by its name; None means the package's scripts.
     """
 
     def __init__(self, settings: Settings, path: str, scripts: Any = None) -> None:
@@ -123,11 +124,11 @@ class ExplorerConnection(Connection):
         self.commands = 0
 
     def put(self, target: Snapshot) -> None:
-        """Let Redis hold this, from the next command on."""
+        """Make Redis hold this snapshot from the next command on."""
         self._pending = target
 
     def look(self) -> Snapshot:
-        """What Redis holds now, or will from the next command on."""
+        """The snapshot that Redis holds now, or will hold from the next command on."""
         if self._pending is not None and not self._queued:
             return self._pending
         if not self._looked or self._queued:
@@ -162,16 +163,16 @@ class ExplorerConnection(Connection):
             yield _Looks(self, real)
 
     def queue(self, *command: Any) -> None:
-        """A command that goes with the next one, as nobody asks for its answer."""
+        """Send a command together with the next one: nobody needs its answer."""
         self._queued.append(list(command))
 
     def go_behind(self) -> None:
-        """Something is about to be done to Redis that is not seen here."""
+        """Prepare for a change to Redis that does not pass through this connection."""
         self.flush()
         self._looked = False
 
     def flush(self) -> None:
-        """Put back now what is to be put back, and say what is to be said."""
+        """Restore the pending snapshot and send the queued commands now."""
         if waiting := self._restoring() + self._told():
             self._check(self.wire.ask(*waiting))
 
@@ -217,7 +218,7 @@ class ExplorerConnection(Connection):
 
 
 class _Looks:
-    """A client that answers looks from what is known to lie in Redis, and gives all else to the real one."""
+    """A client that answers reads from the known snapshot of Redis, and passes everything else to the real client."""
 
     def __init__(self, connection: ExplorerConnection, real: Any) -> None:
         self._connection, self._real = connection, real
@@ -268,7 +269,7 @@ class _Looks:
         self._connection.queue("SET", key, value, "EX", ex)
         return True
 
-    # Nobody asks for the answers of these.
+    # Nobody needs the answers of these commands.
 
     def zadd(
         self, key: str, scores: Mapping[Any, float], *, nx: bool = False, xx: bool = False, lt: bool = False
@@ -294,7 +295,7 @@ class _Looks:
 
 
 class _Pipeline:
-    """Asks one after the other: nobody stands between, as each step of the explorer is one write."""
+    """Runs its commands one after the other. Nothing can come between them: each step of the explorer is one write."""
 
     def __init__(self, client: _Looks) -> None:
         self._client = client
@@ -331,7 +332,7 @@ def fields(packed: bytes | None) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-#: Fields of a job's hash that only tell, and would make every state another one.
+#: Informative fields of a job's hash. Comparing them would make every state a different one.
 _TELLING = {
     b"claims", b"lapsed", b"refused", b"deaths", b"tokens", b"created_ms", b"mismatch", b"trouble", b"pinned_by",
     b"options", b"truncated",
@@ -340,7 +341,7 @@ _TIMES = {b"progressed_ms", b"started_ms", b"ended_ms"}
 
 
 def lies_in_the_past(score: bytes | float, now_ms: float | None = None) -> bool:
-    """Whether a time in ms is over. Those to come are ahead by :data:`LONG_S`, or nearly."""
+    """Whether a time in ms is over. Future times lie ahead by :data:`LONG_S`, or nearly that."""
     return float(score) < (time.time() * 1000 if now_ms is None else now_ms) + LONG_S
 
 
@@ -395,12 +396,12 @@ class View:
 
     @property
     def in_agenda(self) -> bool:
-        """Whether the reaper is to look at it, now or later."""
+        """Whether the reaper will look at the job, now or later."""
         return any(self.job_id.encode() in self.fields(keys.upkeep(version)) for version in _VERSIONS)
 
     @property
     def is_active(self) -> bool:
-        """Whether a sweep of the reaper finds it."""
+        """Whether a sweep of the reaper finds the job."""
         return self.job_id.encode() in self.fields(keys.ACTIVE)
 
     @property
@@ -426,13 +427,13 @@ class View:
         return None if found in (None, _VOID) else _result(found or b"")
 
     def is_missing(self, chunk: int) -> bool:
-        """Whether a chunk's records are counted, and its result is not there."""
+        """Whether a chunk's records are counted but its result is missing."""
         bits = self.string(keys.counted(self.job_id)) or b""
         counted = chunk // 8 < len(bits) and bits[chunk // 8] & (128 >> chunk % 8)
         return bool(counted) and self.string(keys.chunk_result(self.job_id, chunk)) is None
 
     def is_void(self, chunk: int) -> bool:
-        """Whether a chunk of retried records counts for nothing any more."""
+        """Whether a chunk of retried records no longer counts."""
         return self.string(keys.chunk_result(self.job_id, chunk)) == _VOID
 
     def pointer(self, chunk: int) -> int | None:

@@ -1,8 +1,8 @@
 """Real client code, one round trip at a time.
 
-Code that speaks to Redis is run again from its beginning at every step, with the answers that it had before; its next
-question is asked for real, and at the one after that it is stopped. So any function is a machine whose state is
-the list of its answers, which can be kept, compared and gone back to. It must depend on nothing but those answers.
+At every step, code that talks to Redis runs again from its beginning and gets the same answers as before. Its next
+question is asked for real, and at the one after that it stops. So any function becomes a machine whose state is the
+list of its answers. That state can be kept, compared and returned to. The code must depend only on those answers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tests.explorer.snapshots import lies_in_the_past
 
 
 class Paused(BaseException):
-    """Raised where code comes to its next round trip."""
+    """Raised when code reaches its next round trip."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What a round trip came back with; `key` is what of it decides."""
+    """The answer of a round trip. `key` is the part that decides what the code does."""
 
     name: str
     key: Any
@@ -44,13 +44,13 @@ class Answer:
 
 Log = tuple[Answer, ...]
 
-#: Questions that change nothing: a loop that only asks these and waits is at its beginning again.
+#: Questions that change nothing. A loop that only asks these and waits is back at its beginning.
 _LOOKS = frozenset({"status", "has_result", "result", "retried_as", "input", "clock"})
 _TELLING = frozenset({"claims", "lapsed", "refused", "deaths", "tokens", "mismatch", "trouble", "pinned_by", "options"})
 
 
 def frozen(value: Any) -> Any:
-    """A value without times and what only tells, fit to be hashed."""
+    """A hashable form of a value, without times and purely informative fields."""
     if isinstance(value, JobStatus):
         told = [getattr(value, each.name) for each in dataclasses.fields(value) if each.name not in _TELLING]
         return (value.progressed_at.year > 2000, *(each for each in told if not isinstance(each, datetime | timedelta)))
@@ -65,7 +65,7 @@ def frozen(value: Any) -> Any:
 
 
 class Recorder:
-    """Replays answers, asks one question more, and stops the code at the next."""
+    """Replays answers, asks one more question, and stops the code at the next."""
 
     def __init__(self) -> None:
         self.begin((), "")
@@ -82,9 +82,9 @@ class Recorder:
     ) -> None:
         """
         Args:
-            sees: what of a job's status still decides once the question after it is known.
-            lose: the next question is asked, and its answer is lost on the way.
-            follow: keep what a loop that waits was told before, which is forgotten otherwise.
+            sees: the part of a job's status that still matters once the next question is known.
+            lose: ask the next question, but lose its answer on the way.
+            follow: keep the earlier answers of a waiting loop, which are otherwise forgotten.
         """
         self._sees = sees
         self.next: Any = ()
@@ -122,7 +122,7 @@ class Recorder:
         return value
 
     def instant(self, name: str, value: Any) -> Any:
-        """Something that is not asked of Redis, and remembered all the same."""
+        """A value that does not come from Redis but is remembered all the same."""
         if self._at < len(self.log):
             answer = self.log[self._at]
             assert answer.name == name, f"asked {name} where {answer.name} was asked before"
@@ -196,7 +196,8 @@ class _SteppedUpkeep(_Stepped):
             self._looking = Upkeep(_SteppedScripts(broker.connection, recorder), broker.settings)
 
     def look(self, *args: Any, **named: Any) -> Any:
-        """Another may stand between any two of the scripts, though they go in one round trip."""
+        """Look as :class:`_SteppedScripts` does: others may come between any two scripts, although they share one
+        round trip."""
         return self._looking.look(*args, **named)
 
     def extend(self, *args: Any, **named: Any) -> None:
@@ -204,7 +205,7 @@ class _SteppedUpkeep(_Stepped):
 
 
 class _SteppedScripts(Connection):
-    """Runs each script of many as one step."""
+    """Runs each of several scripts as one step."""
 
     def __init__(self, real: Connection, recorder: Recorder) -> None:
         self._real, self._recorder = real, recorder
@@ -217,7 +218,7 @@ class _SteppedScripts(Connection):
 
 
 def _stepped_agenda(real: Agenda, recorder: Recorder, broker: Broker) -> Agenda:
-    """An agenda whose every round trip is one step, also those of its sweep."""
+    """An agenda that makes each round trip one step, including the round trips of its sweep."""
     agenda = Agenda(broker.connection, broker.settings)
 
     def step(name: str, *args: Any, **named: Any) -> Any:
@@ -231,7 +232,7 @@ def _stepped_agenda(real: Agenda, recorder: Recorder, broker: Broker) -> Agenda:
 
 
 class _NoHeads:
-    """Queues that do not tell which tickets are left in them: those of the explored world may be lost at any time."""
+    """Queues that do not reveal their remaining tickets: in the explored world, tickets may be lost at any time."""
 
     def __init__(self, connection: Connection) -> None:
         pass
@@ -244,7 +245,7 @@ class _NoHeads:
 
 
 class _NobodyAsks:
-    """The registry of workers, as far as client code asks it; no decision of the protocol hangs on it."""
+    """The registry of workers, as far as client code asks it. No decision of the protocol depends on it."""
 
     def count(self, queue: str) -> int:
         return 1
@@ -273,7 +274,7 @@ def stepped_broker(real: Broker, recorder: Recorder, send: Callable[[list[int]],
     """A broker for code that runs step by step.
 
     Args:
-        send: is given the chunks whose tickets are sent.
+        send: called with the chunks whose tickets are sent.
     """
     jobs: Any = _SteppedJobs(real.jobs, recorder)
     upkeep: Any = _SteppedUpkeep(real.upkeep, recorder, real)
@@ -299,7 +300,8 @@ class _NoThread:
 
 @contextmanager
 def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
-    """Client code asks the recorder for time and randomness, starts no thread, and leaves reaping to the reaper."""
+    """Within the block, client code gets time and randomness from the recorder, starts no thread, and leaves reaping to
+    the reaper."""
     clock = SimpleNamespace(
         **{name: getattr(time, name) for name in dir(time) if not name.startswith("_")}
         | {

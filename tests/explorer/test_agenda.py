@@ -1,4 +1,4 @@
-"""The explorer finds a job that the reaper would never look at, and the sweep is what keeps one from it."""
+"""The explorer finds jobs that the reaper would never look at. The sweep is what prevents such jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.explorer.scenarios import SCENARIOS
 
 
 class ForgetfulAgenda(Agenda):
-    """Its sweep puts nothing in."""
+    """An agenda whose sweep adds nothing."""
 
     def _put(self, version: int, late: object, missing: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Whatever order things happen in: every invariant of a job holds, and everybody who waits comes to an end."""
+"""In whatever order things happen, every invariant of a job holds, and every wait comes to an end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL = [name for name in SCENARIOS if not name.startswith("everybody")]
 LARGE = [name for name in SCENARIOS if name.startswith("everybody")]
 
 
-#: Notes how far an exploration went, for the summary at the end.
+#: Records how far an exploration went, for the summary at the end.
 Note = Callable[[str, object], None]
 #: Seconds for each small world, and for each large one.
 SMALL_S, LARGE_S = 8.0, 10.0

@@ -1,4 +1,4 @@
-"""One moment of the explored world: what Redis holds, what everybody knows, and what may still go wrong."""
+"""One moment of the explored world: the content of Redis, the knowledge of every actor, and what may still go wrong."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.explorer.snapshots import LONG_S, NOW, ExplorerConnection, Snapshot, 
 from tests.explorer.steps import Recorder, no_time_of_its_own, stepped_broker
 from tests.support.store import QUEUE, row, spec
 
-#: Chunk → digest of the text that the job holds, or held when it was encoded.
+#: Chunk → digest of its text, as the job holds it now or held it when the chunk was encoded.
 Texts = tuple[tuple[int, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What Redis held some steps ago."""
+    """The content of Redis some steps ago."""
 
     snapshot: Snapshot
     texts: Texts
@@ -41,9 +41,9 @@ class State:
         tickets: chunks whose tickets wait in the queue.
         actors: what each actor knows.
         left: fault → how often it may still happen.
-        history: what Redis held before, the newest last; kept while it may go back.
+        history: earlier contents of Redis, the newest last; kept while Redis may still go back.
         lost: chunks whose results Redis lost, repaired or not.
-        went_back: whether Redis ever went back, or lost a result.
+        went_back: whether Redis ever went back or lost a result.
     """
 
     snapshot: Snapshot
@@ -57,7 +57,7 @@ class State:
 
     @cached_property
     def key(self) -> int:
-        """Equal for two states that can't be told apart by how they may go on."""
+        """A hash that is equal for two states with the same possible futures."""
         return hash(
             (
                 self.snapshot.canonical,
@@ -83,7 +83,7 @@ class State:
         return replace(self, actors=(*self.actors[:at], actor, *self.actors[at + 1 :]))
 
     def with_tickets(self, *chunks: int) -> State:
-        """With more tickets; a third one for the same chunk is like a second."""
+        """The state with more tickets. A third ticket for the same chunk makes no difference, so it is dropped."""
         tickets = list(self.tickets)
         for chunk in chunks:
             if tickets.count(chunk) < 2:
@@ -116,21 +116,21 @@ class World:
         return View(snapshot, self.job_id)
 
     def lapse(self, chunk: int) -> None:
-        """Move the time at which something had to happen to a chunk into the past."""
+        """Make a chunk overdue: move its due time into the past."""
         self.connection.queue("ZADD", keys.due(self.job_id), "XX", 1, chunk)
 
     @property
     def has_agenda(self) -> bool:
-        """Whether the reaper looks at a job when its time comes; it went through all of them before."""
+        """Whether the reaper looks at a job when it is due. Older reapers went through all jobs."""
         return isinstance(self.broker.upkeep, Upkeep)
 
     def come_up(self) -> None:
-        """Let the time come at which the reaper looks at the job next."""
+        """Make the reaper's next look at the job due now."""
         for version in range(1, wire.VERSION + 1):
             self.connection.queue("ZADD", keys.upkeep(version), "XX", NOW, self.job_id)
 
     def grow_old(self) -> None:
-        """Let the job's last progress be long ago."""
+        """Make the job's last progress long past."""
         self.connection.queue("HSET", keys.job(self.job_id), "progressed_ms", 1)
 
     def lose_result(self, chunk: int) -> None:
@@ -147,7 +147,7 @@ class World:
             self.connection.queue("ZADD", members, self.now_ms + LONG_S * 3000, instance)
 
     def die(self, instance: str, *, witnessed: bool) -> None:
-        """A worker is gone; what is known of it is that it is silent, or that it died."""
+        """Let a worker die. Others know only that it is silent or, if witnessed, that it died."""
         for members in (keys.WORKERS, keys.queue_workers(QUEUE)):
             self.connection.queue("ZADD", members, 1, instance)
         if witnessed:
@@ -163,12 +163,12 @@ def a_world(
     job: Mapping[str, Any],
     **settings: Any,
 ) -> Iterator[World]:
-    """A world around a new job, in the Redis whose folder this is.
+    """A world around a new job, in the Redis of this folder.
 
     Args:
-        scripts: the text of each script by its name; those of the package where it is None.
-        parts: the types of `jobs` and `upkeep`, where they are not the package's.
-        job: what the job is made with besides the usual.
+        scripts: the text of each script by its name; None means the package's scripts.
+        parts: the types of `jobs` and `upkeep`, if not the package's.
+        job: arguments of the job's creation, in addition to the defaults.
     """
     path = f"{folder}/redis.sock"
     known = Settings(

@@ -1,4 +1,4 @@
-"""An artefact to build: what is wanted, and what fills its folder."""
+"""An artefact to build: its request, and the function that fills its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTS: dict[str, Any] = {
 
 
 class Fill:
-    """Writes two files, and counts how often."""
+    """Writes two files and counts its calls."""
 
     def __init__(self, content: bytes = b"weights") -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""What the tests of `embedctl bench` ask for and are told, without a process or a model."""
+"""Requests and answers for the tests of `embedctl bench`, without a process or a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report with everything in it that a report can have, figures made up."""
+"""A report that contains everything a report can have, with made-up figures."""
 
 from __future__ import annotations
 

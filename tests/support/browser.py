@@ -18,7 +18,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Chrome]:
-    """Start one that keeps its console's messages; skips the test where there is none, and fails it in CI."""
+    """Start a Chromium that keeps its console's messages. Without Chromium, the test is skipped; in CI it fails."""
     from selenium import webdriver
 
     binary = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -32,12 +32,12 @@ def chromium(*arguments: str) -> Iterator[Chrome]:
     for argument in ("--headless=new", "--disable-dev-shm-usage", "--disable-gpu", *arguments):
         options.add_argument(argument)
     if os.geteuid() == 0:
-        options.add_argument("--no-sandbox")  # root may not have one; it opens pages of our own only
+        options.add_argument("--no-sandbox")  # root may not have a sandbox; only our own pages are opened
     with webdriver.Chrome(options, service=webdriver.ChromeService(driver)) as started:
         yield started
 
 
 def errors_logged(browser: Chrome) -> list[str]:
-    """The errors that its console has shown since the last look."""
+    """The errors on the browser's console since the last call."""
     log = browser.get_log("browser")  # type: ignore[no-untyped-call]  # Selenium has no types for it
     return [entry["message"] for entry in log if entry["level"] == "SEVERE"]

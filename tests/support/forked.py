@@ -1,8 +1,8 @@
-"""Commands and workers as forks of a process that has imported embedctl: each starts in a tenth of the time.
+"""Runs commands and workers as forks of a process that has imported embedctl. Each starts in a tenth of the time.
 
-All else is as in a process of its own: its variables, folder, standard streams, session and exit status; nothing of
-embedctl has run in it before. What a test changes by PYTHONPATH needs a Python that starts from nothing, and so do
-workers with a model, whose libraries look at their variables as they load.
+Otherwise a fork is like a new process: it has its own variables, folder, standard streams, session and exit status, and
+no code of embedctl has run in it before. Changes through PYTHONPATH need a fresh Python. So do workers with a model,
+because their libraries read variables while they load.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _PRELOADED = [
 
 
 def can_be_forked(environment: Mapping[str, str]) -> bool:
-    """Whether a process with these variables would import what this one imports."""
+    """Whether a process with these variables would import the same modules as this one."""
     return environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What a fork runs, and where."""
+    """The command that a fork runs, and its surroundings."""
 
     worker: bool
     arguments: Sequence[str]
@@ -47,7 +47,7 @@ class _Call:
 
 
 class Forked:
-    """A fork, with the part of :class:`subprocess.Popen` that tests use.
+    """A fork, with those parts of :class:`subprocess.Popen` that tests use.
 
     Args:
         arguments: of the command line `embedctl`, or of a worker.
@@ -84,7 +84,7 @@ class Forked:
         """The exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended by then.
+            subprocess.TimeoutExpired: the process has not ended by then.
         """
         self._process.join(timeout)
         if self._process.exitcode is None:
@@ -102,17 +102,17 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-#: A process that a test started, in either way.
+#: A process that a test started, either way.
 Process = subprocess.Popen[bytes] | Forked
 
 
 def run_forked(
     arguments: Sequence[str], environment: Mapping[str, str], folder: Path, *, worker: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line, or that of a worker, to its end.
+    """Run the command line, or a worker's command line, to its end.
 
     Raises:
-        subprocess.TimeoutExpired: it has not ended after two minutes, and is killed.
+        subprocess.TimeoutExpired: the process has not ended after two minutes, and is killed.
     """
     with tempfile.TemporaryDirectory() as own:
         out, err = Path(own, "out"), Path(own, "err")
@@ -145,7 +145,8 @@ def _run(call: _Call) -> None:
         from embedctl_workers.commands.worker import main as start_worker
         from embedctl_workers.machine import devices
 
-        # The dummy computes in no thread pool, whose size is why nothing may be imported before a process is pinned.
+        # Nothing may be imported before a process is pinned, because imports fix the size of thread pools. The dummy
+        # uses no thread pool.
         devices._SIZES_THREADS_AT_IMPORT = ()  # type: ignore[assignment]  # mypy takes the four names for its type
         start_worker(call.arguments, prog_name="embedctl worker")
     else:

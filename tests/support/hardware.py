@@ -1,6 +1,6 @@
-"""Tests marked `gpu`, `tensorrt` or `neuron` are skipped where the hardware is missing, and listed at the end.
+"""Skips tests marked `gpu`, `tensorrt` or `neuron` where the hardware is missing, and lists them at the end.
 
-A test with a stand-in for a device bears none of these marks: what it shows is not that the device works.
+A test with a stand-in for a device has none of these marks: it does not show that the device works.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _PROPERTY = "needs"
 
 @functools.cache
 def missing(mark: str) -> str:
-    """What a test with this mark lacks on this machine, in words; empty where it can run. Here alone that is decided.
+    """What this machine lacks for a test with this mark, in words; empty if the test can run.
 
-    Imports the libraries that know, so that nothing asks before such a test is about to run.
+    Only this function decides that. It imports the libraries that know, so call it only when such a test is about to
+    run.
     """
     return _MISSING[mark]()
 
@@ -44,7 +45,7 @@ def _no_tensorrt() -> str:
 def _no_neuron() -> str:
     try:
         torch_neuronx = importlib.import_module("torch_neuronx")
-    except Exception:  # noqa: BLE001  (the placeholder of that name raises what it likes)
+    except Exception:  # noqa: BLE001  (the placeholder package of that name may raise anything)
         return "torch_neuronx and a Neuron device"
     if not hasattr(torch_neuronx, "trace"):
         return "a torch_neuronx with trace"

@@ -1,4 +1,4 @@
-"""Several hosts on one machine: network, pid and uts namespaces on a switch whose links can be cut. Needs root."""
+"""Several hosts on one machine: network, pid and uts namespaces on a switch. Their links can be cut. Needs root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.processes import children
 
 
 def why_not() -> str:
-    """Why hosts can't be made here; empty if they can."""
+    """The reason why hosts can't be made here; empty if they can."""
     if sys.platform != "linux" or os.geteuid():
         return "needs root on Linux"
     name = f"ec{secrets.token_hex(3)}"
@@ -34,7 +34,7 @@ def why_not() -> str:
 
 @dataclass
 class Host:
-    """A namespace with an address of its own. Its processes have pids of their own too, as on another machine."""
+    """A namespace with its own address and its own pids, like another machine."""
 
     name: str
     address: str
@@ -43,7 +43,7 @@ class Host:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, command: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start a command on this host; its pid is that of a parent which waits for it and dies with it."""
+        """Start a command on this host. The pid is that of a parent, which waits for the command and dies with it."""
         with log_file.open("wb") as log:
             process = subprocess.Popen(
                 [*self._enter(), *command], env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -52,7 +52,7 @@ class Host:
         return process
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> str:
-        """Run a command on this host to its end; its standard output."""
+        """Run a command on this host to its end. Return its standard output."""
         done = subprocess.run(
             [*self._enter(), *command],
             env=dict(environment),
@@ -65,7 +65,7 @@ class Host:
         return done.stdout
 
     def cut(self) -> None:
-        """Pull the cable out: nobody is told, nothing is answered."""
+        """Pull the cable out: neither side is notified, and nothing is answered."""
         _ip("-n", self.switch, "link", "set", self.port, "down")
 
     def mend(self) -> None:
@@ -79,7 +79,7 @@ class Host:
 
 
 class Network:
-    """Hosts on one switch; all of it is gone when the block ends."""
+    """Hosts on one switch. All of them are removed when the block ends."""
 
     def __init__(self, count: int) -> None:
         tag = secrets.token_hex(3)
@@ -113,7 +113,7 @@ class Network:
             _ip("-n", host.name, "link", "set", "lo", "up")
 
     def _remove(self) -> None:
-        for host in reversed(self.hosts):  # what the first one serves the others need to say good-bye
+        for host in reversed(self.hosts):  # the others need the first host's services to shut down cleanly
             for process in host.processes:
                 stop(process)
         for name in (*(host.name for host in self.hosts), self._switch):
@@ -121,13 +121,13 @@ class Network:
 
 
 def stop(process: subprocess.Popen[bytes], timeout: float = 30) -> None:
-    """End a host's process: SIGTERM to the command itself, for its parent takes no notice; then SIGKILL to both."""
+    """End a host's process. SIGTERM goes to the command, because its parent ignores it. Then both get SIGKILL."""
     if process.poll() is None:
         for child in children(process.pid):
             os.kill(child, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout)
-    process.kill()  # with --kill-child its command goes with it
+    process.kill()  # --kill-child kills the command as well
     process.wait()
 
 

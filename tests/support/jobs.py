@@ -1,4 +1,4 @@
-"""Jobs in tests: the vectors that they must give, and what Redis holds of them."""
+"""Jobs in tests: their expected vectors, and their data in Redis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def active_job_id(broker: Broker) -> str:
 
 
 def owners(raw: redis_py.Redis, job: Job) -> dict[int, list[str]]:
-    """Leased chunk → token, worker and, if it is in careful mode, the row that it is at."""
+    """Leased chunk → token, worker and, in careful mode, the worker's current row."""
     held = cast(Mapping[bytes, bytes], raw.hgetall(keys.owners(job.id)))  # this client decodes nothing
     return {int(chunk): owner.decode().split(" ") for chunk, owner in held.items()}
 

@@ -1,4 +1,4 @@
-"""Machines of all kinds, played: the answers of their tools, and the kernel's files about their CPUs."""
+"""Simulated machines of all kinds: the answers of their tools, and the kernel's files about their CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment where `torch_neuronx` is the fake of tests/fakes, on a machine that has what a test says."""
+"""An environment in which `torch_neuronx` is the fake from tests/fakes. The test chooses the machine's hardware."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ FAKE = Path(__file__).parent / "fakes" / "torch_neuronx.py"
 
 
 def installed(folder: Path, package: str, version: str) -> None:
-    """Leave what pip leaves of a package in a folder of packages."""
+    """Write the metadata that pip leaves for an installed package into a folder of packages."""
     facts = folder / f"{package.replace('-', '_')}-{version}.dist-info"
     facts.mkdir(parents=True)
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
 
 
 def use_site(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Let this process and its children find the packages of a folder first."""
+    """Make this process and its children find the packages of a folder first."""
     patch.syspath_prepend(str(folder))
     patch.setenv("PYTHONPATH", str(folder))
-    patch.setitem(sys.modules, "torch_neuronx", None)  # what is imported meanwhile is forgotten at the end
+    patch.setitem(sys.modules, "torch_neuronx", None)  # so that an import made meanwhile is undone at the end
     del sys.modules["torch_neuronx"]
 
 
 def fake_site(folder: Path, patch: pytest.MonkeyPatch, *, compiler: str = "2.20.1.0") -> None:
-    """With the fake runtime, of this PyTorch's release."""
+    """Install the fake runtime, with the release of this PyTorch."""
     torch = ".".join(runtime.version_of("torch").split(".")[:2])
     installed(folder, runtime.RUNTIME, f"{torch}.0.2.13")
     installed(folder, runtime.COMPILER, compiler)
@@ -40,7 +40,7 @@ def fake_site(folder: Path, patch: pytest.MonkeyPatch, *, compiler: str = "2.20.
 
 
 def fake_machine(folder: Path, patch: pytest.MonkeyPatch, product: str = "inf2.xlarge") -> None:
-    """With a Neuron device, as far as this process can tell."""
+    """Give this process a Neuron device, as far as it can tell."""
     (folder / "dev").mkdir(parents=True)
     (folder / "dev" / "neuron0").touch()
     (folder / "product_name").write_text(f"{product}\n")
@@ -49,7 +49,8 @@ def fake_machine(folder: Path, patch: pytest.MonkeyPatch, product: str = "inf2.x
 
 
 def fake_neuron(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """With both, where workers run what is traced in this process for a device elsewhere: neither measured nor kept."""
+    """Set up both the fake runtime and the device. Workers run what this process traces for a device elsewhere; it is
+    neither measured nor kept."""
     fake_site(folder / "site", patch)
     fake_machine(folder / "machine", patch)
     patch.setattr(recipe, "run_build", lambda module, request: build.build(request, lambda line: None))

@@ -1,4 +1,4 @@
-"""ONNX artefacts made in this process: whole ones, and in a second those that are neither measured nor checked."""
+"""ONNX artefacts made in this process: complete ones, and ones made in a second that are not measured or checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.references_here import compute_here
 
 
 def build_here(patch: pytest.MonkeyPatch) -> None:
-    """Let graphs and their references be made in this process, which has torch, and not in one of its own for each."""
+    """Make graphs and their references in this process, which has torch, instead of a new process for each."""
     from embedctl_workers.backends.onnx import recipe
     from embedctl_workers.building import onnx as build
 
@@ -28,7 +28,7 @@ def quick_artifact(files: ModelFiles, kind: str, host: Host, *, fused: bool = Tr
     """Stands in for `embedctl_workers.backends.onnx.recipe.artifact_for`, for `onnx` and `onnx-int8`.
 
     Args:
-        fused: prefer the fused graph, where the model has one.
+        fused: prefer the fused graph if the model has one.
     """
     from embedctl_workers.backends.onnx import graphs
     from embedctl_workers.backends.onnx.export import export_own

@@ -1,4 +1,4 @@
-"""Passages of real text, as a corpus holds them."""
+"""Passages of real text, as in a corpus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CORPUS = Path(__file__).parents[2] / "demo" / "corpus.py"
 
 
 def real_passages(count: int) -> list[str]:
-    """Paragraphs of docstrings, among them some of a word and some beyond the model's 256 tokens."""
+    """Paragraphs of docstrings. Some have a single word, and some exceed the model's 256 tokens."""
     spec = importlib.util.spec_from_file_location("demo_corpus", CORPUS)
     assert spec
     assert spec.loader

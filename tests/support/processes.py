@@ -1,4 +1,4 @@
-"""Processes that tests start: what runs in them first, with which variables, and whether they live."""
+"""Helpers for processes that tests start: code to run first, their variables, and whether they are alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RunEmbedctl = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def before_all_else(folder: Path, name: str, program: str, modules: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that make any Python run a program before anything of embedctl (sitecustomize of site.py).
+    """Variables that make every Python run a program before any code of embedctl (through site.py's sitecustomize).
 
     Args:
         folder: a test's own.
@@ -30,7 +30,7 @@ def before_all_else(folder: Path, name: str, program: str, modules: Mapping[str,
 
 @contextmanager
 def changed(environment: MutableMapping[str, str], variables: Mapping[str, str]) -> Iterator[None]:
-    """Processes that start within the block have other variables."""
+    """Change the variables of processes that start within the block."""
     before = dict(environment)
     environment.update(variables)
     yield
@@ -39,12 +39,12 @@ def changed(environment: MutableMapping[str, str], variables: Mapping[str, str])
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process lives; a zombie does not."""
+    """Whether a process is alive. A zombie is not."""
     return process_state(pid) not in ("", "Z")
 
 
 def process_state(pid: int) -> str:
-    """As proc(5) has it: T is stopped, Z a zombie; empty if there is no such process."""
+    """A process' state, as in proc(5): T is stopped, Z a zombie. Empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -52,7 +52,7 @@ def process_state(pid: int) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that still exist; none if it has ended."""
+    """The existing children of a process; none if it has ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can go silent, close every connection, lead elsewhere, or be far away and slow."""
+"""A TCP proxy on loopback. It can go silent, close every connection, redirect, delay traffic and limit its rate."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _BLOCK = 64 * 1024
-#: Blocks that a connection holds on their way in one direction: about what a real link's buffers would.
+#: Blocks in flight in one direction of a connection: about as many as a real link's buffers hold.
 _BLOCKS_UNDER_WAY = 4
 
 
 @dataclass(eq=False)
 class _Link:
-    """One connection through the proxy; nothing passes while `flowing` is not set."""
+    """One connection through the proxy. Nothing passes while `flowing` is unset."""
 
     near: asyncio.StreamWriter
     far: asyncio.StreamWriter | None = None
@@ -31,14 +31,14 @@ class _Link:
 
 
 class _Way:
-    """One direction of the proxy: what all connections send there shares its rate."""
+    """One direction of the proxy. All connections share its rate."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
         self.bytes = 0
 
     async def carry(self, size: int, rate: float | None) -> None:
-        """Wait until so many bytes have gone through, behind those that came before."""
+        """Wait until `size` bytes have gone through, queued after the earlier ones."""
         self.bytes += size
         if rate is None:
             return
@@ -48,13 +48,13 @@ class _Way:
 
 
 class Proxy:
-    """Forwards connections on loopback to a port there or to a unix socket, in a thread of its own.
+    """Forwards connections on loopback to another port there or to a unix socket. It runs in its own thread.
 
     Both attributes may be changed while it runs.
 
     Attributes:
         rate: bytes a second in each direction, of all connections together; None for no bound.
-        delay_s: how long everything takes on its way in each direction.
+        delay_s: latency in each direction.
     """
 
     def __init__(self, target: int | Path, *, rate: float | None = None, delay_s: float = 0.0) -> None:
@@ -91,15 +91,15 @@ class Proxy:
         self._loop.close()
 
     def freeze(self) -> None:
-        """Forward nothing any more, and tell nobody: connections are half open, new ones too."""
+        """Stop forwarding without notifying either side: all connections are half open, including new ones."""
         self._do(self._set(forwarding=False))
 
     def thaw(self, *, resume: bool) -> None:
-        """Forward new connections again. Old ones go on where they were, or stay silent for good."""
+        """Forward new connections again. Old ones resume, or stay silent for good."""
         self._do(self._set(forwarding=True, resume=resume))
 
     def lead_to(self, target: int | Path) -> None:
-        """Forward new connections elsewhere, as a name does that was changed; old ones stay where they are."""
+        """Forward new connections elsewhere, like a host name that was changed. Old connections stay as they are."""
         self._target = target
 
     @property
@@ -108,7 +108,7 @@ class Proxy:
         return self._to.bytes, self._from.bytes
 
     def cut(self) -> int:
-        """Close every connection; how many they were."""
+        """Close every connection. Return their number."""
         return self._do(self._cut())
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
@@ -119,7 +119,7 @@ class Proxy:
         for link in self._links:
             if not forwarding:
                 link.flowing.clear()
-            # One that was never connected on has lost nothing: it is new to the other side.
+            # A connection that never reached the target has lost nothing: the target sees it as new.
             elif resume or link.far is None:
                 link.flowing.set()
 
@@ -154,7 +154,7 @@ class Proxy:
         try:
             await link.flowing.wait()
             far_reader, link.far = await self._connect()
-            # Either end may close first; the other is then closed too, but not while the network is silent.
+            # Either end may close first. The other end is then closed too, but not while the network is silent.
             pumps = [
                 asyncio.create_task(self._pump(link, self._to, reader, link.far)),
                 asyncio.create_task(self._pump(link, self._from, far_reader, writer)),
@@ -165,7 +165,7 @@ class Proxy:
                 for pump in pumps:
                     pump.cancel()
         except OSError:
-            pass  # Redis is down: the client learns it by its connection being closed
+            pass  # Redis is down: the client notices because its connection is closed
         except asyncio.CancelledError:
             pass  # the proxy stops
         finally:
@@ -174,7 +174,7 @@ class Proxy:
             self._tasks.discard(task)
 
     async def _pump(self, link: _Link, way: _Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward one direction of a connection until it ends there. Delay costs no throughput of its own."""
+        """Forward one direction of a connection until that direction ends. The delay does not reduce throughput."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_BLOCKS_UNDER_WAY)
         taking = asyncio.create_task(self._take_in(reader, under_way))
         now = asyncio.get_running_loop().time
@@ -194,7 +194,7 @@ class Proxy:
             taking.cancel()
 
     async def _take_in(self, reader: asyncio.StreamReader, under_way: asyncio.Queue[tuple[float, bytes]]) -> None:
-        """Read blocks and when each is to arrive; an empty one at the end."""
+        """Read blocks and queue each with its time of arrival. An empty block marks the end."""
         data = b"-"
         while data:
             try:

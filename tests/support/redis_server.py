@@ -1,4 +1,4 @@
-"""A real Redis that tests start on a unix socket of its own and end by pid."""
+"""A real Redis that tests start on its own unix socket and end by pid."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.support.waiting import eventually
 
 CONFIG = Path(__file__).parents[2] / "config" / "embedctl_config" / "redis.conf"
 
-#: Short times, so that what waits for a lease in life waits for a second here.
+#: Short times, so that a wait for a lease takes only a second in tests.
 QUICK = {"lease_s": 1.0, "reissue_s": 1.0}
 
-#: Hardware classes for tests: no model, and as slow as a test needs.
+#: Hardware classes for tests: without a model, and as slow as a test needs.
 CLASSES = {
     "cpu": HardwareClass(),
     "dummy": HardwareClass(backend="dummy", options={"dim": 16}),
@@ -31,7 +31,7 @@ CLASSES = {
 
 @dataclass
 class RedisServer:
-    """A redis-server that a test may stop and start again; its data stays in its folder."""
+    """A redis-server that a test may stop and start again. Its data stays in its folder."""
 
     folder: Path
     process: subprocess.Popen[bytes] | None = None
@@ -39,21 +39,21 @@ class RedisServer:
     binary: str = ""
     passwords: Mapping[str, str] = field(default_factory=dict)
 
-    #: Those with an access list, by the URL of its producer.
+    #: Servers with an access list, by the URL that their producer uses.
     restricted: ClassVar[dict[str, RedisServer]] = {}
 
     @property
     def url(self) -> str:
-        """For a test's own looks: with an access list, as the user who may do everything."""
+        """The URL for a test's own requests. With an access list, its user may do everything."""
         return self.url_of(ADMIN)
 
     def url_of(self, user: str) -> str:
-        """As a user of the access list; one URL for all where there is none."""
+        """The URL of a user of the access list. Without a list, all users share one URL."""
         login = f"{user}:{self.passwords[user]}@" if self.passwords else ""
         return f"unix://{login}{self.folder}/redis.sock"
 
     def restrict(self, *, redis_7: bool = False) -> None:
-        """From its next start on, let in only the users of `embedctl config acl`."""
+        """From the next start on, admit only the users of `embedctl config acl`."""
         passwords, _ = read_passwords(self.folder / "passwords")
         users = self.folder / "users.acl"
         users.write_text(access_list(passwords, database=0, redis_7=redis_7))
@@ -87,19 +87,19 @@ class RedisServer:
 
 
 def as_user(environment: Mapping[str, str], user: str) -> dict[str, str]:
-    """A producer's environment for a process that is another user of its Redis; for all the same without a list."""
+    """A producer's environment, changed to another user of its Redis. Without an access list it stays the same."""
     server = RedisServer.restricted.get(environment["EMBEDCTL_REDIS_URL"])
     return {**environment, "EMBEDCTL_REDIS_URL": server.url_of(user)} if server else dict(environment)
 
 
 @contextmanager
 def emptied(server: RedisServer) -> Iterator[None]:
-    """A Redis without what earlier tests left there. At the end it has denied nothing that this one asked for."""
+    """A Redis without the data of earlier tests. At the end, asserts that it denied none of this test's commands."""
     client = redis_py.Redis.from_url(server.url)
     client.flushall()
     client.acl_log_reset()
     yield
-    # Clients introduce themselves with CLIENT SETINFO, and `doctor` asks for CONFIG; both do without.
+    # Clients introduce themselves with CLIENT SETINFO, and `doctor` reads CONFIG. Both cope with a denial.
     denied = [each for each in client.acl_log() if not str(each["object"]).startswith(("client", "config"))]
     client.close()
     assert not denied

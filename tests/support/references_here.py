@@ -1,4 +1,4 @@
-"""References computed in this process, which has torch, and not in one of its own."""
+"""Computes references in this process, which has torch, instead of in a separate one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embedctl_workers.models.files import ModelFiles
 
 @functools.cache
 def sentence_transformer(folder: Path) -> Any:
-    """The model of a folder, loaded once in this process by sentence-transformers."""
+    """The model of a folder. sentence-transformers loads it once per process."""
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)

@@ -1,4 +1,4 @@
-"""A runner in the test's own process, so that a test sees what it counts, logs and leaves."""
+"""A runner in the test's own process, so that a test sees its counters, logs and leftovers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = ["one", f"two {SECRET}", "three words here"]
 
 @dataclass
 class Rig:
-    """A runner in this process, and what it counts."""
+    """A runner in this process, and its counters."""
 
     broker: Broker
     settings: Settings

@@ -1,4 +1,4 @@
-"""Backends that come to encode nothing any more, for workers to be started with."""
+"""Backends that stop being able to encode, for tests that start workers with them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.support.processes import before_all_else
 
-#: The dummy, on a host whose memory another process takes after some batches; and one that a word leaves of no use.
+#: The dummy on a host where another process takes the memory after some batches, and a dummy that one word makes
+#: useless.
 _BACKENDS = """
 from embedctl_workers.backends.dummy import DummyBackend, _token
 

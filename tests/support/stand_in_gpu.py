@@ -1,7 +1,7 @@
-"""The CPU in the place of a GPU: computes the same at once, and is strict about what a GPU would be late with.
+"""The CPU in place of a GPU. It computes the same at once, and is strict about work that a GPU would finish later.
 
-What runs on it shows that vectors are right, and that every copy and every use is ordered by an event. It shows nothing
-about a GPU.
+Tests on it show that vectors are right, and that an event orders every copy and every use. They show nothing about a
+GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from embedctl_workers.backends.gpu.device import Peak
 
 
 class StandInStream:
-    """A stream that has seen events."""
+    """A stream that records the events that it has waited for."""
 
     def __init__(self) -> None:
         self.waited: list[StandInEvent] = []
@@ -30,7 +30,7 @@ class StandInStream:
 
 
 class StandInEvent:
-    """An event that must be recorded, by the stream that is used, before it is waited for."""
+    """An event. The stream in use must record it before anything waits for it."""
 
     def __init__(self, device: StandIn) -> None:
         self._device = device
@@ -77,7 +77,7 @@ class StandIn:
 
     @property
     def current(self) -> StandInStream | None:
-        """The stream that this thread's work is queued on; None for the device's own."""
+        """The stream that queues this thread's work; None for the device's default stream."""
         return getattr(self._on, "stream", None)
 
     def stream(self) -> StandInStream:
@@ -96,7 +96,7 @@ class StandIn:
         self.kept.append(stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # Memory that was used before: nobody may read what was not written.
+        # Simulates memory that was used before, so that a read of unwritten memory shows.
         return torch.full(shape, -(2**31) if dtype == torch.int32 else torch.nan, dtype=dtype)
 
     def free_memory(self) -> int:
@@ -125,8 +125,8 @@ def varlen_attn(
     max_q: int,
     max_k: int,
 ) -> torch.Tensor:
-    """What torch's function of this name computes, by one operator as well. As there, rows beyond `max_q` of a text are
-    left as they were."""
+    """Compute the same as torch's function of this name, also in one operator. As in torch, a text's rows beyond
+    `max_q` are left unchanged."""
     assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
     assert query.stride(-1) == 1
     found: torch.Tensor = _attend(query, key, value, cu_seq_q, max_q)

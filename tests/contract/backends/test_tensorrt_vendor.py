@@ -1,4 +1,4 @@
-"""Is TensorRT there, and the GPU that it needs? What is told where not, and that the GPU is chosen first."""
+"""Whether TensorRT and the GPU that it needs are present, the message if not, and that the GPU is chosen first."""
 
 from __future__ import annotations
 

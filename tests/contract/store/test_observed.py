@@ -1,4 +1,4 @@
-"""An observer is told of every round trip, by a name that people know."""
+"""An observer hears of every round trip, under a name that people know."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_commands_pipelines_and_scripts_have_their_names(observed: Broker, told:
 
 
 def test_what_was_observed_is_what_redis_did(observed: Broker, told: Told, raw: redis_py.Redis) -> None:
-    """Answers are the same as without an observer, and each command is told once."""
+    """Answers are the same as without an observer, and each command is reported once."""
     observed.connection.now_ms()
     raw.config_resetstat()
     told.trips.clear()

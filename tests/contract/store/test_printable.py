@@ -40,7 +40,7 @@ def assert_harmless(shown: str, *, begins: tuple[str, ...] = ()) -> None:
 
 
 def hostile_job(broker: Broker, failed: bool = True) -> str:
-    """An ended job, one record of which failed, with a hostile id, message and model."""
+    """An ended job with one failed record, and with a hostile id, message and model."""
     model = f"m{HOSTILE}"
     chunk = ChunkInput(0, bytes(2), [b"a", b"b"], ids=[HOSTILE, None])
     data = wire.encode_input(chunk)

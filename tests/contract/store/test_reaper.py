@@ -46,7 +46,7 @@ def tickets(raw: redis_py.Redis) -> list[tuple[str, int]]:
 
 
 def reap(broker: Broker, **options: float) -> None:
-    """One round, whoever had the last turn; all active jobs are due."""
+    """Run one round, whichever reaper had the last turn. All active jobs are due."""
     with broker.connection.client() as client:
         client.delete(keys.reaper(wire.VERSION))
         for version in range(1, wire.VERSION + 1):

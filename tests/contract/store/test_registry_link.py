@@ -80,7 +80,7 @@ def test_a_death_is_reported_at_once_and_what_was_held_is_overdue(
     broker.workers.beat(worker(process))
     link.expect(process.pid)
     eventually(lambda: link.row_of(process.pid))
-    lasting = Broker.connect(settings.replace(lease_s=600))  # no lease lapses by itself meanwhile
+    lasting = Broker.connect(settings.replace(lease_s=600))  # no lease lapses during the test
     job_id = new_job(lasting)
     claim(lasting, job_id, 0)
     lasting.close()

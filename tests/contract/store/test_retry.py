@@ -45,7 +45,7 @@ def settings(settings: Settings) -> Settings:
 
 
 def half_failed(broker: Broker, **changes: Any) -> str:
-    """An ended job of three chunks of two records, of which one failed in chunks 0 and 2."""
+    """An ended job of three chunks of two records. One record failed in chunk 0 and one in chunk 2."""
     job_id = new_job(broker, 3, **changes)
     work(broker, job_id, 0, failed=1)
     work(broker, job_id, 1)
@@ -138,7 +138,7 @@ def test_a_retry_that_died_does_not_keep_its_job_from_ending(broker: Broker, raw
     job_id = half_failed(broker)
     broker.jobs.retry(job_id, 0, 3, "dead")
     encode_again(broker, job_id, 3)
-    assert not broker.jobs.close_retry(job_id)  # for all that is known, its process lives
+    assert not broker.jobs.close_retry(job_id)  # its process may still be alive
     assert not broker.jobs.status(job_id).state.ended
     raw.delete(keys.producer(job_id))
     assert broker.jobs.close_retry(job_id)

@@ -1,4 +1,4 @@
-"""Heartbeats: who is alive, on which queues, and who no longer counts."""
+"""Heartbeats: which workers are alive, on which queues, and which no longer count."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.store import DIM, MINE, QUEUE, row
 
 
 def expire(broker: Broker, raw: redis_py.Redis, instance: str, *queues: str) -> None:
-    """As if its last beat were longer ago than it counts."""
+    """Make the worker's last heartbeat so old that it no longer counts."""
     for members in (keys.WORKERS, *map(keys.queue_workers, queues)):
         raw.zadd(members, {instance: broker.connection.now_ms() - 1})
 

@@ -23,7 +23,7 @@ pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[be
 
 @pytest.fixture(autouse=True)
 def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of whoever runs the tests are not these tests' business."""
+    """The settings of the person who runs the tests must not affect them."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,4 @@
-"""What `embedctl bench` makes of samples, and the rounds in which systems take turns."""
+"""How `embedctl bench` evaluates samples, and the rounds of turns that systems take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def session_in(folder: Path, *, fresh: bool = False) -> Session:
 
 
 class Turns:
-    """Cases that return the values given, and the order in which they were called."""
+    """Cases that return the given values, and the order of their calls."""
 
     def __init__(self, **values: Iterable[float]) -> None:
         self.order: list[str] = []

@@ -73,7 +73,7 @@ def test_a_password_in_the_query_of_a_socket_reaches_kombu_as_redis_py_reads_it(
     ["unix://me:hunter2@/run/redis.sock", "unix:///run/redis.sock?password=hunter2", "rediss://h?ssl_password=hunter2"],
 )
 def test_what_a_connection_says_of_itself_holds_no_password(url: str) -> None:
-    # `inspect stats` leaves out `password`, and sends all else to whoever asks.
+    # `inspect stats` leaves out `password`, and sends everything else to any client that asks.
     found = connection(url)
     assert "hunter2" not in str({**found.info(), "password": ""})
     assert "hunter2" not in found.as_uri() + repr(found)

@@ -150,7 +150,7 @@ def test_an_image_is_built_in_stages_pinned_and_run_as_nobody_in_particular(name
         argument = re.fullmatch(r"\$\{(\w+)\}", stage.base)
         assert argument
         base = dockerfile.arguments[argument[1]]
-        # A vendor's image without a default has to be named by whoever builds.
+        # A vendor's image without a default must be named by the person who builds.
         assert re.fullmatch(r"[a-z]+:\d+\.\d+-[a-z-]+", base) or argument[1] == "NEURON_BASE"
     image = dockerfile.image
     assert image.last("USER") == f"{USER}:{USER}"

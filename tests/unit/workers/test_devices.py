@@ -100,7 +100,7 @@ def test_cpus_that_are_not_there_are_named() -> None:
 
 
 def granted(monkeypatch: pytest.MonkeyPatch, quota: float) -> None:
-    """Let the control groups grant so many CPUs' worth of time."""
+    """Make the control groups grant the time of this many CPUs."""
     monkeypatch.setattr(devices, "cpu_quota", lambda: quota)
 
 

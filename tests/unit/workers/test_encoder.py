@@ -266,7 +266,7 @@ def test_a_batch_never_holds_more_than_the_token_budget() -> None:
 
 
 def memory(tokens: int, **changes: Any) -> DummyBackend:
-    """A device that has room for a batch of so many tokens."""
+    """A device with room for a batch of a given number of tokens."""
     return DummyBackend(dim=4, max_tokens=64, memory_tokens=tokens, **changes)
 
 

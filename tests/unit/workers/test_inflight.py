@@ -1,4 +1,4 @@
-"""Batches of which some are under way while the next is begun, as on a device that works by itself."""
+"""Overlapping batches: the next batch begins while others are in flight, as on an asynchronous device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = [f"w{row}" for row in range(32)]
 
 
 class Device(DummyBackend):
-    """A dummy on a device that works by itself: what its kernels fail with comes up in `finish`."""
+    """A dummy on an asynchronous device: errors of its kernels surface in `finish`."""
 
     def __init__(self, ahead: int, *, fails_at_once: bool = False, **options: Any) -> None:
         super().__init__(dim=4, poison=True, **options)

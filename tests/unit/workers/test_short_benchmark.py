@@ -100,7 +100,7 @@ def test_texts_that_fail_are_no_rate() -> None:
 
 
 def fake_products(rates: list[float]) -> Callable[..., MatrixProducts | str]:
-    """Products that are as fast as they are told to be, round by round."""
+    """Matrix products whose speed the test sets, round by round."""
     left = iter(rates)
 
     class Told(MatrixProducts):
