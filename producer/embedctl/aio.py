@@ -241,7 +241,7 @@ class AsyncJob:
 
         Args:
             begin: makes the iterator, given how many items to leave out, and since when (monotonic clock) the next
-                one is waited for. An iterator that has raised, be it only NotYet, is over; another continues.
+                one is waited for. An iterator is over once it has raised, even NotYet; another one continues.
             timeout: most seconds between two items.
         """
         items: Iterator[T] | None = None

@@ -33,7 +33,7 @@ def process_id(pid: int) -> str:
 
 
 def runs(process: str) -> bool:
-    """Whether the process with this :func:`process_id` still exists, be it running or stopped; true for an empty id."""
+    """Whether the process with this :func:`process_id` still exists, running or stopped; true for an empty id."""
     pid = process.partition(".")[0]
     return not process or process_id(int(pid)) in (process, pid)
 

@@ -163,8 +163,8 @@ class Reaper:
         self._tidy(ended, now_ms, until)
 
     def _tidy(self, jobs: Sequence[ActiveJob], now_ms: int, until: float) -> None:
-        """Free what is left of ended jobs, or shorten its lifetimes. Jobs for which there is no time are put off,
-        behind live jobs."""
+        """Free what is left of ended jobs, or shorten its lifetimes. When the time is over, the jobs that are
+        left are put off, behind live jobs."""
         left = [job.id for job in jobs]
         for job in jobs:
             try:

@@ -156,7 +156,7 @@ class TicketSender:
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """A connection for one thread. An error closes it and the idle ones; the next one then resolves Redis anew."""
+        """A connection for one thread. An error closes it and the idle ones; the next one resolves Redis again."""
         before, self._used = self._used, time.monotonic()
         if self._used - before > STALE_S:
             self.close()

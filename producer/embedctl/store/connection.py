@@ -226,7 +226,7 @@ class Connection:
         ):
             return self._is_cluster(reason)
         if _is_not_now(error):
-            self.close()  # the next connection resolves the name anew; connections in use get the same error
+            self.close()  # the next connection resolves the name again; connections in use get the same error
             return BrokerUnavailable(
                 f"Redis at {self._shown_url} does not do this now: {reason}. Does EMBEDCTL_REDIS_URL name the master?"
             )

@@ -164,7 +164,7 @@ def _sums(overview: Overview, width: int | None) -> Text:
 
 
 def _filled(blocks: Sequence[Block], room: int | None, count: int, noun: str) -> list[Row]:
-    """The blocks for which there is room, and a line with the number of those that are not shown, `count` in all."""
+    """The blocks that fit, and a line with the number of the others; `count` is the number of all."""
     rows: list[Row] = []
     shown = 0
     for block in blocks:

@@ -450,7 +450,7 @@ def spoil(path: Path) -> None:
 
 @pytest.fixture
 def spoilt(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The types for which graphs come out wrong."""
+    """The types whose graphs come out wrong."""
     types: set[str] = set()
     convert = graphs.convert
 
