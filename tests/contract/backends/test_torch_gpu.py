@@ -333,6 +333,13 @@ def test_fp32_is_not_rounded(load: Load) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
+@pytest.mark.parametrize("engine", ["auto", "padded"])
+def test_no_batch_waits_for_a_plan_of_cudnn(engine: str, load: Load) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load(dtype="bf16", engine=engine)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -121,6 +121,15 @@ class Bucketed:
         return torch.cat(made)[inputs["place"]]
 
 
+def avoid_cudnn() -> None:
+    """Keep torch's plain attention from cuDNN, which plans each new shape anew: 0.4 s, and nearly every batch is one.
+
+    From cuDNN 9.15 on, torch prefers it on compute capabilities 9 and 10 (aten/src/ATen/native/transformers/cuda/
+    sdp_utils.cpp, check_prefer_cudnn_attention).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def attention_for(device: GpuDevice, dtype: torch.dtype, heads: int, size: int) -> Attention:
     """The fastest attention that works on this device for heads of this size, as a trial shows."""
     fitting = dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= _LARGEST_HEAD

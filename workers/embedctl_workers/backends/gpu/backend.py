@@ -17,6 +17,7 @@ from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.arrays.vectors import unit
 from embedctl_workers.backends.base import run_warm_up_batches
+from embedctl_workers.backends.gpu.attention import avoid_cudnn
 from embedctl_workers.backends.gpu.compiled import BUCKETS, Compiler, compiler
 from embedctl_workers.backends.gpu.device import GpuDevice, open_gpu, watched
 from embedctl_workers.backends.gpu.engine import GpuEngine
@@ -67,6 +68,7 @@ class TorchGpuBackend(SentenceModel):
         _check_options(dtype, engine, compile)
         torch.set_num_threads(host.threads)
         full_precision()
+        avoid_cudnn()
         super().__init__(files)
         self.ahead, self.token_budget = 2, MOST_TOKENS
         self.batch_cost: int | None = None
