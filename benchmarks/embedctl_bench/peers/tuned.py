@@ -80,12 +80,14 @@ class TunedProcess(ChildProcess):
         place: Path,
         *,
         request: int = 0,
+        whole: bool = False,
     ) -> None:
         """Start the process, and let it choose its setting.
 
         Args:
             place: the folder of environments and of everything that is made for them.
             request: it chooses on concurrent requests with this number of texts each; 0: on one call.
+            whole: it chooses on the whole workload, in one call, as a device needs that encodes a sample in no time.
 
         Raises:
             Unavailable: its environment, its model or the system itself fails.
@@ -105,7 +107,10 @@ class TunedProcess(ChildProcess):
         if system.ours:
             fixed = {"chunk": workload.chunk, "cache": str(place / "cache"), **fixed}
         fits = [replace(each, fixed=fixed) for each in system.settings if each.processes <= len(cpus)]
-        sample, at_once = sample_of(model, workload, request=request, cpus=len(cpus), chunked=system.ours)
+        if whole:
+            sample, at_once = len(workload.lengths), 0
+        else:
+            sample, at_once = sample_of(model, workload, request=request, cpus=len(cpus), chunked=system.ours)
         try:
             loaded = self.call(
                 do="load",
