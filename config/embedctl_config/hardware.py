@@ -52,7 +52,7 @@ class HardwareClass:
         backend: an alias known to `embedctl_workers.backends`.
         precision: the accuracy that the class promises for its vectors.
         prefetch: chunks that a worker holds at once: it encodes one and prepares the others.
-        token_budget: maximum tokens in a batch (rows × longest row); 0: `model tune`'s, or the backend's default.
+        token_budget: maximum tokens in a batch, including any padding; 0: `model tune`'s, or the backend's default.
         models: the models that a worker of this class serves if its command names no model.
         options: the backend's own settings.
         max_abs_error: your own bound for the accuracy gate, instead of the precision's; every result names it; 0: none.

@@ -97,7 +97,8 @@ class ClassRunner:
 
     def _prepare(self, texts: Sequence[str]) -> tuple[Tokens, list[Rows]]:
         tokens = self._backend.tokenize(texts, None)
-        return tokens, batches_of(tokens.lengths, self._budget, self._backend.batch_cost)
+        backend = self._backend
+        return tokens, batches_of(tokens.lengths, self._budget, backend.batch_cost, by_sum=backend.budget_by_sum)
 
     def _encode(self, tokens: Tokens, batches: Sequence[Rows], vectors: Vectors) -> tuple[float, float]:
         """Fill the vectors; return seconds on the device, and after it."""

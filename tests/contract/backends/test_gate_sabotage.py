@@ -231,6 +231,7 @@ class Proxy:
         self.dim, self.engine, self.reference = good.dim, "sabotaged", good.reference
         self.fingerprint, self.max_tokens = good.fingerprint, good.max_tokens
         self.ahead, self.token_budget, self.batch_cost = good.ahead, good.token_budget, good.batch_cost
+        self.budget_by_sum = good.budget_by_sum
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         return self._good.tokenize(texts, prompt)

@@ -271,6 +271,28 @@ def test_positions_are_what_is_computed(load: Load) -> None:
     assert load(replace(BERT, max_seq_length=20), dtype="fp32", engine="padded").positions(lengths) == 3 * 20
 
 
+@pytest.mark.parametrize("engine", ["auto", "padded"])
+def test_batches_are_cut_by_what_is_computed(engine: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = load(dtype="fp32", engine=engine)
+    texts = texts_of([40, *[6] * 20, *[1] * 30])
+    lengths = backend.tokenize(texts, None).lengths
+    sizes: list[int] = []
+    forward = backend.forward
+
+    def noted(tokens: Tokens, rows: Any) -> Any:
+        sizes.append(int(tokens.lengths[rows].sum()))
+        return forward(tokens, rows)
+
+    monkeypatch.setattr(backend, "forward", noted)
+    together = encode(backend, texts, budget=int(lengths.sum()))
+    assert (len(sizes) == 1) == (engine == "auto")
+    sizes.clear()
+    apart = encode(backend, texts, budget=64)
+    if engine == "auto":
+        assert all(size > 64 - lengths.max() for size in sizes[:-1])
+    np.testing.assert_allclose(together.vectors, apart.vectors, atol=2e-6)
+
+
 # Types
 
 

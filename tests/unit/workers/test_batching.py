@@ -81,6 +81,16 @@ def test_short_texts_are_not_padded_to_a_long_one() -> None:
     assert [batch.tolist() for batch in batches_of(lengths, 1024, 10_000)] == [[1, 2, 4, 0, 3]]
 
 
+@given(LENGTHS, BUDGETS)
+def test_rows_that_are_not_padded_fill_a_batch_by_their_sum(lengths: Rows, budget: int) -> None:
+    batches = batches_of(lengths, budget, by_sum=True)
+    assert np.concatenate([*batches, np.zeros(0, np.int64)]).tolist() == np.argsort(-lengths, kind="stable").tolist()
+    counted = [np.maximum(1, lengths[batch]) for batch in batches]
+    assert all(len(batch) == 1 or batch.sum() <= budget for batch in counted)
+    assert all(batch.sum() + following[0] > budget for batch, following in pairwise(counted))
+
+
 def test_no_rows_make_no_batch() -> None:
+    assert batches_of(np.zeros(0, np.int64), 10, by_sum=True) == []
     assert batches_of(np.zeros(0, np.int64), 10) == []
     assert batches_of(np.zeros(0, np.int64), 10, 32) == []

@@ -119,6 +119,18 @@ def test_a_batch_too_large_is_halved_and_the_limit_remembered_also_when_it_fails
     assert {len(rows) for rows in backend.begun} == {2}
 
 
+def test_the_limit_of_a_backend_that_does_not_pad_is_a_sum_as_its_batches_are(device: Any) -> None:
+    backend = device(2, memory_tokens=80)
+    backend.budget_by_sum = True
+    encoder = ChunkEncoder(backend, 64)
+    texts = [" ".join(["w"] * 24), *(f"{text} w" for text in TEXTS[:20])]
+    chunk = ChunkInput(0, bytes([RecordKind.TEXT] * 21), [text.encode() for text in texts])
+    # 24 + 20 × 2 = 64 tokens are one batch. The device pads, so that this one, its half and a quarter are too large.
+    np.testing.assert_array_equal(encoder.encode(encoder.prepare(chunk, {})).vectors, expected(texts))
+    assert len(backend.begun[0]) == 21
+    assert encoder._token_budget == (24 + 4 * 2) // 2
+
+
 @pytest.mark.parametrize("fails_at_once", [True, False])
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_lost_device_is_nobodys_error(device: Any, *, fails_at_once: bool, ahead: int) -> None:

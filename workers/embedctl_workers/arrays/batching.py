@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from embedctl_workers.arrays.tokens import Rows
+from embedctl_workers.arrays.tokens import Rows, padded
 
 
-def batches_of(lengths: Rows, token_budget: int, batch_cost: int | None = None) -> list[Rows]:
-    """Cut rows into batches, longest first, each of rows × longest row ≤ `token_budget`.
+def batches_of(lengths: Rows, token_budget: int, batch_cost: int | None = None, *, by_sum: bool = False) -> list[Rows]:
+    """Cut rows into batches, longest first, each of a size ≤ `token_budget`: see :func:`size_of`.
 
     A row longer than the budget gets a batch of its own. Longest first, so that a batch which is too large for the
     device fails at once.
@@ -19,17 +19,25 @@ def batches_of(lengths: Rows, token_budget: int, batch_cost: int | None = None) 
         lengths: int64, tokens of each row.
         batch_cost: what a batch costs beside its rows × longest row, in tokens; the total cost is then minimised.
             None: each batch is as large as the budget allows.
+        by_sum: as in :func:`size_of`; `batch_cost` is then None.
 
     Returns:
         int64, the rows of each batch.
     """
     order = np.argsort(-lengths, kind="stable")
     longest_first = lengths[order]
-    if batch_cost is None:
+    if by_sum:
+        starts = _full_by_sum(longest_first, token_budget)
+    elif batch_cost is None:
         starts = _full(longest_first, token_budget)
     else:
         starts = _cheapest(longest_first, token_budget, batch_cost)
     return [order[start:end] for start, end in pairwise([*starts, len(order)])]
+
+
+def size_of(lengths: Rows, *, by_sum: bool) -> int:
+    """What a batch counts against the token budget: the sum of its rows if `by_sum`, else rows × longest row."""
+    return int(lengths.sum()) if by_sum else padded(lengths)
 
 
 def _full(lengths: Rows, token_budget: int) -> list[int]:
@@ -39,6 +47,18 @@ def _full(lengths: Rows, token_budget: int) -> list[int]:
     while start < len(lengths):
         starts.append(start)
         start += _most_rows(lengths, start, token_budget)
+    return starts
+
+
+def _full_by_sum(lengths: Rows, token_budget: int) -> list[int]:
+    """Where batches start if each is as large as possible, and a row counts as its own tokens."""
+    starts = []
+    start = 0
+    ends = np.cumsum(np.maximum(1, lengths))
+    while start < len(lengths):
+        starts.append(start)
+        before = ends[start - 1] if start else 0
+        start = max(start + 1, int(np.searchsorted(ends, before + token_budget, side="right")))
     return starts
 
 

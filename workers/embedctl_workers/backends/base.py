@@ -67,11 +67,13 @@ class Backend(Protocol):
     #: How many batches may wait for :meth:`finish` while the next one is begun; 0 if :meth:`forward` returns only when
     #: the batch is done.
     ahead: int
-    #: Default upper bound of rows × longest row of a batch, in tokens; the class or `model tune` may set another.
+    #: Default upper bound of a batch's size in tokens; the class or `model tune` may set another.
     token_budget: int
     #: The cost of a batch in addition to its padded rows, in tokens: batches are cut where that saves more padding than
     #: it costs. None if rows are not padded, or are padded to the sizes of buckets.
     batch_cost: int | None
+    #: Whether a batch's size is the sum of its rows, because none is padded; otherwise it is rows × longest row.
+    budget_by_sum: bool
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:

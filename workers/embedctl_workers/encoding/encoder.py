@@ -248,7 +248,12 @@ class ChunkEncoder:
             first = int(windows.text.max()) + 1
             rows = np.flatnonzero(np.isin(windows.text, wanted))
             parts = [rows] if tokens.prompt_tokens is None else [rows[rows < first], rows[rows >= first]]
-        cut = partial(batches_of, token_budget=self._token_budget, batch_cost=self.backend.batch_cost)
+        cut = partial(
+            batches_of,
+            token_budget=self._token_budget,
+            batch_cost=self.backend.batch_cost,
+            by_sum=self.backend.budget_by_sum,
+        )
         return [part[batch] for part in parts for batch in cut(tokens.lengths[part])]
 
     def _tokenize(
@@ -276,11 +281,11 @@ class ChunkEncoder:
 
     def _remember_limits(self, too_large: Sequence[int]) -> None:
         """Lower the token budget below batches that were too large for the device, unless one of their rows was."""
-        for positions in too_large:
-            if positions // 2 < self._token_budget:
-                self._token_budget = max(1, positions // 2)
+        for size in too_large:
+            if size // 2 < self._token_budget:
+                self._token_budget = max(1, size // 2)
                 log.warning(
-                    "the device's memory is too small for %d tokens: budget is now %d", positions, self._token_budget
+                    "the device's memory is too small for %d tokens: budget is now %d", size, self._token_budget
                 )
                 if isinstance(self.backend, RemembersBudget):
                     self.backend.remember_budget(self._token_budget)

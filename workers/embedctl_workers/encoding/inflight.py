@@ -11,6 +11,7 @@ import numpy as np
 
 from embedctl_config.errors import DeviceLost, EmbedctlError, WorkerSick
 from embedctl_config.wire import ErrorCode
+from embedctl_workers.arrays.batching import size_of
 from embedctl_workers.arrays.tokens import Rows, Vectors
 from embedctl_workers.backends.base import Backend, is_out_of_memory
 from embedctl_workers.encoding.prepared import Prepared
@@ -34,7 +35,7 @@ class Batches:
     Attributes:
         failed: batches in which the rows to blame are not known yet, and their errors.
         elsewhere: rows of `bad` that failed because this process lacks something, such as memory.
-        too_large: rows × longest row of batches that did not fit the device's memory, although each of their rows did.
+        too_large: sizes of batches that did not fit the device's memory, although each of their rows did.
     """
 
     def __init__(
@@ -125,7 +126,8 @@ class Batches:
                 self._split(half, again)
         code = ErrorCode.OUT_OF_MEMORY
         if is_out_of_memory(error) and not any(self._bad.get(row, ("",))[0] is code for row in rows.tolist()):
-            self.too_large.append(int(self._prepared.tokens.lengths[rows].max()) * len(rows))
+            lengths = self._prepared.tokens.lengths[rows]
+            self.too_large.append(size_of(lengths, by_sum=self._backend.budget_by_sum))
 
     def _store(self, rows: Rows, output: Any) -> None:
         prepared = self._prepared

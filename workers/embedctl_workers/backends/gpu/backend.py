@@ -79,6 +79,7 @@ class TorchGpuBackend(SentenceModel):
         with self._within_memory():
             choice = self._nearest(files, host) if dtype == "auto" else forced(dtype)
             self._engine = self._engine_in(choice.dtype)
+        self.budget_by_sum = isinstance(self._engine, PackedGpuEngine)
         for parameter in self._model[0].parameters():
             parameter.data = torch.empty(0)  # the device has them
         self._compiles = compile and self._compile(compile_with or compiler())

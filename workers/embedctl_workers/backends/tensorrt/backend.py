@@ -53,6 +53,7 @@ class TensorRTBackend:
         # One batch is on the device, and one is queued behind it.
         self.ahead, self.token_budget = 1, options.batch_tokens
         self.batch_cost: int | None = None
+        self.budget_by_sum = False
         self._runtime = runtime
         self._profiles = profiles_of(artifact.folder, options)
         plan = (artifact.folder / PLAN).read_bytes()

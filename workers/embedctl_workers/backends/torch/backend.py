@@ -97,6 +97,7 @@ class TorchBackend(SentenceModel):
         self.engine = packed.name if packed else "padded, torch"
         self._pads = packed is None
         self.batch_cost = PADDED_BATCH_COST if self._pads else None
+        self.budget_by_sum = False  # packed rows too: budgets on CPUs are tuned as rows × longest row
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
