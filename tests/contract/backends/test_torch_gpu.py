@@ -405,6 +405,8 @@ def test_batches_are_filled_up_to_a_size_and_their_vectors_stay_the_same(
 ) -> None:
     monkeypatch.setattr(packed, "attention_for", lambda *_: attention.Varlen(varlen_attn))
     monkeypatch.setattr(compiled, "BUCKETS", (64, 128, 256))
+    monkeypatch.setattr(compiled, "_LONGEST", (16, 32))
+    monkeypatch.setattr(compiled, "_FEWEST_TEXTS", 2)
     tiny = replace(BERT, max_seq_length=48)
     calls: list[int] = []
     made_for: list[int] = []
@@ -413,7 +415,7 @@ def test_batches_are_filled_up_to_a_size_and_their_vectors_stay_the_same(
     assert filled.engine.endswith("packed, varlen, compiled")
     rng = np.random.default_rng(0)
     texts = tokens_of([rng.integers(1, 50, length).tolist() for length in (30, 9, 48, 12, 3)])
-    for rows, size in (([0, 1], 64), ([2, 0], 128), ([2, 2], 128), ([2], 64), ([2] * 5, 256)):
+    for rows, size in (([0, 1], 64), ([2, 0], 128), ([2, 2], 128), ([2], 64), ([1, 4, 1], 64), ([4] * 8, 64), ([2] * 5, 256)):
         expected = plain.finish(plain.forward(texts, np.array(rows)), normalize=False)
         found = filled.finish(filled.forward(texts, np.array(rows)), normalize=False)
         np.testing.assert_allclose(found, expected, atol=2e-6)
@@ -425,6 +427,38 @@ def test_batches_are_filled_up_to_a_size_and_their_vectors_stay_the_same(
         np.testing.assert_allclose(found, expected, atol=2e-6)
         assert calls == []
         assert filled.positions(texts.lengths[rows]) == texts.lengths[rows].sum()
+
+
+def blocks(offsets: Any, longest: int) -> int:
+    """Blocks of FlashAttention's grid for each head: of 128 tokens of the longest text, for every text."""
+    return (len(offsets) - 1) * -(-longest // 128)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most"),
+    [
+        ([*range(10, 64)] * 10 + [150], 512),  # 20,000 tokens of short texts
+        ([450] * 72, 512),
+        ([3], 512),
+        ([8] * 4096, 512),
+        ([48, 3], 48),
+        ([512] * 64, 512),
+    ],
+    ids=["W1", "W2", "one", "tiny", "short model", "full"],
+)
+def test_the_filling_of_a_size_is_texts_like_others(lengths: list[int], most: int) -> None:
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    bucket = compiled.Bucket.of(np.array(lengths), most)
+    assert bucket is not None
+    ends = bucket.ends(offsets)
+    assert ends[: len(offsets)].tolist() == offsets.tolist()
+    assert (ends[-1], len(ends) - 1) == (bucket.tokens, bucket.texts)
+    assert 0 <= np.diff(ends).min() <= np.diff(ends).max() <= bucket.longest
+    assert max(lengths) <= bucket.longest <= most
+    filling = len(range(0, bucket.tokens - sum(lengths), bucket.longest))
+    assert bucket.texts == 32 or bucket.texts < 2 * (len(lengths) + filling)
+    if len(lengths) > 32:
+        assert blocks(ends, bucket.longest) < 2.2 * blocks(offsets, max(lengths))
 
 
 def test_every_size_is_compiled_before_the_first_chunk(

@@ -52,7 +52,11 @@ class Attention(Protocol):
         ...
 
     def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
-        """tokens × 3 × heads × size → tokens × heads × size; `inputs` are the plan's arrays and the offsets."""
+        """tokens × 3 × heads × size → tokens × heads × size.
+
+        Args:
+            inputs: the plan's arrays, the offsets, and perhaps `longest`, a tensor with the plan's number as its size.
+        """
         ...
 
 
@@ -74,7 +78,8 @@ class Varlen:
     def __call__(self, qkv: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         query, key, value = qkv.unbind(1)
         at = inputs["offsets"]
-        found: torch.Tensor = self._function(query, key, value, at, at, plan.longest, plan.longest)
+        longest = inputs["longest"].shape[0] if "longest" in inputs else plan.longest
+        found: torch.Tensor = self._function(query, key, value, at, at, longest, longest)
         return found
 
 

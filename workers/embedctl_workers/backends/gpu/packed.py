@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.gpu.attention import Attention, AttentionPlan, attention_for
-from embedctl_workers.backends.gpu.compiled import Bucket, Compiler, bucket_of
+from embedctl_workers.backends.gpu.compiled import Bucket, Compiler, changing, let_change, tokens_of_bucket
 from embedctl_workers.backends.gpu.device import GpuDevice
 from embedctl_workers.backends.gpu.engine import Batch
 from embedctl_workers.backends.torch.packed.inputs import packed_texts
@@ -80,13 +80,10 @@ class PackedGpuEngine:
         packed = packed_texts(tokens, rows, self._weights)
         count = len(packed.ids)
         plan = self._attention.plan(packed.offsets)
-        bucket = bucket_of(count, len(rows)) if self._compiled else None
+        bucket = Bucket.of(np.diff(packed.offsets), self._longest) if self._compiled else None
         ids, positions, offsets = packed.ids, packed.positions, packed.offsets
         if bucket is not None:
             ids, positions = bucket.filled(ids), bucket.filled(positions)
-            plan = AttentionPlan(
-                plan.arrays, plan.groups, self._longest
-            )  # a constant, because each new number would compile again
         arrays = {
             **plan.arrays,
             "ids": ids,
@@ -101,8 +98,12 @@ class PackedGpuEngine:
         words = functional.embedding(inputs["ids"], self._weights.words)
         places = functional.embedding(inputs["places"], self._weights.places)
         x = self._norm(words.float() + places.float()).to(self._dtype)
-        layers = self._stack.run if facts.bucket is None or self._compiled is None else self._compiled
-        x = layers(x, {name: inputs[name] for name in ("offsets", *facts.plan.arrays)}, facts.plan)
+        attended = {name: inputs[name] for name in ("offsets", *facts.plan.arrays)}
+        if facts.bucket is None or self._compiled is None:
+            x = self._stack.run(x, attended, facts.plan)
+        else:
+            let_change(attended["offsets"])
+            x = self._compiled(x, {**attended, "longest": changing(facts.bucket.longest)}, facts.plan)
         features: dict[str, Any] = {
             "token_embeddings": x[: facts.tokens].float()[None],
             "cu_seq_lens_q": inputs["cu_seq_lens"],
@@ -117,9 +118,8 @@ class PackedGpuEngine:
         return vectors
 
     def positions(self, lengths: Rows) -> int:
-        count = int(lengths.sum())
-        bucket = bucket_of(count, len(lengths)) if self._compiled else None
-        return count if bucket is None else bucket.tokens
+        filled = tokens_of_bucket(lengths) if self._compiled else None
+        return int(lengths.sum()) if filled is None else filled
 
 
 class _Stack:
