@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedctl_workers.backends.gpu.device import Peak
 
@@ -114,6 +115,26 @@ class StandIn:
 
     def empty_cache(self) -> None:
         self.emptied += 1
+
+
+class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Notes operations that would wait for a GPU, because the host needs a value or a size from it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(operation)
+        by_mask = name.startswith("aten.index.") and any(
+            each is not None and each.dtype == torch.bool for each in args[1]
+        )
+        if by_mask or any(word in name for word in _WAITING):
+            self.seen.append(name)
+        return operation(*args, **(kwargs or {}))
+
+
+_WAITING = ("_local_scalar_dense", "is_nonzero", "nonzero", "repeat_interleave.self_Tensor", "masked_select", "unique")
 
 
 def varlen_attn(

@@ -15,6 +15,7 @@ from embedctl_workers.backends.gpu.attention import Attention, AttentionPlan, at
 from embedctl_workers.backends.gpu.compiled import Bucket, Compiler, changing, let_change, tokens_of_bucket
 from embedctl_workers.backends.gpu.device import GpuDevice
 from embedctl_workers.backends.gpu.engine import Batch
+from embedctl_workers.backends.gpu.pooling import HostIndexedPooling
 from embedctl_workers.backends.torch.packed.inputs import packed_texts
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 
@@ -53,7 +54,8 @@ class PackedGpuEngine:
         dtype: torch.dtype,
         longest: int,
     ) -> None:
-        self._rest = rest
+        self._rest = [HostIndexedPooling.like(module) for module in rest]
+        self._pooling = next(module for module in self._rest if isinstance(module, HostIndexedPooling))
         self._longest = longest
         hidden = weights.words.shape[1]
         self._attention = attention_for(device, dtype, weights.heads, hidden // weights.heads)
@@ -90,7 +92,7 @@ class PackedGpuEngine:
             "places": positions,
             "cu_seq_lens": offsets,
             "offsets": offsets if bucket is None else bucket.ends(offsets),
-            "text": np.repeat(np.arange(len(rows)), np.diff(offsets)),
+            **self._pooling.indices(np.diff(offsets), tokens.prompt_tokens),
         }
         return Batch(arrays, _Facts(plan, count, tokens.prompt_tokens, bucket))
 
@@ -107,8 +109,7 @@ class PackedGpuEngine:
         features: dict[str, Any] = {
             "token_embeddings": x[: facts.tokens].float()[None],
             "cu_seq_lens_q": inputs["cu_seq_lens"],
-            # The text of each token. Without it, pooling would ask the device and wait for the answer.
-            "seq_idx": inputs["text"][None],
+            **{name: inputs[name] for name in ("text", "pooled", "weights") if name in inputs},
         }
         if facts.prompt_tokens is not None:
             features["prompt_length"] = facts.prompt_tokens

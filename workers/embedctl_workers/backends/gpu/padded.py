@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +15,25 @@ from embedctl_config.errors import ModelError
 from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.gpu.engine import Batch
+from embedctl_workers.backends.gpu.masks import look_at_no_masks, masking
+from embedctl_workers.backends.gpu.pooling import HostIndexedPooling
 from embedctl_workers.backends.torch.packed.inputs import check_within
 
 #: Widths are multiples of this, because matrix products and attention are fastest then.
 _STEP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Facts of a batch that are not in its arrays.
+
+    Attributes:
+        prompt_tokens: as in :class:`~embedctl_workers.arrays.tokens.Tokens`.
+        pads: whether any token is padding.
+    """
+
+    prompt_tokens: int | None
+    pads: bool
 
 
 class PaddedGpuEngine:
@@ -45,6 +61,8 @@ class PaddedGpuEngine:
         if not isinstance(self._first, Transformer):
             kind = type(self._first).__name__
             raise ModelError(f"this backend needs a model that begins with a Transformer, not with {kind}")
+        look_at_no_masks()
+        self._rest = [HostIndexedPooling.like(module) for module in self._rest]
         # Buffers keep their type: in 16 bits, the frequencies of rotary embeddings lose the positions of long texts.
         for parameter in self._first.parameters():
             parameter.data = parameter.data.to(dtype)
@@ -53,16 +71,19 @@ class PaddedGpuEngine:
         self._words = int(self._first.auto_model.get_input_embeddings().num_embeddings)
 
     def batch(self, tokens: Tokens, rows: Rows) -> Batch:
-        arrays = self._padding(tokens, rows, self._width(tokens.lengths[rows]))
+        lengths = tokens.lengths[rows]
+        width = self._width(lengths)
+        arrays = self._padding(tokens, rows, width)
         check_within(arrays["input_ids"], self._words)
-        return Batch(arrays, tokens.prompt_tokens)
+        return Batch(arrays, _Facts(tokens.prompt_tokens, pads=bool((lengths < width).any())))
 
-    def run(self, inputs: Mapping[str, torch.Tensor], facts: int | None) -> torch.Tensor:
+    def run(self, inputs: Mapping[str, torch.Tensor], facts: _Facts) -> torch.Tensor:
         features: dict[str, Any] = {name: values.long() for name, values in inputs.items()}
         features["modality"] = "text"
-        if facts is not None:
-            features["prompt_length"] = facts
-        features = self._first(features)
+        if facts.prompt_tokens is not None:
+            features["prompt_length"] = facts.prompt_tokens
+        with masking(padded=facts.pads):
+            features = self._first(features)
         features = {name: _in_float32(value) for name, value in features.items()}
         for module in self._rest:
             features = module(features)
