@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -401,28 +402,74 @@ def test_a_type_that_the_device_can_not_compute_in_loses(caplog: pytest.LogCaptu
     assert "fp16 does not run here: RuntimeError: expected mat1" in caplog.text
 
 
-def test_a_model_that_overflows_in_fp16_runs_in_bf16(
-    tmp_path: Path, tiny_model: MakeModel, host: Host, load: Load
-) -> None:
+def overflowing(model: Path, folder: Path, factor: float = 3e5) -> Path:
+    """A copy of a model, with the same vectors in fp32, whose inner values are too large for fp16."""
     from safetensors.torch import load_file, save_file
 
-    folder = tmp_path / "large"
-    folder.mkdir()
-    for path in tiny_model(BERT).rglob("*"):
-        target = folder / path.relative_to(tiny_model(BERT))
-        target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
+    shutil.copytree(model, folder)
     weights = load_file(folder / "model.safetensors")
     for name in weights:
         if name.endswith("intermediate.dense.weight"):
-            weights[name] *= 3e5
+            weights[name] *= factor
         if name.endswith(("output.dense.weight",)) and "attention" not in name:
-            weights[name] /= 3e5
+            weights[name] /= factor
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_model_that_overflows_in_fp16_runs_in_bf16(
+    tmp_path: Path, tiny_model: MakeModel, host: Host, load: Load
+) -> None:
+    folder = overflowing(tiny_model(BERT), tmp_path / "large")
     backend = TorchGpuBackend(ModelFiles("large", folder, fingerprint_of(folder)), host, StandIn())
     assert "bf16 (off by" in backend.engine
     assert "fp16 not finite" in backend.engine
-    forced = TorchGpuBackend(ModelFiles("large", folder, fingerprint_of(folder)), host, StandIn(), dtype="fp16")
-    assert {each.code for each in encode(forced, texts_of([3])).errors} == {ErrorCode.NON_FINITE}
+
+
+@pytest.mark.parametrize("engine", ["auto", "padded"])
+def test_a_text_that_overflows_in_fp16_is_encoded_in_fp32(
+    engine: str, tmp_path: Path, tiny_model: MakeModel, host: Host, with_varlen: None
+) -> None:
+    folder = overflowing(tiny_model(BERT), tmp_path / "large", 2e4)  # not the weights, but what is computed
+    files, on = ModelFiles("large", folder, fingerprint_of(folder)), StandIn(varlen=True)
+    backend = TorchGpuBackend(files, host, on, dtype="fp16", engine=engine)
+    before = {name: id(each) for name, each in vars(backend._engine).items()}
+    texts = texts_of([3, 9])
+    found = encode(backend, texts)
+    assert found.errors == []
+    assert cosines(found.vectors, reference(folder).encode(texts)).min() > 0.9998
+    assert {name: id(each) for name, each in vars(backend._engine).items()} == before
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    backend.forward_wider = fail  # type: ignore[assignment,method-assign]
+    assert {each.code for each in encode(backend, texts).errors} == {ErrorCode.NON_FINITE}
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "dtype", "chosen"),
+    [
+        (("fp16", "bf16"), "auto", "bf16 (off by"),
+        (("fp16",), "auto", "fp32 (off by"),
+        (("fp16", "bf16"), "fp16", "fp16,"),
+    ],
+)
+def test_a_model_with_parts_that_fp16_is_not_enough_for_runs_in_another_type(
+    dtypes: Sequence[str], dtype: str, chosen: str, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import MPNetModel
+
+    monkeypatch.setattr(MPNetModel, "_keep_in_fp32_modules", ["intermediate"])
+    on = StandIn()
+    on.dtypes = tuple(precision.DTYPES[each] for each in dtypes)
+    backend = load(Tiny("mpnet"), on=on, dtype=dtype)
+    assert f", {chosen}" in backend.engine
+    engine: Any = backend._engine
+    kept = {each.dtype for name, each in engine._first.named_parameters() if ".intermediate." in name}
+    others = {each.dtype for name, each in engine._first.named_parameters() if ".intermediate." not in name}
+    assert others == {precision.DTYPES[chosen[:4]]}
+    assert kept == ({torch.float32} if chosen.startswith("fp16") else others)
 
 
 def test_fp32_is_not_rounded(load: Load) -> None:

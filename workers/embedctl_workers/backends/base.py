@@ -123,6 +123,15 @@ def run_warm_up_batches(backend: Backend) -> None:
 
 
 @runtime_checkable
+class Widens(Protocol):
+    """A backend that computes in a type of small range, and can compute in one of larger range at times."""
+
+    def forward_wider(self, tokens: Tokens, rows: Rows) -> Any:
+        """As :meth:`Backend.forward`, in the type of larger range: slower, and for few rows."""
+        ...
+
+
+@runtime_checkable
 class RemembersBudget(Protocol):
     """A backend that keeps its reduced token budget for its next start."""
 

@@ -13,7 +13,7 @@ from embedctl_config.errors import DeviceLost, EmbedctlError, WorkerSick
 from embedctl_config.wire import ErrorCode
 from embedctl_workers.arrays.batching import size_of
 from embedctl_workers.arrays.tokens import Rows, Vectors
-from embedctl_workers.backends.base import Backend, is_out_of_memory
+from embedctl_workers.backends.base import Backend, Widens, is_out_of_memory
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.redaction import first_line
 
@@ -94,16 +94,25 @@ class Batches:
             self._report(rows)
 
     def again(self, row: int) -> None:
-        """Encode a row without a vector once more, alone. No batch may be in flight."""
+        """Encode a row without a vector once more, alone. No batch may be in flight.
+
+        If it overflowed, it is encoded in a type of larger range, where the backend has one.
+        """
         rows = np.array([row], np.int64)
-        del self._bad[row]
+        before = self._bad.pop(row)
         self.elsewhere.discard(row)
+        overflowed = before[0] is ErrorCode.NON_FINITE
+        wider = self._backend.forward_wider if overflowed and isinstance(self._backend, Widens) else None
+        forward = wider or self._backend.forward
         try:
-            self._store(rows, self._backend.forward(self._prepared.tokens_of(rows), rows))
+            self._store(rows, forward(self._prepared.tokens_of(rows), rows))
         except OF_THE_WORKER:
             raise
         except Exception as error:  # noqa: BLE001  (as above)
-            self._blame(row, error)
+            if wider:
+                self._bad[row] = before
+            else:
+                self._blame(row, error)
         self._report(rows)
 
     def _split(self, rows: Rows, error: Exception) -> None:

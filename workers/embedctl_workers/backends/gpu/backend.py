@@ -23,7 +23,7 @@ from embedctl_workers.backends.gpu.device import GpuDevice, open_gpu, watched
 from embedctl_workers.backends.gpu.engine import GpuEngine
 from embedctl_workers.backends.gpu.memory import MOST_TOKENS, SAMPLE_TOKENS, Limit, affordable
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
-from embedctl_workers.backends.gpu.padded import PaddedGpuEngine
+from embedctl_workers.backends.gpu.padded import PaddedGpuEngine, keeps_fp32
 from embedctl_workers.backends.gpu.precision import DTYPES, Choice, choose, forced, full_precision
 from embedctl_workers.backends.gpu.transfer import Output, Transfer
 from embedctl_workers.backends.torch.backend import SentenceModel
@@ -102,6 +102,14 @@ class TorchGpuBackend(SentenceModel):
         with watched(self._device):
             return self._begin(self._engine, tokens, rows)
 
+    def forward_wider(self, tokens: Tokens, rows: Rows) -> Output:
+        """As :meth:`forward`, in float32."""
+        with watched(self._device):
+            # On the stream that uses it, because nothing else waits for it.
+            with torch.no_grad(), self._transfer.computing():
+                engine = self._engine.widened()
+            return self._begin(engine, tokens, rows)
+
     def finish(self, output: Output, *, normalize: bool) -> Vectors:
         with watched(self._device):
             vectors = output.wait()
@@ -157,7 +165,11 @@ class TorchGpuBackend(SentenceModel):
                 vectors[rows] = self._begin(engine, texts, rows).wait()
             return vectors
 
-        return choose(self._device.dtypes, references_for(files, host), encode)
+        # In fp16, some of these models clamp what overflows (transformers' modeling_t5.py): a wrong vector is finite.
+        dtypes = self._device.dtypes
+        if keeps_fp32(self._model[0]):
+            dtypes = tuple(each for each in dtypes if each != torch.float16) or (torch.float32,)
+        return choose(dtypes, references_for(files, host), encode)
 
     def _engine_in(self, dtype: torch.dtype) -> GpuEngine:
         device = self._device.device

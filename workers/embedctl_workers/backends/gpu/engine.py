@@ -50,6 +50,10 @@ class GpuEngine(Protocol):
         """
         ...
 
+    def widened(self) -> GpuEngine:
+        """The same in float32, made of the weights on the device; it is to be dropped soon."""
+        ...
+
     def positions(self, lengths: Rows) -> int:
         """The number of tokens that are computed for texts of these lengths, padding included."""
         ...

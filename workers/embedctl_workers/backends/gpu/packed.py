@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from embedctl_workers.arrays.tokens import Rows, Tokens
-from embedctl_workers.backends.gpu.attention import Attention, AttentionPlan, attention_for
+from embedctl_workers.backends.gpu.attention import Attention, AttentionPlan, Bucketed, attention_for
 from embedctl_workers.backends.gpu.compiled import Bucket, Compiler, changing, let_change, tokens_of_bucket
 from embedctl_workers.backends.gpu.device import GpuDevice
 from embedctl_workers.backends.gpu.engine import Batch
@@ -118,6 +119,14 @@ class PackedGpuEngine:
         vectors: torch.Tensor = features["sentence_embedding"]
         return vectors
 
+    def widened(self) -> PackedGpuEngine:
+        other = copy.copy(self)
+        other._attention = Bucketed()
+        other._stack = self._stack.widened(other._attention)
+        other._dtype, other._compiled = torch.float32, None
+        other._weights = replace(self._weights, words=self._weights.words.float(), places=self._weights.places.float())
+        return other
+
     def positions(self, lengths: Rows) -> int:
         filled = tokens_of_bucket(lengths) if self._compiled else None
         return int(lengths.sum()) if filled is None else filled
@@ -128,6 +137,12 @@ class _Stack:
 
     def __init__(self, weights: Weights, attention: Attention, device: torch.device, dtype: torch.dtype) -> None:
         self._layers = [_Layer(layer, weights, attention, device, dtype) for layer in weights.layers]
+
+    def widened(self, attention: Attention) -> _Stack:
+        """The same in float32."""
+        other = copy.copy(self)
+        other._layers = [layer.widened(attention) for layer in self._layers]
+        return other
 
     def run(self, x: torch.Tensor, inputs: Mapping[str, torch.Tensor], plan: AttentionPlan) -> torch.Tensor:
         """tokens × hidden, after the embeddings → the last hidden state."""
@@ -157,6 +172,14 @@ class _Layer:
         x = self._attention_norm(x + self._out(context))
         return self._norm(x + self._down(self._activation(self._up(x))))
 
+    def widened(self, attention: Attention) -> _Layer:
+        other = copy.copy(self)
+        other._attention = attention
+        for name, part in vars(self).items():
+            if isinstance(part, _Linear | _Norm):
+                setattr(other, name, _widened(part))
+        return other
+
 
 class _Linear:
     """Linear layers side by side, in one product."""
@@ -179,3 +202,9 @@ class _Norm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
+
+
+def _widened(part: _Linear | _Norm) -> _Linear | _Norm:
+    other = copy.copy(part)
+    other._weight, other._bias = part._weight.float(), part._bias.float()
+    return other

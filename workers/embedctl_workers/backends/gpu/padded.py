@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules.transformer import Transformer
+from transformers import PreTrainedModel
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.arrays.padding import Padding
@@ -64,8 +65,10 @@ class PaddedGpuEngine:
         look_at_no_masks()
         self._rest = [HostIndexedPooling.like(module) for module in self._rest]
         # Buffers keep their type: in 16 bits, the frequencies of rotary embeddings lose the positions of long texts.
-        for parameter in self._first.parameters():
-            parameter.data = parameter.data.to(dtype)
+        kept = _kept_in_fp32(self._first.auto_model, dtype)
+        for name, parameter in self._first.named_parameters():
+            if not any(f".{each}." in f".{name}." for each in kept):
+                parameter.data = parameter.data.to(dtype)
         self._padding = padding
         self._longest = longest
         self._words = int(self._first.auto_model.get_input_embeddings().num_embeddings)
@@ -90,12 +93,28 @@ class PaddedGpuEngine:
         vectors: torch.Tensor = features["sentence_embedding"]
         return vectors
 
+    def widened(self) -> PaddedGpuEngine:
+        other = copy.copy(self)
+        other._first = copy.deepcopy(self._first).float()
+        return other
+
     def positions(self, lengths: Rows) -> int:
         return len(lengths) * self._width(lengths) if len(lengths) else 0
 
     def _width(self, lengths: Rows) -> int:
         longest = int(lengths.max())
         return max(longest, min(self._longest, -(-longest // _STEP) * _STEP))
+
+
+def keeps_fp32(module: torch.nn.Module) -> bool:
+    """Whether transformers says of parts of this model that fp16 is not enough for them."""
+    return isinstance(module, Transformer) and bool(_kept_in_fp32(module.auto_model, torch.float16))
+
+
+def _kept_in_fp32(model: PreTrainedModel, dtype: torch.dtype) -> set[str]:
+    """Names of modules that transformers leaves in float32 when it loads the model in this type."""
+    kept = set(model._keep_in_fp32_modules_strict or ())
+    return kept | set(model._keep_in_fp32_modules or ()) if dtype == torch.float16 else kept
 
 
 def _in_float32(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +18,12 @@ class HostIndexedPooling(Pooling):
     """Pools as its base does. Where its base waits for the device, this computes the same without."""
 
     @classmethod
-    def like(cls, module: torch.nn.Module) -> torch.nn.Module | Self:
+    def like(cls, module: Any) -> torch.nn.Module:
         """The module itself, or for a Pooling one of this class that pools alike."""
-        if type(module) is not Pooling:
-            return module
-        pooling: Pooling = module
-        return cls(**pooling.get_config_dict())
+        if type(module) is Pooling:
+            module = cls(**module.get_config_dict())
+        same: torch.nn.Module = module
+        return same
 
     def indices(self, lengths: Rows, prompt_tokens: int | None) -> dict[str, np.ndarray[Any, Any]]:
         """Arrays that :meth:`forward` needs as features for packed texts of these lengths.
