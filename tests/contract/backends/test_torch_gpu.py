@@ -680,6 +680,26 @@ def test_a_budget_that_was_too_large_is_smaller_at_the_next_start(
     assert "is not read, because it is not trusted" in caplog.text
 
 
+def test_a_batch_that_fits_once_memory_is_in_one_piece_lowers_no_budget(load: Load, tmp_path: Path) -> None:
+    on = StandIn()
+    backend = load(on=on, dtype="fp32")
+    run, sizes = backend._engine.run, []
+
+    def in_pieces(inputs: Any, facts: Any) -> Any:
+        sizes.append(len(inputs["ids"]))
+        if not on.emptied:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return run(inputs, facts)
+
+    backend._engine.run = in_pieces  # type: ignore[method-assign]
+    backend.remember_budget = lambda _: pytest.fail("kept")  # type: ignore[method-assign]
+    encoder = ChunkEncoder(backend, 64)
+    assert encode_with(encoder, texts_of([20] * 5)).errors == []
+    assert sizes[0] == sizes[1]  # the same batch again
+    assert len(set(sizes[:2])) == 1
+    assert encoder._token_budget == 64
+
+
 def test_what_a_failed_batch_held_is_let_go_before_memory_is_given_back(load: Load) -> None:
     import weakref
 
@@ -689,14 +709,14 @@ def test_what_a_failed_batch_held_is_let_go_before_memory_is_given_back(load: Lo
 
     def fail(inputs: Any, facts: Any) -> Any:
         large = torch.zeros(10)
-        held.append(weakref.ref(large))
+        held[:] = [weakref.ref(large)]
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     backend._engine.run = fail  # type: ignore[method-assign]
     given_back = on.empty_cache
 
     def empty_cache() -> None:
-        held.append(held[-1]() is None)
+        held[1:] = [held[0]() is None]
         given_back()
 
     on.empty_cache = empty_cache  # type: ignore[method-assign]  # of this one alone

@@ -153,6 +153,34 @@ print(json.dumps([pinned.label, pinned.device, pinned.cpu_list, os.environ[{vari
     assert json.loads(done.stdout) == [label, device, str(FIRST), uid]
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "set_already", "expected"),
+    [
+        (devices.Accelerator("gpu", 0, "GPU-1"), {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        (devices.Accelerator("gpu", 0, "GPU-1"), {"PYTORCH_ALLOC_CONF": "x:1"}, {"PYTORCH_ALLOC_CONF": "x:1"}),
+        (
+            devices.Accelerator("gpu", 0, "GPU-1"),
+            {"PYTORCH_CUDA_ALLOC_CONF": "x:1"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "x:1"},
+        ),
+        (devices.Accelerator("gpu", 0, "GPU-1", rocm=True), {}, {}),
+        (devices.Accelerator("neuron", 0, "0"), {}, {}),
+        (None, {}, {}),
+    ],
+)
+def test_memory_of_a_gpu_is_allocated_in_segments_that_grow_before_torch_is_imported(
+    accelerator: devices.Accelerator | None, set_already: dict[str, str], expected: dict[str, str]
+) -> None:
+    code = (
+        "import json, os, sys\nfrom embedctl_workers.machine import devices\nfrom embedctl_workers.machine.devices "
+        f"import Accelerator\ndevices.pin(None, accelerator={accelerator!r})\nassert 'torch' not in sys.modules\n"
+        "print(json.dumps({name: value for name, value in os.environ.items() if 'ALLOC_CONF' in name}))"
+    )
+    clean = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean | set_already)
+    assert json.loads(done.stdout) == expected, done.stderr
+
+
 def test_an_amd_gpu_is_chosen_where_uuids_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")

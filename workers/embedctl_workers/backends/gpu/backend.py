@@ -99,7 +99,15 @@ class TorchGpuBackend(SentenceModel):
         return cls(resolve_model(model, entry), host, open_gpu(), **options)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Output:
+        try:
+            with watched(self._device):
+                return self._begin(self._engine, tokens, rows)
+        except torch.OutOfMemoryError as error:
+            log.info("a batch did not fit the device's memory: once more, alone: %s", first_line(error))
+        # Memory was held by batches in flight, or in pieces: that says nothing of the size of a batch.
         with watched(self._device):
+            self._device.synchronize()
+            self._device.empty_cache()
             return self._begin(self._engine, tokens, rows)
 
     def forward_wider(self, tokens: Tokens, rows: Rows) -> Output:
