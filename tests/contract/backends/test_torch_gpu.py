@@ -35,6 +35,7 @@ pytest.importorskip("sentence_transformers")
 from embedctl_workers.backends.gpu import attention, compiled, device, memory, packed, pooling, precision  # noqa: E402
 from embedctl_workers.backends.gpu import backend as torch_gpu  # noqa: E402  (they import torch)
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend  # noqa: E402
+from embedctl_workers.backends.torch.backend import TorchBackend  # noqa: E402
 from tests.support.references_here import compute_here  # noqa: E402
 from tests.support.stand_in_gpu import StandIn, Waits, varlen_attn  # noqa: E402
 from tests.support.tiny_models import FAMILIES, Tiny  # noqa: E402
@@ -292,6 +293,18 @@ def test_batches_are_cut_by_what_is_computed(engine: str, load: Load, monkeypatc
     if engine == "auto":
         assert all(size > 64 - lengths.max() for size in sizes[:-1])
     np.testing.assert_allclose(together.vectors, apart.vectors, atol=2e-6)
+
+
+@pytest.mark.parametrize("engine", ["auto", "padded"])
+def test_only_what_the_engine_reads_is_listed(engine: str, load: Load, tiny_model: MakeModel, host: Host) -> None:
+    folder = tiny_model(replace(BERT, max_seq_length=32))
+    on_a_cpu = TorchBackend(ModelFiles("tiny", folder, fingerprint_of(folder)), host, engine)
+    expected = {"input_ids"} if engine == "auto" else {"input_ids", "token_type_ids"}
+    for backend in (load(dtype="fp32", engine=engine), on_a_cpu):
+        tokens = backend.tokenize(texts_of([3, 90]), None)
+        assert set(tokens.columns) == expected
+        assert tokens.windows is not None
+        assert set(tokens.windows().tokens.columns) == expected
 
 
 # Waiting
@@ -692,7 +705,7 @@ def test_a_batch_that_fits_once_memory_is_in_one_piece_lowers_no_budget(load: Lo
         return run(inputs, facts)
 
     backend._engine.run = in_pieces  # type: ignore[method-assign]
-    backend.remember_budget = lambda _: pytest.fail("kept")  # type: ignore[method-assign]
+    backend.remember_budget = lambda _: pytest.fail("kept")  # type: ignore[assignment,method-assign]
     encoder = ChunkEncoder(backend, 64)
     assert encode_with(encoder, texts_of([20] * 5)).errors == []
     assert sizes[0] == sizes[1]  # the same batch again

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -40,6 +41,12 @@ class TextTokenizer:
         self._tokenizer.enable_truncation(max_tokens, direction="right" if keep == "left" else "left")
         self._keep = keep
         self._columns = {name: _COLUMNS[name] for name in columns}
+
+    def only(self, *columns: str) -> Self:
+        """The same, for a model that takes these inputs alone."""
+        other = copy(self)
+        other._columns = {name: self._columns[name] for name in columns}
+        return other
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """Tokenise texts; `prompt_tokens` stays None."""

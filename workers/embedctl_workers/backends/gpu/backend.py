@@ -80,6 +80,8 @@ class TorchGpuBackend(SentenceModel):
             choice = self._nearest(files, host) if dtype == "auto" else forced(dtype)
             self._engine = self._engine_in(choice.dtype)
         self.budget_by_sum = isinstance(self._engine, PackedGpuEngine)
+        if self.budget_by_sum:
+            self._tokenize = self._tokenize.only("input_ids")
         for parameter in self._model[0].parameters():
             parameter.data = torch.empty(0)  # the device has them
         self._compiles = compile and self._compile(compile_with or compiler())

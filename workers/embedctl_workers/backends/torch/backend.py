@@ -96,6 +96,8 @@ class TorchBackend(SentenceModel):
         self._engine: CpuEngine = packed or _Padded(self._model, Padding.of(self._tokenizer))
         self.engine = packed.name if packed else "padded, torch"
         self._pads = packed is None
+        if packed:
+            self._tokenize = self._tokenize.only("input_ids")
         self.batch_cost = PADDED_BATCH_COST if self._pads else None
         self.budget_by_sum = False  # packed rows too: budgets on CPUs are tuned as rows × longest row
 
