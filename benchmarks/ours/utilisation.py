@@ -15,7 +15,11 @@ _EVERY_S = 0.1
 
 @dataclass
 class BusyShares:
-    """Busy shares, 0 to 1, each with the time of its reading (seconds since 1970)."""
+    """Busy shares, 0 to 1, each with the time of its reading (seconds since 1970).
+
+    Attributes:
+        what: what is measured, or why nothing is; for people.
+    """
 
     what: str
     taken: list[tuple[float, float]] = field(default_factory=list)
@@ -45,7 +49,10 @@ def gpu_samples(uuid: str) -> Iterator[BusyShares]:
 def _read(tool: subprocess.Popen[str], samples: BusyShares) -> None:
     assert tool.stdout
     for line in tool.stdout:
-        samples.taken.append((time.time(), float(line) / 100))
+        try:
+            samples.taken.append((time.time(), float(line) / 100))
+        except ValueError:  # "[N/A]" on a part of a GPU, and in some virtual machines
+            samples.what = f"the driver does not say how busy this GPU is: {line.strip()}"
 
 
 @contextmanager

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.ours import gpu
+from benchmarks.ours import gpu, utilisation
 from benchmarks.ours.gpu_report import BF16, FP32, OURS, GpuComparison
 
 from embedctl_bench.measuring.shapes import SHAPES
 from embedctl_bench.peers.child import ChildProcess, Unavailable
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.workload import Workload
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -52,3 +56,27 @@ def test_every_batch_size_of_a_gpu_is_tried_on_a_batch_of_its_own_size(
         assert max(tried[system]) == 1024
         assert samples[system] == len(workload.lengths) >= max(tried[system])
     assert samples[OURS] == len(workload.lengths)
+
+
+@pytest.mark.parametrize(
+    ("says", "busy", "what"),
+    [
+        ("50\n70\n", 0.6, "the driver's utilisation"),
+        ("[N/A]\n[N/A]\n", None, "the driver does not say how busy this GPU is: [N/A]"),
+        ("[N/A]\n40\n", 0.4, "the driver"),
+    ],
+)
+def test_a_driver_that_does_not_say_how_busy_a_gpu_is_is_quoted(
+    says: str, busy: float | None, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{says}'\nexec sleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    began = time.time()
+    with utilisation.gpu_samples("GPU-1") as samples:
+        eventually(lambda: len(samples.taken) == sum(line.isdigit() for line in says.split("\n")))
+        eventually(lambda: "N/A" not in says or "not say" in samples.what)
+    idle = samples.idle(began, time.time())
+    assert math.isnan(idle) if busy is None else idle == pytest.approx(1 - busy)
+    assert samples.what.startswith(what)
