@@ -22,6 +22,7 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ErrorCode
 from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.arrays.tokens import Tokens, Vectors
+from embedctl_workers.backends.base import WarmsThreads
 from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.machine.host import Host
@@ -850,6 +851,16 @@ def test_chunks_of_two_threads_do_not_mix(load: Load) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(run, list(range(8)) * 2))
+
+
+def test_a_thread_can_be_warmed_up_beside_others(load: Load) -> None:
+    on = StandIn()
+    backend: Any = load(on=on, dtype="fp32")
+    assert isinstance(backend, WarmsThreads)
+    on.waits = 0
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(backend.warm_up_thread).result()
+    assert on.waits > 0
 
 
 # Without a GPU

@@ -123,6 +123,15 @@ def run_warm_up_batches(backend: Backend) -> None:
 
 
 @runtime_checkable
+class WarmsThreads(Protocol):
+    """A backend with one-time work in each thread that calls it."""
+
+    def warm_up_thread(self) -> None:
+        """Do that work in this thread. No other thread may call :meth:`Backend.forward` meanwhile."""
+        ...
+
+
+@runtime_checkable
 class Widens(Protocol):
     """A backend that computes in a type of small range, and can compute in one of larger range at times."""
 

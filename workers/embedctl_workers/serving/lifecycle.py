@@ -7,14 +7,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery, signals
 from celery.bootsteps import StartStopStep
-from celery.concurrency.thread import TaskPool
 from celery.worker import state
 
 from embedctl.broker import Broker
@@ -43,6 +42,7 @@ from embedctl_workers.serving.runner import ChunkRunner
 from embedctl_workers.serving.speed import Speed
 from embedctl_workers.serving.tasks import register
 from embedctl_workers.serving.telemetry import Telemetry
+from embedctl_workers.serving.threads import warmed_threads
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def run_worker(
         app = make_celery(settings)
         model_of_queue = {keys.queue(hardware, model): model for model in models}
         register(app, runner, model_of_queue)
-        return _consume(app, runner, health, name, list(model_of_queue), entry.prefetch, log_level)
+        return _consume(app, runner, encoders, health, name, list(model_of_queue), entry.prefetch, log_level)
 
 
 def _telemetry(
@@ -197,7 +197,14 @@ def _load(
 
 
 def _consume(
-    app: Celery, runner: ChunkRunner, health: Health, name: str, queues: list[str], prefetch: int, log_level: str
+    app: Celery,
+    runner: ChunkRunner,
+    encoders: Mapping[str, ChunkEncoder],
+    health: Health,
+    name: str,
+    queues: list[str],
+    prefetch: int,
+    log_level: str,
 ) -> int:
     def drain(**_: object) -> None:
         runner.draining.set()
@@ -211,7 +218,7 @@ def _consume(
     # Threads, because one process holds one device: chunks share it under a lock instead of forking.
     worker = app.Worker(
         hostname=name,
-        pool=_Threads,
+        pool=warmed_threads([each.backend for each in encoders.values()]),
         consumer_cls=CheckingConsumer,
         concurrency=prefetch,
         queues=queues,
@@ -247,13 +254,6 @@ def _told_by_celery(health: Health) -> type[StartStopStep]:
             health.consuming = False
 
     return Consuming
-
-
-class _Threads(TaskPool):
-    """Celery's threads pool, but a second Ctrl-C, which tells it to end a task, does not make it fail."""
-
-    def terminate_job(self, pid: int, signal: int | None = None) -> None:
-        """Do nothing: a thread can't be ended, and the chunk's lease lapses."""
 
 
 def _free_name(broker: Broker, name: str) -> str:

@@ -148,6 +148,10 @@ class TorchGpuBackend(SentenceModel):
                     if size <= self.token_budget:
                         self._run_dummies(_SAMPLE_LENGTH, tokens=size)
 
+    def warm_up_thread(self) -> None:
+        """Run small batches: the libraries of matrix products keep a handle and scratch memory for each thread."""
+        run_warm_up_batches(self)
+
     def remember_budget(self, tokens: int) -> None:
         """Begin with this token budget at the next start."""
         self._limit.save(tokens)
