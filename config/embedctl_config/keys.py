@@ -251,13 +251,8 @@ def queue(hardware: str, model: str) -> str:
     return f"embed.{hardware}.{model}"
 
 
-#: Kombu's keys that describe a queue begin so. Nothing reads them to send or to take tickets.
+#: Kombu's keys that describe a queue, without its name. Nothing reads them to send or to take tickets.
 BINDINGS = ("_kombu.binding", "_kombu.binding_permanent")
-
-
-def bindings(queue: str) -> list[str]:
-    """Kombu's keys that describe a queue."""
-    return [f"{table}.{queue}" for table in BINDINGS]
 
 
 def is_job_id(text: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from embedctl.job import Job
 from embedctl.store import JobStatus
 from tests.explorer import bodies, old_client, old_jobs, old_upkeep
-from tests.explorer.actors import Actor, Body, Program, Worker, _result
+from tests.explorer.actors import Actor, Body, Program, Tidier, Worker, _result
 from tests.explorer.bodies import corpus
 from tests.explorer.machine import Machine
 from tests.explorer.world import State, World, a_world
@@ -313,6 +313,16 @@ SCENARIOS: dict[str, Scenario] = {
         lambda cast: (_producer(cast, "a", "b"), Worker("w1"), _reaper(cast), _canceller(cast), _waiter(cast)),
         left={"death": 1, "lapse": 1},
     ),
+    # Tickets of a job that is over are removed while the job is opened again, or after Redis forgot its end.
+    "dead tickets": Scenario(
+        lambda cast: (_retrier(cast), _repairer(cast), Worker("w1"), _reaper(cast), Tidier()),
+        left={"lost result": 1, "lapse": 2},
+        prepare=_ended_with_failures,
+    ),
+    "dead tickets and rollback": Scenario(
+        lambda cast: (_producer(cast, "a"), Worker("w1"), _reaper(cast), _waiter(cast), Tidier()),
+        left={"rollback": 1, "lapse": 1},
+    ),
     "retry and rollback": Scenario(
         lambda cast: (_retrier(cast, runs=2), Worker("w1", fails=(0, 1)), _reaper(cast), _waiter(cast)),
         left={"rollback": 1},
@@ -332,6 +342,7 @@ def _everybody(cast: Cast) -> tuple[Actor, ...]:
         _retrier(cast, "other"),
         _waiter(cast),
         *([Program("reader", {"": bodies.fetches})] if cast is PRESENT else []),
+        *([Tidier()] if cast is PRESENT else []),
     )
 
 

@@ -107,7 +107,7 @@ class UnusedQueues:
                 pipe.exists(queue)
             gone = [queue for queue, there in zip(found, pipe.execute(), strict=True) if not there]
             if gone:
-                client.unlink(*_bindings(gone))
+                client.unlink(*bindings(gone))
 
     def _over(self, job_ids: Iterable[str | None]) -> set[str | None]:
         """The jobs among these that are gone or have ended, so that their tickets do nothing.
@@ -127,7 +127,7 @@ class UnusedQueues:
         if queues:
             with self._connection.client() as client:
                 pipe = client.pipeline(transaction=False).zrem(keys.QUEUES, *queues)
-                pipe.unlink(*_bindings(queues)).execute()
+                pipe.unlink(*bindings(queues)).execute()
 
     def _answers(self, pipe: Any) -> list[Any]:
         return [self._connection.answer_of(answer) for answer in pipe.execute(raise_on_error=False)]
@@ -144,5 +144,6 @@ def _is_over(facts: Any) -> bool:
         return False
 
 
-def _bindings(queues: Iterable[str]) -> list[str]:
-    return [key for queue in queues for key in keys.bindings(queue)]
+def bindings(queues: Iterable[str]) -> list[str]:
+    """Kombu's keys that describe these queues."""
+    return [f"{table}.{queue}" for queue in queues for table in keys.BINDINGS]

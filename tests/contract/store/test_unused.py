@@ -19,7 +19,7 @@ from tests.support.store import QUEUE, new_job, row, score, work
 from tests.support.waiting import PATIENCE_S
 
 GONE = "20261121-073032-d974cc1efb"
-BINDINGS = keys.bindings(QUEUE)
+BINDINGS = unused.bindings([QUEUE])
 DAY_MS = 24 * 3600 * 1000
 
 
