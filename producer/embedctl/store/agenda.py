@@ -174,7 +174,7 @@ class Agenda:
             if gone:
                 client.zrem(keys.JOBS, *gone)
         routes = [facts for facts in found if isinstance(facts, list) and None not in facts]
-        return {keys.queue(hardware.decode(), model.decode()) for hardware, model in routes}
+        return {keys.queue(*(name.decode(errors="replace") for name in route)) for route in routes}
 
     def _slice(self, members: str, cursor: str, count: int) -> list[str]:
         return [job_id for job_id, _ in next_slice(self._connection, members, cursor, count)]

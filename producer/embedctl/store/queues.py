@@ -105,7 +105,8 @@ def job_of(ticket: bytes) -> str | None:
         return None
     try:
         (job_id, _), facts, *_ = _body(ticket)
-        known = keys.is_job_id(job_id) and int(facts.get("version", 1)) <= wire.VERSION
+        version = facts.get("version", 1)
+        known = keys.is_job_id(job_id) and type(version) is int and version <= wire.VERSION
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return job_id if known else None

@@ -10,6 +10,7 @@ binding, neither a sender nor a worker that begins to consume the queue at that 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,8 @@ from embedctl.store.status import JobState
 from embedctl.store.sweeps import next_slice
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, NotPermitted
+
+log = logging.getLogger(__name__)
 
 #: Queues that are looked at in one round.
 _QUEUES = 100
@@ -98,9 +101,10 @@ class UnusedQueues:
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for queue, tickets in found.items():
-                for ticket, job_id in tickets.items():
-                    if job_id in over:
-                        pipe.lrem(queue, -1, ticket)
+                dead = [ticket for ticket, job_id in tickets.items() if job_id in over]
+                for ticket in dead:
+                    pipe.lrem(queue, -1, ticket)
+                log.info("queue %s: %d tickets of jobs that ended or are gone", queue, len(dead))
             pipe.execute()
             pipe = client.pipeline(transaction=False)
             for queue in found:
