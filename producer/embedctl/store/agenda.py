@@ -168,12 +168,12 @@ class Agenda:
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for job_id in names:
-                pipe.hmget(keys.job(job_id), "hardware", "model")
+                pipe.hmget(keys.job(job_id), "version", "hardware", "model")
             found = [self._connection.answer_of(each) for each in pipe.execute(raise_on_error=False)]
-            gone = [job_id for job_id, facts in zip(names, found, strict=True) if facts == [None, None]]
+            gone = [job_id for job_id, facts in zip(names, found, strict=True) if facts == [None] * 3]
             if gone:
                 client.zrem(keys.JOBS, *gone)
-        routes = [facts for facts in found if isinstance(facts, list) and None not in facts]
+        routes = [facts[1:] for facts in found if isinstance(facts, list) and None not in facts]
         return {keys.queue(*(name.decode(errors="replace") for name in route)) for route in routes}
 
     def _slice(self, members: str, cursor: str, count: int) -> list[str]:

@@ -1,8 +1,8 @@
 """Removes the tickets of jobs that ended or are gone, and with them the queues that no job uses any more.
 
 Workers take such tickets from the queues that they serve, so only queues without a live worker are tidied. A ticket is
-removed by its exact content, and no two tickets are equal. So nothing that is sent meanwhile can be removed, without
-a lock. Redis removes an empty list by itself.
+removed by its exact content, and no two tickets are equal. So no ticket that is sent meanwhile can be removed, and no
+step needs a lock. Redis deletes an empty list by itself.
 
 Kombu's bindings are removed with the queue. Tickets go straight to the list of their queue's name, so nobody misses a
 binding, neither a sender nor a worker that begins to consume the queue at that moment.
@@ -104,7 +104,7 @@ class UnusedQueues:
                 dead = [ticket for ticket, job_id in tickets.items() if job_id in over]
                 for ticket in dead:
                     pipe.lrem(queue, -1, ticket)
-                log.info("queue %s: %d tickets of jobs that ended or are gone", queue, len(dead))
+                log.info("queue %s: removing %d tickets of jobs that ended or are gone", queue, len(dead))
             pipe.execute()
             pipe = client.pipeline(transaction=False)
             for queue in found:
