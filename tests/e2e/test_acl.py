@@ -200,7 +200,7 @@ def test_with_the_list_of_an_older_version_only_unused_queues_stay(
     settings: Settings, embedctl: RunEmbedctl, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
     for user in ("producer", "worker"):
-        raw.acl_setuser(user, enabled=True, commands=["-lrem"])
+        raw.acl_setuser(user, enabled=True, commands=["-lpos"])
     try:
         start_worker()
         misspelt = enqueue_embeddings(["a text"], model="typo-model", hardware="dummy", settings=settings)
@@ -209,8 +209,8 @@ def test_with_the_list_of_an_older_version_only_unused_queues_stay(
         assert raw.llen("embed.dummy.typo-model") == 1
     finally:
         for user in ("producer", "worker"):
-            raw.acl_setuser(user, enabled=True, commands=["+lrem"])
-    assert {each["object"] for each in raw.acl_log() if not str(each["object"]).startswith("client")} == {"lrem"}
+            raw.acl_setuser(user, enabled=True, commands=["+lpos"])
+    assert {each["object"] for each in raw.acl_log() if not str(each["object"]).startswith("client")} == {"lpos"}
     raw.acl_log_reset()
     eventually(lambda: not raw.exists("embed.dummy.typo-model"))
 

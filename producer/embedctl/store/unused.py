@@ -11,6 +11,7 @@ binding, neither a sender nor a worker that begins to consume the queue at that 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -99,13 +100,18 @@ class UnusedQueues:
 
     def _remove(self, found: Mapping[str, Mapping[bytes, str | None]], over: Collection[str | None]) -> None:
         with self._connection.client() as client:
+            dead = [(queue, ticket) for queue, of in found.items() for ticket in of if of[ticket] in over]
             pipe = client.pipeline(transaction=False)
-            for queue, tickets in found.items():
-                dead = [ticket for ticket, job_id in tickets.items() if job_id in over]
-                for ticket in dead:
+            for queue, ticket in dead:
+                # LREM would search the whole list for a ticket that another process has removed meanwhile.
+                pipe.lpos(queue, ticket, rank=-1, maxlen=_TICKETS)
+            places = pipe.execute()
+            for (queue, ticket), place in zip(dead, places, strict=True):
+                if place is not None:
                     pipe.lrem(queue, -1, ticket)
-                log.info("queue %s: removing %d tickets of jobs that ended or are gone", queue, len(dead))
             pipe.execute()
+            for queue, count in Counter(queue for queue, _ in dead).items():
+                log.info("queue %s: removed %d tickets of jobs that ended or are gone", queue, count)
             pipe = client.pipeline(transaction=False)
             for queue in found:
                 pipe.exists(queue)
