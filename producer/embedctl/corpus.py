@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from embedctl.records import Record, check_id, kind_of, make_record, no_field, text_and_id
+from embedctl.fields import no_field
+from embedctl.records import Record, check_id, kind_of, make_record, text_and_id
 from embedctl_config.errors import InputError, MissingExtra
 
 FORMATS = ("jsonl", "csv", "tsv", "txt", "parquet")
