@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -19,6 +20,8 @@ from embedctl.broker import Broker
 from embedctl.cli.corpora import CorpusChoice, submit_choice
 from embedctl.cli.options import corpus_options, cpus_option, option, output_option
 from embedctl.cli.results import exit_status, report, save
+from embedctl.corpus import Corpus
+from embedctl.estimate import local_estimate
 from embedctl.output import check_output
 from embedctl.routing import local_class
 from embedctl.terminal.progress import JobProgress
@@ -32,20 +35,34 @@ _class_option = option("--class", "hardware", help="The hardware class. Default:
 @corpus_options
 @_class_option
 @cpus_option
-@output_option(required=True)
+@output_option()
+@option("--dry-run", is_flag=True, help="Start and write nothing; print an estimate of the job's size.")
 @click.pass_context
-def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, **options: Any) -> None:
-    """Embed CORPUS on this machine alone and write the vectors.
+def run(
+    ctx: click.Context, /, *, output: Path | None, cpus: str | None, dry_run: bool, quiet: bool, **options: Any
+) -> None:
+    """Embed CORPUS on this machine alone and write the vectors to --output.
+
+    CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
+    a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
+    otherwise.
 
     The command starts a worker and a private Redis, and stops both at the end. If EMBEDCTL_REDIS_URL is set, it uses
     that Redis instead of a private one. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
-    check_output(output)
     options["hardware"] = local_class(settings, options["hardware"])
+    choice = CorpusChoice.of(settings, output=output, **options)
+    if dry_run:
+        choice.check()
+        click.echo(local_estimate(settings, choice.records(), choice.options).describe())
+        return
+    if output is None:
+        raise click.UsageError("Missing option '--output' / '-o'.")
+    check_output(output)
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
-    key = _run_key(output, cpus=cpus, decided=decided, **options)
-    choice = CorpusChoice.of(settings, idempotency_key=key, **options)
+    key = _run_key(choice.corpus, output, cpus=cpus, decided=decided, **options)
+    choice = choice.keyed(key)
     choice.check()
     model = choice.options.model or settings.model
     progress = JobProgress(quiet=quiet)
@@ -133,10 +150,13 @@ def _stack(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_key(output: Path, **options: Any) -> str | None:
+def _run_key(corpus: Corpus, output: Path, **options: Any) -> str | None:
     """The idempotency key of this run, which the same command has again after a crash; a changed file has another."""
-    path = Path(options["corpus_path"])
-    if not path.is_file():
+    if not corpus.rereadable:
         return None
-    facts = path.stat()
-    return json.dumps([str(path.resolve()), facts.st_mtime_ns, facts.st_size, str(output.resolve()), options])
+    files = hashlib.sha256()
+    for file in corpus.files:
+        path = Path(file.path)
+        facts = path.stat()
+        files.update(json.dumps([str(path.resolve()), facts.st_mtime_ns, facts.st_size]).encode())
+    return json.dumps([files.hexdigest(), str(output.resolve()), options])

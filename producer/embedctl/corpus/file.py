@@ -1,0 +1,92 @@
+"""One file of a corpus, or standard input."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from embedctl.corpus.arrays import array
+from embedctl.corpus.lines import jsonl, txt
+from embedctl.corpus.rows import Line, Rows
+from embedctl.corpus.streams import COMPRESSIONS, MARK, bounded_lines, opened, seekable
+from embedctl.corpus.tables import delimited, parquet
+from embedctl_config.errors import InputError
+
+_STANDARD_INPUT = (
+    "standard input is read as jsonl: give --format txt for plain text, or the format that it has: csv, tsv, json, "
+    "parquet"
+)
+_NO_ARRAY = "the format json is one array, or an object on each line"
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusFile:
+    """A file of records, or standard input if `path` is `-`.
+
+    `txt` has one record per line; an empty line is an (empty) record, so that vectors and lines have the same numbers.
+    `jsonl` has one object per line and skips empty lines. `json` is one array of objects or texts; a file that begins
+    with an object is read as jsonl. `csv` and `tsv` begin with a line of field names. A file with the suffix `.gz` or
+    `.zst` is decompressed.
+
+    Attributes:
+        guessed: whether the format is only a guess.
+    """
+
+    path: str
+    file_format: str
+    guessed: bool
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return "standard input" if self.path == "-" else self.path
+
+    @property
+    def rereadable(self) -> bool:
+        """Whether it can be read twice: a file can, a pipe can't."""
+        return self.path != "-" and Path(self.path).is_file()
+
+    def lines(self, rows: Rows) -> Iterator[Line]:
+        """Its records and the errors of its bad lines, read lazily.
+
+        Raises:
+            InputError: the file can't be read.
+        """
+        try:
+            with opened(self.path) as stream:
+                yield from self._lines(stream, rows)
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{self.name} can't be read: {reason}") from error
+
+    def _lines(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
+        if self.file_format == "parquet":
+            with seekable(stream, plain=self.rereadable and not self._compressed) as whole:
+                yield from parquet(whole, self.name, rows)
+        elif self.file_format == "json":
+            yield from self._json(stream, rows)
+        else:
+            lines = bounded_lines(stream, self.name)
+            if self.file_format == "jsonl":
+                hint = _STANDARD_INPUT if self.guessed and self.path == "-" else ""
+                yield from jsonl(lines, self.name, rows, hint=hint)
+            elif self.file_format == "txt":
+                yield from txt(lines, rows)
+            else:
+                yield from delimited(lines, self.name, rows, self.file_format)
+
+    def _json(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
+        """An array; or an object per line, as many files of this name hold."""
+        # Each stream that is opened here is buffered.
+        beginning: bytes = stream.peek(len(MARK) + 1)  # type: ignore[attr-defined]
+        if beginning.removeprefix(MARK).lstrip().startswith(b"{"):
+            yield from jsonl(bounded_lines(stream, self.name), self.name, rows, hint=_NO_ARRAY)
+        else:
+            yield from array(stream, self.name, rows)
+
+    @property
+    def _compressed(self) -> bool:
+        return Path(self.path).suffix.lower() in COMPRESSIONS
