@@ -61,13 +61,15 @@ def run(
         raise click.UsageError("Missing option '--output' / '-o'.")
     check_output(output)
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
-    key = _run_key(choice.corpus, output, cpus=cpus, decided=decided, **options)
+    command = _digest([str(output.resolve()), {"cpus": cpus, "decided": decided, **options}])
+    key = _run_key(choice.corpus, command)
     choice = choice.keyed(key)
     choice.check()
     model = choice.options.model or settings.model
     progress = JobProgress(quiet=quiet)
     name = key or secrets.token_hex(8)
-    with _stack(settings, name, options["hardware"], model, cpus, progress.say) as (ours, watch):
+    kind = command if key else name
+    with _stack(settings, name, kind, options["hardware"], model, cpus, progress.say) as (ours, watch):
         progress.watch = watch
         broker = Broker.connect(ours)
         with progress:
@@ -130,7 +132,7 @@ def bench(arguments: tuple[str, ...]) -> None:
 
 @contextmanager
 def _stack(
-    settings: Settings, name: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
+    settings: Settings, name: str, kind: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
 ) -> Iterator[tuple[Settings, Callable[[], None]]]:
     """A Redis, unless one is configured, and a worker, for as long as the block lasts.
 
@@ -140,7 +142,9 @@ def _stack(
     from embedctl import local
 
     settings.hardware_class(hardware)
-    with local.state_of(settings, name) as folder:
+    with local.state_of(settings, name, kind=kind) as folder:
+        if local.was_begun_otherwise(folder):
+            say("The corpus has changed since this command was interrupted: it begins anew")
         redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings, folder)
         with redis as ours:
             log_file = folder / "worker.log"
@@ -150,13 +154,17 @@ def _stack(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_key(corpus: Corpus, output: Path, **options: Any) -> str | None:
+def _run_key(corpus: Corpus, command: str) -> str | None:
     """The idempotency key of this run, which the same command has again after a crash; a changed file has another."""
     if not corpus.rereadable:
         return None
-    files = hashlib.sha256()
+    key = hashlib.sha256(command.encode())
     for file in corpus.files:
         path = Path(file.path)
         facts = path.stat()
-        files.update(json.dumps([str(path.resolve()), facts.st_mtime_ns, facts.st_size]).encode())
-    return json.dumps([files.hexdigest(), str(output.resolve()), options])
+        key.update(_digest([str(path.resolve()), facts.st_mtime_ns, facts.st_size]).encode())
+    return key.hexdigest()
+
+
+def _digest(facts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

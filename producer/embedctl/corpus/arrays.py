@@ -1,7 +1,6 @@
 """The format `json`: one array of objects or texts, read element by element.
 
-The standard library's parser takes an element at a time from a window of the file. No element ends before the window
-holds what follows it, because the rest of a number could follow.
+The standard library's parser takes an element at a time from a window of the file.
 """
 
 from __future__ import annotations
@@ -21,6 +20,9 @@ _NOT_WHITE = re.compile(r"[^ \t\n\r]")
 #: The parser's complaint about an element that the window's end cuts is at most this far from the end (characters),
 #: unless the cut is inside a string.
 _LONGEST_TOKEN = len("-Infinity") + len("\\uXXXX")
+
+#: A number that the window's end cuts may look whole. What is left of it is shorter than this (characters).
+_REST_OF_NUMBER = len("e+1")
 
 
 def array(stream: BinaryIO, name: str, rows: Rows) -> Iterator[Line]:
@@ -114,7 +116,7 @@ class _Window:
             except RecursionError:
                 raise InputError(f"{where}: not JSON: nested too deeply") from None
             else:
-                if end < len(self._text) or not self._more(where):
+                if end + _REST_OF_NUMBER <= len(self._text) or not self._more(where):
                     self._at = end
                     return value
 
