@@ -58,7 +58,8 @@ class Estimate:
         truncated = (
             "unknown: the model's tokenizer is not installed here" if self.truncated is None else f"{self.truncated:,}"
         )
-        vectors = "unknown: no worker serves the model" if self.vector_bytes is None else f"{self.vector_bytes:,} bytes"
+        nobody = "no Redis was asked" if self.workers is None else "no worker serves the model"
+        vectors = f"unknown: {nobody}" if self.vector_bytes is None else f"{self.vector_bytes:,} bytes"
         time = "unknown: no live worker has measured its rate" if self.seconds is None else _duration(self.seconds)
         facts = [
             ("class", self.hardware),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from embedctl.corpus.file import CorpusFile
@@ -55,7 +55,8 @@ class Corpus:
         Raises:
             InputError: a file can't be read, or a line is not a record; the message names the file and the line.
         """
-        return islice(self._records(on_bad_line), self.limit)
+        records = self._records(on_bad_line)
+        return records if self.limit is None else islice(records, self.limit)
 
     def check(self) -> None:
         """Read the files once, up to the limit, to find bad lines before anything is queued. Pipes are left alone.
@@ -95,19 +96,18 @@ class Corpus:
         return InputError(f"{self.name} holds no record")
 
     def _records(self, on_bad_line: Callable[[InputError, int], None] | None) -> Iterator[Record]:
-        position = 0
-        for line in self._lines(self.files):
+        skipped = 0
+        for number, line in enumerate(self._lines(self.files)):
             if isinstance(line, Record):
                 yield line
-                position += 1
             elif on_bad_line is None:
-                raise _bad_lines([line], 1, good=position)
+                raise _bad_lines([line], 1, good=number)
             else:
-                on_bad_line(line, position)
+                on_bad_line(line, number - skipped)
+                skipped += 1
 
     def _lines(self, files: Collection[CorpusFile]) -> Iterator[Line]:
-        for file in files:
-            yield from file.lines(self.rows)
+        return chain.from_iterable(file.lines(self.rows) for file in files)
 
     def _checkable(self) -> list[CorpusFile]:
         return [file for file in self.files if file.rereadable]
@@ -151,6 +151,6 @@ def _bad_lines(first: list[InputError], count: int, *, good: int) -> InputError:
     advice = f" {_SKIP}." if good else ""
     if count == 1:
         return InputError(f"{first[0]}.{advice}" if advice else str(first[0]))
-    said = f"the first {count:,} lines are bad" if count == _HOPELESS and not good else f"{count:,} lines are bad"
+    which = f"the first {count:,}" if count == _HOPELESS and not good else f"{count:,}"
     more = ["…"] if count > len(first) else []
-    return InputError(f"{said}, and nothing is queued.{advice}", *map(str, first), *more)
+    return InputError(f"{which} lines are bad, and nothing is queued.{advice}", *map(str, first), *more)

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from embedctl.corpus.arrays import array
 from embedctl.corpus.lines import jsonl, txt
 from embedctl.corpus.rows import Line, Rows
-from embedctl.corpus.streams import COMPRESSIONS, MARK, bounded_lines, opened, seekable
+from embedctl.corpus.streams import COMPRESSIONS, MARK, bounded_lines, opened
 from embedctl.corpus.tables import delimited, parquet
 from embedctl_config.errors import InputError
 
@@ -57,35 +57,31 @@ class CorpusFile:
         """
         try:
             with opened(self.path) as stream:
-                yield from self._lines(stream, rows)
+                yield from self._reader(stream, rows)
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{self.name} can't be read: {reason}") from error
 
-    def _lines(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
+    def _reader(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
         if self.file_format == "parquet":
-            with seekable(stream, plain=self.rereadable and not self._compressed) as whole:
-                yield from parquet(whole, self.name, rows)
-        elif self.file_format == "json":
-            yield from self._json(stream, rows)
-        else:
-            lines = bounded_lines(stream, self.name)
-            if self.file_format == "jsonl":
-                hint = _STANDARD_INPUT if self.guessed and self.path == "-" else ""
-                yield from jsonl(lines, self.name, rows, hint=hint)
-            elif self.file_format == "txt":
-                yield from txt(lines, rows)
-            else:
-                yield from delimited(lines, self.name, rows, self.file_format)
+            return parquet(stream, self.name, rows, plain=self.rereadable and not self._compressed)
+        if self.file_format == "json":
+            return self._json(stream, rows)
+        lines = bounded_lines(stream, self.name)
+        if self.file_format == "jsonl":
+            hint = _STANDARD_INPUT if self.guessed and self.path == "-" else ""
+            return jsonl(lines, self.name, rows, hint=hint)
+        if self.file_format == "txt":
+            return txt(lines, rows)
+        return delimited(lines, self.name, rows, self.file_format)
 
     def _json(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
         """An array; or an object per line, as many files of this name hold."""
         # Each stream that is opened here is buffered.
         beginning: bytes = stream.peek(len(MARK) + 1)  # type: ignore[attr-defined]
         if beginning.removeprefix(MARK).lstrip().startswith(b"{"):
-            yield from jsonl(bounded_lines(stream, self.name), self.name, rows, hint=_NO_ARRAY)
-        else:
-            yield from array(stream, self.name, rows)
+            return jsonl(bounded_lines(stream, self.name), self.name, rows, hint=_NO_ARRAY)
+        return array(stream, self.name, rows)
 
     @property
     def _compressed(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 from embedctl.corpus.rows import Line, Rows
-from embedctl.corpus.streams import MAX_LINE_BYTES, needs_pyarrow
+from embedctl.corpus.streams import MAX_LINE_BYTES, needs_pyarrow, seekable
 from embedctl_config.errors import InputError
 
 #: Rows of parquet in memory at once.
@@ -47,25 +47,25 @@ def delimited(lines: Iterable[bytes], name: str, rows: Rows, file_format: str) -
         yield rows.line(row, where)
 
 
-def parquet(stream: BinaryIO, name: str, rows: Rows) -> Iterator[Line]:
-    """Parquet, from a stream with random access.
+def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator[Line]:
+    """Parquet.
+
+    Args:
+        plain: whether the stream has random access, which parquet needs; if not, it is copied to the disk first.
 
     Raises:
         InputError: a column is missing, or it is not parquet.
     """
     pyarrow = needs_pyarrow("reading parquet")
     try:
-        file = pyarrow.parquet.ParquetFile(stream)
-        columns = _nested(file.schema_arrow)
-        rows.check_columns(columns, name)
-        # Columns that are not there are left out, and a path selects one field of a struct.
-        batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=[rows.text_field, rows.id_field])
-        row = 0
-        for batch in batches:
-            for item in batch.to_pylist():
-                row += 1
+        with seekable(stream, plain=plain) as whole:
+            file = pyarrow.parquet.ParquetFile(whole)
+            rows.check_columns(_nested(file.schema_arrow), name)
+            # Columns that are not there are left out, and a path selects one field of a struct.
+            batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=[rows.text_field, rows.id_field])
+            for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
                 # A struct that is null has no fields.
-                yield rows.line(item, f"{name}, row {row}", absent=None)
+                yield rows.line(row, f"{name}, row {number}", absent=None)
     except pyarrow.ArrowException as error:
         raise InputError(f"{name} can't be read as parquet: {error}") from error
 
