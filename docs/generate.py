@@ -36,45 +36,7 @@ A job's id and the data asked for go to standard output; progress, messages and 
 omit an option, its value comes from the environment variable that its help names. "The setting" in a help text is one
 of the [settings](settings.md), which you can also write in a file.
 
-## The corpus
-
-`embedctl run` and `embedctl submit` take one or more of these, and read them in the order given, as one job:
-
-- a file. Its suffix gives its format: `.jsonl` or `.ndjson`, `.json`, `.csv`, `.tsv`, `.txt`, `.parquet`; each may be
-  compressed (`.gz`, `.zst`). `--format` overrides the suffixes of all files;
-- a folder: the files in it with one of these suffixes, sorted by name. Its own folders and hidden files are left out;
-- a pattern in quotes, such as `'2026-*/**/*.jsonl.gz'`: the files that it matches, sorted. `**` stands for folders of any
-  depth;
-- `-`, once: standard input. It is read as jsonl unless `--format` says otherwise.
-
-Files that the command itself writes (`--output`) are left out of folders and patterns. The same file twice is an error.
-Addresses such as `https://…` are not read: download and pipe, as in `curl -sSL URL | embedctl run - -o vectors.npy`.
-
-| format | one record is | text and id |
-| --- | --- | --- |
-| `jsonl` | an object on each line; empty lines are skipped | its fields `text` and `id` |
-| `json` | an element of one array, read without holding the array in memory | the fields of an object; or the element itself, if it is a string. A file that begins with an object instead is read as `jsonl` |
-| `csv`, `tsv` | a row; line 1 has the names of the columns | the columns `text` and `id` |
-| `txt` | a line; an empty line counts as a record | the line |
-| `parquet` | a row | the columns `text` and `id` |
-
-`--text-field` and `--id-field` name other fields. A dot leads into an object of JSON or a struct of parquet:
-`--text-field body.input --id-field custom_id` reads files made for OpenAI's batch service. A field whose own name has the
-dot wins, and names of csv columns are always literal. Records without an id are fine; but if you name a column of ids, a
-table must have it.
-
-**Positions** count the records of all files together, from 0, in the order in which they are read. Give records ids if
-you want to find them again by something other than their position.
-
-**Bad lines.** A line that is not a record, such as invalid JSON, stops the command. Files are read once in full before
-anything is queued: the error counts the bad lines and names the first ten of them (or gives up after 1,000 if there is
-no good one). Standard input is checked line by line as it is read. With `--skip-bad-lines`, bad lines are left out, and
-positions count the records that are left. Each skipped line is listed on standard error with the position of the next
-record, as in `skipped before record 17: corpus.jsonl, line 18: not JSON: …`, so keep that list (`2> skipped.txt`) if you
-need the line of a position. If a json array breaks off or is not JSON, the rest of that file can't be skipped.
-
-`--limit N` takes the first N records only, and reads no further. `--dry-run` counts records, duplicates and tokens, and
-says what the job would take; `embedctl run --dry-run` needs no Redis and starts nothing.
+[Corpora](corpora.md) describes the files that `run` and `submit` take.
 
 {commands}
 ## Exit statuses

@@ -126,6 +126,19 @@ def test_a_run_needs_an_output(embedctl: RunEmbedctl, short_folder: Path) -> Non
     assert "Missing option '--output' / '-o'" in done.stderr
 
 
+def test_plain_text_in_a_pipe_is_said_before_anything_is_started(
+    environment: dict[str, str], short_folder: Path
+) -> None:
+    command = [sys.executable, "-m", "embedctl", "run", "-", "-o", "out.npy", "--class", "dummy", "--model", "dummy"]
+    own = {**environment, "EMBEDCTL_REDIS_URL": ""}
+    done = subprocess.run(
+        command, env=own, cwd=short_folder, input="a cat\n", capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("embedctl: standard input, line 1: not JSON: ")
+    assert "give --format txt for plain text" in done.stderr
+
+
 def test_the_key_of_a_run_covers_all_files_and_the_limit(tmp_path: Path) -> None:
     def key(command: str = "command") -> str | None:
         return _run_key(open_corpus(str(tmp_path), max_bytes=10), command)

@@ -178,4 +178,5 @@ class _Skipped:
 
     def sum_up(self) -> None:
         if self._lines:
-            click.echo(f"skipped {self._lines:,} bad lines; positions count the records that are left", err=True)
+            lines = "1 bad line" if self._lines == 1 else f"{self._lines:,} bad lines"
+            click.echo(f"skipped {lines}; positions count the records that are left", err=True)

@@ -59,7 +59,9 @@ class Corpus:
         return records if self.limit is None else islice(records, self.limit)
 
     def check(self) -> None:
-        """Read the files once, up to the limit, to find bad lines before anything is queued. Pipes are left alone.
+        """Read the files once, up to the limit, to find bad lines before anything is queued.
+
+        Of a pipe, only the first line is looked at, and stays in the pipe.
 
         Raises:
             InputError: a file can't be read, some lines are not records, or there is no record. The message names the
@@ -81,6 +83,8 @@ class Corpus:
             raise _bad_lines(bad, count, good=good)
         if not good and self.rereadable:
             raise self.empty()
+        for file in self.files:
+            file.check_pipe(self.rows)
 
     def check_beginnings(self) -> None:
         """Read the first row of each file, which finds files that can't be read and tables without the right columns.

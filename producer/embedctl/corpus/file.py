@@ -62,6 +62,21 @@ class CorpusFile:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{self.name} can't be read: {reason}") from error
 
+    def check_pipe(self, rows: Rows) -> None:
+        """Check the first line of standard input without taking it, if its format is a guess, as soon as it is there.
+
+        Raises:
+            InputError: the line is not an object of JSON.
+        """
+        if not self.guessed or self.path != "-":
+            return
+        with opened(self.path) as stream:
+            first, end, _ = stream.peek().partition(b"\n")  # type: ignore[attr-defined]  # it is buffered
+        if end:
+            for line in jsonl([first.removeprefix(MARK)], self.name, rows, hint=_STANDARD_INPUT):
+                if isinstance(line, InputError):
+                    raise line
+
     def _reader(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
         if self.file_format == "parquet":
             return parquet(stream, self.name, rows, plain=self.rereadable and not self._compressed)

@@ -44,6 +44,8 @@ def _files(argument: str, written: Collection[Path]) -> Iterator[str]:
     if argument == "-":
         yield argument
         return
+    if not argument:
+        raise InputError("an empty name is given for a file of the corpus")
     try:
         kind = Path(argument).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -38,7 +38,7 @@ def delimited(lines: Iterable[bytes], name: str, rows: Rows, file_format: str) -
         except csv.Error as error:
             yield InputError(f"{where}: not {file_format}: {error}")
             continue
-        if None in row:  # DictReader's key for what is left over
+        if any(row.get(None, ())):  # what is left over; empty fields are harmless
             yield InputError(
                 f"{where}: more fields than the {len(columns)} columns of line 1; a text that holds the separator "
                 "must be quoted"

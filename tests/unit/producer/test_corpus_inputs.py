@@ -33,7 +33,7 @@ def texts(*paths: str | Path, **options: Any) -> list[str]:
 
 
 def pipe(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(content))))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(content))))
 
 
 @pytest.fixture
@@ -87,6 +87,7 @@ def test_standard_input_may_stand_among_files_once(monkeypatch: pytest.MonkeyPat
         (["nothing"], "nothing can't be read: no such file"),
         (["z.json", "nothing.jsonl"], r"nothing\.jsonl can't be read: no such file"),
         (["z.json/x"], "z.json/x can't be read: no such file"),
+        ([""], "an empty name is given"),
         (["x" * 300], "can't be read: File name too long"),
         (["*.parquet"], r"\*\.parquet can't be read: no file matches"),
         (["d/README.md"], r"d/README\.md: can't tell the format from '\.md'; give --format"),
@@ -241,6 +242,17 @@ def test_standard_input_of_another_format_names_it(content: bytes, words: str, m
         texts("-")
 
 
+def test_a_check_of_standard_input_finds_another_format_and_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe(monkeypatch, b"a text\nand another\n")
+    with pytest.raises(InputError, match="give --format txt"):
+        opened("-").check()
+    opened("-", file_format="txt").check()
+    assert texts("-", file_format="txt") == ["a text", "and another"]
+    for content in (b"", b'\xef\xbb\xbf\n{"text": "a"}\n', b'{"text": "a"}', b'{"text": "' + b"x" * 100_000):
+        pipe(monkeypatch, content)
+        opened("-").check()
+
+
 def test_later_lines_of_standard_input_and_a_named_format_get_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe(monkeypatch, b'{"text": "a"}\nnope\n')
     with pytest.raises(InputError, match=r"line 2: not JSON: [^;]*\. To leave such lines out, give --skip-bad-lines"):
@@ -272,7 +284,7 @@ def test_an_address_is_refused_with_the_line_that_pipes(address: str, words: str
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
 def test_nested_fields_are_read_and_a_missing_one_lists_its_neighbours(tmp_path: Path, suffix: str) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"custom_id": "a", "body": {"input": "one", "model": "m"}, "meta": {"id": 7}},
         {"custom_id": "b", "body": {"input": "two", "model": "m"}, "meta": None},
     ]
@@ -320,7 +332,7 @@ def test_a_struct_that_is_null_is_a_record_without_text(tmp_path: Path) -> None:
 
 def test_a_csv_row_with_more_fields_than_columns_is_bad_and_loses_no_text(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
-    path.write_text('id,text\n1,"quoted, well"\n2,not quoted, and cut\n3,c\n')
+    path.write_text('id,text\n1,"quoted, well"\n2,not quoted, and cut\n3,c,,\n')
     with pytest.raises(
         InputError, match=r"c\.csv, line 3: more fields than the 2 columns of line 1; .* must be quoted"
     ):
