@@ -61,7 +61,14 @@ def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]
 
 def was_begun_otherwise(folder: Path) -> bool:
     """Whether a command of the same kind as this folder's has died or is running, with another input."""
-    return any(each != folder for each in folder.parent.glob(f"{folder.name[:_KIND_DIGITS]}*"))
+    return any(each != folder for each in _of_its_kind(folder))
+
+
+def forget(folder: Path) -> None:
+    """Remove the state of a command that has ended, and of interrupted ones of its kind: their input is out of date."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for each in _of_its_kind(folder):
+        _remove_unused(each / "lock")
 
 
 @contextmanager
@@ -152,10 +159,19 @@ def _digest(text: str) -> str:
 def _forget_old(parent: Path) -> None:
     """Remove the state of commands whose last start is longer ago than a job is kept."""
     for lock_file in parent.glob("*/lock"):
-        with suppress(OSError), lock_file.open("r+") as lock:
+        with suppress(OSError):
             if time.time() - lock_file.stat().st_mtime > _KEPT_S:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running command holds it
-                shutil.rmtree(lock_file.parent, ignore_errors=True)
+                _remove_unused(lock_file)
+
+
+def _remove_unused(lock_file: Path) -> None:
+    with suppress(OSError), lock_file.open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running command holds it
+        shutil.rmtree(lock_file.parent, ignore_errors=True)
+
+
+def _of_its_kind(folder: Path) -> Iterator[Path]:
+    return folder.parent.glob(f"{folder.name[:_KIND_DIGITS]}*")
 
 
 def _socket_path(folder: Path) -> Path:

@@ -67,7 +67,7 @@ class CorpusChoice:
         return replace(self, options=replace(self.options, idempotency_key=key))
 
     def check(self) -> None:
-        """Find what is wrong with the files before anything is queued. Pipes are left alone.
+        """Find what is wrong with the files before anything is queued.
 
         Raises:
             InputError: a line is not a record, there is no record, or a file can't be read.

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -151,7 +150,7 @@ def _stack(
             say(f"Loading {model} (the worker's log: {log_file})")
             with local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file) as watch:
                 yield ours, watch
-        shutil.rmtree(folder, ignore_errors=True)
+        local.forget(folder)
 
 
 def _run_key(corpus: Corpus, command: str) -> str | None:

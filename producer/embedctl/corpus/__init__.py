@@ -28,7 +28,7 @@ class Corpus:
     """Files of records, read one after the other; their records are numbered through.
 
     Attributes:
-        limit: only the first records of this number; None for all.
+        limit: the most records that are taken, from the first on; None for all.
     """
 
     files: tuple[CorpusFile, ...]

@@ -17,10 +17,9 @@ from embedctl.records import kind_of
 from embedctl_config.errors import InputError
 
 _NOT_WHITE = re.compile(r"[^ \t\n\r]")
-#: The parser's complaint about an element that the window's end cuts is at most this far from the end (characters),
-#: unless the cut is inside a string.
-_LONGEST_TOKEN = len("-Infinity") + len("\\uXXXX")
-
+#: Where the window's end cuts an element, the parser points at most this far before it (characters), unless the cut is
+#: inside a string.
+_LONGEST_TOKEN = len("-Infinity")
 #: A number that the window's end cuts may look whole. What is left of it is shorter than this (characters).
 _REST_OF_NUMBER = len("e+1")
 
@@ -130,7 +129,7 @@ class _Window:
         return error.msg.startswith("Unterminated string") or len(self._text) - error.pos <= _LONGEST_TOKEN
 
     def _more(self, where: str = "") -> bool:
-        """Read on, as much as is still needed of the window or more, so that a long value is parsed only few times.
+        """Read on. The window doubles while it holds one value, so that a long value is parsed only few times.
 
         Returns:
             Whether there was more.
