@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -11,7 +12,7 @@ from typing import BinaryIO
 from embedctl.corpus.arrays import array
 from embedctl.corpus.lines import jsonl, txt
 from embedctl.corpus.rows import Line, Rows
-from embedctl.corpus.streams import COMPRESSIONS, MARK, bounded_lines, opened
+from embedctl.corpus.streams import COMPRESSIONS, MARK, beginning, bounded_lines, opened
 from embedctl.corpus.tables import delimited, parquet
 from embedctl_config.errors import InputError
 
@@ -55,23 +56,19 @@ class CorpusFile:
         Raises:
             InputError: the file can't be read.
         """
-        try:
-            with opened(self.path) as stream:
-                yield from self._reader(stream, rows)
-        except (OSError, EOFError, zlib.error) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{self.name} can't be read: {reason}") from error
+        with self._explained(), opened(self.path) as stream:
+            yield from self._reader(stream, rows)
 
     def check_pipe(self, rows: Rows) -> None:
         """Check the first line of standard input without taking it, if its format is a guess, as soon as it is there.
 
         Raises:
-            InputError: the line is not an object of JSON.
+            InputError: the line is not an object of JSON, or standard input can't be read.
         """
         if not self.guessed or self.path != "-":
             return
-        with opened(self.path) as stream:
-            first, end, _ = stream.peek().partition(b"\n")  # type: ignore[attr-defined]  # it is buffered
+        with self._explained(), opened(self.path) as stream:
+            first, end, _ = beginning(stream).partition(b"\n")
         if end:
             for line in jsonl([first.removeprefix(MARK)], self.name, rows, hint=_STANDARD_INPUT):
                 if isinstance(line, InputError):
@@ -92,11 +89,17 @@ class CorpusFile:
 
     def _json(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
         """An array; or an object per line, as many files of this name hold."""
-        # Each stream that is opened here is buffered.
-        beginning: bytes = stream.peek(len(MARK) + 1)  # type: ignore[attr-defined]
-        if beginning.removeprefix(MARK).lstrip().startswith(b"{"):
+        if beginning(stream).removeprefix(MARK).lstrip().startswith(b"{"):
             return jsonl(bounded_lines(stream, self.name), self.name, rows, hint=_NO_ARRAY)
         return array(stream, self.name, rows)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{self.name} can't be read: {reason}") from error
 
     @property
     def _compressed(self) -> bool:

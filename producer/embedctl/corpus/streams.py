@@ -53,6 +53,12 @@ def seekable(stream: BinaryIO, *, plain: bool) -> Iterator[BinaryIO]:
         yield cast("BinaryIO", copy)
 
 
+def beginning(stream: BinaryIO) -> bytes:
+    """What a stream has in its buffer, once that holds something. It stays there. Empty if there is no buffer."""
+    peek = getattr(stream, "peek", None)
+    return bytes(peek(1)) if peek else b""
+
+
 def bounded_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
     """The lines of a stream without a byte order mark.
 
