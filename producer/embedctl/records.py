@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from embedctl.fields import MISSING, field_of, no_field
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 
@@ -106,24 +107,15 @@ def _check_many(name: str, values: object) -> None:
 
 
 def text_and_id(item: Mapping[str, Any], text_field: str, id_field: str, where: str) -> tuple[object, object]:
-    """The text and the id of a mapping.
+    """The text and the id of a mapping, whose fields may be nested: see :func:`field_of`.
 
     Raises:
         InputError: the text field is missing; the message lists the fields that exist.
     """
-    try:
-        return item[text_field], item.get(id_field)
-    except KeyError:
-        raise no_field(text_field, item, where) from None
-
-
-def no_field(text_field: str, seen: Iterable[object], where: str) -> InputError:
-    """The error for a record without the text field."""
-    names = ", ".join(sorted(map(str, seen))) or "none"
-    return InputError(
-        f"{where}: no field {text_field!r}; fields seen: {names}. Name the right one with --text-field "
-        "(text_field= in Python)"
-    )
+    text = field_of(item, text_field, MISSING)
+    if text is MISSING:
+        raise no_field(text_field, item, where)
+    return text, field_of(item, id_field)
 
 
 def check_id(label: object, where: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ import click
 
 from embedctl import enqueue
 from embedctl.broker import Broker
+from embedctl.cli.addresses import refuse_addresses
 from embedctl.cli.options import corpus_options, option, output_option
 from embedctl.cli.results import exit_status, report, save, wait_for
 from embedctl.corpus import Corpus, open_corpus
 from embedctl.estimate import estimate
 from embedctl.job import Job
-from embedctl.output import check_output
+from embedctl.output import check_output, files_of
 from embedctl.records import Record
 from embedctl.routing import no_worker
 from embedctl.terminal.progress import JobProgress
@@ -38,47 +39,58 @@ class CorpusChoice:
         cls,
         settings: Settings,
         *,
-        corpus_path: str,
+        corpus_paths: tuple[str, ...],
         format: str | None,  # noqa: A002  (the flag's name)
         text_field: str,
         id_field: str,
         skip_bad_lines: bool,
+        limit: int | None,
         max_errors: str | None,
+        output: Path | None = None,
         **options: Any,
     ) -> CorpusChoice:
+        refuse_addresses(corpus_paths, click.get_current_context().info_name)
         corpus = open_corpus(
-            corpus_path,
+            *corpus_paths,
             file_format=format,
             text_field=text_field,
             id_field=id_field,
             max_bytes=settings.max_text_bytes,
+            limit=limit,
+            written=[] if output is None else [path.resolve() for path in files_of(output)],
         )
         most, share = enqueue.parse_budget(max_errors)
         return cls(corpus, enqueue.JobOptions(**options, max_errors=most, max_errors_share=share), skip_bad_lines)
 
+    def keyed(self, key: str | None) -> CorpusChoice:
+        """The same choice with this idempotency key."""
+        return replace(self, options=replace(self.options, idempotency_key=key))
+
     def check(self) -> None:
-        """Find a bad line before anything is queued, if the corpus is a file, which can be read twice.
+        """Find what is wrong with the files before anything is queued.
 
         Raises:
-            InputError: a line is not a record, there is no record, or there is no such file.
+            InputError: a line is not a record, there is no record, or a file can't be read.
         """
-        if self.corpus.rereadable and not self.skip_bad_lines:
+        if self.skip_bad_lines:
+            self.corpus.check_beginnings()
+        else:
             self.corpus.check()
-        elif self.corpus.path != "-" and not Path(self.corpus.path).exists():
-            raise InputError(f"{self.corpus.name} can't be read: no such file")
 
     def records(self) -> Iterator[Record]:
-        """The records.
+        """The records. Lines that are skipped are listed on stderr.
 
         Raises:
             InputError: a line is not a record, or there is no record.
         """
+        skipped = _Skipped()
         empty = True
-        for record in self.corpus.records(_report_skipped if self.skip_bad_lines else None):
+        for record in self.corpus.records(skipped if self.skip_bad_lines else None):
             empty = False
             yield record
+        skipped.sum_up()
         if empty:
-            raise InputError(f"{self.corpus.name} holds no record")
+            raise self.corpus.empty()
 
 
 @click.command()
@@ -109,12 +121,13 @@ def submit(
 ) -> None:
     """Queue CORPUS and print the job's id.
 
-    CORPUS is a .jsonl, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst), or - for standard
-    input. With --output, the vectors are written while workers encode. If that is interrupted, `embedctl fetch`
+    CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
+    a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
+    otherwise. With --output, the vectors are written while workers encode. If that is interrupted, `embedctl fetch`
     continues it.
     """
     settings = load_settings()
-    choice = CorpusChoice.of(settings, ttl=ttl_s, **options)
+    choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
     if output is not None:
         check_output(output)
     choice.check()
@@ -153,5 +166,17 @@ def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -
         raise KeyboardInterrupt("the same command continues where it stopped") from None
 
 
-def _report_skipped(error: InputError) -> None:
-    click.echo(f"skipped {error}", err=True)
+class _Skipped:
+    """Lists lines that are skipped, each with the position of the record after it, by which positions become lines."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+
+    def __call__(self, error: InputError, position: int) -> None:
+        self._lines += 1
+        click.echo(f"skipped before record {position}: {error}", err=True)
+
+    def sum_up(self) -> None:
+        if self._lines:
+            lines = "1 bad line" if self._lines == 1 else f"{self._lines:,} bad lines"
+            click.echo(f"skipped {lines}; positions count the records that are left", err=True)

@@ -63,11 +63,24 @@ def output_option(**attributes: Any) -> Callable[[F], F]:
 
 
 corpus_options = together(
-    click.argument("corpus_path", metavar="CORPUS", type=click.Path(allow_dash=True)),
-    option("--format", type=click.Choice(corpus.FORMATS), help="The corpus's format. Default: from the file's name."),
-    option("--text-field", default="text", show_default=True, help="The field that holds a record's text."),
-    option("--id-field", default="id", show_default=True, help="The field that holds a record's id."),
+    click.argument("corpus_paths", metavar="CORPUS...", type=click.Path(allow_dash=True), nargs=-1, required=True),
+    option(
+        "--format",
+        type=click.Choice(corpus.FORMATS),
+        help="The format of all files. Default: from each file's name; jsonl for standard input.",
+    ),
+    option(
+        "--text-field",
+        default="text",
+        show_default=True,
+        help="The field that holds a record's text; body.input is the field input of the object body.",
+    ),
+    option(
+        "--id-field", default="id", show_default=True, help="The field that holds a record's id, named in the same way."
+    ),
     option("--skip-bad-lines", is_flag=True, help="Skip lines that are not records, and list them on stderr."),
+    # Without a variable: one that is set for `embedctl list` must not cut a corpus.
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Take only the first N records. Default: all."),
     model_option,
     option("--precision", type=click.Choice(PRECISIONS), help="The precision that the vectors must have."),
     option("--prompt", help="Text to put before the text of every record. Default: the model's own prompt."),

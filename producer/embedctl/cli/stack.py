@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,6 +19,8 @@ from embedctl.broker import Broker
 from embedctl.cli.corpora import CorpusChoice, submit_choice
 from embedctl.cli.options import corpus_options, cpus_option, option, output_option
 from embedctl.cli.results import exit_status, report, save
+from embedctl.corpus import Corpus
+from embedctl.estimate import local_estimate
 from embedctl.output import check_output
 from embedctl.routing import local_class
 from embedctl.terminal.progress import JobProgress
@@ -32,25 +34,41 @@ _class_option = option("--class", "hardware", help="The hardware class. Default:
 @corpus_options
 @_class_option
 @cpus_option
-@output_option(required=True)
+@output_option()
+@option("--dry-run", is_flag=True, help="Start and write nothing; print an estimate of the job's size.")
 @click.pass_context
-def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, **options: Any) -> None:
-    """Embed CORPUS on this machine alone and write the vectors.
+def run(
+    ctx: click.Context, /, *, output: Path | None, cpus: str | None, dry_run: bool, quiet: bool, **options: Any
+) -> None:
+    """Embed CORPUS on this machine alone and write the vectors to --output.
+
+    CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
+    a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
+    otherwise.
 
     The command starts a worker and a private Redis, and stops both at the end. If EMBEDCTL_REDIS_URL is set, it uses
     that Redis instead of a private one. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
-    check_output(output)
     options["hardware"] = local_class(settings, options["hardware"])
+    choice = CorpusChoice.of(settings, output=output, **options)
+    if dry_run:
+        choice.check()
+        click.echo(local_estimate(settings, choice.records(), choice.options).describe())
+        return
+    if output is None:
+        raise click.UsageError("Missing option '--output' / '-o'.")
+    check_output(output)
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
-    key = _run_key(output, cpus=cpus, decided=decided, **options)
-    choice = CorpusChoice.of(settings, idempotency_key=key, **options)
+    command = _digest([str(output.resolve()), {"cpus": cpus, "decided": decided, **options}])
+    key = _run_key(choice.corpus, command)
+    choice = choice.keyed(key)
     choice.check()
     model = choice.options.model or settings.model
     progress = JobProgress(quiet=quiet)
     name = key or secrets.token_hex(8)
-    with _stack(settings, name, options["hardware"], model, cpus, progress.say) as (ours, watch):
+    kind = command if key else name
+    with _stack(settings, name, kind, options["hardware"], model, cpus, progress.say) as (ours, watch):
         progress.watch = watch
         broker = Broker.connect(ours)
         with progress:
@@ -113,7 +131,7 @@ def bench(arguments: tuple[str, ...]) -> None:
 
 @contextmanager
 def _stack(
-    settings: Settings, name: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
+    settings: Settings, name: str, kind: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
 ) -> Iterator[tuple[Settings, Callable[[], None]]]:
     """A Redis, unless one is configured, and a worker, for as long as the block lasts.
 
@@ -123,20 +141,29 @@ def _stack(
     from embedctl import local
 
     settings.hardware_class(hardware)
-    with local.state_of(settings, name) as folder:
+    with local.state_of(settings, name, kind=kind) as folder:
+        if local.was_begun_otherwise(folder):
+            say("The corpus has changed since this command was interrupted: it begins anew")
         redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings, folder)
         with redis as ours:
             log_file = folder / "worker.log"
             say(f"Loading {model} (the worker's log: {log_file})")
             with local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file) as watch:
                 yield ours, watch
-        shutil.rmtree(folder, ignore_errors=True)
+        local.forget(folder)
 
 
-def _run_key(output: Path, **options: Any) -> str | None:
+def _run_key(corpus: Corpus, command: str) -> str | None:
     """The idempotency key of this run, which the same command has again after a crash; a changed file has another."""
-    path = Path(options["corpus_path"])
-    if not path.is_file():
+    if not corpus.rereadable:
         return None
-    facts = path.stat()
-    return json.dumps([str(path.resolve()), facts.st_mtime_ns, facts.st_size, str(output.resolve()), options])
+    key = hashlib.sha256(command.encode())
+    for file in corpus.files:
+        path = Path(file.path)
+        facts = path.stat()
+        key.update(_digest([str(path.resolve()), facts.st_mtime_ns, facts.st_size]).encode())
+    return key.hexdigest()
+
+
+def _digest(facts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -113,6 +113,14 @@ def check_output(path: Path) -> None:
         raise OutputError(f"{path} can't be written: permission denied, or it is a folder")
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files that :func:`fetch` may write for a path, `path` first."""
+    from embedctl.output.npy import BESIDE
+
+    beside = [path.with_suffix(f".{kind}.jsonl") for kind in BESIDE] if path.suffix == ".npy" else []
+    return [path, *beside]
+
+
 def guess_format(path: Path) -> str:
     """The format by a file's suffix.
 

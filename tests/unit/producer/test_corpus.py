@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedctl.corpus import guess_format, open_corpus
+from embedctl.corpus import open_corpus
+from embedctl.corpus.formats import guess_format
 from embedctl.records import Record, kind_in_words, kind_of, make_record, records_of
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
@@ -25,7 +26,7 @@ MAX = 1000
 TEXT, NOT_TEXT, INVALID, OVERSIZE = RecordKind
 
 
-def read(folder: Path, content: bytes, suffix: str = ".jsonl", **options: str) -> list[Record]:
+def read(folder: Path, content: bytes, suffix: str = ".jsonl", **options: Any) -> list[Record]:
     path = folder / f"corpus{suffix}"
     path.write_bytes(content)
     return list(open_corpus(str(path), max_bytes=MAX, **options).records())
@@ -185,10 +186,11 @@ def test_standard_input_may_be_plain_text(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_file_that_vanished_or_is_a_folder_is_an_input_error(tmp_path: Path) -> None:
-    for path in (tmp_path / "gone.jsonl", tmp_path):
-        with pytest.raises(InputError, match="can't be read") as raised:
-            list(open_corpus(str(path), file_format="jsonl", max_bytes=MAX).records())
-        assert str(path) in str(raised.value)
+    for path, words in ((tmp_path / "gone", "can't be read: no such file"), (tmp_path, "is a folder: no file in it")):
+        for file_format in (None, "jsonl"):
+            with pytest.raises(InputError, match=words) as raised:
+                open_corpus(str(path), file_format=file_format, max_bytes=MAX)
+            assert str(path) in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -199,14 +201,14 @@ def test_the_format_is_told_from_the_name(path: str, expected: str) -> None:
     assert guess_format(path) == expected
 
 
-@pytest.mark.parametrize("path", ["corpus.xlsx", "corpus", "corpus.json.gz"])
-def test_an_unknown_suffix_asks_for_the_format(path: str) -> None:
+@pytest.mark.parametrize("suffix", [".xlsx", "", ".xml.gz"])
+def test_an_unknown_suffix_asks_for_the_format(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(InputError, match="--format"):
-        list(open_corpus(path, max_bytes=MAX).records())
+        read(tmp_path, b"", suffix)
 
 
 def test_an_unknown_format_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="'xml' is none of jsonl, csv, tsv, txt, parquet"):
+    with pytest.raises(InputError, match="'xml' is none of jsonl, json, csv, tsv, txt, parquet"):
         read(tmp_path, b"", file_format="xml")
 
 

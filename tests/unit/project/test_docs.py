@@ -32,6 +32,8 @@ WITHOUT_VARIABLE = {
     ("embedctl worker", "--model"),
     ("embedctl up", "--class"),
     ("embedctl up", "--model"),
+    ("embedctl run", "--limit"),  # a variable that is set for `embedctl list` must not cut a corpus
+    ("embedctl submit", "--limit"),
     *((f"embedctl bench {name}", option) for name in BENCHMARKS for option in ("--model", "--class")),
     ("embedctl bench engines", "--workload"),
 }
