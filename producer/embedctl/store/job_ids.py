@@ -1,0 +1,117 @@
+"""The list of all jobs: walking it, and finding an id in it by its beginning or its ending."""
+
+from __future__ import annotations
+
+import calendar
+from collections.abc import Callable, Iterator
+
+from embedctl.store.connection import Connection
+from embedctl_config import keys
+from embedctl_config.errors import JobAmbiguous
+
+#: The fewest characters to which an id may be shortened.
+SHORTEST = 4
+#: Ids that are read at once.
+SLICE = 200
+#: Most candidates that an error names.
+_NAMED = 5
+_ANY_ID = "00000000-000000-0000000000"
+_TIME_LENGTH = len("00000000-000000")
+
+
+def is_beginning(text: str) -> bool:
+    """Whether an id may begin so."""
+    return len(text) >= SHORTEST and keys.is_job_id(text + _ANY_ID[len(text) :])
+
+
+def is_ending(text: str) -> bool:
+    """Whether an id may end so."""
+    return len(text) >= SHORTEST and keys.is_job_id(_ANY_ID[: -len(text)] + text)
+
+
+def newest_first(connection: Connection, beginning: str = "") -> Iterator[list[str]]:
+    """The ids of all jobs, or of those made in the time with which an id begins; the newest first, slice by slice.
+
+    Jobs may be made and freed meanwhile: each slice begins at the time where the last one ended, so no job is left out
+    or comes twice.
+    """
+    top, oldest = _made_between(beginning) if beginning else ("+inf", "-inf")
+    at_top: set[str] = set()  # the ids of this very millisecond that were seen
+    skip = 0
+    while True:
+        with connection.client() as client:
+            found = client.zrange(
+                keys.JOBS, top, oldest, desc=True, byscore=True, offset=skip, num=SLICE, withscores=True
+            )
+        slice_ = [(job_id.decode(), f"{score:.0f}") for job_id, score in found]
+        if fresh := [job_id for job_id, _ in slice_ if job_id not in at_top and keys.is_job_id(job_id)]:
+            yield fresh
+        if len(slice_) < SLICE:
+            return
+        last = slice_[-1][1]
+        seen = {job_id for job_id, made in slice_ if made == last}
+        # A whole slice of one millisecond: the only place where the position counts.
+        skip, at_top = (skip + SLICE, at_top | seen) if last == top else (0, seen)
+        top = last
+
+
+def find(connection: Connection, shortened: str) -> list[str]:
+    """The jobs whose ids begin or end so: none, one, or the first ones found if there are several.
+
+    If the only ids are those of jobs that are gone, the newest of them.
+    """
+    searches: list[tuple[str, Callable[[str, str], bool]]] = []
+    if is_beginning(shortened):
+        searches.append((shortened, str.startswith))
+    if is_ending(shortened):
+        searches.append(("", str.endswith))
+    found: dict[str, None] = {}
+    gone: list[str] = []
+    for beginning, matches in searches:
+        for ids in newest_first(connection, beginning):
+            fitting = [job_id for job_id in ids if matches(job_id, shortened)]
+            existing = _existing(connection, fitting)
+            found |= dict.fromkeys(existing)
+            gone += [] if gone or found else fitting[:1]
+            if len(found) > 1:
+                return list(found)
+    return list(found) or gone
+
+
+def ambiguous(shortened: str, found: list[str]) -> JobAmbiguous:
+    """The error for a shortened id that fits several jobs."""
+    named = found[:_NAMED]
+    more = ["and more: `embedctl list`"] if len(found) > len(named) else []
+    return JobAmbiguous(
+        "\n".join([f"several jobs begin or end with {shortened!r}: type more of the id, or its last part:", *named, *more])
+    )
+
+
+def _existing(connection: Connection, job_ids: list[str]) -> list[str]:
+    if not job_ids:
+        return []
+    with connection.client() as client:
+        pipe = client.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.exists(keys.job(job_id))
+        found = pipe.execute()
+    return [job_id for job_id, exists in zip(job_ids, found, strict=True) if exists]
+
+
+def _made_between(beginning: str) -> tuple[str, str]:
+    """The last and the first moment in ms since 1970 when a job was made whose id begins so."""
+    missing = _TIME_LENGTH - len(beginning)
+    last, first = (_moment_s(beginning + digits[-missing:] if missing > 0 else beginning) for digits in _BOUNDS)
+    return f"{last * 1000 + 999}", f"{first * 1000}"
+
+
+#: What completes the beginning of an id to the last and to the first time that begins so.
+_BOUNDS = ("99999999-999999", "00000000-000000")
+
+
+def _moment_s(job_id: str) -> int:
+    """The time with which an id begins; the nearest that exists, if there is no such month, day or hour."""
+    year, month = max(1, int(job_id[:4])), min(12, max(1, int(job_id[4:6])))
+    day = min(calendar.monthrange(year, month)[1], max(1, int(job_id[6:8])))
+    hour, minute, second = (min(most, int(job_id[at : at + 2])) for at, most in ((9, 23), (11, 59), (13, 59)))
+    return calendar.timegm((year, month, day, hour, minute, second))
