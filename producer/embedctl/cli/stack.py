@@ -16,8 +16,17 @@ from typing import Any
 import click
 
 from embedctl.broker import Broker
+from embedctl.cli.completion import complete_argument, complete_class
 from embedctl.cli.corpora import CorpusChoice, submit_choice
-from embedctl.cli.options import corpus_options, cpus_option, option, output_option
+from embedctl.cli.json_forms import result_json
+from embedctl.cli.options import (
+    corpus_options,
+    cpus_option,
+    json_option,
+    no_clobber_option,
+    option,
+    output_option,
+)
 from embedctl.cli.results import exit_status, report, save
 from embedctl.output import check_output
 from embedctl.routing import local_class
@@ -25,7 +34,12 @@ from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled, MissingExtra
 from embedctl_config.settings import Settings, load_settings
 
-_class_option = option("--class", "hardware", help="The hardware class. Default: the setting, or cpu if that is auto.")
+_class_option = option(
+    "--class",
+    "hardware",
+    shell_complete=complete_class,
+    help="The hardware class. Default: the setting, or cpu if that is auto.",
+)
 
 
 @click.command()
@@ -33,15 +47,27 @@ _class_option = option("--class", "hardware", help="The hardware class. Default:
 @_class_option
 @cpus_option
 @output_option(required=True)
+@no_clobber_option
+@json_option
 @click.pass_context
-def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, **options: Any) -> None:
+def run(
+    ctx: click.Context,
+    /,
+    *,
+    output: Path,
+    no_clobber: bool,
+    cpus: str | None,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Embed CORPUS on this machine alone and write the vectors.
 
     The command starts a worker and a private Redis, and stops both at the end. If EMBEDCTL_REDIS_URL is set, it uses
     that Redis instead of a private one. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
-    check_output(output)
+    check_output(output, clobber=not no_clobber)
     options["hardware"] = local_class(settings, options["hardware"])
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
     key = _run_key(output, cpus=cpus, decided=decided, **options)
@@ -56,7 +82,7 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
         with progress:
             job = submit_choice(broker, choice, progress)
             try:
-                save(job, output, progress)
+                written = save(job, output, progress, clobber=not no_clobber)
             except KeyboardInterrupt:
                 if key is None:
                     job.discard()
@@ -77,18 +103,23 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
         job.discard()
         broker.close()
     report(status, progress)
+    if as_json:
+        click.echo(result_json(status, written))
     ctx.exit(exit_status(status))
 
 
+_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_argument)
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_arguments
 def up(arguments: tuple[str, ...]) -> None:
     """Keep a worker running on each device of this machine; see `embedctl up --help`."""
     os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.commands.up", *arguments])  # noqa: S606
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_arguments
 def worker(arguments: tuple[str, ...]) -> None:
     """Encode chunks on this machine until stopped; see `embedctl worker --help`."""
     # exec, because nothing that this command imported may be loaded before the worker is pinned.
@@ -96,7 +127,7 @@ def worker(arguments: tuple[str, ...]) -> None:
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_arguments
 def model(arguments: tuple[str, ...]) -> None:
     """Build, check and tune models on this machine; see `embedctl model --help`."""
     os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.commands.model", *arguments])  # noqa: S606

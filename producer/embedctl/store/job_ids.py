@@ -16,26 +16,27 @@ SLICE = 200
 #: Most candidates that an error names.
 _NAMED = 5
 _ANY_ID = "00000000-000000-0000000000"
-_TIME_LENGTH = len("00000000-000000")
+#: What completes the beginning of an id to the last and to the first time that begins so.
+_BOUNDS = ("99999999-999999", "00000000-000000")
 
 
 def is_beginning(text: str) -> bool:
     """Whether an id may begin so."""
-    return len(text) >= SHORTEST and keys.is_job_id(text + _ANY_ID[len(text) :])
+    return keys.is_job_id(text + _ANY_ID[len(text) :])
 
 
 def is_ending(text: str) -> bool:
     """Whether an id may end so."""
-    return len(text) >= SHORTEST and keys.is_job_id(_ANY_ID[: -len(text)] + text)
+    return keys.is_job_id(_ANY_ID[: len(_ANY_ID) - len(text)] + text)
 
 
 def newest_first(connection: Connection, beginning: str = "") -> Iterator[list[str]]:
-    """The ids of all jobs, or of those made in the time with which an id begins; the newest first, slice by slice.
+    """The ids of all jobs, or of those made in the time with which their ids begin; the newest first, in slices.
 
     Jobs may be made and freed meanwhile: each slice begins at the time where the last one ended, so no job is left out
     or comes twice.
     """
-    top, oldest = _made_between(beginning) if beginning else ("+inf", "-inf")
+    top, oldest = _made_between(beginning)
     at_top: set[str] = set()  # the ids of this very millisecond that were seen
     skip = 0
     while True:
@@ -61,6 +62,8 @@ def find(connection: Connection, shortened: str) -> list[str]:
     If the only ids are those of jobs that are gone, the newest of them.
     """
     searches: list[tuple[str, Callable[[str, str], bool]]] = []
+    if len(shortened) < SHORTEST:
+        return []
     if is_beginning(shortened):
         searches.append((shortened, str.startswith))
     if is_ending(shortened):
@@ -72,9 +75,10 @@ def find(connection: Connection, shortened: str) -> list[str]:
             fitting = [job_id for job_id in ids if matches(job_id, shortened)]
             existing = _existing(connection, fitting)
             found |= dict.fromkeys(existing)
-            gone += [] if gone or found else fitting[:1]
+            gone += fitting
             if len(found) > 1:
                 return list(found)
+            del gone[1:]
     return list(found) or gone
 
 
@@ -83,7 +87,9 @@ def ambiguous(shortened: str, found: list[str]) -> JobAmbiguous:
     named = found[:_NAMED]
     more = ["and more: `embedctl list`"] if len(found) > len(named) else []
     return JobAmbiguous(
-        "\n".join([f"several jobs begin or end with {shortened!r}: type more of the id, or its last part:", *named, *more])
+        "\n".join(
+            [f"several jobs begin or end with {shortened!r}: type more of the id, or its last part:", *named, *more]
+        )
     )
 
 
@@ -100,13 +106,8 @@ def _existing(connection: Connection, job_ids: list[str]) -> list[str]:
 
 def _made_between(beginning: str) -> tuple[str, str]:
     """The last and the first moment in ms since 1970 when a job was made whose id begins so."""
-    missing = _TIME_LENGTH - len(beginning)
-    last, first = (_moment_s(beginning + digits[-missing:] if missing > 0 else beginning) for digits in _BOUNDS)
+    last, first = (_moment_s(beginning + digits[len(beginning) :]) for digits in _BOUNDS)
     return f"{last * 1000 + 999}", f"{first * 1000}"
-
-
-#: What completes the beginning of an id to the last and to the first time that begins so.
-_BOUNDS = ("99999999-999999", "00000000-000000")
 
 
 def _moment_s(job_id: str) -> int:

@@ -80,9 +80,7 @@ def test_an_id_may_be_shortened_to_its_beginning_or_its_ending(
 
 
 @pytest.mark.parametrize("shortened", ["2026", "202607", "20260731-235959-0123456", "6789"])
-def test_a_shortened_id_that_fits_several_jobs_names_them(
-    broker: Broker, raw: redis_py.Redis, shortened: str
-) -> None:
+def test_a_shortened_id_that_fits_several_jobs_names_them(broker: Broker, raw: redis_py.Redis, shortened: str) -> None:
     listed(raw, *JOBS)
     with pytest.raises(JobAmbiguous, match="type more of the id") as error:
         broker.jobs.resolve(shortened)
@@ -100,7 +98,12 @@ def test_digits_are_looked_for_at_both_ends(broker: Broker, raw: redis_py.Redis)
 
 @pytest.mark.parametrize(
     ("shortened", "why"),
-    [("cbf", "4 characters at least"), ("", "4 characters"), ("ffff", "no id begins or ends so"), ("20261340", "no id")],
+    [
+        ("cbf", "4 characters at least"),
+        ("", "4 characters"),
+        ("ffff", "no id begins or ends so"),
+        ("20261340", "no id"),
+    ],
 )
 def test_what_fits_no_job_says_why(broker: Broker, raw: redis_py.Redis, shortened: str, why: str) -> None:
     listed(raw, *JOBS)
@@ -113,7 +116,7 @@ def test_jobs_that_are_gone_make_nothing_ambiguous(broker: Broker, raw: redis_py
     listed(raw, *JOBS[:2])
     listed(raw, "20260731-235959-ffffff6789", "20261231-120000-ffffffffff", gone=True)
     assert broker.jobs.resolve("6789") == JOBS[0]
-    with pytest.raises(JobNotFound, match="no job 20261231-120000-ffffffffff: .* its time to live ran out"):
+    with pytest.raises(JobNotFound, match=r"no job 20261231-120000-ffffffffff: .* its time to live ran out"):
         Job.get("ffffffffff", broker.settings)
     assert raw.zcard(keys.JOBS) == 4  # who only looks changes nothing
 
