@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,6 +46,23 @@ def ended(broker: Broker, raw: redis_py.Redis, *, failed: int = 0, ago: timedelt
 
 def states(broker: Broker) -> Mapping[str, JobState]:
     return {job.id: job.state for job in broker.jobs.newest()}
+
+
+def on_terminal(columns: int, arguments: list[str], environment: Mapping[str, str]) -> list[str]:
+    """The lines that a command prints on a pseudo-terminal, without colours."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "embedctl", *arguments]
+    variables = {**environment, "TERM": "xterm-256color"}
+    process = subprocess.Popen(command, env=variables, stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    printed = b""
+    with suppress(OSError):  # the end, once nobody holds the other side
+        while part := os.read(ours, 1 << 16):
+            printed += part
+    os.close(ours)
+    assert process.wait() == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.decode()).splitlines()
 
 
 def test_every_command_takes_a_shortened_id(
@@ -155,9 +181,25 @@ def test_list_says_how_far_and_how_old_jobs_are_and_what_it_leaves_out(
         assert [job["id"] for job in json.loads(embedctl("list", *option, "--json").stdout)] == [chosen]
     short = embedctl("list", "--limit", "1")
     assert len(short.stdout.splitlines()) == 2
-    assert short.stderr == "… and 2 more; --limit 3 shows more\n"
+    assert short.stderr == "… and 2 more; --limit 3 shows all\n"
     assert embedctl("list", "--limit", "3").stderr == ""
     assert json.loads(embedctl("list", "--state", "failed", "--json").stdout) == []
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_list_fits_the_terminal(
+    columns: int, environment: dict[str, str], broker: Broker, raw: redis_py.Redis, short_folder: Path
+) -> None:
+    ended(broker, raw)
+    job_id = new_job(broker)
+    raw.hset(keys.job(job_id), mapping={"model": "sentence-transformers/all-MiniLM-L12-v2", "records": 12_345_678})
+    lines = on_terminal(columns, ["list", "--limit", "1"], environment)
+    assert max(map(len, lines)) <= columns
+    head, row, left_out = lines
+    assert row.startswith(f"{job_id} ")
+    assert {"JOB", "STATE", "DONE", "RECORDS", "MODEL"} <= set(head.split())
+    assert ({"AGE", "CLASS", "FAILED"} <= set(head.split())) is (columns >= 80)
+    assert left_out == "… and 1 more; --limit 2 shows all"
 
 
 def test_list_prints_nothing_before_redis_has_answered(embedctl: RunEmbedctl, short_folder: Path) -> None:

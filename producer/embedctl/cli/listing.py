@@ -74,8 +74,8 @@ def list_jobs(
     else:
         _print_table(islice(fitting, limit), broker.connection.about_now_ms() / 1000)
     if left_out := sum(1 for _ in islice(fitting, _COUNTED)):
-        count = f"at least {left_out:,}" if left_out == _COUNTED else f"{left_out:,}"
-        click.echo(f"… and {count} more; --limit {limit + left_out} shows more", err=True)
+        count, shows = (f"at least {left_out:,}", "more") if left_out == _COUNTED else (f"{left_out:,}", "all")
+        click.echo(f"… and {count} more; --limit {limit + left_out} shows {shows}", err=True)
 
 
 def _print_json(broker: Broker, jobs: Iterator[JobStatus]) -> None:
