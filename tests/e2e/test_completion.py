@@ -53,8 +53,10 @@ def test_jobs_are_offered_newest_first_by_their_beginnings_and_endings(complete:
     assert complete("embedctl status nothing") == []
 
 
-def test_classes_and_models_are_those_of_the_settings_and_of_live_workers(complete: Complete, broker: Broker) -> None:
-    broker.workers.beat(row("w", "elsewhere/model", hardware="far"))
+def test_classes_and_models_are_those_of_the_settings_and_of_live_workers(
+    complete: Complete, worker_broker: Broker
+) -> None:
+    worker_broker.workers.beat(row("w", "elsewhere/model", hardware="far"))
     for line in (
         "submit c.txt --class ",
         "run c.txt --class ",

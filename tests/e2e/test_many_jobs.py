@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -31,17 +31,24 @@ from tests.support.redis_server import RedisServer
 from tests.support.store import new_job, work
 from tests.support.workers import StartWorker
 
+EndedJob = Callable[..., str]
+
 GONE = "20200101-000000-0000000000"
 
 
-def ended(broker: Broker, raw: redis_py.Redis, *, failed: int = 0, ago: timedelta = timedelta()) -> str:
-    """An ended job of two records."""
-    job_id = new_job(broker, chunks=1)
-    work(broker, job_id, 0, failed=failed)
-    if ago:
-        at = int(raw.hget(keys.job(job_id), "ended_ms") or 0) - int(ago.total_seconds() * 1000)
-        raw.hset(keys.job(job_id), "ended_ms", at)
-    return job_id
+@pytest.fixture
+def ended(broker: Broker, worker_broker: Broker, raw: redis_py.Redis) -> EndedJob:
+    """Makes an ended job of two records."""
+
+    def make(*, failed: int = 0, ago: timedelta = timedelta()) -> str:
+        job_id = new_job(broker, chunks=1)
+        work(worker_broker, job_id, 0, failed=failed)
+        if ago:
+            at = int(raw.hget(keys.job(job_id), "ended_ms") or 0) - int(ago.total_seconds() * 1000)
+            raw.hset(keys.job(job_id), "ended_ms", at)
+        return job_id
+
+    return make
 
 
 def states(broker: Broker) -> Mapping[str, JobState]:
@@ -107,9 +114,9 @@ def test_an_ending_that_two_jobs_had_does_not_name_the_second_once_the_first_is_
 
 
 def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(
-    embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
+    ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
 ) -> None:
-    good, active, other = ended(broker, raw, failed=1), new_job(broker), ended(broker, raw, failed=2)
+    good, active, other = ended(failed=1), new_job(broker), ended(failed=2)
     told = embedctl("retry", good, GONE, active, other, good)
     assert told.returncode == 4
     assert told.stdout == ""
@@ -131,12 +138,12 @@ def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(
 
 
 def test_discard_chooses_ended_jobs_by_state_and_age(
-    embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
+    ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
 ) -> None:
     old, week = timedelta(hours=3), timedelta(days=8)
-    active, done, old_done = new_job(broker), ended(broker, raw), ended(broker, raw, ago=old)
-    old_failed, ancient = ended(broker, raw, failed=2, ago=old), ended(broker, raw, failed=1, ago=week)
-    gone = ended(broker, raw, ago=old)
+    active, done, old_done = new_job(broker), ended(), ended(ago=old)
+    old_failed, ancient = ended(failed=2, ago=old), ended(failed=1, ago=week)
+    gone = ended(ago=old)
     raw.unlink(keys.job(gone))
     everything = {active, done, old_done, old_failed, ancient}
 
@@ -164,11 +171,16 @@ def test_discard_chooses_ended_jobs_by_state_and_age(
 
 
 def test_list_says_how_far_and_how_old_jobs_are_and_what_it_leaves_out(
-    settings: Settings, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
+    ended: EndedJob,
+    worker_broker: Broker,
+    settings: Settings,
+    embedctl: RunEmbedctl,
+    broker: Broker,
+    raw: redis_py.Redis,
 ) -> None:
-    done = ended(broker, raw)
+    done = ended()
     half, other = new_job(broker, chunks=2), new_job(broker, chunks=1, model="other", hardware="slow")
-    work(broker, half, 0)
+    work(worker_broker, half, 0)
     head, *rows = [line.split() for line in embedctl("list").stdout.splitlines()]
     assert head == ["JOB", "STATE", "AGE", "CLASS", "DONE", "RECORDS", "FAILED", "MODEL"]
     assert [row[0] for row in rows] == [other, half, done]
@@ -188,9 +200,9 @@ def test_list_says_how_far_and_how_old_jobs_are_and_what_it_leaves_out(
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_list_fits_the_terminal(
-    columns: int, environment: dict[str, str], broker: Broker, raw: redis_py.Redis, short_folder: Path
+    ended: EndedJob, columns: int, environment: dict[str, str], broker: Broker, raw: redis_py.Redis, short_folder: Path
 ) -> None:
-    ended(broker, raw)
+    ended()
     job_id = new_job(broker)
     raw.hset(keys.job(job_id), mapping={"model": "sentence-transformers/all-MiniLM-L12-v2", "records": 12_345_678})
     lines = on_terminal(columns, ["list", "--limit", "1"], environment)
@@ -247,12 +259,12 @@ def test_submit_prints_one_json_value(
 
 
 def test_an_estimate_the_findings_and_no_errors_are_one_json_value_each(
-    embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
+    ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
 ) -> None:
     (short_folder / "c.txt").write_text("one\n")
     assert json.loads(embedctl("submit", "c.txt", "--dry-run", "--json").stdout)["records"] == 1
     assert {"level", "subject", "found", "remedy"} == set(json.loads(embedctl("doctor", "--json").stdout)[0])
-    assert json.loads(embedctl("errors", ended(broker, raw), "--json").stdout) == []
+    assert json.loads(embedctl("errors", ended(), "--json").stdout) == []
     unknown = embedctl("errors", GONE, "--json")
     assert (unknown.returncode, unknown.stdout) == (4, "")
     assert "was lost" in unknown.stderr
@@ -273,12 +285,12 @@ def test_errors_are_printed_as_they_are_read() -> None:
 
 @pytest.mark.parametrize("file", ["v.npy", "v.ids.jsonl", "v.errors.jsonl", "v.jsonl"])
 def test_no_clobber_refuses_before_any_work(
-    file: str, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
+    ended: EndedJob, file: str, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
 ) -> None:
     (short_folder / "c.txt").write_text("one\n")
     (short_folder / file).write_text("precious")
     output = "v.jsonl" if file == "v.jsonl" else "v.npy"
-    job_id = ended(broker, raw)
+    job_id = ended()
     for command in (["submit", "c.txt"], ["run", "c.txt"], ["fetch", job_id]):
         refused = embedctl(*command, "-o", output, "--no-clobber")
         assert refused.returncode == 1
@@ -290,9 +302,9 @@ def test_no_clobber_refuses_before_any_work(
 
 
 def test_no_clobber_continues_its_own_part_and_no_other_s(
-    settings: Settings, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
+    ended: EndedJob, settings: Settings, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
 ) -> None:
-    mine, other = ended(broker, raw), ended(broker, raw)
+    mine, other = ended(), ended()
     part, note = short_folder / ".v.jsonl.part", short_folder / ".v.jsonl.progress"
     part.write_text("half")
     note.write_text(

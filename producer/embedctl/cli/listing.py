@@ -33,8 +33,8 @@ _COLUMNS = (
 )
 #: Jobs whose rows are made at once.
 _PAGE = 200
-#: Jobs that are left out are counted up to this number.
-_COUNTED = 1000
+#: Where there are filters, the jobs that are left out are looked for among this many.
+_LOOKED_AT = 1000
 
 
 @click.command("list")
@@ -62,20 +62,34 @@ def list_jobs(
 ) -> None:
     """Show the jobs in Redis, newest first."""
     broker = Broker.shared(load_settings())
-    fitting = (
-        job
-        for job in broker.jobs.newest()
-        if (not states or job.state in states)
-        and (not models or job.model in models)
-        and (not classes or job.hardware in classes)
-    )
+    jobs = broker.jobs.newest()
+
+    def fits(job: JobStatus) -> bool:
+        wanted = ((job.state, states), (job.model, models), (job.hardware, classes))
+        return all(not chosen or own in chosen for own, chosen in wanted)
+
+    shown = islice(filter(fits, jobs), limit)
     if as_json:
-        _print_json(broker, islice(fitting, limit))
+        _print_json(broker, shown)
     else:
-        _print_table(islice(fitting, limit), broker.connection.about_now_ms() / 1000)
-    if left_out := sum(1 for _ in islice(fitting, _COUNTED)):
-        count, shows = (f"at least {left_out:,}", "more") if left_out == _COUNTED else (f"{left_out:,}", "all")
-        click.echo(f"… and {count} more; --limit {limit + left_out} shows {shows}", err=True)
+        _print_table(shown, broker.connection.about_now_ms() / 1000)
+    first = next(jobs, None)
+    if first is None:
+        return
+    if states or models or classes:
+        older = [first, *islice(jobs, _LOOKED_AT - 1)]
+        _print_left_out(sum(map(fits, older)), limit, exact=len(older) < _LOOKED_AT)
+    else:
+        _print_left_out(broker.jobs.count() - limit, limit, exact=True)
+
+
+def _print_left_out(count: int, limit: int, *, exact: bool) -> None:
+    if exact and count:
+        click.echo(f"… and {count:,} more; --limit {limit + count} shows all", err=True)
+    elif not exact:
+        click.echo(
+            f"… and {f'at least {count:,}' if count else 'perhaps'} more; --limit {2 * limit} shows more", err=True
+        )
 
 
 def _print_json(broker: Broker, jobs: Iterator[JobStatus]) -> None:

@@ -12,7 +12,7 @@ from embedctl_config.errors import JobAmbiguous
 #: The fewest characters to which an id may be shortened.
 SHORTEST = 4
 #: Ids that are read at once.
-SLICE = 200
+SLICE = 1000
 #: Most candidates that an error names.
 _NAMED = 5
 _ANY_ID = "00000000-000000-0000000000"
@@ -30,30 +30,29 @@ def is_ending(text: str) -> bool:
     return keys.is_job_id(_ANY_ID[: len(_ANY_ID) - len(text)] + text)
 
 
-def newest_first(connection: Connection, beginning: str = "") -> Iterator[list[str]]:
+def newest_first(connection: Connection, beginning: str = "", size: int = SLICE) -> Iterator[list[str]]:
     """The ids of all jobs, or of those made in the time with which their ids begin; the newest first, in slices.
 
     Jobs may be made and freed meanwhile: each slice begins at the time where the last one ended, so no job is left out
     or comes twice.
     """
-    top, oldest = _made_between(beginning)
-    at_top: set[str] = set()  # the ids of this very millisecond that were seen
+    newest_ms, oldest_ms = _made_between(beginning)
+    at_newest: set[bytes] = set()  # the ids of this very millisecond that were seen
     skip = 0
     while True:
         with connection.client() as client:
             found = client.zrange(
-                keys.JOBS, top, oldest, desc=True, byscore=True, offset=skip, num=SLICE, withscores=True
+                keys.JOBS, newest_ms, oldest_ms, desc=True, byscore=True, offset=skip, num=size, withscores=True
             )
-        slice_ = [(job_id.decode(), f"{score:.0f}") for job_id, score in found]
-        if fresh := [job_id for job_id, _ in slice_ if job_id not in at_top and keys.is_job_id(job_id)]:
-            yield fresh
-        if len(slice_) < SLICE:
+        if fresh := [job_id.decode() for job_id, _ in found if job_id not in at_newest]:
+            yield [job_id for job_id in fresh if keys.is_job_id(job_id)]
+        if len(found) < size:
             return
-        last = slice_[-1][1]
-        seen = {job_id for job_id, made in slice_ if made == last}
+        last_ms = int(found[-1][1])
+        at_last = {job_id for job_id, made_ms in found if made_ms == last_ms}
         # A whole slice of one millisecond: the only place where the position counts.
-        skip, at_top = (skip + SLICE, at_top | seen) if last == top else (0, seen)
-        top = last
+        skip, at_newest = (skip + size, at_newest | at_last) if last_ms == newest_ms else (0, at_last)
+        newest_ms = last_ms
 
 
 def find(connection: Connection, shortened: str) -> list[str]:
@@ -104,10 +103,10 @@ def _existing(connection: Connection, job_ids: list[str]) -> list[str]:
     return [job_id for job_id, exists in zip(job_ids, found, strict=True) if exists]
 
 
-def _made_between(beginning: str) -> tuple[str, str]:
+def _made_between(beginning: str) -> tuple[int, int]:
     """The last and the first moment in ms since 1970 when a job was made whose id begins so."""
     last, first = (_moment_s(beginning + digits[len(beginning) :]) for digits in _BOUNDS)
-    return f"{last * 1000 + 999}", f"{first * 1000}"
+    return last * 1000 + 999, first * 1000
 
 
 def _moment_s(job_id: str) -> int:

@@ -68,11 +68,16 @@ class JobReader:
 
         A job of a newer version that can't be parsed is left out, because it must not hide all others.
         """
-        for ids in job_ids.newest_first(self._connection):
+        for ids in job_ids.newest_first(self._connection, size=_SLICE):
             read = list(self._read(ids))
             if gone := [job_id for job_id, status in zip(ids, read, strict=True) if status is None]:
                 self._drop(gone)
             yield from (status for status in read if isinstance(status, JobStatus))
+
+    def count(self) -> int:
+        """How many jobs the list of all jobs names; some of them may be gone."""
+        with self._connection.client() as client:
+            return int(client.zcard(keys.JOBS))
 
     def newest_ids(self, limit: int) -> list[str]:
         """The ids of the last jobs, the newest first; some of the jobs may be gone."""

@@ -142,7 +142,7 @@ def test_the_walk_meets_each_job_once_whatever_comes_and_goes(
     ids = [f"20260731-{second // 3600:02}{second // 60 % 60:02}{second % 60:02}-0123456789" for second in range(900)]
     listed(raw, *ids, at=at)
     walked = []
-    for each in newest_first(broker.connection):
+    for each in newest_first(broker.connection, size=200):
         walked += each
         if at is None:
             raw.zrem(keys.JOBS, *each[:50])
