@@ -183,7 +183,9 @@ class JobReader:
         try:
             created = keys.created_s(job_id)
         except ValueError:
-            return JobNotFound(f"there is no job {job_id!r}: {_why_not(job_id)}. `embedctl list` shows the jobs")
+            if len(job_id) < job_ids.SHORTEST:
+                return JobNotFound(f"there is no job {job_id!r}: give at least {job_ids.SHORTEST} characters of an id")
+            return JobNotFound(f"there is no job {job_id!r}: no id begins or ends so; `embedctl list` shows the jobs")
         if not birth or created + 1 < int(birth) / 1000:
             return JobLost(
                 f"job {job_id} was lost by the broker: Redis was emptied or replaced after the job was made, or was "
@@ -221,10 +223,3 @@ class JobReader:
                 if int(facts.get("version", 0)) <= wire.VERSION:
                     raise
                 yield self._made_by_newer(job_id)
-
-
-def _why_not(shortened: str) -> str:
-    """Why a text that is not a full id names no job."""
-    if len(shortened) < job_ids.SHORTEST:
-        return f"shorten an id to {job_ids.SHORTEST} characters at least"
-    return "no id begins or ends so"

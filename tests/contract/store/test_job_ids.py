@@ -99,8 +99,8 @@ def test_digits_are_looked_for_at_both_ends(broker: Broker, raw: redis_py.Redis)
 @pytest.mark.parametrize(
     ("shortened", "why"),
     [
-        ("cbf", "4 characters at least"),
-        ("", "4 characters"),
+        ("cbf", "at least 4 characters"),
+        ("", "at least 4"),
         ("ffff", "no id begins or ends so"),
         ("20261340", "no id"),
     ],
@@ -148,6 +148,13 @@ def test_the_walk_meets_each_job_once_whatever_comes_and_goes(
             raw.zrem(keys.JOBS, *each[:50])
             listed(raw, f"20260801-000000-{len(walked):010x}")
     assert sorted(walked) == ids
+
+
+def test_a_job_that_only_a_newer_version_can_read_hides_no_other(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker)
+    listed(raw, *JOBS)
+    assert [job.id for job in broker.jobs.newest()] == [job_id]
+    assert raw.zcard(keys.JOBS) == 1 + len(JOBS)
 
 
 def test_the_library_takes_shortened_ids_everywhere(broker: Broker) -> None:
