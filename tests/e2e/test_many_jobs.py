@@ -116,16 +116,18 @@ def test_an_ending_that_two_jobs_had_does_not_name_the_second_once_the_first_is_
 def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(
     ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
 ) -> None:
-    good, active, other = ended(failed=1), new_job(broker), ended(failed=2)
-    told = embedctl("retry", good, GONE, active, other, good)
+    good, active, other, newer = ended(failed=1), new_job(broker), ended(failed=2), ended()
+    raw.hset(keys.job(newer), mapping={"version": 99, "state": "levitating"})
+    told = embedctl("retry", good, GONE, active, newer, other, good)
     assert told.returncode == 4
     assert told.stdout == ""
     lines = told.stderr.splitlines()
     assert lines[0] == f"{good}: 1 records queued again"
     assert lines[1].startswith(f"embedctl: job {GONE} was lost")
     assert active in lines[2]
-    assert lines[3] == f"{other}: 2 records queued again"
-    assert len(lines) == 4
+    assert lines[3] == f"embedctl: job {newer} was made by a newer embedctl: upgrade this one"
+    assert lines[4] == f"{other}: 2 records queued again"
+    assert len(lines) == 5
     cancelled = embedctl("cancel", active, other, "--json")
     assert cancelled.returncode == 0
     assert json.loads(cancelled.stdout) == [{"id": active, "state": "cancelled"}, {"id": other, "state": "cancelled"}]

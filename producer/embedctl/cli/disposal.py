@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -110,8 +110,6 @@ def discard(
         raise click.UsageError("Name the jobs to discard, or choose them with --state or --older-than.")
     verb = "would be discarded" if dry_run else "discarded"
 
-    verb = "would be discarded" if dry_run else "discarded"
-
     def deed(job: Job) -> tuple[str, Mapping[str, Any]]:
         if not dry_run:
             job.discard()
@@ -177,15 +175,10 @@ def _do_to_each(outcomes: _Outcomes, given: Sequence[str], deed: Deed) -> None:
     broker = Broker.shared(load_settings())
     # All ids first: if two jobs end alike, the ending that both have must not name the second once the first is gone.
     for job_id, unknown in dict(_resolved(broker, each) for each in given).items():
-        if unknown is not None:
+        if unknown is None:
+            _do(outcomes, Job(job_id, broker), deed)
+        else:
             outcomes.failed(unknown, job_id)
-            continue
-        job = Job(job_id, broker)
-        try:
-            job.status()
-            _do(outcomes, job, deed)
-        except JobNotFound as error:
-            outcomes.failed(error, job_id)
 
 
 def _resolved(broker: Broker, given: str) -> tuple[str, JobNotFound | None]:
@@ -205,20 +198,25 @@ def _do_to_ended(outcomes: _Outcomes, states: Sequence[str], longer_ago: timedel
         ended = job.ended_at if job.state.ended else None
         return ended is not None and ended <= before and (not states or job.state in states)
 
-    for found in broker.jobs.newest():
-        job = Job(found.id, broker)
-        with suppress(JobNotFound):  # it went meanwhile
-            # Again, because a job that was read with many others may have been retried since.
-            if is_meant(found) and is_meant(job.status()):
-                _do(outcomes, job, deed)
+    for job in broker.jobs.newest():
+        if is_meant(job):
+            # Asked again, because a job that was read with many others may have been retried since.
+            _do(outcomes, Job(job.id, broker), deed, is_meant)
 
 
-def _do(outcomes: _Outcomes, job: Job, deed: Deed) -> None:
+def _do(outcomes: _Outcomes, job: Job, deed: Deed, is_meant: Callable[[JobStatus], bool] | None = None) -> None:
+    """Do something with a job, or with a job that is meant; that one may be gone, a job that was named may not.
+
+    Raises:
+        BrokerUnavailable, NotPermitted: no other job would fare better.
+    """
     try:
-        outcomes.did(job.id, *deed(job))
-    except (JobNotFound, NotPermitted):
-        raise
+        status = job.status()
+        if is_meant is None or is_meant(status):
+            outcomes.did(job.id, *deed(job))
     except EmbedctlError as error:
-        if isinstance(error, BrokerUnavailable) and not isinstance(error, BrokerRefused):
-            raise  # no other job would fare better
+        if isinstance(error, JobNotFound) and is_meant is not None:
+            return
+        if isinstance(error, BrokerUnavailable | NotPermitted) and not isinstance(error, BrokerRefused):
+            raise
         outcomes.failed(error, job.id)
