@@ -84,7 +84,7 @@ def list_jobs(
 
 
 def _print_left_out(count: int, limit: int, *, exact: bool) -> None:
-    if exact and count:
+    if exact and count > 0:
         click.echo(f"… and {count:,} more; --limit {limit + count} shows all", err=True)
     elif not exact:
         click.echo(

@@ -47,7 +47,7 @@ def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 job_argument = click.argument("job_id", metavar="JOB", shell_complete=complete_job)
 no_clobber_option = option("--no-clobber", is_flag=True, help="Fail at once if a file to write exists already.")
-json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 quiet_option = option("--quiet", "-q", is_flag=True, help="Show no progress.")
 cpus_option = option("--cpus", help="CPUs for the worker, such as 0-3. Default: all.")
 model_option = option(

@@ -85,7 +85,8 @@ class Progress:
 
     def other(self, name: str) -> object:
         """What an existing note says the file is of, under this name, if it is something else; else None."""
-        found = dict(self._read().get("of") or {}).get(name)
+        of = self._read().get("of")
+        found = of.get(name) if isinstance(of, dict) else None
         return None if found == self._of[name] else found
 
     def save(self, facts: Mapping[str, int]) -> None:
