@@ -14,7 +14,8 @@
     ├── NotPermitted              Redis' access list
     ├── JobError
     │   ├── JobNotFound
-    │   │   └── JobLost           it was there, and Redis lost it or a part of it
+    │   │   ├── JobLost           it was there, and Redis lost it or a part of it
+    │   │   └── JobAmbiguous      a shortened id fits several jobs
     │   ├── JobUnfinished
     │   ├── JobStalled            its producer died before it had submitted all records
     │   ├── JobCancelled
@@ -151,6 +152,12 @@ class JobNotFound(JobError, LookupError):
 
 class JobLost(JobNotFound):
     """Raised when Redis was emptied after the job was made, or lost some of its chunks."""
+
+
+class JobAmbiguous(JobNotFound):
+    """Raised when a shortened id is the beginning or the ending of several jobs' ids; the message names them."""
+
+    exit_code = ExitStatus.USAGE
 
 
 class JobUnfinished(JobError):

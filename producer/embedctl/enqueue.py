@@ -222,7 +222,7 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
     if options.resume is not None:
         if options.idempotency_key is not None:
             raise SettingsError("resume and idempotency_key could name two different jobs: leave one of them out")
-        job = broker.jobs.status(options.resume)
+        job = broker.jobs.status(broker.jobs.resolve(options.resume))
         _check_same(job, _given(options))
         return job
     spec = job_spec(broker, options)

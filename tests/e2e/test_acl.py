@@ -229,6 +229,9 @@ def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(
     raw.zadd(keys.JOBS, {JOB: 1})  # a job that is gone; other users would take it off the list
     environment["EMBEDCTL_REDIS_URL"] = acl_redis.url_of("monitor")
     assert json.loads(embedctl("status", job.id, "--json").stdout)["done"] == 2
+    assert all(
+        json.loads(embedctl("status", short, "--json").stdout)["id"] == job.id for short in (job.id[:8], job.id[-4:])
+    )
     assert json.loads(embedctl("status", "--json").stdout)["live_workers"] == 1
     assert job.id in embedctl("list").stdout
     looked = embedctl("doctor")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import click
 from embedctl import enqueue
 from embedctl.broker import Broker
 from embedctl.cli.addresses import refuse_addresses
-from embedctl.cli.options import corpus_options, option, output_option
+from embedctl.cli.completion import complete_class, complete_job
+from embedctl.cli.json_forms import result_json
+from embedctl.cli.options import corpus_options, json_option, no_clobber_option, option, output_option
 from embedctl.cli.results import exit_status, report, save, wait_for
 from embedctl.corpus import Corpus, open_corpus
-from embedctl.estimate import estimate
+from embedctl.estimate import Estimate, estimate
 from embedctl.job import Job
 from embedctl.output import check_output, files_of
 from embedctl.records import Record
@@ -96,17 +99,27 @@ class CorpusChoice:
 @click.command()
 @corpus_options
 @option(
-    "--class", "hardware", help="The hardware class; auto: the fastest class with live workers. Default: the setting."
+    "--class",
+    "hardware",
+    shell_complete=complete_class,
+    help="The hardware class; auto: the fastest class with live workers. Default: the setting.",
 )
 @option("--ttl", "ttl_s", type=float, help="Seconds to keep the job after its end. Default: the setting.")
 @option(
     "--idempotency-key",
     help="Your own key for this job: submitting again with the same key finds or continues the job.",
 )
-@option("--resume", metavar="JOB", help="Continue this job, whose submission was interrupted. Needs the same corpus.")
+@option(
+    "--resume",
+    metavar="JOB",
+    shell_complete=complete_job,
+    help="Continue this job, whose submission was interrupted. Needs the same corpus.",
+)
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
+@no_clobber_option
 @option("--dry-run", is_flag=True, help="Queue nothing; print an estimate of the job's size and duration.")
+@json_option
 @click.pass_context
 def submit(
     ctx: click.Context,
@@ -114,7 +127,9 @@ def submit(
     *,
     wait: bool,
     output: Path | None,
+    no_clobber: bool,
     dry_run: bool,
+    as_json: bool,
     quiet: bool,
     ttl_s: float | None,
     **options: Any,
@@ -129,17 +144,21 @@ def submit(
     settings = load_settings()
     choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
     if output is not None:
-        check_output(output)
+        check_output(output, clobber=not no_clobber)
     choice.check()
     broker = Broker.shared(settings)
     if dry_run:
-        click.echo(estimate(broker, choice.records(), choice.options).describe())
+        print_estimate(estimate(broker, choice.records(), choice.options), as_json=as_json)
         return
+    written: list[Path] = []
     with JobProgress(quiet=quiet) as progress:
         job = submit_choice(broker, choice, progress)
-        click.echo(job.id)
+        if as_json:
+            progress.say(f"job {job.id}")
+        else:
+            click.echo(job.id)
         if output is not None:
-            save(job, output, progress)
+            written = save(job, output, progress, clobber=not no_clobber)
         elif wait:
             wait_for(job, progress)
     status = job.status()
@@ -147,6 +166,8 @@ def submit(
         click.echo(printable(no_worker(status.hardware, status.model)), err=True)
     if status.state.ended:
         report(status, progress)
+    if as_json:
+        click.echo(result_json(status, written))
     ctx.exit(exit_status(status))
 
 
@@ -164,6 +185,11 @@ def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -
                 "the half-submitted job is cancelled (with --idempotency-key, the same command would continue it)"
             ) from None
         raise KeyboardInterrupt("the same command continues where it stopped") from None
+
+
+def print_estimate(estimated: Estimate, *, as_json: bool) -> None:
+    """Print what a job would take."""
+    click.echo(json.dumps(asdict(estimated)) if as_json else estimated.describe())
 
 
 class _Skipped:

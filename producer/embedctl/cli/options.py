@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from embedctl import corpus, output
+from embedctl.cli.completion import complete_job, complete_model
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.settings import ENV_PREFIX, Settings, is_foreign
 
@@ -44,11 +45,16 @@ def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-job_argument = click.argument("job_id", metavar="JOB")
-json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
+job_argument = click.argument("job_id", metavar="JOB", shell_complete=complete_job)
+no_clobber_option = option("--no-clobber", is_flag=True, help="Fail at once if a file to write exists already.")
+json_option = option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 quiet_option = option("--quiet", "-q", is_flag=True, help="Show no progress.")
 cpus_option = option("--cpus", help="CPUs for the worker, such as 0-3. Default: all.")
-model_option = option("--model", help="The name under which workers serve the model. Default: the setting.")
+model_option = option(
+    "--model",
+    shell_complete=complete_model,
+    help="The name under which workers serve the model. Default: the setting.",
+)
 
 
 def output_option(**attributes: Any) -> Callable[[F], F]:

@@ -23,14 +23,17 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
 
 
-def save(job: Job, path: Path, progress: JobProgress) -> list[Path]:
+def save(job: Job, path: Path, progress: JobProgress, *, clobber: bool = True) -> list[Path]:
     """Write a job's vectors as they come, under a progress bar.
+
+    Args:
+        clobber: as for :func:`output.fetch`.
 
     Raises:
         KeyboardInterrupt: says how to return to the job.
     """
     try:
-        written = output.fetch(job, path, progress=progress.running)
+        written = output.fetch(job, path, progress=progress.running, clobber=clobber)
         job.wait(progress=progress.running)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {path}") from None

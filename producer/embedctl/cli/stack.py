@@ -16,8 +16,17 @@ from typing import Any
 import click
 
 from embedctl.broker import Broker
-from embedctl.cli.corpora import CorpusChoice, submit_choice
-from embedctl.cli.options import corpus_options, cpus_option, option, output_option
+from embedctl.cli.completion import complete_argument, complete_class
+from embedctl.cli.corpora import CorpusChoice, print_estimate, submit_choice
+from embedctl.cli.json_forms import result_json
+from embedctl.cli.options import (
+    corpus_options,
+    cpus_option,
+    json_option,
+    no_clobber_option,
+    option,
+    output_option,
+)
 from embedctl.cli.results import exit_status, report, save
 from embedctl.corpus import Corpus
 from embedctl.estimate import local_estimate
@@ -27,7 +36,12 @@ from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled, MissingExtra
 from embedctl_config.settings import Settings, load_settings
 
-_class_option = option("--class", "hardware", help="The hardware class. Default: the setting, or cpu if that is auto.")
+_class_option = option(
+    "--class",
+    "hardware",
+    shell_complete=complete_class,
+    help="The hardware class. Default: the setting, or cpu if that is auto.",
+)
 
 
 @click.command()
@@ -35,10 +49,21 @@ _class_option = option("--class", "hardware", help="The hardware class. Default:
 @_class_option
 @cpus_option
 @output_option()
+@no_clobber_option
 @option("--dry-run", is_flag=True, help="Start and write nothing; print an estimate of the job's size.")
+@json_option
 @click.pass_context
 def run(
-    ctx: click.Context, /, *, output: Path | None, cpus: str | None, dry_run: bool, quiet: bool, **options: Any
+    ctx: click.Context,
+    /,
+    *,
+    output: Path | None,
+    no_clobber: bool,
+    cpus: str | None,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Embed CORPUS on this machine alone and write the vectors to --output.
 
@@ -54,11 +79,11 @@ def run(
     choice = CorpusChoice.of(settings, output=output, **options)
     if dry_run:
         choice.check()
-        click.echo(local_estimate(settings, choice.records(), choice.options).describe())
+        print_estimate(local_estimate(settings, choice.records(), choice.options), as_json=as_json)
         return
     if output is None:
         raise click.UsageError("Missing option '--output' / '-o'.")
-    check_output(output)
+    check_output(output, clobber=not no_clobber)
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
     command = _digest([str(output.resolve()), {"cpus": cpus, "decided": decided, **options}])
     key = _run_key(choice.corpus, command)
@@ -74,7 +99,7 @@ def run(
         with progress:
             job = submit_choice(broker, choice, progress)
             try:
-                save(job, output, progress)
+                written = save(job, output, progress, clobber=not no_clobber)
             except KeyboardInterrupt:
                 if key is None:
                     job.discard()
@@ -95,18 +120,23 @@ def run(
         job.discard()
         broker.close()
     report(status, progress)
+    if as_json:
+        click.echo(result_json(status, written))
     ctx.exit(exit_status(status))
 
 
+_arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_argument)
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_arguments
 def up(arguments: tuple[str, ...]) -> None:
     """Keep a worker running on each device of this machine; see `embedctl up --help`."""
     os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.commands.up", *arguments])  # noqa: S606
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_arguments
 def worker(arguments: tuple[str, ...]) -> None:
     """Encode chunks on this machine until stopped; see `embedctl worker --help`."""
     # exec, because nothing that this command imported may be loaded before the worker is pinned.
@@ -114,7 +144,7 @@ def worker(arguments: tuple[str, ...]) -> None:
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_arguments
 def model(arguments: tuple[str, ...]) -> None:
     """Build, check and tune models on this machine; see `embedctl model --help`."""
     os.execv(sys.executable, [sys.executable, "-m", "embedctl_workers.commands.model", *arguments])  # noqa: S606

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from embedctl.job import Job
+from embedctl.output.npy import beside
 from embedctl.output.parts import Progress, locked, part_of
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
@@ -67,6 +68,7 @@ def fetch(
     *,
     file_format: str | None = None,
     progress: Callable[[JobStatus], None] | None = None,
+    clobber: bool = True,
 ) -> list[Path]:
     """Write a job's results to a file as they arrive, in input order. Memory holds one chunk at a time.
 
@@ -76,12 +78,13 @@ def fetch(
     Args:
         file_format: npy, jsonl or parquet; by the path's suffix if None.
         progress: as for :meth:`Job.wait`.
+        clobber: whether to replace a file that exists, and the unfinished file of another job.
 
     Returns:
         The written files, `path` first.
 
     Raises:
-        OutputError: the file can't be written, or another fetch is writing it.
+        OutputError: the file can't be written, exists and must not be replaced, or another fetch is writing it.
         MissingExtra: parquet without pyarrow.
         JobCancelled, JobFailed, BrokerUnavailable: as for :meth:`Job.iter_results`.
         JobNotFound, JobLost, JobStalled: the job is gone, or its producer is. What was fetched stays where the message
@@ -90,6 +93,10 @@ def fetch(
     chosen = file_format or guess_format(path)
     try:
         with locked(path):
+            if not clobber:
+                # Again, because another process may have written the file, or a part of it, since the command began.
+                _refuse_to_clobber(path, chosen)
+                _refuse_part_of_another(path, job)
             return _fetch(job, path, chosen, _writer(chosen), progress)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
@@ -97,20 +104,26 @@ def fetch(
         raise OutputError(f"{path} can't be written: {error.strerror or error}") from error
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, *, clobber: bool = True) -> None:
     """Check beforehand that vectors can be written to a path.
+
+    Args:
+        clobber: whether files that exist may be replaced.
 
     Raises:
         SettingsError: the path has no suffix of a known format.
-        OutputError: the folder is missing, or not writable.
+        OutputError: the folder is missing, or not writable; or a file exists that must not be replaced.
         MissingExtra: parquet without pyarrow.
     """
-    _writer(guess_format(path))
+    file_format = guess_format(path)
+    _writer(file_format)
     folder = path.absolute().parent
     if not folder.is_dir():
         raise OutputError(f"{path} can't be written: there is no folder {folder}")
     if not os.access(folder, os.W_OK) or path.is_dir():
         raise OutputError(f"{path} can't be written: permission denied, or it is a folder")
+    if not clobber:
+        _refuse_to_clobber(path, file_format)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -137,6 +150,21 @@ def _writer(file_format: str) -> type[Writer]:
     module, _, name = _WRITERS[file_format].partition(":")
     writer: type[Writer] = getattr(import_module(module), name)
     return writer
+
+
+def _refuse_to_clobber(path: Path, file_format: str) -> None:
+    for file in (path, *(beside(path).values() if file_format == "npy" else ())):
+        if os.path.lexists(file):
+            raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
+
+
+def _refuse_part_of_another(path: Path, job: Job) -> None:
+    """Refuse to begin again over what an earlier fetch of another job has written."""
+    if other := Progress(path, {"job": job.id}).other("job"):
+        raise OutputError(
+            f"{part_of(path)} holds vectors of job {other}, which is not fetched in full: choose another file, or "
+            "omit --no-clobber to replace them"
+        )
 
 
 def _fetch(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from embedctl_config.errors import OutputError
 
@@ -77,14 +77,17 @@ class Progress:
 
     def load(self) -> Mapping[str, int] | None:
         """The last facts that :meth:`save` noted for the same job and format, or None."""
-        try:
-            noted = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        if not isinstance(noted, dict) or noted.get("of") != self._of:
+        noted = self._read()
+        if noted.get("of") != self._of:
             return None
         facts: Mapping[str, int] = noted["facts"]
         return facts
+
+    def other(self, name: str) -> object:
+        """What an existing note says the file is of, under this name, if it is something else; else None."""
+        of = self._read().get("of")
+        found = of.get(name) if isinstance(of, dict) else None
+        return None if found == self._of[name] else found
 
     def save(self, facts: Mapping[str, int]) -> None:
         """Note the file's progress. The file must already contain everything that the facts describe."""
@@ -96,6 +99,13 @@ class Progress:
     def clear(self) -> None:
         """Remove the note."""
         self._path.unlink(missing_ok=True)
+
+    def _read(self) -> Mapping[str, Any]:
+        try:
+            noted = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return noted if isinstance(noted, dict) else {}
 
 
 class LineFile:
