@@ -49,7 +49,7 @@ def _not_many(values: object) -> tuple[str, str] | None:
         return "one mapping, not several", "texts=[mapping] or, if it maps ids to texts, texts=mapping.values()"
     if hasattr(type(values), "__fspath__"):
         return "a path, not what the file holds", "texts=path.read_text().splitlines() if each line is a text"
-    if hasattr(type(values), "readline"):
+    if hasattr(values, "readline"):
         return "an open file", 'texts=(line.rstrip("\\r\\n") for line in file) if each line is a text'
     return None
 
@@ -136,7 +136,7 @@ def _instead(item: object, field: str) -> str:
 def _instead_of_row(row: tuple[object, ...] | list[object]) -> str:
     """What to give instead of rows such as those of a database."""
     if isinstance(row, list):
-        return "texts=(row[0] for row in texts), or what else holds the text of a row"
+        return "texts=(row[0] for row in texts) if the first of each is the text"
     if len(row) == 2 and isinstance(row[1], str):
         return 'texts=({"id": id, "text": text} for id, text in texts)'
     if row and hasattr(row[-1], "keys"):

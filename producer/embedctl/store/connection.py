@@ -72,7 +72,8 @@ _CLUSTER_CLASSES = (
 _IN_PIPELINE = "of pipeline caused error: "
 #: What is said of a port with TLS when it is asked without, and of a port without TLS when it is asked with it.
 _HAS_TLS = re.compile("Connection closed by server|Connection reset by peer")
-_HAS_NO_TLS = re.compile("WRONG_VERSION_NUMBER|UNEXPECTED_EOF|RECORD_LAYER_FAILURE|handshake operation timed out")
+_NO_HANDSHAKE = "handshake operation timed out"
+_HAS_NO_TLS = re.compile(f"WRONG_VERSION_NUMBER|UNEXPECTED_EOF|RECORD_LAYER_FAILURE|{_NO_HANDSHAKE}")
 #: Characters that end the user and password part of a URL.
 _SEPARATORS = frozenset("/?#")
 
@@ -99,7 +100,8 @@ def answers_by(deadline: float | None) -> Iterator[None]:
 class _BoundedRetry(Retry):
     """Retries only the outermost call, and only until the deadline of :func:`answers_by`.
 
-    redis-py would also retry inside each attempt: making the connection, and inside that, checking it.
+    redis-py would also retry inside each attempt: making the connection, and inside that, checking it. A port without
+    TLS does not answer a handshake at all, so a handshake that took a whole socket timeout is not tried again.
     """
 
     def call_with_retry(self, do: Callable[[], T], fail: Callable[..., Any], *args: Any, **options: Any) -> T:
@@ -107,7 +109,8 @@ class _BoundedRetry(Retry):
 
         def failed(error: Exception, *count: int) -> None:
             fail(error, *count)
-            if within or (deadline is not None and time.monotonic() >= deadline):
+            over = deadline is not None and time.monotonic() >= deadline
+            if within or over or _NO_HANDSHAKE in _all_said(error):
                 raise error
 
         token = _is_retried.set(True)
@@ -438,12 +441,16 @@ def _distrust(error: BaseException) -> str:
 
 def _scheme_advice(url: str, error: Exception) -> str:
     """The scheme to try, if the error looks as if the URL had the wrong one; otherwise empty."""
-    said = " ".join(map(str, _causes(error)))
+    said = _all_said(error)
     if url.startswith("redis:") and _HAS_TLS.search(said):
         return "If this port speaks TLS, write rediss:// (with two s) in EMBEDCTL_REDIS_URL"
     if url.startswith("rediss:") and _HAS_NO_TLS.search(said):
         return "If this port does not speak TLS, write redis:// (with one s) in EMBEDCTL_REDIS_URL"
     return ""
+
+
+def _all_said(error: BaseException) -> str:
+    return " ".join(map(str, _causes(error)))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
