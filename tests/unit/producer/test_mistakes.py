@@ -248,11 +248,12 @@ def test_an_item_of_a_wrong_kind_is_refused_and_the_line_gives_its_text(
 
 @pytest.mark.parametrize("item", [7, 1.5, True, np.int64(7), np.float32(1.5), Decimal(7)])
 def test_numbers_are_refused_unless_a_text_came_before(item: object) -> None:
-    before: list[object]
-    for before in ([], [None], [float("nan"), None]):
+    missing: tuple[list[Any], ...] = ([], [None], [float("nan"), None])
+    for before in missing:
         with pytest.raises(InputError, match=r"is of type \w+, not a text: give texts=map\(str, texts\)"):
             of([*before, item])
-    for before in (["a text"], [b"a text"], [{"text": None}], [None, "a text"]):
+    texts: tuple[list[Any], ...] = (["a text"], [b"a text"], [{"text": None}], [None, "a text"])
+    for before in texts:
         *_, stray, last = of([*before, item, "more"])
         assert stray == Record(RecordKind.NOT_TEXT, type(item).__name__.encode())
         assert last.kind is RecordKind.TEXT
