@@ -182,8 +182,7 @@ class ResultReader:
 
 def _all_failed(status: JobStatus, first: FailedRecord) -> JobFailed:
     """The error for a job without any vector."""
-    every = f"each of the {status.records} records" if status.records > 1 else "the only record"
     return JobFailed(
-        f"{every} of job {status.id} failed, so there are no vectors. Record {first.position}: {first.message} "
+        f"each of the {status.records} records of job {status.id} failed, so there are no vectors. Record {first.position}: {first.message} "
         f"({first.code}). `embedctl errors {status.id}` lists them"
     )
