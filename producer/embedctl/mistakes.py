@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from numbers import Real
+from typing import Any
 
 from embedctl_config.errors import InputError
 
@@ -29,13 +30,13 @@ def check_many(name: str, values: object, field: str) -> None:
     Raises:
         InputError: with what the argument is, and what to give instead.
     """
-    mistake = _not_many(values) or _table(values, field) or _not_iterable(values, field)
+    mistake = _not_many(values, field) or _table(values, field) or _not_iterable(values, field)
     if mistake:
         what, instead = mistake
         raise InputError(f"{name} is {what}: give {instead.replace('texts=', f'{name}=')}")
 
 
-def _not_many(values: object) -> tuple[str, str] | None:
+def _not_many(values: object, field: str) -> tuple[str, str] | None:
     """What is wrong with one value, and what to give instead."""
     if values is None:
         return "None, not several", "an iterable, such as texts=[text]"
@@ -44,14 +45,21 @@ def _not_many(values: object) -> tuple[str, str] | None:
     if isinstance(values, bytes | bytearray | memoryview):
         return "bytes, not several", "a list, such as texts=[text]"
     if isinstance(values, Mapping):
-        if any(hasattr(type(each), "column_names") for each in values.values()):
-            return "several tables", 'one of them, such as texts=splits["train"]'
-        return "one mapping, not several", "texts=[mapping] or, if it maps ids to texts, texts=mapping.values()"
+        return _mapping(values, field)
     if hasattr(type(values), "__fspath__"):
         return "a path, not what the file holds", "texts=path.read_text().splitlines() if each line is a text"
     if hasattr(values, "readline"):
         return "an open file", 'texts=(line.rstrip("\\r\\n") for line in file) if each line is a text'
     return None
+
+
+def _mapping(values: Mapping[Any, Any], field: str) -> tuple[str, str]:
+    """What this mapping seems to be, and what to give instead."""
+    if hasattr(type(next(iter(values.values()), None)), "column_names"):
+        return "several tables", 'one of them, such as texts=splits["train"]'
+    if not isinstance(values.get(field), str | bytes | None):
+        return "a mapping of columns", f'one of them, texts=columns["{field}"]'
+    return "one mapping, not several", "texts=[mapping] or, if it maps ids to texts, texts=mapping.values()"
 
 
 def _table(values: object, field: str) -> tuple[str, str] | None:
@@ -136,7 +144,10 @@ def _instead(item: object, field: str) -> str:
 def _instead_of_row(row: tuple[object, ...] | list[object]) -> str:
     """What to give instead of rows such as those of a database."""
     if isinstance(row, list):
-        return "texts=(row[0] for row in texts) if the first of each is the text"
+        return (
+            "texts=(text for part in texts for text in part) if each holds several texts, or texts=(row[0] for row in "
+            "texts) if each is a row"
+        )
     if len(row) == 2 and isinstance(row[1], str):
         return 'texts=({"id": id, "text": text} for id, text in texts)'
     if row and hasattr(row[-1], "keys"):

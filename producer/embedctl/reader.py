@@ -48,7 +48,7 @@ class ResultReader:
         if not status.state.ended:
             raise JobUnfinished(
                 f"job {self._job_id} is {status.state}: {status.done + status.failed} of {status.records} records are "
-                f"done. {missing_worker(status) or 'Wait for it with wait()'}"
+                f"done. {missing_worker(status) or 'Ask again when it has ended'}"
             )
         return status
 
@@ -183,6 +183,6 @@ class ResultReader:
 def _all_failed(status: JobStatus, first: FailedRecord) -> JobFailed:
     """The error for a job without any vector."""
     return JobFailed(
-        f"each of the {status.records} records of job {status.id} failed, so there are no vectors. Record {first.position}: {first.message} "
+        f"every record of job {status.id} failed, so there are no vectors. Record {first.position}: {first.message} "
         f"({first.code}). `embedctl errors {status.id}` lists them"
     )

@@ -140,7 +140,7 @@ class _Checked:
 
 def _check_label(label: object, where: str) -> str | None:
     """An id of a caller in Python; None also for a missing value of pandas, and the value of an Arrow scalar."""
-    if label is None or isinstance(label, str):
+    if isinstance(label, str | int | None):
         return check_id(label, where)
     value = python_value(label)
     if is_missing(value):

@@ -230,8 +230,8 @@ class Connection:
         reason = str(error).rstrip(".")
         advice = "" if self._has_answered else _scheme_advice(self._shown_url, error)
         return BrokerUnavailable(
-            f"Redis at {self._shown_url} can't be reached: {reason}. "
-            + (advice or "Does it run, and is EMBEDCTL_REDIS_URL right?")
+            f"Redis at {self._shown_url} can't be reached: {reason}. Does it run, and is EMBEDCTL_REDIS_URL right?"
+            + advice
         )
 
     def _refused(self, error: redis.exceptions.ResponseError) -> BrokerUnavailable:
@@ -443,9 +443,9 @@ def _scheme_advice(url: str, error: Exception) -> str:
     """The scheme to try, if the error looks as if the URL had the wrong one; otherwise empty."""
     said = _all_said(error)
     if url.startswith("redis:") and _HAS_TLS.search(said):
-        return "If this port speaks TLS, write rediss:// (with two s) in EMBEDCTL_REDIS_URL"
+        return " If this port speaks TLS, write rediss:// (with two s) in EMBEDCTL_REDIS_URL"
     if url.startswith("rediss:") and _HAS_NO_TLS.search(said):
-        return "If this port does not speak TLS, write redis:// (with one s) in EMBEDCTL_REDIS_URL"
+        return " If this port does not speak TLS, write redis:// (with one s) in EMBEDCTL_REDIS_URL"
     return ""
 
 

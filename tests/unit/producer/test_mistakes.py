@@ -99,6 +99,7 @@ def generator() -> Iterator[str]:
         (b"one text", "texts is bytes, not several"),
         (bytearray(b"x"), "texts is bytes, not several"),
         ({"text": "x"}, "texts is one mapping, not several: give texts=[mapping] or, if it maps ids to texts, texts="),
+        ({"text": ["a", "b"], "id": [1, 2]}, 'texts is a mapping of columns: give one of them, texts=columns["text"]'),
         (Frame(), 'texts is a table, and iterating over it gives no rows: give its column, texts=df["text"]'),
         (Planned(), 'texts is a table that was not read yet: give its column, texts=frame.collect()["text"]'),
         (np.zeros((2, 3)), "texts is an array of 2 dimensions: give one column, texts=array[:, 0]"),
