@@ -101,16 +101,18 @@ def _records(
         where = f"record {position}"
         label: object = None
         text: object = item
-        if isinstance(item, Mapping):
+        if isinstance(item, str):
+            pass
+        elif isinstance(item, Mapping):
             text, label = text_and_id(item, text_field, id_field, where)
-            text = python_value(text)
-        elif not isinstance(item, str):
+            text = text if isinstance(text, str) else python_value(text)
+        else:
             text = checked(item, position)
         if labels is not None:
             label = next(labels, _END)
             if label is _END:
                 raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
-        yield make_record(text, _check_label(label, where), max_bytes)
+        yield make_record(text, None if label is None else _check_label(label, where), max_bytes)
     if labels is not None and next(labels, _END) is not _END:
         raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
 
@@ -138,17 +140,21 @@ class _Checked:
         return value
 
 
+#: Types of ids that need no conversion. A tuple, because a union would be made anew for each record.
+_PLAIN_IDS = (str, int)
+
+
 def _check_label(label: object, where: str) -> str | None:
     """An id of a caller in Python; None also for a missing value of pandas, and the value of an Arrow scalar."""
-    if isinstance(label, str | int | None):
+    if isinstance(label, _PLAIN_IDS):
         return check_id(label, where)
     value = python_value(label)
     if is_missing(value):
         return None
     if not isinstance(value, str) and not hasattr(value, "__index__"):
+        instead = 'ids=df["id"].astype("Int64")' if isinstance(value, float) else "ids=map(str, ids)"
         raise InputError(
-            f"{where}: an id must be text or a whole number, not of type {type(value).__name__}: give str() of it, "
-            "such as ids=map(str, ids)"
+            f"{where}: an id must be text or a whole number, not of type {type(value).__name__}: give {instead}"
         )
     return check_id(value, where)
 

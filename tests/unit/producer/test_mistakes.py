@@ -287,7 +287,7 @@ def test_what_a_field_holds_is_data() -> None:
 def test_other_ids_are_refused_with_the_fix() -> None:
     with pytest.raises(InputError, match=r"record 0: an id must be .* not of type UUID: .* ids=map\(str, ids\)"):
         of(["a"], ids=[UUID(int=7)])
-    with pytest.raises(InputError, match="not of type float"):
+    with pytest.raises(InputError, match=r'not of type float: give ids=df\["id"\].astype\("Int64"\)'):
         of(["a"], ids=[1.5])
     with pytest.raises(InputError, match="not true or false"):
         of(["a"], ids=[True])
