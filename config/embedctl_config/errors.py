@@ -19,7 +19,7 @@
     │   ├── JobUnfinished
     │   ├── JobStalled            its producer died before it had submitted all records
     │   ├── JobCancelled
-    │   └── JobFailed             its error budget is spent
+    │   └── JobFailed             its error budget is spent, or it has no vector
     ├── WaitTimeout
     ├── WireError                 bytes of a chunk or of a result
     │   ├── WireTruncated
@@ -176,9 +176,10 @@ class JobCancelled(JobError):
 
 
 class JobFailed(JobError):
-    """Raised when more records of a job failed than its error budget (`max_errors`) allows, which ended the job.
+    """Raised when more records of a job failed than its error budget (`max_errors`) allows, which ended the job, and
+    by `vectors()` when every record failed.
 
-    A job in which every record failed has the state `failed` too; this error is not raised for it.
+    `wait()`, `iter_results()` and `errors()` do not raise it for a job in which every record failed.
     """
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import NoReturn, Self, TypeVar, cast
 
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, Truncation, parse_budget, submit
+from embedctl.enqueue import JobOptions, Truncation, parse_budget, stored_records, submit
 from embedctl.job import Job
 from embedctl.patience import TimeLimit, check_timeout
 from embedctl.polling import PollingWaiter, ProgressRelay, eventually, in_own_thread, in_shared_thread
@@ -43,6 +43,8 @@ async def aenqueue_embeddings(
     hardware: str | None = None,
     precision: str | None = None,
     ids: Iterable[str | int | None] | None = None,
+    text_field: str = "text",
+    id_field: str = "id",
     prompt: str | None = None,
     truncation: Truncation = "truncate",
     normalize: bool = True,
@@ -85,8 +87,16 @@ async def aenqueue_embeddings(
     def work() -> Job:
         chosen = load_settings() if settings is None else settings
         source = cast("Iterable[RecordLike]", texts) if feed is None else feed
-        records = records_of(source, ids=ids, max_bytes=chosen.max_text_bytes)
-        return submit(Broker.shared(chosen), _until(cancelled, records), options, report, timeout)
+        broker = Broker.shared(chosen)
+        records = records_of(
+            source,
+            ids=ids,
+            text_field=text_field,
+            id_field=id_field,
+            max_bytes=chosen.max_text_bytes,
+            stored=partial(stored_records, broker, idempotency_key),
+        )
+        return submit(broker, _until(cancelled, records), options, report, timeout)
 
     loop = asyncio.get_running_loop()
 
@@ -201,8 +211,8 @@ class AsyncJob:
 
     async def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order; see :meth:`Job.vectors`."""
-        vectors = await in_shared_thread(self._reader.empty_vectors)
-        async for _ in self._each(lambda at, _: self._reader.fill(vectors, at), ProgressRelay()):
+        status, vectors = await in_shared_thread(self._reader.empty_vectors)
+        async for _ in self._each(lambda at, _: self._reader.fill(status, vectors, at), ProgressRelay()):
             pass
         return vectors
 

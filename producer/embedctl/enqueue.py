@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from embedctl.broker import Broker
@@ -73,6 +74,8 @@ def enqueue_embeddings(
     hardware: str | None = None,
     precision: str | None = None,
     ids: Iterable[str | int | None] | None = None,
+    text_field: str = "text",
+    id_field: str = "id",
     prompt: str | None = None,
     truncation: Truncation = "truncate",
     normalize: bool = True,
@@ -92,12 +95,15 @@ def enqueue_embeddings(
     job, and while Redis is unreachable, for up to two minutes. The reason is logged at once and then every minute.
 
     Args:
-        texts: strings, or mappings with a `text` and an optional `id`; any iterable, such as a table's column, read
-            lazily. An item that is empty or not text becomes a record error, and every other record gets its vector.
+        texts: strings, or mappings with a text and an optional id; any iterable, such as a table's column, read lazily.
+            An empty or missing text (None, NaN) becomes a record error, as does a number among texts, and every other
+            record gets its vector. An item of any other kind is refused.
         model: the model's name at the workers; the model of the settings if None.
         hardware: a hardware class, or "auto" for the fastest that is alive and offers the precision.
         precision: "fp32", "fp16" or "int8". If None, the class's precision, or fp32 with "auto".
         ids: labels that come back with the vectors, one for each text. They may repeat; None means no label.
+        text_field: the field of the text, if `texts` holds mappings.
+        id_field: the field of the id, if `texts` holds mappings; a mapping without it has no id.
         prompt: put before every text; the model's default prompt if None, no prompt if empty.
         truncation: "truncate" encodes the first tokens of a text that is too long and reports it; "error" fails it;
             "mean" encodes all of it, window by window, and gives the mean of the windows' vectors.
@@ -119,7 +125,8 @@ def enqueue_embeddings(
 
     Raises:
         SettingsError: an argument or a setting is wrong.
-        InputError: an item of `texts` or of `ids` can't be a record.
+        InputError: `texts` or `ids` is a table or anything else that does not give one item after the other, or an item
+            can't be a record.
         CorpusChanged: the idempotency key belongs to a job with other texts or options.
         BrokerUnavailable: Redis can't be reached.
         JobFailed: `max_errors` ended the job before it had all its records.
@@ -145,8 +152,21 @@ def enqueue_embeddings(
         max_errors_share=share,
     )
     broker = Broker.shared(settings)
-    records = records_of(texts, ids=ids, max_bytes=settings.max_text_bytes)
+    records = records_of(
+        texts,
+        ids=ids,
+        text_field=text_field,
+        id_field=id_field,
+        max_bytes=settings.max_text_bytes,
+        stored=partial(stored_records, broker, idempotency_key),
+    )
     return submit(broker, records, options, progress, timeout)
+
+
+def stored_records(broker: Broker, idempotency_key: str | None) -> int:
+    """How many records the job of an idempotency key has; 0 if there is no such job."""
+    job_id = None if idempotency_key is None else broker.jobs.with_key(idempotency_key)
+    return 0 if job_id is None else broker.jobs.status(job_id).records
 
 
 def submit(

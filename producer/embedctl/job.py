@@ -161,10 +161,11 @@ class Job:
 
         Raises:
             JobUnfinished: the job has not ended.
-            JobCancelled, JobFailed, JobLost: as for :meth:`iter_results`.
+            JobFailed: every record failed, or the job's error budget ended it before it was done.
+            JobCancelled, JobLost: as for :meth:`iter_results`.
         """
-        vectors = self._reader.empty_vectors()
-        for _ in self._reader.fill(vectors):
+        status, vectors = self._reader.empty_vectors()
+        for _ in self._reader.fill(status, vectors):
             pass
         return vectors
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from embedctl.fields import MISSING, field_of, no_field
+from embedctl.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 
@@ -63,47 +64,100 @@ def records_of(
     text_field: str = "text",
     id_field: str = "id",
     max_bytes: int,
+    stored: Callable[[], int] = lambda: 0,
 ) -> Iterator[Record]:
     """Records of strings, or of mappings with a text and an optional id. The iterables are read lazily.
 
+    An item of another kind is the mistake of a program, so it is refused. What data may hold becomes a record, which
+    alone will fail: a missing value (None, NaN), and a number or a date after the first text. So does whatever a
+    mapping's text field holds.
+
+    Args:
+        stored: answers how many records an earlier call has stored. Older versions took items of any kind: where they
+            have stored one, all are taken, so that their job can go on.
+
     Raises:
-        InputError: `texts` or `ids` is a single string, a mapping or a table. While reading: a mapping has no text
-            field, an id is not usable, or `ids` is shorter or longer than `texts`.
+        InputError: `texts` or `ids` is a single string, a mapping, a table or nothing to iterate over. While reading:
+            an item is of a wrong kind, a mapping has no text field, an id is not usable, or `ids` is shorter or longer
+            than `texts`.
     """
-    _check_many("texts", texts)
-    _check_many("ids", ids)
-    return _records(texts, ids, text_field, id_field, max_bytes)
+    check_many("texts", texts, text_field)
+    if ids is not None:
+        check_many("ids", ids, id_field)
+    return _records(texts, ids, text_field, id_field, max_bytes, stored)
 
 
 def _records(
-    texts: Iterable[RecordLike], ids: Iterable[str | int | None] | None, text_field: str, id_field: str, max_bytes: int
+    texts: Iterable[RecordLike],
+    ids: Iterable[str | int | None] | None,
+    text_field: str,
+    id_field: str,
+    max_bytes: int,
+    stored: Callable[[], int],
 ) -> Iterator[Record]:
     labels = None if ids is None else iter(ids)
+    checked = _Checked(text_field, stored)
     position = -1
     for position, item in enumerate(texts):
         where = f"record {position}"
         label: object = None
         text: object = item
-        if isinstance(item, Mapping):
+        if isinstance(item, str):
+            pass
+        elif isinstance(item, Mapping):
             text, label = text_and_id(item, text_field, id_field, where)
+            text = text if isinstance(text, str) else python_value(text)
+        else:
+            text = checked(item, position)
         if labels is not None:
             label = next(labels, _END)
             if label is _END:
                 raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
-        yield make_record(text, check_id(label, where), max_bytes)
+        yield make_record(text, None if label is None else _check_label(label, where), max_bytes)
     if labels is not None and next(labels, _END) is not _END:
         raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
 
 
-def _check_many(name: str, values: object) -> None:
-    """Refuse iterables whose items are not what a caller expects."""
-    if isinstance(values, str | bytes | Mapping):
-        raise InputError(f"{name} is {kind_of(values)}, not several: give an iterable of {name}, such as a list")
-    if hasattr(values, "columns"):
+class _Checked:
+    """Takes the items that are neither strings nor mappings, and refuses those that are a program's mistake."""
+
+    def __init__(self, text_field: str, stored: Callable[[], int]) -> None:
+        self._text_field = text_field
+        self._stored = stored
+        self._missing = 0
+        self._takes_all = False
+
+    def __call__(self, item: object, position: int) -> object:
+        """The text of an item, or what stands in its place in the data."""
+        value = python_value(item)
+        if is_missing(value):
+            self._missing += 1
+        elif isinstance(value, bytes) or (is_stray(value) and position > self._missing):
+            pass  # if anything came before that was not missing, it was a text, and the stray value is a slip
+        elif not isinstance(value, str) and not self._takes_all:
+            self._takes_all = position < self._stored()
+            if not self._takes_all:
+                raise wrong_item(value, f"record {position}", self._text_field)
+        return value
+
+
+#: Types of ids that need no conversion. A tuple, because a union would be made anew for each record.
+_PLAIN_IDS = (str, int)
+
+
+def _check_label(label: object, where: str) -> str | None:
+    """An id of a caller in Python; None also for a missing value of pandas, and the value of an Arrow scalar."""
+    if isinstance(label, _PLAIN_IDS):
+        return check_id(label, where)
+    value = python_value(label)
+    if is_missing(value):
+        return None
+    if not isinstance(value, str) and not hasattr(value, "__index__"):
+        instead = 'ids=df["id"].astype("Int64")' if isinstance(value, float) else "ids=map(str, ids)"
         raise InputError(
-            f"{name} is a table, and iterating over it gives columns, not rows: give the column with the {name}, "
-            'such as texts=df["text"] and ids=df["id"]'
+            f"{where}: an id must be text or a whole number, not of type {type(value).__name__}: give {instead}"
         )
+    return check_id(value, where)
 
 
 def text_and_id(item: Mapping[str, Any], text_field: str, id_field: str, where: str) -> tuple[object, object]:

@@ -160,9 +160,10 @@ class Waiter:
             return _LOOK_EVERY_S
         left_s = limit.deadline - time.monotonic()
         if left_s <= 0:
+            missing = missing_worker(status)
             raise WaitTimeout(
                 f"job {self.job_id} is {status.state} after {limit.timeout:g} s: {status.done + status.failed} of "
-                f"{status.records} records are done, and it goes on"
+                f"{status.records} records are done, and it goes on" + (f". {missing}" if missing else "")
             )
         return left_s
 

@@ -63,6 +63,12 @@ class JobReader:
             raise self.absent(job_id)
         return found[0]
 
+    def with_key(self, idempotency_key: str) -> str | None:
+        """The id of the job of an idempotency key; None if there is none."""
+        with self._connection.client() as client:
+            job_id = client.get(keys.idempotency(idempotency_key))
+        return None if job_id is None else str(job_id.decode())
+
     def newest(self) -> Iterator[JobStatus]:
         """Every job, the newest first, read in slices. Jobs that are gone are removed from the list of all jobs.
 

@@ -242,31 +242,6 @@ def test_no_message_speaks_of_pythons_types(value: object) -> None:
     assert kind_of(value) in ("null", "true or false", "a number", "a list", "an object", "bytes", "a string")
 
 
-class Table:
-    """As pandas', polars' and pyarrow's are: its columns' names come when it is iterated over."""
-
-    columns = ("text", "id")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
-
-
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        ("one text", "texts is a string, not several: give an iterable"),
-        (b"one text", "texts is bytes, not several"),
-        ({"text": "x"}, "texts is an object, not several"),
-        (Table(), r'texts is a table.* texts=df\["text"\] and ids=df\["id"\]'),
-    ],
-)
-def test_what_would_be_iterated_over_wrongly_is_refused_at_once(texts: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        records_of(texts, max_bytes=MAX)
-    with pytest.raises(InputError, match=message.replace("texts is", "ids is")):
-        records_of([], ids=texts, max_bytes=MAX)
-
-
 def test_a_record_may_have_no_id_among_those_that_have() -> None:
     found = of(["a", "b", "c"], ids=["x", None, "z"])
     assert [record.id for record in found] == ["x", None, "z"]
@@ -320,12 +295,6 @@ def test_ids_that_are_fewer_or_more_than_texts_are_refused(ids: list[str], messa
 def test_ids_for_no_texts_are_refused() -> None:
     with pytest.raises(InputError, match="texts has 0 entries"):
         of([], ids=["x"])
-
-
-@pytest.mark.parametrize("one", ["text", b"text", {"text": "a"}])
-def test_one_text_is_no_iterable_of_texts(one: object) -> None:
-    with pytest.raises(InputError, match="such as a list"):
-        of(one)
 
 
 def test_a_mapping_without_a_text_names_the_record() -> None:
