@@ -32,7 +32,7 @@ from tests.support.workers import StartWorker
 COLUMNS, ROWS = 80, 24
 ALTERNATE, NORMAL = "\x1b[?1049h", "\x1b[?1049l"
 CURSOR = "\x1b[?25h"
-BAR = re.compile(r"progress   [━╸─]{16}  \d+%  [\d,]+ rec/s  [\d,]+ tokens/s  \d+ s left")
+BAR = re.compile(r"progress   [━╸─]{16}  \d+%  [\d,.k]+ records/s  [\d,.k]+ tokens/s  \d+ s left")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -139,7 +139,7 @@ def test_watch_shows_a_job_at_work_until_it_is_left(
         assert max(map(len, frame)) <= COLUMNS
     assert sum(line.strip().startswith(worker.row().name) for line in last) == 1
     assert "slow dummy · 1 live" in "\n".join(last)
-    assert "rows/s" in last[1]
+    assert "records/s" in last[1]
     assert f"{waiting.id} queued" in "\n".join(last)
     assert "  start one: embedctl worker --class dummy --model dummy" in last
     assert "secret" not in screen.text

@@ -124,7 +124,8 @@ def submit(
         return
     with JobProgress(quiet=quiet) as progress:
         job = submit_choice(broker, choice, progress)
-        click.echo(job.id)
+        with progress.above():
+            click.echo(job.id)
         if output is not None:
             save(job, output, progress)
         elif wait:
@@ -143,14 +144,17 @@ def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -
     Raises:
         KeyboardInterrupt: says how to continue.
     """
+    progress.now_ms = broker.connection.about_now_ms
     try:
-        return enqueue.submit(broker, choice.records(), choice.options, progress.submitting)
+        job = enqueue.submit(broker, choice.records(), choice.options, progress.submitting, taking_up=progress.taken_up)
     except KeyboardInterrupt:
         if choice.options.idempotency_key is None and choice.options.resume is None:
             raise KeyboardInterrupt(
                 "the half-submitted job is cancelled (with --idempotency-key, the same command would continue it)"
             ) from None
         raise KeyboardInterrupt("the same command continues where it stopped") from None
+    progress.submitted()
+    return job
 
 
 def _report_skipped(error: InputError) -> None:

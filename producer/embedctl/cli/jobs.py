@@ -48,6 +48,7 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool)
     """Wait until a job has ended."""
     job = Job.get(job_id)
     with JobProgress(quiet=quiet) as progress:
+        progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
         ended = wait_for(job, progress, timeout)
     report(ended, progress)
     ctx.exit(exit_status(ended))
@@ -66,8 +67,11 @@ def fetch(ctx: click.Context, /, job_id: str, output: Path, quiet: bool) -> None
     """
     job = Job.get(job_id)
     with JobProgress(quiet=quiet) as progress:
+        progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
         save(job, output, progress)
-    ctx.exit(exit_status(job.status()))
+    ended = job.status()
+    report(ended, progress)
+    ctx.exit(exit_status(ended))
 
 
 @click.command()

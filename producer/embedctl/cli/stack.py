@@ -18,7 +18,7 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.corpora import CorpusChoice, submit_choice
 from embedctl.cli.options import corpus_options, cpus_option, option, output_option
-from embedctl.cli.results import exit_status, report, save
+from embedctl.cli.results import exit_status, failures_file, report, save
 from embedctl.output import check_output
 from embedctl.routing import local_class
 from embedctl.terminal.progress import JobProgress
@@ -50,33 +50,33 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
     model = choice.options.model or settings.model
     progress = JobProgress(quiet=quiet)
     name = key or secrets.token_hex(8)
-    with _stack(settings, name, options["hardware"], model, cpus, progress.say) as (ours, watch):
+    with progress, _stack(settings, name, options["hardware"], model, cpus, progress.loading) as (ours, watch):
         progress.watch = watch
         broker = Broker.connect(ours)
-        with progress:
-            job = submit_choice(broker, choice, progress)
-            try:
-                save(job, output, progress)
-            except KeyboardInterrupt:
-                if key is None:
-                    job.discard()
-                    raise KeyboardInterrupt("what was read from the pipe is gone; nothing is kept") from None
-                raise KeyboardInterrupt("the same command continues where it stopped") from None
-            except JobLost as error:
-                if key is None:
-                    with suppress(JobNotFound):
-                        job.discard()
-                    raise
-                raise JobLost(f"{error} The same command does that, and continues.") from None
-            except (JobNotFound, JobStalled):  # nothing is left to free, or the same command continues
-                raise
-            except JobError:
+        job = submit_choice(broker, choice, progress)
+        try:
+            written = save(job, output, progress)
+        except KeyboardInterrupt:
+            if key is None:
                 job.discard()
+                raise KeyboardInterrupt("what was read from the pipe is gone; nothing is kept") from None
+            raise KeyboardInterrupt("the same command continues where it stopped") from None
+        except JobLost as error:
+            if key is None:
+                with suppress(JobNotFound):
+                    job.discard()
                 raise
+            raise JobLost(f"{error} The same command does that, and continues.") from None
+        except (JobNotFound, JobStalled):  # nothing is left to free, or the same command continues
+            raise
+        except JobError:
+            job.discard()
+            raise
         status = job.status()
         job.discard()
         broker.close()
-    report(status, progress)
+        progress.stopping()
+    report(status, progress, failed_in=failures_file(written))
     ctx.exit(exit_status(status))
 
 
