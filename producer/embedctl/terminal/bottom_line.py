@@ -19,16 +19,17 @@ _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
 class BottomLine:
-    """Draws one line on standard error, from a thread of its own. Whatever else is written there goes above it.
+    """Draws one line on standard error. Whatever else is written there goes above it.
 
     The cursor rests at the line's beginning. So neither the `^C` that a terminal echoes nor the output of another
     process can break the line in two; and where a terminal that became narrower has broken it, all of it is erased.
 
     Args:
         draw: the line in at most this many cells.
+        ticks: whether a thread draws it again and again; otherwise :meth:`show` does.
     """
 
-    def __init__(self, draw: Callable[[int], Text]) -> None:
+    def __init__(self, draw: Callable[[int], Text], *, ticks: bool = True) -> None:
         # One of its own, because another may be in the middle of printing above the line.
         self._console = Console(stderr=True)
         self._draw = draw
@@ -37,17 +38,19 @@ class BottomLine:
         self._lock = threading.RLock()
         self._shown = ""
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bottom line", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="bottom line", daemon=True) if ticks else None
 
     def start(self) -> None:
         """Begin to show it."""
         sys.stderr = self._above
-        self._thread.start()
+        if self._thread is not None:
+            self._thread.start()
 
     def stop(self, *, keep: bool) -> None:
         """Leave the line on the terminal as it is now, or erase it."""
         self._over.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._above.end_line()
         sys.stderr = self._stream
         self._write(f"{self._drawn()}\n" if keep else f"\r{_ERASE_BELOW}")
@@ -61,13 +64,14 @@ class BottomLine:
             try:
                 yield self._stream
             finally:
-                self._show()
+                self.show()
 
     def _run(self) -> None:
         while not self._over.wait(_TICK_S):
-            self._show()
+            self.show()
 
-    def _show(self) -> None:
+    def show(self) -> None:
+        """Draw it, if it has changed."""
         with self._lock:
             drawn = self._drawn()
             if drawn != self._shown:
