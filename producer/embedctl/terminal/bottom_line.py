@@ -6,7 +6,7 @@ import io
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from rich.console import Console
@@ -53,16 +53,16 @@ class BottomLine:
             self._thread.join()
         self._above.end_line()
         sys.stderr = self._stream
-        self._write(f"{self._drawn()}\n" if keep else f"\r{_ERASE_BELOW}")
+        self.write(f"{self._drawn()}\n" if keep else f"\r{_ERASE_BELOW}")
 
     @contextmanager
-    def above(self) -> Iterator[TextIO]:
-        """Erases the line, and draws it again below what the block writes to the terminal. Yields standard error."""
+    def above(self) -> Iterator[None]:
+        """Erases the line, and draws it again below what the block writes to the terminal."""
         with self._lock:
-            self._write(f"\r{_ERASE_BELOW}")
+            self.write(f"\r{_ERASE_BELOW}")
             self._shown = ""
             try:
-                yield self._stream
+                yield
             finally:
                 self.show()
 
@@ -75,7 +75,7 @@ class BottomLine:
         with self._lock:
             drawn = self._drawn()
             if drawn != self._shown:
-                self._write(drawn)
+                self.write(drawn)
                 self._shown = drawn
 
     def _drawn(self) -> str:
@@ -86,9 +86,11 @@ class BottomLine:
         # The terminal may become narrower before it reads this.
         return f"\r{_NO_WRAP}{captured.get()}{_WRAP}{_ERASE_BELOW}\r"
 
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+    def write(self, text: str) -> None:
+        """Write to the terminal, past the line."""
+        with suppress(OSError):  # the terminal is gone, but the work need not end with it
+            self._stream.write(text)
+            self._stream.flush()
 
 
 class _Above(io.TextIOBase):
@@ -119,8 +121,8 @@ class _Above(io.TextIOBase):
     def write(self, text: str, /) -> int:
         whole, end, self._begun = (self._begun + text).rpartition("\n")
         if end:
-            with self._line.above() as stream:
-                stream.write(whole + end)
+            with self._line.above():
+                self._line.write(whole + end)
         return len(text)
 
     def end_line(self) -> None:
