@@ -99,9 +99,9 @@ def _sentence(facts: Summary, progress: JobProgress) -> str:
     if facts.dimensions:
         line += f" of {facts.dimensions} dimensions"
     line += f"; {facts.failed:,} failed, {facts.truncated:,} truncated"
-    if progress.writing is not None and progress.writing.alone:
-        writing = progress.writing
-        return f"{line}; written in {writing.seconds:,.1f} s, {writing.average:,.0f} records/s"
+    if (writing := progress.writing) is not None and writing.alone:
+        speed = f"; written in {writing.seconds:,.1f} s, {writing.average:,.0f} records/s"
+        return line + (speed if writing.records else "")
     if facts.continued_at is not None:
         return f"{line}; this command continued it at {facts.continued_at:,} records"
     if facts.seconds is None:
