@@ -48,10 +48,10 @@ class BottomLine:
 
     def stop(self, *, keep: bool) -> None:
         """Leave the line on the terminal as it is now, or erase it."""
+        self._above.end_line()
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        self._above.end_line()
         sys.stderr = self._stream
         self.write(f"{self._drawn()}\n" if keep else f"\r{_ERASE_BELOW}")
 
@@ -59,7 +59,8 @@ class BottomLine:
     def above(self) -> Iterator[None]:
         """Erases the line, and draws it again below what the block writes to the terminal."""
         with self._lock:
-            self.write(f"\r{_ERASE_BELOW}")
+            if not self._over.is_set():  # somebody may hold our standard error for longer
+                self.write(f"\r{_ERASE_BELOW}")
             self._shown = ""
             try:
                 yield
@@ -74,7 +75,7 @@ class BottomLine:
         """Draw it, if it has changed."""
         with self._lock:
             drawn = self._drawn()
-            if drawn != self._shown:
+            if drawn != self._shown and not self._over.is_set():
                 self.write(drawn)
                 self._shown = drawn
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.cells import cell_len
+from rich.text import Text
 
 from embedctl.cli import results
 from embedctl.overview import Paces
@@ -16,6 +20,7 @@ from embedctl.rates import OVER_S, Rate
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl.store.status import parse_status
+from embedctl.terminal.bottom_line import BottomLine
 from embedctl.terminal.progress import JobProgress
 from embedctl.terminal.progress_line import Activity, progress_line
 
@@ -176,3 +181,34 @@ def test_many_counts_in_a_short_time_are_not_all_kept() -> None:
         rate.add(at / 10_000, at)
     assert rate.add(10.0, 100_000) == pytest.approx((10_000.0,), rel=0.01)
     assert len(rate._samples) <= 10 * OVER_S
+
+
+def test_who_still_holds_standard_error_after_the_line_writes_plainly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    line = BottomLine(lambda _: Text("moving"), ticks=False)
+    line.start()
+    held = sys.stderr
+    line.show()
+    print("half", end="", file=held)
+    line.stop(keep=True)
+    assert sys.stderr is terminal
+    before = terminal.getvalue()
+    assert "half\n" in before
+    print("late", file=held)
+    assert terminal.getvalue() == before + "late\n"
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, _: str, /) -> int:
+            raise OSError(errno.EIO, "the terminal is gone")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    line = BottomLine(lambda _: Text("moving"), ticks=False)
+    line.start()
+    line.show()
+    print("said", file=sys.stderr)
+    line.stop(keep=True)
