@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -30,8 +30,10 @@ class BottomLine:
     """
 
     def __init__(self, draw: Callable[[int], Text], *, ticks: bool = True) -> None:
-        # One of its own, because another may be in the middle of printing above the line.
-        self._console = Console(stderr=True)
+        self._terminal = Console(stderr=True)
+        # One of its own for the colours: others may be in the middle of printing above the line.
+        colours: Any = self._terminal.color_system
+        self._console = Console(file=io.StringIO(), force_terminal=True, color_system=colours)
         self._draw = draw
         self._stream: TextIO = sys.stderr
         self._above = _Above(self)
@@ -81,7 +83,7 @@ class BottomLine:
 
     def _drawn(self) -> str:
         # One cell less than the terminal has: in its last column, erasing what is below would erase the last letter.
-        width = self._console.width - 1
+        width = self._terminal.width - 1
         with self._console.capture() as captured:
             self._console.print(self._draw(width), end="", soft_wrap=True, highlight=False)
         # The terminal may become narrower before it reads this.
