@@ -22,7 +22,7 @@ BAR = re.compile(
 )
 SUMMARY = r"vectors of 16 dimensions; \d failed, 0 truncated; [\d.]+ s, \d+ records/s, [\d,]+ tokens/s"
 #: Of the class `slow`, ten a second.
-SLOW = [f"text {i} " + "word " * 60 for i in range(24)]
+SLOW = [f"text {i} " + "word " * 60 for i in range(20)]
 SLOW_OPTIONS = ["--class", "slow", "--chunk-size", "2"]
 #: Makes the writing of each chunk take a while.
 SLOW_WRITER = """
@@ -68,7 +68,7 @@ def test_the_id_stands_whole_above_one_line_whose_time_left_fits_its_rate(
     start_worker("slow")
     command = ["submit", corpus.name, "--wait", *SLOW_OPTIONS]
     with terminal(command, environment, corpus.parent, columns=columns, piped=piped) as screen:
-        for _ in range(3):
+        for _ in range(2):
             facts = next_bar(screen)
             rest, rate = int(facts["all"]) - int(facts["done"]), int(facts["rate"])
             assert rest / (rate + 0.5) - 1 <= int(facts["left"]) <= rest / (rate - 0.5) + 1
@@ -85,7 +85,7 @@ def test_a_narrower_terminal_and_ctrl_c_leave_one_line(
     environment: dict[str, str], start_worker: StartWorker, settings: Settings, short_folder: Path
 ) -> None:
     start_worker("slow")
-    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=2, settings=settings)
+    job = enqueue_embeddings(SLOW * 10, hardware="slow", chunk_size=2, settings=settings)
     with terminal(["fetch", job.id, "-o", "out.npy"], environment, short_folder, columns=120) as screen:
         screen.until(lambda: "left" in screen.screen[-1])
         screen.resize(50)
@@ -156,6 +156,7 @@ def test_only_a_command_that_took_a_job_up_says_so(
     assert "continued" not in embedctl(*command).stderr
 
 
+@pytest.mark.slow
 def test_run_moves_while_its_worker_loads_and_names_the_file_of_the_failed_records(
     environment: dict[str, str], short_folder: Path
 ) -> None:
