@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -175,8 +175,9 @@ def submit(
     options: JobOptions,
     progress: SubmitProgress | None = None,
     timeout: float | None = None,
+    taking_up: Callable[[JobStatus], object] | None = None,
 ) -> Job:
-    """Queue records; see :func:`enqueue_embeddings`.
+    """Queue records; see :func:`enqueue_embeddings`. `taking_up` is called with the job, which may hold some already.
 
     Ctrl-C, the timeout, or an exception from `records` or `progress` interrupts the submission. Without an idempotency
     key or `resume`, nobody could continue the job, so it is cancelled.
@@ -185,6 +186,8 @@ def submit(
     began = time.monotonic()
     broker.connection.check_server()
     job = _begun_when_there_is_room(broker, options, progress, None if timeout is None else began + timeout)
+    if taking_up is not None:
+        taking_up(job)
     chunks = chunks_of(records, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
     resumable = options.idempotency_key is not None or options.resume is not None
     try:

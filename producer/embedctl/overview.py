@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import chain, islice
 
 from embedctl.broker import Broker
-from embedctl.rates import Rate
+from embedctl.rates import Rate, seconds_left
 from embedctl.store import GoneWorker, JobStatus, Queues, ServedModel, WorkerRow
 from embedctl_config import keys
 
@@ -206,17 +206,16 @@ def _encodes(worker: WorkerRow, model_of: dict[str, str]) -> ServedModel | None:
 def _pace(job: JobStatus, lately: tuple[float, ...] | None, now_ms: int) -> JobPace:
     """A job's pace: its growth over the last seconds, otherwise its average since its start."""
     if job.state.ended:
-        return JobPace(job, *_average(job, job.ended_at), seconds_left=None)
+        return JobPace(job, *average(job, job.ended_at), seconds_left=None)
     idle_s = now_ms / 1000 - job.progressed_at.timestamp()
     if lately is None and (idle_s > _FRESH_S or not job.live_workers):
         return JobPace(job, None, None, None)
-    records_per_s, tokens_per_s = lately or _average(job, job.progressed_at)
-    remaining = job.records - job.done - job.failed
-    left_s = remaining / records_per_s if job.sealed and records_per_s else None
+    records_per_s, tokens_per_s = lately or average(job, job.progressed_at)
+    left_s = seconds_left(job.records - job.done - job.failed, records_per_s) if job.sealed else None
     return JobPace(job, records_per_s, tokens_per_s, left_s)
 
 
-def _average(job: JobStatus, until: datetime | None) -> tuple[float | None, float | None]:
+def average(job: JobStatus, until: datetime | None) -> tuple[float | None, float | None]:
     """Records and tokens per second from a job's start until then; None if nothing was done."""
     if job.started_at is None or until is None or not job.tokens or until <= job.started_at:
         return None, None

@@ -12,7 +12,7 @@ from embedctl.patience import TimeLimit
 from embedctl.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, overlaid
 from embedctl.routing import missing_worker
 from embedctl.store import JobStatus
-from embedctl.waiting import Progress, Waiter, lost_chunks, refuse_cancelled
+from embedctl.waiting import LOOK_EVERY_S, Progress, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import wire
 from embedctl_config.errors import JobFailed, JobLost, JobUnfinished
 from embedctl_config.fingerprint import job_fingerprint
@@ -69,7 +69,7 @@ class ResultReader:
         limit = TimeLimit(timeout, time.monotonic() if since is None else since)
         status = self._waiter.look(progress, limit.deadline)
         refuse_cancelled(status)
-        index = start
+        index, looked = start, time.monotonic()
         while status.original_chunks is None or index < status.original_chunks:
             wait = partial(self._wait_for_chunk, limit=limit, progress=progress)
             chunk = self._waiter.ask(partial(self._chunk, index, status, wait), limit.deadline)
@@ -79,6 +79,9 @@ class ResultReader:
                 yield chunk
                 index += 1
                 limit = TimeLimit(timeout, time.monotonic())
+                if progress is not None and not status.state.ended and limit.began - looked > LOOK_EVERY_S:
+                    # Whoever has many chunks to take sees the job go on meanwhile.
+                    status, looked = self._waiter.look(progress, limit.deadline), limit.began
 
     def empty_vectors(self) -> tuple[JobStatus, Vectors]:
         """The status of an ended job, and an array for its vectors: float32, records × dimensions, filled with NaN.

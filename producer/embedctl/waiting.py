@@ -26,7 +26,7 @@ T = TypeVar("T")
 Progress = Callable[[JobStatus], None]
 
 #: The status is read at least this often while a caller waits (seconds).
-_LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 1.0
 
 
 class Waiter:
@@ -123,7 +123,7 @@ class Waiter:
             if arrived(status):
                 return status
             self._check_prospects(status, deadline)
-            seen = self.next_event(seen, min(_LOOK_EVERY_S, self._left_s(status, limit)), deadline)
+            seen = self.next_event(seen, min(LOOK_EVERY_S, self._left_s(status, limit)), deadline)
 
     def _check_prospects(self, status: JobStatus, deadline: float | None) -> None:
         """See that a job that has not ended still can. Seal it again if this process sealed it and Redis lost that."""
@@ -157,7 +157,7 @@ class Waiter:
     def _left_s(self, status: JobStatus, limit: TimeLimit) -> float:
         """Seconds until the deadline, which is not over."""
         if limit.deadline is None:
-            return _LOOK_EVERY_S
+            return LOOK_EVERY_S
         left_s = limit.deadline - time.monotonic()
         if left_s <= 0:
             missing = missing_worker(status)

@@ -16,7 +16,7 @@ from embedctl.cli.addresses import refuse_addresses
 from embedctl.cli.completion import complete_class, complete_job
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import corpus_options, json_option, no_clobber_option, option, output_option
-from embedctl.cli.results import exit_status, report, save, wait_for
+from embedctl.cli.results import exit_status, report, save, summary, wait_for
 from embedctl.corpus import Corpus, open_corpus
 from embedctl.estimate import Estimate, estimate
 from embedctl.job import Job
@@ -156,7 +156,8 @@ def submit(
         if as_json:
             progress.say(f"job {job.id}")
         else:
-            click.echo(job.id)
+            with progress.above():
+                click.echo(job.id)
         if output is not None:
             written = save(job, output, progress, clobber=not no_clobber)
         elif wait:
@@ -167,7 +168,7 @@ def submit(
     if status.state.ended:
         report(status, progress)
     if as_json:
-        click.echo(result_json(status, written))
+        click.echo(result_json(status, summary(status, progress.continued_at), written))
     ctx.exit(exit_status(status))
 
 
@@ -177,14 +178,17 @@ def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -
     Raises:
         KeyboardInterrupt: says how to continue.
     """
+    progress.now_ms = broker.connection.about_now_ms
     try:
-        return enqueue.submit(broker, choice.records(), choice.options, progress.submitting)
+        job = enqueue.submit(broker, choice.records(), choice.options, progress.submitting, taking_up=progress.taken_up)
     except KeyboardInterrupt:
         if choice.options.idempotency_key is None and choice.options.resume is None:
             raise KeyboardInterrupt(
                 "the half-submitted job is cancelled (with --idempotency-key, the same command would continue it)"
             ) from None
         raise KeyboardInterrupt("the same command continues where it stopped") from None
+    progress.submitted()
+    return job
 
 
 def print_estimate(estimated: Estimate, *, as_json: bool) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import click
 
+from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array, result_json
 from embedctl.cli.options import job_argument, json_option, no_clobber_option, option, output_option, quiet_option
-from embedctl.cli.results import exit_status, report, save, wait_for
+from embedctl.cli.results import exit_status, report, save, summary, wait_for
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.printable import printable
+from embedctl_config.settings import load_settings
 
 
 @click.command()
@@ -25,10 +27,11 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
     """Wait until a job has ended."""
     job = Job.get(job_id)
     with JobProgress(quiet=quiet) as progress:
+        progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
         ended = wait_for(job, progress, timeout)
     report(ended, progress)
     if as_json:
-        click.echo(result_json(ended))
+        click.echo(result_json(ended, summary(ended)))
     ctx.exit(exit_status(ended))
 
 
@@ -47,10 +50,12 @@ def fetch(ctx: click.Context, /, job_id: str, output: Path, no_clobber: bool, qu
     """
     job = Job.get(job_id)
     with JobProgress(quiet=quiet) as progress:
+        progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
         written = save(job, output, progress, clobber=not no_clobber)
     ended = job.status()
+    report(ended, progress)
     if as_json:
-        click.echo(result_json(ended, written))
+        click.echo(result_json(ended, summary(ended), written))
     ctx.exit(exit_status(ended))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from embedctl.cli.results import Summary
 from embedctl.overview import Overview
 from embedctl.store import JobStatus, WorkerRow
 from embedctl.terminal.job_facts import JobView
@@ -58,17 +59,9 @@ def job_form(job: JobStatus) -> dict[str, Any]:
     return {**asdict(job), "stalled": job.stalled}
 
 
-def result_json(job: JobStatus, files: Sequence[Path] = ()) -> str:
-    """What a command made of a job: its facts, how long it took from its first chunk to its end, the files written."""
-    seconds = (job.ended_at - job.started_at).total_seconds() if job.started_at and job.ended_at else None
-    facts = {
-        **job_form(job),
-        "vectors": job.done,
-        "seconds": seconds,
-        "records_per_s": job.done / seconds if seconds else None,
-        "tokens_per_s": job.tokens / seconds if seconds else None,
-        "files": [str(file) for file in files],
-    }
+def result_json(job: JobStatus, summed_up: Summary, files: Sequence[Path] = ()) -> str:
+    """What a command made of a job: its facts, their summary, and the files written."""
+    facts = {**job_form(job), **asdict(summed_up), "files": [str(file) for file in files]}
     return json.dumps(facts, default=_value)
 
 

@@ -27,7 +27,7 @@ from embedctl.cli.options import (
     option,
     output_option,
 )
-from embedctl.cli.results import exit_status, report, save
+from embedctl.cli.results import exit_status, failures_file, report, save, summary
 from embedctl.corpus import Corpus
 from embedctl.estimate import local_estimate
 from embedctl.output import check_output
@@ -93,35 +93,35 @@ def run(
     progress = JobProgress(quiet=quiet)
     name = key or secrets.token_hex(8)
     kind = command if key else name
-    with _stack(settings, name, kind, options["hardware"], model, cpus, progress.say) as (ours, watch):
+    with progress, _stack(settings, name, kind, options["hardware"], model, cpus, progress.loading) as (ours, watch):
         progress.watch = watch
         broker = Broker.connect(ours)
-        with progress:
-            job = submit_choice(broker, choice, progress)
-            try:
-                written = save(job, output, progress, clobber=not no_clobber)
-            except KeyboardInterrupt:
-                if key is None:
-                    job.discard()
-                    raise KeyboardInterrupt("what was read from the pipe is gone; nothing is kept") from None
-                raise KeyboardInterrupt("the same command continues where it stopped") from None
-            except JobLost as error:
-                if key is None:
-                    with suppress(JobNotFound):
-                        job.discard()
-                    raise
-                raise JobLost(f"{error} The same command does that, and continues.") from None
-            except (JobNotFound, JobStalled):  # nothing is left to free, or the same command continues
-                raise
-            except JobError:
+        job = submit_choice(broker, choice, progress)
+        try:
+            written = save(job, output, progress, clobber=not no_clobber)
+        except KeyboardInterrupt:
+            if key is None:
                 job.discard()
+                raise KeyboardInterrupt("what was read from the pipe is gone; nothing is kept") from None
+            raise KeyboardInterrupt("the same command continues where it stopped") from None
+        except JobLost as error:
+            if key is None:
+                with suppress(JobNotFound):
+                    job.discard()
                 raise
+            raise JobLost(f"{error} The same command does that, and continues.") from None
+        except (JobNotFound, JobStalled):  # nothing is left to free, or the same command continues
+            raise
+        except JobError:
+            job.discard()
+            raise
         status = job.status()
         job.discard()
         broker.close()
-    report(status, progress)
+        progress.stopping()
+    report(status, progress, failed_in=failures_file(written))
     if as_json:
-        click.echo(result_json(status, written))
+        click.echo(result_json(status, summary(status, progress.continued_at), written))
     ctx.exit(exit_status(status))
 
 

@@ -68,6 +68,7 @@ def fetch(
     *,
     file_format: str | None = None,
     progress: Callable[[JobStatus], None] | None = None,
+    written: Callable[[ChunkVectors], None] | None = None,
     clobber: bool = True,
 ) -> list[Path]:
     """Write a job's results to a file as they arrive, in input order. Memory holds one chunk at a time.
@@ -78,6 +79,7 @@ def fetch(
     Args:
         file_format: npy, jsonl or parquet; by the path's suffix if None.
         progress: as for :meth:`Job.wait`.
+        written: called with each chunk once it is in the file.
         clobber: whether to replace a file that exists, and the unfinished file of another job.
 
     Returns:
@@ -97,7 +99,7 @@ def fetch(
                 # Again, because another process may have written the file, or a part of it, since the command began.
                 _refuse_to_clobber(path, chosen)
                 _refuse_part_of_another(path, job)
-            return _fetch(job, path, chosen, _writer(chosen), progress)
+            return _fetch(job, path, chosen, _writer(chosen), progress, written)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -173,6 +175,7 @@ def _fetch(
     file_format: str,
     make_writer: type[Writer],
     progress: Callable[[JobStatus], None] | None,
+    written: Callable[[ChunkVectors], None] | None,
 ) -> list[Path]:
     if make_writer.needs_total:
         job.wait_until_sealed(progress)
@@ -186,12 +189,14 @@ def _fetch(
         for chunk in job.iter_results(start=chunks, progress=progress):
             writer.write(chunk)
             chunks += 1
+            if written is not None:
+                written(chunk)
             if time.monotonic() >= next_note:
                 facts = writer.checkpoint()
                 if facts is not None:
                     note.save({**facts, "chunks": chunks})
                 next_note = time.monotonic() + _NOTE_EVERY_S
-        written = writer.finish()
+        files = writer.finish()
     except BrokerUnavailable:  # the written part stays for the next fetch
         writer.close()
         raise
@@ -221,7 +226,7 @@ def _fetch(
         writer.close()
         raise
     note.clear()
-    return written
+    return files
 
 
 def _taken_up(make_writer: type[Writer], path: Path, records: int, note: Progress) -> tuple[Writer, int]:
