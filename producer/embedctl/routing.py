@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Sequence
 from functools import lru_cache
 
 from embedctl.notices import Reminder
@@ -11,6 +12,7 @@ from embedctl.store import JobStatus, WorkerRegistry
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import PRECISIONS
+from embedctl_config.model_names import did_you_mean, near_names, other_spelling
 from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ def _without_workers(settings: Settings, workers: WorkerRegistry, model: str, pr
     why = "whose workers left a moment ago" if lately else "because no other class is known to have workers"
     sentence = (
         f"no live worker serves {model} in {precision}: the job goes to class {chosen}, {why}, and stays there. "
-        f"Start one: {start_command(chosen, model)}"
+        f"{how_to_serve(chosen, model, near_models(workers, model))}"
     )
     reminder(sentence)(sentence)
     return chosen
@@ -81,15 +83,48 @@ def local_class(settings: Settings, hardware: str | None) -> str:
     return chosen
 
 
-def no_worker(hardware: str, model: str) -> str:
-    """The message about a job that no live worker serves."""
-    return f"No live worker serves {model} on {hardware}. Start one: {start_command(hardware, model)}"
+def near_models(workers: WorkerRegistry, model: str) -> tuple[str, ...]:
+    """The models with a similar name that live workers serve now, on any class, the nearest first."""
+    return near_names(model, {served for (_, served, _), offer in workers.offers().items() if not offer.spelling_of})
+
+
+def same_model(settings: Settings, workers: WorkerRegistry, one: str, other: str) -> bool:
+    """Whether two names are known to mean one model.
+
+    They do if they are two spellings of one repository, unless these settings describe one of them, or a live worker
+    serves only one of them, or each with other files. An older worker serves only the spelling that it was started
+    with.
+    """
+    if one == other:
+        return True
+    if other_spelling(one) != other or not settings.models.keys().isdisjoint((one, other)):
+        return False
+    served = ((row.models.get(one), row.models.get(other)) for row in workers.alive())
+    return all(a is b or (a and b and a.fingerprint == b.fingerprint) for a, b in served)
+
+
+def no_worker(hardware: str, model: str, near: Sequence[str] = ()) -> str:
+    """The message about a job that no live worker serves.
+
+    Args:
+        near: the models with a similar name that live workers serve.
+    """
+    return f"No live worker serves {model} on {hardware}. {how_to_serve(hardware, model, near)}"
 
 
 def missing_worker(job: JobStatus) -> str:
     """The message about a job with waiting records and no live worker; empty for any other job."""
     waits = not job.state.ended and job.done + job.failed < job.records
-    return no_worker(job.hardware, job.model) if waits and not job.live_workers else ""
+    return no_worker(job.hardware, job.model, job.near_models) if waits and not job.live_workers else ""
+
+
+def how_to_serve(hardware: str, model: str, near: Sequence[str] = ()) -> str:
+    """What to do about a model that no live worker serves: use a near one, if there is one, or start a worker."""
+    start = f"tart one: {start_command(hardware, model)}"
+    if not near:
+        return f"S{start}"
+    serve = "Live workers serve it" if len(near) == 1 else "Live workers serve these"
+    return f"{did_you_mean(near)} {serve}. If {model} is the right name, s{start}"
 
 
 def start_command(hardware: str, model: str) -> str:

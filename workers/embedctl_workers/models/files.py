@@ -57,14 +57,19 @@ def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
         ModelError: its fingerprint is not the one that its entry pins.
     """
     entry = entry or ModelEntry()
-    source = entry.source or name
-    folder = _local_folder(source) or _package_folder(source) or _cached_folder(source, entry.revision)
+    folder = find_folder(name, entry)
     fingerprint = fingerprint_of(folder)
     if entry.fingerprint and entry.fingerprint != fingerprint:
         raise ModelError(
             f"model {name!r} in {folder} has fingerprint {fingerprint}, and [models.{name}] pins {entry.fingerprint}"
         )
     return ModelFiles(name, folder, fingerprint)
+
+
+def find_folder(name: str, entry: ModelEntry) -> Path:
+    """A model's folder, found as by :func:`resolve_model`. Raises ModelNotFound."""
+    source = entry.source or name
+    return _local_folder(source) or _package_folder(source) or _cached_folder(source, entry.revision)
 
 
 def fingerprint_of(folder: Path) -> str:
