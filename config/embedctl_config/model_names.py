@@ -28,6 +28,11 @@ def other_spelling(name: str) -> str | None:
     return short if short != name else _ORGANISATION + name
 
 
+def short_name(repository: str) -> str:
+    """A repository's name without the organisation, if that means the same repository."""
+    return min(repository, other_spelling(repository) or repository, key=len)
+
+
 def near_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
     """The known names that resemble a name that is none of them, the nearest first.
 

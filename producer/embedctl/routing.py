@@ -59,7 +59,7 @@ def _without_workers(settings: Settings, workers: WorkerRegistry, model: str, pr
     why = "whose workers left a moment ago" if lately else "because no other class is known to have workers"
     sentence = (
         f"no live worker serves {model} in {precision}: the job goes to class {chosen}, {why}, and stays there. "
-        f"{how_to_serve(chosen, model, near_models(workers, model))}"
+        f"{_capitalised(how_to_serve(chosen, model, near_models(workers, model)))}"
     )
     reminder(sentence)(sentence)
     return chosen
@@ -109,7 +109,7 @@ def no_worker(hardware: str, model: str, near: Sequence[str] = ()) -> str:
     Args:
         near: the models with a similar name that live workers serve.
     """
-    return f"No live worker serves {model} on {hardware}. {how_to_serve(hardware, model, near)}"
+    return f"No live worker serves {model} on {hardware}. {_capitalised(how_to_serve(hardware, model, near))}"
 
 
 def missing_worker(job: JobStatus) -> str:
@@ -120,11 +120,15 @@ def missing_worker(job: JobStatus) -> str:
 
 def how_to_serve(hardware: str, model: str, near: Sequence[str] = ()) -> str:
     """What to do about a model that no live worker serves: use a near one, if there is one, or start a worker."""
-    start = f"tart one: {start_command(hardware, model)}"
+    start = f"start one: {start_command(hardware, model)}"
     if not near:
-        return f"S{start}"
+        return start
     serve = "Live workers serve it" if len(near) == 1 else "Live workers serve these"
-    return f"{did_you_mean(near)} {serve}. If {model} is the right name, s{start}"
+    return f"{did_you_mean(near)} {serve}. If {model} is the right name, {start}"
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def start_command(hardware: str, model: str) -> str:

@@ -149,7 +149,7 @@ def _live(job: JobStatus, workers: Sequence[WorkerRow]) -> Fact:
     if activities:
         live += f": {', '.join(f'{count} {activity}' for activity, count in sorted(activities.items()))}"
     elif not job.state.ended:
-        live += f". {how_to_serve(job.hardware, job.model, job.near_models)}"
+        live += f"{'.' if job.near_models else ';'} {how_to_serve(job.hardware, job.model, job.near_models)}"
     return "workers", live
 
 
