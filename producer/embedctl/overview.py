@@ -52,8 +52,8 @@ class JobPace:
 class QueueState:
     """The queue of a class and a model: its waiting tickets, the age of the oldest (seconds), and its live workers.
 
-    `oldest_s` is None if no ticket waits, or if the ticket does not say when it was sent. `near` are the models with a
-    similar name that live workers serve, if none serves this one.
+    `oldest_s` is None if no ticket waits, or if the ticket does not say when it was sent. `near_models` are the
+    models with a similar name that live workers serve, if none serves this one.
     """
 
     hardware: str
@@ -61,7 +61,7 @@ class QueueState:
     tickets: int
     oldest_s: float | None
     workers: int
-    near: tuple[str, ...] = ()
+    near_models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,7 +294,7 @@ def _queue_block(queue: QueueState) -> Block:
     row = [plain(value, style) for value in cells]
     if queue.workers:
         return [row]
-    return [row, plain(f"  {how_to_serve(queue.hardware, queue.model, queue.near)}", _WARN)]
+    return [row, plain(f"  {how_to_serve(queue.hardware, queue.model, queue.near_models)}", _WARN)]
 
 
 # Jobs

@@ -14,10 +14,13 @@ from embedctl.overview import Gatherer
 from embedctl.routing import missing_worker
 from embedctl.store import ServedModel, WorkerRow
 from embedctl.terminal.drawing import overview_lines
+from embedctl.tickets import Ticket
 from embedctl_config import keys
 from embedctl_config.errors import CorpusChanged
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
+from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.rig import Rig
 from tests.support.store import OTHER, row
 
 SHORT, LONG = "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"
@@ -124,3 +127,29 @@ def test_another_model_under_the_same_key_is_refused(settings: Settings) -> None
     enqueue_embeddings(["a"], model="BAAI/bge-small", idempotency_key="k", settings=settings)
     with pytest.raises(CorpusChanged, match="model was"):
         enqueue_embeddings(["a"], model="bge-small", idempotency_key="k", settings=settings)
+
+
+@pytest.mark.parametrize(("theirs", "takes"), [(OTHER, False), (None, True)])
+def test_a_job_whose_name_means_other_files_at_a_live_worker_is_left_to_it(
+    settings: Settings, broker: Broker, theirs: str | None, takes: bool
+) -> None:
+    """A worker that serves the name as another spelling does not pin the job to its own files."""
+    rig = Rig(broker, settings, DummyBackend(dim=16))
+    broker.workers.beat(serving("dummy", LONG, instance="me"))
+    job = enqueue_embeddings(["a"], model=LONG, settings=settings)
+    if theirs is not None:
+        named = row("w2", LONG)
+        broker.workers.beat(dataclasses.replace(named, models={LONG: ServedModel(theirs, 16, 1.0)}))
+    rig.runner.run("dummy", Ticket(job.status().queue, job.id, 0, {}))
+    assert (job.status().done, job.status().claims) == ((1, 1) if takes else (0, 0))
+
+
+def test_a_job_that_is_pinned_to_our_files_stays_ours(settings: Settings, broker: Broker) -> None:
+    rig = Rig(broker, settings, DummyBackend(dim=16))
+    job = enqueue_embeddings(["a", "b"], model=LONG, chunk_size=1, settings=settings)
+    rig.runner.run("dummy", Ticket(job.status().queue, job.id, 0, {}))
+    named = row("w2", LONG)
+    broker.workers.beat(dataclasses.replace(named, models={LONG: ServedModel(OTHER, 16, 1.0)}))
+    after_a_restart = Rig(broker, settings, DummyBackend(dim=16))
+    after_a_restart.runner.run("dummy", Ticket(job.status().queue, job.id, 1, {}))
+    assert job.status().done == 2

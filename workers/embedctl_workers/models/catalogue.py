@@ -125,7 +125,10 @@ def _folders(folder: Path | None) -> Sequence[Path]:
 
 
 def _holds_model(folder: Path) -> bool:
-    return (folder / "modules.json").is_file() or (folder / "config.json").is_file()
+    try:
+        return (folder / "modules.json").is_file() or (folder / "config.json").is_file()
+    except PermissionError:
+        return False
 
 
 def _described(name: str, found_in: str, entry: ModelEntry) -> FoundModel:

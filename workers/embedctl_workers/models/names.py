@@ -11,21 +11,22 @@ from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.model_names import other_spelling
 from embedctl_config.settings import Settings
-from embedctl_workers.models.files import ModelFiles, find_folder
+from embedctl_workers.models.files import ModelFiles, find_folder, fingerprint_of
 
 
 def names_of(files: ModelFiles, settings: Settings) -> tuple[str, ...]:
     """The names that lead to these files here: the model's own, and its other spelling unless that differs.
 
-    The other spelling differs if a local folder or an entry of the settings gives it other files, or if its entry pins
-    another fingerprint.
+    The other spelling differs if a local folder or an entry of the settings gives it files with other contents, or if
+    its entry pins another fingerprint.
     """
     other = other_spelling(files.name)
     if other is None:
         return (files.name,)
     entry = settings.models.get(other, ModelEntry())
     try:
-        same = find_folder(other, entry).resolve() == files.folder.resolve()
+        folder = find_folder(other, entry)
+        same = folder.resolve() == files.folder.resolve() or fingerprint_of(folder) == files.fingerprint
     except (ModelError, SettingsError, ImportError, OSError):  # it leads nowhere
         same = False
     return (files.name, other) if same and entry.fingerprint in ("", files.fingerprint) else (files.name,)
