@@ -149,16 +149,19 @@ def test_a_run_starts_a_worker_if_it_is_told_its_cpus_or_none_serves_the_class(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("high_water", ["1024", "1000000"])
 def test_a_run_whose_borrowed_worker_is_killed_starts_its_own(
-    environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+    environment: dict[str, str], start_worker: StartWorker, short_folder: Path, high_water: str
 ) -> None:
+    """While it submits and waits for room, or while it waits for vectors."""
     (short_folder / "c.txt").write_text("\n".join(SLOW))
     worker = start_worker("slow")
-    own = {**environment, "EMBEDCTL_CHUNK_SIZE": "5"}
+    own = {**environment, "EMBEDCTL_CHUNK_SIZE": "5", "EMBEDCTL_HIGH_WATER_BYTES": high_water}
     command = [*RUN, "--class", "slow"]
     run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.PIPE, text=True)
     try:
-        eventually(lambda: (short_folder / ".out.npy.progress").exists())
+        progress = short_folder / ".out.npy.progress"
+        eventually(lambda: worker.row().holding and (high_water == "1024" or progress.exists()))
         assert len(children(run.pid)) == 0
         worker.kill()
         _, told = run.communicate(timeout=60)

@@ -37,7 +37,7 @@ class JobProgress:
         #: Records that were done before this command first saw the job; None if there were none.
         self.continued_at: int | None = None
         self._seen = False
-        #: Called with each status of a job that has not ended; raises if waiting is of no use any more.
+        #: Called while a job has not ended, and while its producer waits; raises if waiting is of no use any more.
         self.watch: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
@@ -71,6 +71,8 @@ class JobProgress:
 
     def submitting(self, records: int, waiting_for: str) -> None:
         """Records were added, or the producer waits for something."""
+        if waiting_for:
+            self.watch()
         if self._bar is not None:
             self._bar.update(self._task, completed=records, rate=f"waiting for {waiting_for}" if waiting_for else "")
         elif waiting_for and waiting_for != self._waits_for:
