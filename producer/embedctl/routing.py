@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from embedctl.notices import Reminder
 from embedctl.store import JobStatus, WorkerRegistry
+from embedctl.store.workers import Offer, Offered
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import PRECISIONS
@@ -37,21 +38,23 @@ def resolve(
     if precision is not None and precision not in PRECISIONS:
         raise SettingsError(f"precision {precision!r} is none of {', '.join(PRECISIONS)}")
     if hardware == "auto":
-        wanted = precision or "fp32"
+        wanted, offers = precision or "fp32", workers.offers()
         rates = {
             name: offer.tokens_per_s
-            for (name, served, offered), offer in workers.offers().items()
+            for (name, served, offered), offer in offers.items()
             if served == model and offered == wanted and name in settings.classes
         }
         hardware = max(rates, key=lambda name: (rates[name], name), default="")
-        hardware = hardware or _without_workers(settings, workers, model, wanted)
+        hardware = hardware or _without_workers(settings, workers, model, wanted, near_models(offers, model))
     offered = settings.hardware_class(hardware).precision
     if precision is not None and precision != offered:
         raise SettingsError(f"hardware class {hardware!r} offers precision {offered}, not {precision}")
     return hardware, offered
 
 
-def _without_workers(settings: Settings, workers: WorkerRegistry, model: str, precision: str) -> str:
+def _without_workers(
+    settings: Settings, workers: WorkerRegistry, model: str, precision: str, near: Sequence[str]
+) -> str:
     """The class of a job that no live worker can take. The choice is logged, because the job stays with it."""
     offering = {keys.queue(name, model): name for name, each in settings.classes.items() if each.precision == precision}
     lately = [offering[queue] for queue in workers.served_lately(offering)]
@@ -59,7 +62,7 @@ def _without_workers(settings: Settings, workers: WorkerRegistry, model: str, pr
     why = "whose workers left a moment ago" if lately else "because no other class is known to have workers"
     sentence = (
         f"no live worker serves {model} in {precision}: the job goes to class {chosen}, {why}, and stays there. "
-        f"{_capitalised(how_to_serve(chosen, model, near_models(workers, model)))}"
+        f"{_capitalised(how_to_serve(chosen, model, near))}"
     )
     reminder(sentence)(sentence)
     return chosen
@@ -83,9 +86,9 @@ def local_class(settings: Settings, hardware: str | None) -> str:
     return chosen
 
 
-def near_models(workers: WorkerRegistry, model: str) -> tuple[str, ...]:
-    """The models with a similar name that live workers serve now, on any class, the nearest first."""
-    return near_names(model, {served for (_, served, _), offer in workers.offers().items() if not offer.spelling_of})
+def near_models(offers: Mapping[Offered, Offer], model: str) -> tuple[str, ...]:
+    """The models with a similar name that live workers offer, on any class, the nearest first."""
+    return near_names(model, {served for (_, served, _), offer in offers.items() if not offer.spelling_of})
 
 
 def same_model(settings: Settings, workers: WorkerRegistry, one: str, other: str) -> bool:

@@ -221,7 +221,7 @@ class Submission:
             if status.waiting_bytes <= self._broker.settings.high_water_bytes:
                 return
             live = self._patiently(partial(self._broker.workers.count, status.queue))
-            near = () if live else self._patiently(partial(near_models, self._broker.workers, status.model))
+            near = () if live else near_models(self._patiently(self._broker.workers.offers), status.model)
             self._wait(_WORKERS if live else f"{_WORKERS}. {no_worker(status.hardware, status.model, near)}")
             seen = self._patiently(partial(jobs.wait_event, self._job_id, seen, timeout_s=1.0))
             self._patiently(self._reaper.round)

@@ -51,7 +51,7 @@ class Waiter:
         """The job's status at this moment. Asks once."""
         status = self.broker.jobs.status(self.job_id)
         live = self.broker.workers.count(status.queue)
-        near = () if live or status.state.ended else near_models(self.broker.workers, status.model)
+        near = () if live or status.state.ended else near_models(self.broker.workers.offers(), status.model)
         return dataclasses.replace(status, live_workers=live, near_models=near)
 
     def ask(self, question: Callable[[], T], deadline: float | None = None) -> T:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import redis as redis_py
+from click.testing import CliRunner
 
 from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
+from embedctl.cli import corpora, main, status
 from embedctl.overview import Gatherer
 from embedctl.routing import missing_worker
 from embedctl.store import ServedModel, WorkerRow
@@ -59,6 +62,19 @@ def test_a_job_that_waits_names_it_too(settings: Settings, broker: Broker) -> No
     assert missing_worker(other.status()).endswith("on dummy. Start one: embedctl worker --class dummy --model clip")
 
 
+def test_the_commands_say_so(
+    settings: Settings, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.workers.beat(serving(SHORT, LONG))
+    monkeypatch.setattr(corpora, "load_settings", lambda: settings)
+    monkeypatch.setattr(status, "load_settings", lambda: settings)
+    (tmp_path / "corpus.txt").write_text("a\n")
+    done = CliRunner().invoke(main, ["submit", str(tmp_path / "corpus.txt"), "--model", TYPO])
+    assert f"No live worker serves {TYPO} on dummy. {NEAR}" in done.stderr
+    shown = CliRunner().invoke(main, ["status", done.stdout.strip()]).stdout
+    assert f"workers    0 live. {NEAR}" in shown
+
+
 def test_a_job_whose_worker_lives_asks_for_no_near_model(settings: Settings, broker: Broker) -> None:
     broker.workers.beat(row("w", SHORT, TYPO))
     assert enqueue_embeddings(["a"], model=TYPO, settings=settings).status().near_models == ()
@@ -81,8 +97,8 @@ def test_a_model_with_two_spellings_is_shown_once(broker: Broker) -> None:
 def test_a_job_under_either_spelling_goes_to_the_live_worker(settings: Settings, broker: Broker) -> None:
     broker.workers.beat(serving(LONG, SHORT))
     for name in (SHORT, LONG):
-        status = enqueue_embeddings(["a"], model=name, settings=settings).status()
-        assert (status.live_workers, status.queue in serving(LONG, SHORT).queues) == (1, True)
+        found = enqueue_embeddings(["a"], model=name, settings=settings).status()
+        assert (found.live_workers, found.queue in serving(LONG, SHORT).queues) == (1, True)
 
 
 def test_an_older_version_reads_the_heartbeat(broker: Broker, raw: redis_py.Redis) -> None:
