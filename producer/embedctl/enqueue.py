@@ -16,7 +16,7 @@ from embedctl.job import Job
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, kind_of, records_of
-from embedctl.routing import resolve
+from embedctl.routing import resolve, same_model
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
 from embedctl_config.errors import (
@@ -246,14 +246,14 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
         if options.idempotency_key is not None:
             raise SettingsError("resume and idempotency_key could name two different jobs: leave one of them out")
         job = broker.jobs.status(broker.jobs.resolve(options.resume))
-        _check_same(job, _given(options))
+        _check_same(broker, job, _given(options))
         return job
     spec = job_spec(broker, options)
     job_id, created = broker.jobs.create(spec)
     job = broker.jobs.status(job_id)
     if not created:
         # Hardware may differ: with `auto` it depends on who is alive.
-        _check_same(job, {"model": spec.model, "precision": spec.precision, **spec.options})
+        _check_same(broker, job, {"model": spec.model, "precision": spec.precision, **spec.options})
     return job
 
 
@@ -361,8 +361,10 @@ def _check_result_size(broker: Broker, chunk_size: int, dimensions: int | None, 
         )
 
 
-def _check_same(job: JobStatus, now: Mapping[str, Any]) -> None:
+def _check_same(broker: Broker, job: JobStatus, now: Mapping[str, Any]) -> None:
     before = {**dataclasses.asdict(job), "ttl": job.ttl_s, **job.options}
+    if "model" in now and same_model(broker.settings, broker.workers, job.model, now["model"]):
+        before["model"] = now["model"]
     changed = [f"{name} was {before.get(name)!r} and is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changed:
         raise CorpusChanged(

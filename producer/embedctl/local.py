@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import IO
 
 from embedctl.broker import Broker
 from embedctl.child import guarded
+from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, MissingExtra, WorkerError
 from embedctl_config.settings import Settings, expanded
 
@@ -29,6 +30,9 @@ _STOP_S = 60.0
 #: Longest path of a unix socket, without the file's name: sun_path of unix(7) has 108 bytes.
 _SOCKET_PATH_MAX = 90
 _LOG_TAIL = 20
+#: How often a command sees whether the workers that it relies on are alive (seconds), and how many of them it names.
+_LOOK_EVERY_S = 1.0
+_NAMED = 3
 #: The state of a command that died is kept this long after its start: a job's default TTL (seconds).
 _KEPT_S = 7 * 24 * 3600
 #: Hexadecimal digits of a state folder's name that stand for the kind of the command.
@@ -130,6 +134,56 @@ def local_worker(
     with _child(command, log_file, variables) as process:
         _wait_for_worker(settings, process, log_file)
         yield lambda: _still_running(process, "the worker", log_file)
+
+
+@contextmanager
+def borrowed_worker(
+    settings: Settings,
+    *,
+    hardware: str,
+    model: str,
+    start: Callable[[], AbstractContextManager[Callable[[], None]]],
+    say: Callable[[str], None],
+) -> Iterator[Callable[[], None]]:
+    """Leave the work to the live workers of this Redis. Run one of our own if there are none, or no longer any.
+
+    Args:
+        start: runs our own worker, as :func:`local_worker`.
+        say: is told who does the work.
+
+    Yields:
+        A function to call again and again while waiting. It starts our own worker if no other one lives any more, and
+        raises WorkerError if our own has ended.
+
+    Raises:
+        WorkerError: our own worker did not start.
+    """
+    broker = Broker.connect(settings)
+    precision, queue = settings.hardware_class(hardware).precision, keys.queue(hardware, model)
+    own: Callable[[], None] | None = None
+    look_at = 0.0
+
+    def others() -> list[str]:
+        return [row.name for row in broker.workers.alive(queue) if row.precision == precision]
+
+    def watch() -> None:
+        nonlocal own, look_at
+        if own is not None:
+            own()
+        elif time.monotonic() >= look_at:
+            with suppress(BrokerUnavailable):  # whoever waits for the job reports that
+                if not others():
+                    say(f"No live worker serves {model} on {hardware} any more: this command starts one")
+                    own = stack.enter_context(start())
+            look_at = time.monotonic() + _LOOK_EVERY_S
+
+    with ExitStack() as stack:
+        stack.callback(broker.close)
+        if found := others():
+            say(f"Encoded by live workers of this Redis: {', '.join(found[:_NAMED])}{', …' * (len(found) > _NAMED)}")
+        else:
+            own = stack.enter_context(start())
+        yield watch
 
 
 def state_folder(settings: Settings) -> Path:

@@ -13,7 +13,7 @@ from embedctl.broker import Broker
 from embedctl.notices import Reminder
 from embedctl.patience import TimeLimit, patiently
 from embedctl.reaper import Reaper
-from embedctl.routing import missing_worker
+from embedctl.routing import missing_worker, near_models
 from embedctl.store import JobState, JobStatus
 from embedctl_config import keys
 from embedctl_config.errors import JobCancelled, JobLost, JobStalled, WaitTimeout
@@ -50,7 +50,9 @@ class Waiter:
     def status(self) -> JobStatus:
         """The job's status at this moment. Asks once."""
         status = self.broker.jobs.status(self.job_id)
-        return dataclasses.replace(status, live_workers=self.broker.workers.count(status.queue))
+        live = self.broker.workers.count(status.queue)
+        near = () if live or status.state.ended else near_models(self.broker.workers.offers(), status.model)
+        return dataclasses.replace(status, live_workers=live, near_models=near)
 
     def ask(self, question: Callable[[], T], deadline: float | None = None) -> T:
         """The answer to a question that may be asked twice; see :func:`patiently` for the deadline and the errors."""

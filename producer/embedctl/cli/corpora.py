@@ -164,7 +164,7 @@ def submit(
             wait_for(job, progress)
     status = job.status()
     if not status.state.ended and not status.live_workers:
-        click.echo(printable(no_worker(status.hardware, status.model)), err=True)
+        click.echo(printable(no_worker(status.hardware, status.model, status.near_models)), err=True)
     if status.state.ended:
         report(status, progress)
     if as_json:

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,8 @@ def run(
     otherwise.
 
     The command starts a worker and a private Redis, and stops both at the end. If EMBEDCTL_REDIS_URL is set, it uses
-    that Redis instead of a private one. After a crash, the same command continues where it stopped.
+    that Redis instead of a private one, and the live workers there that serve the model in this class; it starts its
+    own if there are none, or if --cpus is given. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
     options["hardware"] = local_class(settings, options["hardware"])
@@ -163,7 +164,9 @@ def bench(arguments: tuple[str, ...]) -> None:
 def _stack(
     settings: Settings, name: str, kind: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
 ) -> Iterator[tuple[Settings, Callable[[], None]]]:
-    """A Redis, unless one is configured, and a worker, for as long as the block lasts.
+    """A Redis, unless one is configured, and a worker, unless one lives there, for as long as the block lasts.
+
+    With `cpus`, the worker is always our own.
 
     Yields the settings for this Redis, and a function that raises WorkerError if the worker has ended. If the block
     fails, its state folder stays, and the next block of this name continues with it.
@@ -177,8 +180,17 @@ def _stack(
         redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings, folder)
         with redis as ours:
             log_file = folder / "worker.log"
-            say(f"Loading {model} (the worker's log: {log_file})")
-            with local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file) as watch:
+
+            def start() -> AbstractContextManager[Callable[[], None]]:
+                say(f"Loading {model} (the worker's log: {log_file})")
+                return local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file)
+
+            borrows = settings.redis_url and cpus is None
+            with (
+                local.borrowed_worker(ours, hardware=hardware, model=model, start=start, say=say)
+                if borrows
+                else start()
+            ) as watch:
                 yield ours, watch
         local.forget(folder)
 

@@ -12,7 +12,7 @@ from itertools import chain
 from rich.text import Text
 
 from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
-from embedctl.routing import start_command
+from embedctl.routing import how_to_serve
 from embedctl.store import GoneWorker, JobState, WorkerRow
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
 from embedctl.terminal.job_facts import troubles
@@ -214,8 +214,8 @@ def _groups(overview: Overview) -> list[_Group]:
     groups: dict[tuple[str, str, str], _Group] = {}
 
     def group_of(row: WorkerRow) -> _Group:
-        engines = dict.fromkeys(served.engine or row.backend for served in row.models.values())
-        kind = (row.hardware, ", ".join(row.models), ", ".join(engines))
+        engines = dict.fromkeys(served.engine or row.backend for served in row.loaded.values())
+        kind = (row.hardware, ", ".join(row.loaded), ", ".join(engines))
         return groups.setdefault(kind, _Group(*kind))
 
     for state in overview.workers:
@@ -291,7 +291,7 @@ def _queue_block(queue: QueueState) -> Block:
     row = [plain(value, style) for value in cells]
     if queue.workers:
         return [row]
-    return [row, plain(f"  start one: {start_command(queue.hardware, queue.model)}", _WARN)]
+    return [row, plain(f"  {how_to_serve(queue.hardware, queue.model, queue.near_models)}", _WARN)]
 
 
 # Jobs

@@ -95,6 +95,8 @@ class JobProgress:
 
     def submitting(self, records: int, waiting_for: str) -> None:
         """Records were added, or the producer waits for something."""
+        if waiting_for:
+            self.watch()
         lately = self._submitted.add(time.monotonic(), records)
         # What else it says stands in the log, which is above the line.
         short = waiting_for.partition(". ")[0]

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from embedctl.child import guarded
 from embedctl.local import forget, state_of, was_begun_otherwise
 from embedctl.routing import local_class
 from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
+
+
+def test_a_child_begins_without_embedctls_package(tmp_path: Path) -> None:
+    """The import would delay each process that a command starts."""
+    (tmp_path / "embedctl").mkdir()
+    (tmp_path / "embedctl" / "__init__.py").write_text("raise SystemExit('the package was imported')")
+    own = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(guarded(["env"]), env=own, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"PYTHONPATH={tmp_path}" in done.stdout
 
 
 def age(folder: Path, days: float) -> None:
