@@ -10,12 +10,13 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from embedctl.kept import check_has, kept_fields
 from embedctl.records import Record, check_id, kind_of, make_record, no_field, text_and_id
 from embedctl_config.errors import InputError, MissingExtra
 
@@ -38,7 +39,8 @@ class Corpus:
 
     `txt` has one record per line; an empty line is an (empty) record, so that vectors and lines have the same numbers.
     `jsonl` has one object per line and skips empty lines. `csv` and `tsv` begin with a line of field names. A file with
-    the suffix `.gz` or `.zst` is decompressed.
+    the suffix `.gz` or `.zst` is decompressed. The fields in `keep` travel with the records; a `txt` has
+    only the text.
     """
 
     path: str
@@ -46,6 +48,7 @@ class Corpus:
     text_field: str
     id_field: str
     max_bytes: int
+    keep: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -128,16 +131,26 @@ class Corpus:
                 continue
             where = f"{self.name}, line {number}"
             try:
-                text, label = text_and_id(_load(line, where), self.text_field, self.id_field, where)
-                record = make_record(text, check_id(label, where), self.max_bytes)
+                item = _load(line, where)
+                text, label = text_and_id(item, self.text_field, self.id_field, where)
+                kept = kept_fields(item, self.keep, where)
+                record = make_record(text, check_id(label, where), self.max_bytes, kept)
             except InputError as error:
                 yield error
             else:
                 yield record
 
     def _txt(self, stream: BinaryIO) -> Iterator[_Line]:
-        for line in _bounded_lines(stream, self.name):
-            yield make_record(line.removesuffix(b"\n").removesuffix(b"\r"), None, self.max_bytes)
+        if self.keep:
+            check_has([self.text_field], self.keep, self.name)
+        for number, line in enumerate(_bounded_lines(stream, self.name), start=1):
+            text = line.removesuffix(b"\n").removesuffix(b"\r")
+            try:
+                kept = kept_fields({self.text_field: text}, self.keep, f"{self.name}, line {number}")
+            except InputError as error:
+                yield error
+            else:
+                yield make_record(text, None, self.max_bytes, kept)
 
     def _csv(self, stream: BinaryIO) -> Iterator[_Line]:
         lines = (line.decode("utf-8", "surrogateescape") for line in _bounded_lines(stream, self.name))
@@ -149,6 +162,8 @@ class Corpus:
             raise InputError(f"{self.name}, line 1: not {self.file_format}: {error}") from None
         if fields and self.text_field not in fields:
             raise no_field(self.text_field, fields, f"{self.name}, line 1")
+        if fields:
+            check_has(fields, self.keep, f"{self.name}, line 1")
         while True:
             where = f"{self.name}, line {rows.line_num + 1}"
             try:
@@ -159,7 +174,8 @@ class Corpus:
                 yield InputError(f"{where}: not {self.file_format}: {error}")
                 continue
             try:
-                record = make_record(row[self.text_field], check_id(row.get(self.id_field), where), self.max_bytes)
+                label, kept = check_id(row.get(self.id_field), where), kept_fields(row, self.keep, where)
+                record = make_record(row[self.text_field], label, self.max_bytes, kept)
             except InputError as error:
                 yield error
             else:
@@ -173,18 +189,19 @@ class Corpus:
                 names = file.schema_arrow.names
                 if self.text_field not in names:
                     raise no_field(self.text_field, names, self.name)
-                columns = [self.text_field, *([self.id_field] if self.id_field in names else [])]
+                check_has(names, self.keep, self.name)
+                columns = [self.text_field, *([self.id_field] if self.id_field in names else []), *self.keep]
                 row = 0
-                for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
+                for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(dict.fromkeys(columns))):
                     for item in batch.to_pylist():
                         row += 1
                         where = f"{self.name}, row {row}"
                         try:
-                            label = check_id(item.get(self.id_field), where)
+                            label, kept = check_id(item.get(self.id_field), where), kept_fields(item, self.keep, where)
                         except InputError as error:
                             yield error
                         else:
-                            yield make_record(item[self.text_field], label, self.max_bytes)
+                            yield make_record(item[self.text_field], label, self.max_bytes, kept)
         except pyarrow.ArrowException as error:
             raise InputError(f"{self.name} can't be read as parquet: {error}") from error
 
@@ -195,6 +212,7 @@ def open_corpus(
     file_format: str | None = None,
     text_field: str = "text",
     id_field: str = "id",
+    keep: Sequence[str] = (),
     max_bytes: int,
 ) -> Corpus:
     """The corpus at a path; nothing is read yet.
@@ -205,7 +223,7 @@ def open_corpus(
     chosen = file_format or guess_format(path)
     if chosen not in FORMATS:
         raise InputError(f"format {chosen!r} is none of {', '.join(FORMATS)}")
-    return Corpus(path, chosen, text_field, id_field, max_bytes)
+    return Corpus(path, chosen, text_field, id_field, max_bytes, keep)
 
 
 def guess_format(path: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from embedctl.kept import kept_fields
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 
@@ -20,31 +21,40 @@ RecordLike = str | Mapping[str, Any]
 
 
 class Record(NamedTuple):
-    """One input row. `text` is UTF-8 if `kind` is TEXT; see RecordKind for the other kinds."""
+    """One input row. `text` is UTF-8 if `kind` is TEXT; see RecordKind for the other kinds.
+
+    `kept` is a JSON object in UTF-8; None if the job keeps no fields.
+    """
 
     kind: RecordKind
     text: bytes
     id: str | None = None
+    kept: bytes | None = None
 
 
-def make_record(text: object, label: str | None, max_bytes: int) -> Record:
+def make_record(text: object, label: str | None, max_bytes: int, kept: bytes | None = None) -> Record:
     """A record of a text field's value. A value that is not text becomes a record too, and only that record fails."""
+    kind, data = _kind_and_bytes(text, max_bytes)
+    return Record(kind, data, label, kept)
+
+
+def _kind_and_bytes(text: object, max_bytes: int) -> tuple[RecordKind, bytes]:
     if isinstance(text, str):
         try:
             data = text.encode()
         except UnicodeEncodeError:
-            return Record(RecordKind.INVALID_UTF8, _invalid_bytes(text)[:max_bytes], label)
+            return RecordKind.INVALID_UTF8, _invalid_bytes(text)[:max_bytes]
     elif isinstance(text, bytes):
         data = text
         try:
             text.decode()
         except UnicodeDecodeError:
-            return Record(RecordKind.INVALID_UTF8, text[:max_bytes], label)
+            return RecordKind.INVALID_UTF8, text[:max_bytes]
     else:
-        return Record(RecordKind.NOT_TEXT, _kind_name(text).encode(), label)
+        return RecordKind.NOT_TEXT, _kind_name(text).encode()
     if len(data) > max_bytes:
-        return Record(RecordKind.OVERSIZE, str(len(data)).encode(), label)
-    return Record(RecordKind.TEXT, data, label)
+        return RecordKind.OVERSIZE, str(len(data)).encode()
+    return RecordKind.TEXT, data
 
 
 def _invalid_bytes(text: str) -> bytes:
@@ -61,21 +71,31 @@ def records_of(
     ids: Iterable[str | int | None] | None = None,
     text_field: str = "text",
     id_field: str = "id",
+    keep: Sequence[str] = (),
     max_bytes: int,
 ) -> Iterator[Record]:
     """Records of strings, or of mappings with a text and an optional id. The iterables are read lazily.
 
+    Args:
+        keep: the fields of a mapping that travel with its record.
+
     Raises:
         InputError: `texts` or `ids` is a single string, a mapping or a table. While reading: a mapping has no text
-            field, an id is not usable, or `ids` is shorter or longer than `texts`.
+            field, an id or a kept field is not usable, fields are to be kept of an item that is no mapping, or `ids` is
+            shorter or longer than `texts`.
     """
     _check_many("texts", texts)
     _check_many("ids", ids)
-    return _records(texts, ids, text_field, id_field, max_bytes)
+    return _records(texts, ids, text_field, id_field, keep, max_bytes)
 
 
 def _records(
-    texts: Iterable[RecordLike], ids: Iterable[str | int | None] | None, text_field: str, id_field: str, max_bytes: int
+    texts: Iterable[RecordLike],
+    ids: Iterable[str | int | None] | None,
+    text_field: str,
+    id_field: str,
+    keep: Sequence[str],
+    max_bytes: int,
 ) -> Iterator[Record]:
     labels = None if ids is None else iter(ids)
     position = -1
@@ -83,13 +103,20 @@ def _records(
         where = f"record {position}"
         label: object = None
         text: object = item
+        kept: bytes | None = None
         if isinstance(item, Mapping):
             text, label = text_and_id(item, text_field, id_field, where)
+            kept = kept_fields(item, keep, where)
+        elif keep:
+            raise InputError(
+                f"{where} is {kind_of(item)}, and keep names fields of mappings: give mappings such as "
+                f'{{"{text_field}": …, "{keep[0]}": …}}'
+            )
         if labels is not None:
             label = next(labels, _END)
             if label is _END:
                 raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
-        yield make_record(text, check_id(label, where), max_bytes)
+        yield make_record(text, check_id(label, where), max_bytes, kept)
     if labels is not None and next(labels, _END) is not _END:
         raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
 

@@ -12,11 +12,12 @@ import click
 from embedctl import enqueue
 from embedctl.broker import Broker
 from embedctl.cli.options import corpus_options, option, output_option
-from embedctl.cli.results import exit_status, report, save, wait_for
+from embedctl.cli.results import bar_beside, exit_status, report, save, wait_for
 from embedctl.corpus import Corpus, open_corpus
 from embedctl.estimate import estimate
 from embedctl.job import Job
-from embedctl.output import check_output
+from embedctl.kept import parse_keep
+from embedctl.output import check_output, is_stdout
 from embedctl.records import Record
 from embedctl.routing import no_worker
 from embedctl.terminal.progress import JobProgress
@@ -42,19 +43,23 @@ class CorpusChoice:
         format: str | None,  # noqa: A002  (the flag's name)
         text_field: str,
         id_field: str,
+        keep: str | None,
         skip_bad_lines: bool,
         max_errors: str | None,
         **options: Any,
     ) -> CorpusChoice:
+        fields = parse_keep(keep)
         corpus = open_corpus(
             corpus_path,
             file_format=format,
             text_field=text_field,
             id_field=id_field,
+            keep=fields,
             max_bytes=settings.max_text_bytes,
         )
         most, share = enqueue.parse_budget(max_errors)
-        return cls(corpus, enqueue.JobOptions(**options, max_errors=most, max_errors_share=share), skip_bad_lines)
+        chosen = enqueue.JobOptions(**options, max_errors=most, max_errors_share=share, keep=fields)
+        return cls(corpus, chosen, skip_bad_lines)
 
     def check(self) -> None:
         """Find a bad line before anything is queued, if the corpus is a file, which can be read twice.
@@ -116,15 +121,15 @@ def submit(
     settings = load_settings()
     choice = CorpusChoice.of(settings, ttl=ttl_s, **options)
     if output is not None:
-        check_output(output)
+        check_output(output, choice.options.keep)
     choice.check()
     broker = Broker.shared(settings)
     if dry_run:
         click.echo(estimate(broker, choice.records(), choice.options).describe())
         return
-    with JobProgress(quiet=quiet) as progress:
+    with JobProgress(quiet=quiet, bar=bar_beside(output)) as progress:
         job = submit_choice(broker, choice, progress)
-        click.echo(job.id)
+        click.echo(job.id, err=is_stdout(output))  # what is asked for has standard output to itself
         if output is not None:
             save(job, output, progress)
         elif wait:

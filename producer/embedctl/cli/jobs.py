@@ -12,7 +12,7 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.json_forms import job_json
 from embedctl.cli.options import job_argument, json_option, option, output_option, quiet_option
-from embedctl.cli.results import exit_status, report, save, wait_for
+from embedctl.cli.results import bar_beside, exit_status, report, save, wait_for
 from embedctl.job import Job
 from embedctl.terminal.job_facts import state
 from embedctl.terminal.progress import JobProgress
@@ -65,7 +65,7 @@ def fetch(ctx: click.Context, /, job_id: str, output: Path, quiet: bool) -> None
     .parquet file holds everything. To continue an interrupted fetch, run it again with the same file.
     """
     job = Job.get(job_id)
-    with JobProgress(quiet=quiet) as progress:
+    with JobProgress(quiet=quiet, bar=bar_beside(output)) as progress:
         save(job, output, progress)
     ctx.exit(exit_status(job.status()))
 

@@ -67,6 +67,12 @@ corpus_options = together(
     option("--format", type=click.Choice(corpus.FORMATS), help="The corpus's format. Default: from the file's name."),
     option("--text-field", default="text", show_default=True, help="The field that holds a record's text."),
     option("--id-field", default="id", show_default=True, help="The field that holds a record's id."),
+    option(
+        "--keep",
+        metavar="FIELD,…",
+        help="Fields of the corpus that come out beside the vectors, in .jsonl and .parquet. A field that a record "
+        "lacks is null. At most 32 fields, and 64 KiB in each record.",
+    ),
     option("--skip-bad-lines", is_flag=True, help="Skip lines that are not records, and list them on stderr."),
     model_option,
     option("--precision", type=click.Choice(PRECISIONS), help="The precision that the vectors must have."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 from embedctl import output
@@ -31,11 +33,22 @@ def save(job: Job, path: Path, progress: JobProgress) -> list[Path]:
     """
     try:
         written = output.fetch(job, path, progress=progress.running)
-        job.wait(progress=progress.running)
+        status = job.wait(progress=progress.running)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {path}") from None
-    progress.say("Wrote " + ", ".join(map(str, written)))
+    if written:
+        progress.say("Wrote " + ", ".join(map(str, written)))
+    kept = status.options.get("keep")
+    if kept and not output.holds_kept_fields(path):
+        progress.say(f"Not in {path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them")
     return written
+
+
+def bar_beside(path: Path | None) -> bool:
+    """Whether a progress bar may be shown while vectors go to this path: not above records on the same terminal."""
+    if path is None or not output.is_stdout(path) or sys.stdout is None or not sys.stdout.isatty():
+        return True
+    return not sys.stderr.isatty() or not os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
 
 def report(status: JobStatus, progress: JobProgress) -> None:

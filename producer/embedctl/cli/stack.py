@@ -18,8 +18,9 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.corpora import CorpusChoice, submit_choice
 from embedctl.cli.options import corpus_options, cpus_option, option, output_option
-from embedctl.cli.results import exit_status, report, save
-from embedctl.output import check_output
+from embedctl.cli.results import bar_beside, exit_status, report, save
+from embedctl.kept import parse_keep
+from embedctl.output import check_output, is_stdout
 from embedctl.routing import local_class
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled, MissingExtra
@@ -41,14 +42,14 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
     that Redis instead of a private one. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
-    check_output(output)
+    check_output(output, parse_keep(options["keep"]))
     options["hardware"] = local_class(settings, options["hardware"])
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
     key = _run_key(output, cpus=cpus, decided=decided, **options)
     choice = CorpusChoice.of(settings, idempotency_key=key, **options)
     choice.check()
     model = choice.options.model or settings.model
-    progress = JobProgress(quiet=quiet)
+    progress = JobProgress(quiet=quiet, bar=bar_beside(output))
     name = key or secrets.token_hex(8)
     with _stack(settings, name, options["hardware"], model, cpus, progress.say) as (ours, watch):
         progress.watch = watch
@@ -62,6 +63,10 @@ def run(ctx: click.Context, /, *, output: Path, cpus: str | None, quiet: bool, *
                     job.discard()
                     raise KeyboardInterrupt("what was read from the pipe is gone; nothing is kept") from None
                 raise KeyboardInterrupt("the same command continues where it stopped") from None
+            except BrokenPipeError:  # nobody reads what it prints
+                if key is None:
+                    job.discard()
+                raise
             except JobLost as error:
                 if key is None:
                     with suppress(JobNotFound):
@@ -139,4 +144,5 @@ def _run_key(output: Path, **options: Any) -> str | None:
     if not path.is_file():
         return None
     facts = path.stat()
-    return json.dumps([str(path.resolve()), facts.st_mtime_ns, facts.st_size, str(output.resolve()), options])
+    target = "-" if is_stdout(output) else str(output.resolve())
+    return json.dumps([str(path.resolve()), facts.st_mtime_ns, facts.st_size, target, options])

@@ -17,6 +17,10 @@ from embedctl_config.errors import OutputError
 _LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 
+class BeginAgain(Exception):
+    """Raised by a writer that has to be given all chunks once more, the first one included."""
+
+
 def part_of(path: Path) -> Path:
     """The temporary name of an unfinished file."""
     return path.with_name(f".{path.name}.part")

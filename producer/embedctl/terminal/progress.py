@@ -23,9 +23,10 @@ _LINE_EVERY_S = 10.0
 
 
 class JobProgress:
-    """A progress bar on a terminal, a line now and then elsewhere, nothing if `quiet`."""
+    """A progress bar on a terminal unless `bar` is false, a line now and then elsewhere, nothing if `quiet`."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, bar: bool = True) -> None:
+        self._with_bar = bar
         self._console = Console(stderr=True, quiet=quiet)
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -41,7 +42,7 @@ class JobProgress:
         self.watch: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty() and not self._console.quiet:
+        if self._with_bar and sys.stderr.isatty() and not self._console.quiet:
             self._bar = Progress(
                 TextColumn("{task.description:<10}"),
                 BarColumn(),
