@@ -257,14 +257,14 @@ def test_kept_bytes_count_against_a_chunk(settings: Settings) -> None:
 
 
 def test_a_damaged_section_is_treated_as_damaged_ids_are(
-    raw: redis_py.Redis, settings: Settings, start_worker: StartWorker
+    broker: Broker, raw: redis_py.Redis, settings: Settings, start_worker: StartWorker
 ) -> None:
     def submit() -> Job:
         return enqueue_embeddings(ITEMS[:3], keep=("n",), idempotency_key="key", settings=settings)
 
     job = submit()
     name = keys.chunk_input(job.id, 0)
-    chunk = wire.decode_input(raw.get(name) or b"")
+    chunk = wire.decode_input(broker.jobs.input(job.id, 0) or b"")
     damaged = wire.ChunkInput(chunk.first, chunk.kinds, chunk.texts, chunk.ids, kept=[b"[]"] * 3)
     raw.set(name, wire.encode_input(damaged, 3), keepttl=True)
     start_worker()

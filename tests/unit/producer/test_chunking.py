@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 
 from hypothesis import given
@@ -31,8 +31,11 @@ def cut(records: list[Record], rows: int, size: int) -> list[ChunkInput]:
 
 def records_in(chunk: ChunkInput) -> list[Record]:
     ids = chunk.ids or [None] * len(chunk)
-    kept = chunk.kept or [None] * len(chunk)
-    return [Record(RecordKind(k), *rest) for k, *rest in zip(chunk.kinds, chunk.texts, ids, kept, strict=True)]
+    kept: Sequence[bytes | None] = chunk.kept or [None] * len(chunk)
+    return [
+        Record(RecordKind(kind), text, label, fields)
+        for kind, text, label, fields in zip(chunk.kinds, chunk.texts, ids, kept, strict=True)
+    ]
 
 
 def bytes_in(chunk: ChunkInput) -> int:
