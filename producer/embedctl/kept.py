@@ -6,9 +6,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date, time, timedelta
-from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 from embedctl_config.errors import InputError, SettingsError
 
@@ -29,6 +27,8 @@ OWN_NAMES = frozenset(
 _SURROGATES = re.compile("[\ud800-\udfff]")
 #: Types of pandas that stand for a missing value, and that JSON has no other form for.
 _NULLS = ("NAType", "NaTType")
+#: Types whose text says it all. They are known by name, because their modules take time to import.
+_WRITTEN_OUT = ("Decimal", "UUID", "datetime64")
 
 
 def parse_keep(words: str | None) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def _plain(value: Any) -> object:
         return value.total_seconds()
     if isinstance(value, date | time):
         return value.isoformat()
-    if isinstance(value, Decimal | UUID) or name == "datetime64":
+    if name in _WRITTEN_OUT:
         return str(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")

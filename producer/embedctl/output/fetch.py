@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -168,24 +168,16 @@ def _fetch(
     # A retry of failed records may change rows that an earlier fetch has written.
     retried = status.chunks - (status.original_chunks or status.chunks)
     note = Progress(path, {"job": job.id, "format": file_format, "retried": retried})
-    writer, chunks = _taken_up(make_writer, path, status, note)
+    writer, taken_up_at = _taken_up(make_writer, path, status, note)
+    chunks = taken_up_at
     next_note = time.monotonic() + _NOTE_EVERY_S
     try:
-        complete = False
-        while not complete:
-            complete = True
-            for chunk in job.iter_results(start=chunks, progress=progress):
-                try:
-                    writer.write(chunk)
-                except BeginAgain:
-                    chunks, complete = 0, False
-                    break
-                chunks += 1
-                if time.monotonic() >= next_note:
-                    facts = writer.checkpoint()
-                    if facts is not None:
-                        note.save({**facts, "chunks": chunks})
-                    next_note = time.monotonic() + _NOTE_EVERY_S
+        for chunks in _written(job, writer, taken_up_at, progress):
+            if time.monotonic() >= next_note:
+                facts = writer.checkpoint()
+                if facts is not None:
+                    note.save({**facts, "chunks": chunks})
+                next_note = time.monotonic() + _NOTE_EVERY_S
         written = writer.finish()
     except BrokerUnavailable:  # the written part stays for the next fetch
         writer.close()
@@ -217,6 +209,20 @@ def _fetch(
         raise
     note.clear()
     return written
+
+
+def _written(job: Job, writer: Writer, chunks: int, progress: Callable[[JobStatus], None] | None) -> Iterator[int]:
+    """Write the chunks after the first `chunks`; after each, yield how many the writer holds."""
+    while True:
+        try:
+            for chunk in job.iter_results(start=chunks, progress=progress):
+                writer.write(chunk)
+                chunks += 1
+                yield chunks
+        except BeginAgain:
+            chunks = 0
+        else:
+            return
 
 
 def _taken_up(make_writer: type[Writer], path: Path, status: JobStatus, note: Progress) -> tuple[Writer, int]:
