@@ -132,7 +132,8 @@ def _plain(value: Any) -> object:
     if isinstance(value, date | time):
         return value.isoformat()
     if name in _WRITTEN_OUT:
-        return str(value)
+        text = str(value)
+        return None if text in ("NaN", "NaT") else text
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, Mapping):

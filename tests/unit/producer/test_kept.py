@@ -67,6 +67,8 @@ def test_a_json_value_comes_back_as_it_was(value: Any) -> None:
         (np.str_("s"), "s"),
         (np.array([[1, 2]]), [[1, 2]]),
         (Decimal("1.10"), "1.10"),
+        (Decimal("NaN"), None),
+        (np.datetime64("NaT"), None),
         (date(2026, 1, 2), "2026-01-02"),
         (datetime(2026, 1, 2, 3, 4, 5, 600, UTC), "2026-01-02T03:04:05.000600+00:00"),
         (time(3, 4), "03:04:00"),
