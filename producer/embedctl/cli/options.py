@@ -56,8 +56,9 @@ def output_option(**attributes: Any) -> Callable[[F], F]:
     return option(
         "--output",
         "-o",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}.",
+        type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+        help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}; or - for standard "
+        "output (jsonl).",
         **attributes,
     )
 
