@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import logging
 import shutil
 import sys
 import tempfile
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from embedctl.kept import check_has, kept_fields
+from embedctl.kept import check_has, kept_fields, names_with_values
 from embedctl.records import Record, check_id, kind_of, make_record, no_field, text_and_id
 from embedctl_config.errors import InputError, MissingExtra
+
+log = logging.getLogger(__name__)
 
 FORMATS = ("jsonl", "csv", "tsv", "txt", "parquet")
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".txt": "txt", ".parquet": "parquet"}
@@ -87,13 +90,21 @@ class Corpus:
             raise InputError(f"{self.name} can't be read: {reason}") from error
 
     def check(self) -> None:
-        """Read the whole file once, to find a bad line before anything is queued.
+        """Read the whole file once, to find a bad line before anything is queued. A field to keep that no record has is
+        logged, because its name may be misspelt.
 
         Raises:
             InputError: as for :meth:`records`, or the file holds no record.
         """
-        if not sum(1 for _ in self.records()):
+        empty, absent = True, set(self.keep)
+        for record in self.records():
+            empty = False
+            if absent:
+                absent -= names_with_values(record.kept)
+        if empty:
             raise InputError(f"{self.name} holds no record")
+        if absent:
+            log.warning("%s: no record has a value in %s: kept as null", self.name, ", ".join(sorted(absent)))
 
     def _lines(self) -> Iterator[_Line]:
         if self.file_format == "parquet":

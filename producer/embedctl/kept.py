@@ -108,6 +108,11 @@ def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> by
     return data
 
 
+def names_with_values(kept: bytes | None) -> set[str]:
+    """The names of the fields in a record's JSON that are not null."""
+    return {name for name, value in json.loads(kept or b"{}").items() if value is not None}
+
+
 def _as_json(value: object) -> bytes:
     try:
         text = _ENCODER.encode(value)

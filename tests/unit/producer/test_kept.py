@@ -186,6 +186,15 @@ def test_a_record_whose_fields_are_too_large_is_a_bad_line(tmp_path: Path) -> No
     assert len(skipped) == 1
 
 
+def test_a_field_that_no_record_has_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "c.jsonl").write_text('{"text": "x", "title": null}\n{"text": "x", "title": "a", "url": null}\n')
+    path = str(tmp_path / "c.jsonl")
+    open_corpus(path, keep=("title",), max_bytes=99).check()
+    assert not caplog.messages
+    open_corpus(path, keep=("url", "title", "titel"), max_bytes=99).check()
+    assert caplog.messages == [f"{path}: no record has a value in titel, url: kept as null"]
+
+
 def test_a_text_that_is_kept_fails_alone_as_ever(tmp_path: Path) -> None:
     (found,) = read(tmp_path, "c.jsonl", b'{"text": "caf\xe9"}\n', ("text",))
     assert (found.kind, found.kept) == (RecordKind.INVALID_UTF8, '{"text":"caf\ufffd"}'.encode())
