@@ -46,9 +46,12 @@ def check_keep(names: Iterable[str]) -> tuple[str, ...]:
     Raises:
         SettingsError: they are too many or too long, or one is a name that output files use themselves.
     """
-    if isinstance(names, str):
-        raise SettingsError(f"keep is a string, not several names: give a list of them, such as [{names!r}]")
-    chosen = tuple(dict.fromkeys(names))
+    try:
+        chosen = () if isinstance(names, str) else tuple(dict.fromkeys(names))
+    except TypeError:  # not iterable, or a name that is a list
+        chosen = ()
+    if isinstance(names, str) or (names and not chosen):
+        raise SettingsError(f"keep is {names!r}, not several names: give a list of them, such as ['title']")
     if len(chosen) > MAX_KEPT_FIELDS:
         raise SettingsError(f"keep names {len(chosen)} fields, and the maximum is {MAX_KEPT_FIELDS}: leave some out")
     for name in chosen:

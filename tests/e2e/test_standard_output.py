@@ -137,15 +137,19 @@ def test_a_full_disk_is_an_error_in_one_line(
 
 
 def test_a_closed_standard_output_is_an_error_in_one_line(
-    settings: Settings, environment: dict[str, str], start_worker: StartWorker
+    settings: Settings, environment: dict[str, str], broker: Broker, corpus: str, short_folder: Path
 ) -> None:
     job = enqueue_embeddings(TEXTS, settings=settings)
-    command = f'exec "{sys.executable}" -m embedctl fetch {job.id} -o - >&-'
-    done = subprocess.run(["sh", "-c", command], env=environment, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "embedctl: standard output is closed: name a file, or open it\n",
-    )
+    for arguments in (f"fetch {job.id}", f"submit {corpus}"):
+        command = f'exec "{sys.executable}" -m embedctl {arguments} -o - >&-'
+        done = subprocess.run(
+            ["sh", "-c", command], env=environment, cwd=short_folder, stderr=subprocess.PIPE, text=True
+        )
+        assert (done.returncode, done.stderr) == (
+            1,
+            "embedctl: standard output is closed: name a file, or open it\n",
+        )
+    assert broker.jobs.newest_ids(2) == [job.id]
 
 
 def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from embedctl.job import Job
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
-from embedctl.output.standard import is_stdout, print_results
+from embedctl.output.standard import check_stdout, is_stdout, print_results
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import BrokerUnavailable, JobError, JobNotFound, JobStalled, OutputError, SettingsError
@@ -117,7 +117,7 @@ def check_output(path: Path, keep: Sequence[str] = ()) -> None:
 
     Raises:
         SettingsError: the path has no suffix of a known format, or the format has no room for kept fields.
-        OutputError: the folder is missing, or not writable.
+        OutputError: the folder is missing, or not writable; standard output is closed.
         MissingExtra: parquet without pyarrow.
     """
     _writer(guess_format(path))
@@ -127,6 +127,7 @@ def check_output(path: Path, keep: Sequence[str] = ()) -> None:
             "--keep"
         )
     if is_stdout(path):
+        check_stdout()
         return
     folder = path.absolute().parent
     if not folder.is_dir():

@@ -19,6 +19,16 @@ def is_stdout(path: Path | None) -> bool:
     return str(path) in ("-", "/dev/stdout")
 
 
+def check_stdout() -> None:
+    """Check beforehand that there is a standard output.
+
+    Raises:
+        OutputError: it is closed.
+    """
+    if sys.stdout is None:
+        raise OutputError("standard output is closed: name a file, or open it")
+
+
 def print_results(job: Job, progress: Callable[[JobStatus], None] | None = None) -> None:
     """Write a job's results to standard output as they arrive.
 
@@ -27,8 +37,7 @@ def print_results(job: Job, progress: Callable[[JobStatus], None] | None = None)
         OutputError: it is closed, or can't be written.
         JobCancelled, JobFailed, BrokerUnavailable: as for :meth:`Job.iter_results`.
     """
-    if sys.stdout is None:
-        raise OutputError("standard output is closed: name a file, or open it")
+    check_stdout()
     sys.stdout.flush()
     for chunk in job.iter_results(progress=progress):
         data = "".join(f"{line}\n" for line in lines_of(chunk)).encode("utf-8", "surrogateescape")

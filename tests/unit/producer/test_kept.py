@@ -138,9 +138,10 @@ def test_names_that_nothing_can_have_are_refused(words: str) -> None:
         parse_keep(words)
 
 
-def test_one_string_is_not_several_names() -> None:
-    with pytest.raises(SettingsError, match=r"such as \['title'\]"):
-        check_keep("title")
+@pytest.mark.parametrize("names", ["title", "", 5, [["title"]], [5], [None]])
+def test_what_is_not_several_names_is_refused(names: Any) -> None:
+    with pytest.raises(SettingsError, match=r"^keep"):
+        check_keep(names)
 
 
 def test_every_format_gives_the_fields_of_its_records(tmp_path: Path) -> None:
