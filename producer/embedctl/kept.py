@@ -102,12 +102,13 @@ def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> by
     """
     if not names:
         return None
+    values = {name: item.get(name) for name in names}
     try:
-        data = _as_json({name: item.get(name) for name in names})
+        data = _as_json(values)
     except (TypeError, ValueError, RecursionError):
-        raise _unfit(item, names, where) from None
+        raise _unfit(values, where) from None
     if len(data) > MAX_KEPT_BYTES:
-        raise _too_large(item, names, where, len(data))
+        raise _too_large(values, where, len(data))
     return data
 
 
@@ -172,10 +173,9 @@ def _check_depth(value: object, left: int) -> None:
         _check_depth(part, left - 1)
 
 
-def _unfit(item: Mapping[str, Any], names: Sequence[str], where: str) -> InputError:
+def _unfit(values: Mapping[str, Any], where: str) -> InputError:
     """The error for a record with a value that can't be kept."""
-    for name in names:
-        value = item.get(name)
+    for name, value in values.items():
         try:
             _as_json({name: value})
         except (TypeError, ValueError, RecursionError):
@@ -183,11 +183,11 @@ def _unfit(item: Mapping[str, Any], names: Sequence[str], where: str) -> InputEr
                 f"{where}: the field {name!r} can't be kept: JSON has no form for a {type(value).__name__}, or it is "
                 f"nested more than {MAX_DEPTH} deep. Leave it out of --keep (keep= in Python), or convert it to text"
             )
-    return InputError(f"{where}: the fields {', '.join(names)} can't be kept: JSON has no form for them")
+    return InputError(f"{where}: the fields {', '.join(values)} can't be kept: JSON has no form for them")
 
 
-def _too_large(item: Mapping[str, Any], names: Sequence[str], where: str, size: int) -> InputError:
-    largest = max(names, key=lambda name: len(_as_json(item.get(name))))
+def _too_large(values: Mapping[str, Any], where: str, size: int) -> InputError:
+    largest = max(values, key=lambda name: len(_as_json(values[name])))
     return InputError(
         f"{where}: the kept fields have {size:,} bytes, and the maximum is {MAX_KEPT_BYTES:,}; the largest is "
         f"{largest!r}. Leave it out of --keep (keep= in Python), or shorten it"
