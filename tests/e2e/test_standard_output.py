@@ -19,6 +19,7 @@ from embedctl.broker import Broker
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
+from tests.support.redis_server import RedisServer
 from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(40)]
@@ -170,8 +171,9 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(
 
 
 def test_run_prints_everything_again_and_encodes_only_what_is_left(
-    environment: dict[str, str], broker: Broker, short_folder: Path
+    environment: dict[str, str], redis_server: RedisServer, broker: Broker, short_folder: Path
 ) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = redis_server.url  # its user is a producer's and a worker's at once
     (short_folder / "slow.txt").write_text("\n".join(SLOW) + "\n")
     arguments = ["run", "slow.txt", "--class", "slow", "--chunk-size", "2", "-o", "-", "-q"]
     first = piped(environment, short_folder, *arguments)
@@ -195,8 +197,9 @@ def test_run_prints_everything_again_and_encodes_only_what_is_left(
 
 @pytest.mark.slow
 def test_run_that_is_killed_prints_everything_again(
-    environment: dict[str, str], broker: Broker, short_folder: Path
+    environment: dict[str, str], redis_server: RedisServer, broker: Broker, short_folder: Path
 ) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = redis_server.url  # its user is a producer's and a worker's at once
     (short_folder / "slow.txt").write_text("\n".join(SLOW) + "\n")
     arguments = ["run", "slow.txt", "--class", "slow", "--chunk-size", "2", "-o", "-", "-q"]
     first = piped(environment, short_folder, *arguments)
