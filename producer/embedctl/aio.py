@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
@@ -19,6 +19,7 @@ from typing import NoReturn, Self, TypeVar, cast
 from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, Truncation, parse_budget, stored_records, submit
 from embedctl.job import Job
+from embedctl.kept import check_keep
 from embedctl.patience import TimeLimit, check_timeout
 from embedctl.polling import PollingWaiter, ProgressRelay, eventually, in_own_thread, in_shared_thread
 from embedctl.reader import ResultReader
@@ -53,6 +54,7 @@ async def aenqueue_embeddings(
     ttl: float | None = None,
     idempotency_key: str | None = None,
     max_errors: int | str | None = None,
+    keep: Sequence[str] = (),
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -80,6 +82,7 @@ async def aenqueue_embeddings(
         idempotency_key=idempotency_key,
         max_errors=most,
         max_errors_share=share,
+        keep=check_keep(keep),
     )
     feed = _Feed(texts) if isinstance(texts, AsyncIterable) else None
     cancelled = threading.Event()
@@ -93,6 +96,7 @@ async def aenqueue_embeddings(
             ids=ids,
             text_field=text_field,
             id_field=id_field,
+            keep=options.keep,
             max_bytes=chosen.max_text_bytes,
             stored=partial(stored_records, broker, idempotency_key),
         )

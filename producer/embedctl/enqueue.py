@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
 from embedctl.job import Job
+from embedctl.kept import check_keep
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, kind_of, records_of
@@ -49,7 +50,8 @@ class JobOptions:
     """The options of a submission; None means the value of the settings.
 
     `resume` is the id of a job whose producer did not finish. The submission goes on with the same records, and any
-    other option given here must be the same as when the job was begun.
+    other option given here must be the same as when the job was begun. `keep` names the fields that the records hold as
+    kept fields, and so must always be the same.
     """
 
     model: str | None = None
@@ -65,6 +67,7 @@ class JobOptions:
     max_errors: int | None = None
     max_errors_share: float | None = None
     resume: str | None = None
+    keep: Sequence[str] = ()
 
 
 def enqueue_embeddings(
@@ -84,6 +87,7 @@ def enqueue_embeddings(
     ttl: float | None = None,
     idempotency_key: str | None = None,
     max_errors: int | str | None = None,
+    keep: Sequence[str] = (),
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -115,6 +119,8 @@ def enqueue_embeddings(
         idempotency_key: a second call with this key and the same texts returns the same job; if the first call died
             half-way, the second continues where it stopped. The key is kept as long as the job.
         max_errors: the error budget: a number of records, or a share such as "1%". More failed records end the job.
+        keep: fields of the mappings that come back with the vectors, such as `("title", "url")`. A field that a mapping
+            does not have is null. At most 32 fields, and 64 KiB for each record.
         timeout: most seconds that this call may take; None for no limit. The call checks it between chunks and while it
             waits, but not while `texts` is slow to give its next item. If Redis hangs without an answer, the call ends
             at most one socket timeout (10 s) later.
@@ -150,6 +156,7 @@ def enqueue_embeddings(
         idempotency_key=idempotency_key,
         max_errors=most,
         max_errors_share=share,
+        keep=check_keep(keep),
     )
     broker = Broker.shared(settings)
     records = records_of(
@@ -157,6 +164,7 @@ def enqueue_embeddings(
         ids=ids,
         text_field=text_field,
         id_field=id_field,
+        keep=options.keep,
         max_bytes=settings.max_text_bytes,
         stored=partial(stored_records, broker, idempotency_key),
     )
@@ -246,15 +254,21 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
         if options.idempotency_key is not None:
             raise SettingsError("resume and idempotency_key could name two different jobs: leave one of them out")
         job = broker.jobs.status(broker.jobs.resolve(options.resume))
-        _check_same(broker, job, _given(options))
+        _check_same(broker, job, {**_given(options), "keep": _kept_by(options)})
         return job
     spec = job_spec(broker, options)
     job_id, created = broker.jobs.create(spec)
     job = broker.jobs.status(job_id)
     if not created:
         # Hardware may differ: with `auto` it depends on who is alive.
-        _check_same(broker, job, {"model": spec.model, "precision": spec.precision, **spec.options})
+        now = {"model": spec.model, "precision": spec.precision, **spec.options, "keep": _kept_by(options)}
+        _check_same(broker, job, now)
     return job
+
+
+def _kept_by(options: JobOptions) -> list[str] | None:
+    """The kept fields as a job's options hold them: JSON, and nothing if there are none."""
+    return list(options.keep) or None
 
 
 def _given(options: JobOptions) -> dict[str, Any]:
@@ -308,6 +322,8 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         "chunk_size": chunk_size,
         "chunk_bytes": settings.chunk_bytes,
     }
+    if options.keep:  # a job that keeps nothing looks as it did before there were kept fields
+        deciding["keep"] = _kept_by(options)
     return JobSpec(
         model,
         hardware,

@@ -36,7 +36,8 @@ class Estimate:
         duplicates: records with the text of an earlier record.
         tokens: counted if the model's tokenizer is installed here (`exact`), otherwise estimated from the text's size.
         truncated: records longer than the model's maximum; None if unknown.
-        text_bytes, vector_bytes: bytes that Redis would hold; `vector_bytes` is None if the dimensions are unknown.
+        text_bytes, vector_bytes, kept_bytes: bytes that Redis would hold; `vector_bytes` is None if the dimensions are
+            unknown. Kept fields are held twice for a moment, beside the text and beside the vectors.
         seconds: by the measured rates of the live workers; None if there are none.
         workers: live ones; None if there is no Redis to ask.
     """
@@ -52,6 +53,7 @@ class Estimate:
     vector_bytes: int | None
     seconds: float | None
     workers: int | None
+    kept_bytes: int = 0
 
     def describe(self) -> str:
         """The estimate for people, one fact per line."""
@@ -69,6 +71,7 @@ class Estimate:
             ("tokens", f"{self.tokens:,}" if self.exact else f"about {self.tokens:,}"),
             ("truncated", truncated),
             ("in Redis", f"{self.text_bytes:,} bytes of text at most"),
+            *([("kept", f"{self.kept_bytes:,} bytes beside the vectors")] if self.kept_bytes else []),
             ("vectors", vectors),
             ("workers", "no Redis was asked" if self.workers is None else f"{self.workers} live"),
             ("time", time),
@@ -111,13 +114,14 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
     spec = job_spec(broker, options)
     hardware, model = spec.hardware, spec.model
     served = [row.models[model] for row in broker.workers.alive() if row.hardware == hardware and model in row.models]
-    total = unusable = text_bytes = 0
+    total = unusable = text_bytes = kept_bytes = 0
     with ExitStack() as stack:
         distinct = stack.enter_context(_Distinct())
         counter = stack.enter_context(_TokenCounter(model, windows=options.truncation == "mean"))
         for record in records:
             total += 1
             text_bytes += len(record.text)
+            kept_bytes += len(record.kept or b"")
             if record.kind is not RecordKind.TEXT or not record.text.strip():
                 unusable += 1
                 continue
@@ -138,6 +142,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
         exact=counted is not None,
         truncated=counted["truncated"] if counted else None,
         text_bytes=text_bytes,
+        kept_bytes=kept_bytes,
         vector_bytes=None if dim is None else (total * dim * 4),
         seconds=tokens / rate if rate else None,
         workers=broker.workers.count(keys.queue(hardware, model)),

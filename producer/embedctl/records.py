@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from embedctl.fields import MISSING, field_of, no_field
+from embedctl.kept import kept_fields
 from embedctl.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
@@ -22,31 +23,40 @@ RecordLike = str | Mapping[str, Any]
 
 
 class Record(NamedTuple):
-    """One input row. `text` is UTF-8 if `kind` is TEXT; see RecordKind for the other kinds."""
+    """One input row. `text` is UTF-8 if `kind` is TEXT; see RecordKind for the other kinds.
+
+    `kept` is a JSON object in UTF-8; None if the job keeps no fields.
+    """
 
     kind: RecordKind
     text: bytes
     id: str | None = None
+    kept: bytes | None = None
 
 
-def make_record(text: object, label: str | None, max_bytes: int) -> Record:
+def make_record(text: object, label: str | None, max_bytes: int, kept: bytes | None = None) -> Record:
     """A record of a text field's value. A value that is not text becomes a record too, and only that record fails."""
+    kind, data = _kind_and_bytes(text, max_bytes)
+    return Record(kind, data, label, kept)
+
+
+def _kind_and_bytes(text: object, max_bytes: int) -> tuple[RecordKind, bytes]:
     if isinstance(text, str):
         try:
             data = text.encode()
         except UnicodeEncodeError:
-            return Record(RecordKind.INVALID_UTF8, _invalid_bytes(text)[:max_bytes], label)
+            return RecordKind.INVALID_UTF8, _invalid_bytes(text)[:max_bytes]
     elif isinstance(text, bytes):
         data = text
         try:
             text.decode()
         except UnicodeDecodeError:
-            return Record(RecordKind.INVALID_UTF8, text[:max_bytes], label)
+            return RecordKind.INVALID_UTF8, text[:max_bytes]
     else:
-        return Record(RecordKind.NOT_TEXT, _kind_name(text).encode(), label)
+        return RecordKind.NOT_TEXT, _kind_name(text).encode()
     if len(data) > max_bytes:
-        return Record(RecordKind.OVERSIZE, str(len(data)).encode(), label)
-    return Record(RecordKind.TEXT, data, label)
+        return RecordKind.OVERSIZE, str(len(data)).encode()
+    return RecordKind.TEXT, data
 
 
 def _invalid_bytes(text: str) -> bytes:
@@ -63,6 +73,7 @@ def records_of(
     ids: Iterable[str | int | None] | None = None,
     text_field: str = "text",
     id_field: str = "id",
+    keep: Sequence[str] = (),
     max_bytes: int,
     stored: Callable[[], int] = lambda: 0,
 ) -> Iterator[Record]:
@@ -73,18 +84,19 @@ def records_of(
     mapping's text field holds.
 
     Args:
+        keep: the fields of a mapping that travel with its record.
         stored: answers how many records an earlier call has stored. Older versions took items of any kind: where they
             have stored one, all are taken, so that their job can go on.
 
     Raises:
         InputError: `texts` or `ids` is a single string, a mapping, a table or nothing to iterate over. While reading:
-            an item is of a wrong kind, a mapping has no text field, an id is not usable, or `ids` is shorter or longer
-            than `texts`.
+            an item is of a wrong kind, a mapping has no text field, an id or a kept field is not usable, fields are to
+            be kept of an item that is no mapping, or `ids` is shorter or longer than `texts`.
     """
     check_many("texts", texts, text_field)
     if ids is not None:
         check_many("ids", ids, id_field)
-    return _records(texts, ids, text_field, id_field, max_bytes, stored)
+    return _records(texts, ids, text_field, id_field, keep, max_bytes, stored)
 
 
 def _records(
@@ -92,6 +104,7 @@ def _records(
     ids: Iterable[str | int | None] | None,
     text_field: str,
     id_field: str,
+    keep: Sequence[str],
     max_bytes: int,
     stored: Callable[[], int],
 ) -> Iterator[Record]:
@@ -102,20 +115,35 @@ def _records(
         where = f"record {position}"
         label: object = None
         text: object = item
-        if isinstance(item, str):
-            pass
-        elif isinstance(item, Mapping):
+        kept: bytes | None = None
+        if isinstance(item, Mapping):
             text, label = text_and_id(item, text_field, id_field, where)
             text = text if isinstance(text, str) else python_value(text)
+            kept = kept_fields(item, keep, where)
         else:
-            text = checked(item, position)
+            text = item if isinstance(item, str) else checked(item, position)
+            kept = _nothing_kept(text, keep, where, text_field) if keep else None
         if labels is not None:
             label = next(labels, _END)
             if label is _END:
                 raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
-        yield make_record(text, None if label is None else _check_label(label, where), max_bytes)
+        yield make_record(text, None if label is None else _check_label(label, where), max_bytes, kept)
     if labels is not None and next(labels, _END) is not _END:
         raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
+
+
+def _nothing_kept(item: object, keep: Sequence[str], where: str, text_field: str) -> bytes | None:
+    """The kept fields of an item that is no mapping: null, if the item is missing in the data.
+
+    Raises:
+        InputError: it is not missing.
+    """
+    if is_missing(item):
+        return kept_fields({}, keep, where)
+    raise InputError(
+        f"{where} is {kind_of(item)}, and keep names fields of mappings: give mappings such as "
+        f'{{"{text_field}": …, "{keep[0]}": …}}'
+    )
 
 
 class _Checked:

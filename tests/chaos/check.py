@@ -109,6 +109,9 @@ def _check_records(job: Job, plan: Plan, expected: Expected, verdict: Verdict) -
         for row in inside:
             if chunk.ids[row] != expected.ids[positions[row]]:
                 verdict.must_be(f"id of record {positions[row]}", chunk.ids[row], expected.ids[positions[row]])
+            found = None if chunk.kept is None else chunk.kept[row]
+            wanted = None if expected.kept is None else expected.kept[positions[row]]
+            verdict.must_be(f"what record {positions[row]} keeps", found, wanted)
     verdict.lost += sum(position not in seen for position in range(plan.records))
     verdict.doubled += sum(count - 1 for count in seen.values())
     verdict.doubled += sum(position >= plan.records for position in seen)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl.cli.stack import _run_key
+from embedctl.cli.run import _run_key
 from embedctl.corpus import open_corpus
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl

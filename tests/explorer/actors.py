@@ -411,6 +411,7 @@ def _result(data: bytes, failed: int) -> tuple[bytes, Completed]:
             checksums=chunk.row_checksums(),
             positions=chunk.positions,
             errors=[RecordError(row, ErrorCode.EMPTY, "empty") for row in rows],
+            kept=chunk.kept,
         )
     )
     rest = wire.encode_input(chunk.select(rows)) if rows else b""

@@ -7,7 +7,7 @@ import os
 
 import click
 
-from embedctl.cli import corpora, dashboard, disposal, jobs, listing, operate, stack, status
+from embedctl.cli import corpora, dashboard, disposal, jobs, listing, operate, run, stack, status
 from embedctl.cli.options import option
 from embedctl_config import __version__
 from embedctl_config.command_group import CommandGroup
@@ -46,7 +46,7 @@ def main(*, insecure: bool) -> None:
 
 for _command in (
     corpora.submit,
-    stack.run,
+    run.run,
     status.status,
     listing.list_jobs,
     jobs.wait,

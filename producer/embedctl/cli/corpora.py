@@ -16,11 +16,12 @@ from embedctl.cli.addresses import refuse_addresses
 from embedctl.cli.completion import complete_class, complete_job
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import corpus_options, json_option, no_clobber_option, option, output_option
-from embedctl.cli.results import exit_status, report, save, summary, wait_for
+from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
 from embedctl.corpus import Corpus, open_corpus
 from embedctl.estimate import Estimate, estimate
 from embedctl.job import Job
-from embedctl.output import check_output, files_of
+from embedctl.kept import parse_keep
+from embedctl.output import files_of, is_stdout
 from embedctl.records import Record
 from embedctl.routing import no_worker
 from embedctl.terminal.progress import JobProgress
@@ -46,6 +47,7 @@ class CorpusChoice:
         format: str | None,  # noqa: A002  (the flag's name)
         text_field: str,
         id_field: str,
+        keep: str | None,
         skip_bad_lines: bool,
         limit: int | None,
         max_errors: str | None,
@@ -53,17 +55,20 @@ class CorpusChoice:
         **options: Any,
     ) -> CorpusChoice:
         refuse_addresses(corpus_paths, click.get_current_context().info_name)
+        fields = parse_keep(keep)
         corpus = open_corpus(
             *corpus_paths,
             file_format=format,
             text_field=text_field,
             id_field=id_field,
+            keep=fields,
             max_bytes=settings.max_text_bytes,
             limit=limit,
             written=[] if output is None else [path.resolve() for path in files_of(output)],
         )
         most, share = enqueue.parse_budget(max_errors)
-        return cls(corpus, enqueue.JobOptions(**options, max_errors=most, max_errors_share=share), skip_bad_lines)
+        chosen = enqueue.JobOptions(**options, max_errors=most, max_errors_share=share, keep=fields)
+        return cls(corpus, chosen, skip_bad_lines)
 
     def keyed(self, key: str | None) -> CorpusChoice:
         """The same choice with this idempotency key."""
@@ -144,20 +149,20 @@ def submit(
     settings = load_settings()
     choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
     if output is not None:
-        check_output(output, clobber=not no_clobber)
+        check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json)
     choice.check()
     broker = Broker.shared(settings)
     if dry_run:
         print_estimate(estimate(broker, choice.records(), choice.options), as_json=as_json)
         return
     written: list[Path] = []
-    with JobProgress(quiet=quiet) as progress:
+    with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
         job = submit_choice(broker, choice, progress)
         if as_json:
             progress.say(f"job {job.id}")
         else:
             with progress.above():
-                click.echo(job.id)
+                click.echo(job.id, err=is_stdout(output))  # the vectors have standard output to themselves
         if output is not None:
             written = save(job, output, progress, clobber=not no_clobber)
         elif wait:

@@ -10,7 +10,7 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array, result_json
 from embedctl.cli.options import job_argument, json_option, no_clobber_option, option, output_option, quiet_option
-from embedctl.cli.results import exit_status, report, save, summary, wait_for
+from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.printable import printable
@@ -48,8 +48,9 @@ def fetch(ctx: click.Context, /, job_id: str, output: Path, no_clobber: bool, qu
     In .npy, a failed record is a row of NaN; ids and errors go to separate files next to the .npy file. A .jsonl or
     .parquet file holds everything. To continue an interrupted fetch, run it again with the same file.
     """
+    check_destination(output, (), clobber=not no_clobber, as_json=as_json)
     job = Job.get(job_id)
-    with JobProgress(quiet=quiet) as progress:
+    with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
         progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
         written = save(job, output, progress, clobber=not no_clobber)
     ended = job.status()

@@ -62,8 +62,9 @@ def output_option(**attributes: Any) -> Callable[[F], F]:
     return option(
         "--output",
         "-o",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}.",
+        type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+        help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}; or - for standard "
+        "output (jsonl).",
         **attributes,
     )
 
@@ -83,6 +84,12 @@ corpus_options = together(
     ),
     option(
         "--id-field", default="id", show_default=True, help="The field that holds a record's id, named in the same way."
+    ),
+    option(
+        "--keep",
+        metavar="FIELD,…",
+        help="Fields of the corpus that come out beside the vectors, in .jsonl and .parquet. A field that a record "
+        "lacks is null. At most 32 fields, and 64 KiB in each record.",
     ),
     option("--skip-bad-lines", is_flag=True, help="Skip lines that are not records, and list them on stderr."),
     # Without a variable: one that is set for `embedctl list` must not cut a corpus.

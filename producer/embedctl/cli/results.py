@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import click
 
 from embedctl import output
 from embedctl.job import Job
@@ -47,6 +52,18 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
 
 
+def check_destination(path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool) -> None:
+    """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
+
+    Raises:
+        click.UsageError: both would be printed.
+        SettingsError, OutputError, MissingExtra: as for :func:`output.check_output`.
+    """
+    if as_json and output.is_stdout(path):
+        raise click.UsageError("--json and --output - both print to standard output: name a file, or omit --json")
+    output.check_output(path, keep, clobber=clobber)
+
+
 def save(job: Job, path: Path, progress: JobProgress, *, clobber: bool = True) -> list[Path]:
     """Write a job's vectors as they come, and show the progress of both.
 
@@ -59,11 +76,22 @@ def save(job: Job, path: Path, progress: JobProgress, *, clobber: bool = True) -
     progress.begin_writing()
     try:
         written = output.fetch(job, path, progress=progress.running, written=progress.written, clobber=clobber)
-        job.wait(progress=progress.running)
+        status = job.wait(progress=progress.running)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {path}") from None
-    progress.say("Wrote " + ", ".join(map(str, written)))
+    if written:
+        progress.say("Wrote " + ", ".join(map(str, written)))
+    kept = status.options.get("keep")
+    if kept and not output.holds_kept_fields(path):
+        progress.say(f"Not in {path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them")
     return written
+
+
+def may_move(path: Path | None) -> bool:
+    """Whether a line of progress may move while vectors go to this path: not below records on the same terminal."""
+    if path is None or not output.is_stdout(path) or sys.stdout is None or not sys.stdout.isatty():
+        return True
+    return not sys.stderr.isatty() or not os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
 
 def summary(status: JobStatus, continued_at: int | None = None) -> Summary:
@@ -79,7 +107,7 @@ def summary(status: JobStatus, continued_at: int | None = None) -> Summary:
     )
 
 
-def report(status: JobStatus, progress: JobProgress, *, failed_in: Path | None = None) -> None:
+def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = None) -> None:
     """Print a line that sums up an ended job, and one that says where its failed records are.
 
     Args:
@@ -92,9 +120,11 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: Path | None =
         progress.say(f"The failed records: embedctl errors {status.id}")
 
 
-def failures_file(written: list[Path]) -> Path:
+def failures_in(written: list[Path]) -> str:
     """Of the files that :func:`save` wrote, the one that names the failed records."""
-    return next((path for path in written if path.name.endswith(".errors.jsonl")), written[0])
+    if not written:
+        return "standard output"
+    return str(next((path for path in written if path.name.endswith(".errors.jsonl")), written[0]))
 
 
 def _sentence(facts: Summary, progress: JobProgress) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -11,10 +12,13 @@ from embedctl.corpus.file import CorpusFile
 from embedctl.corpus.formats import FORMATS, guess_format
 from embedctl.corpus.inputs import expanded
 from embedctl.corpus.rows import ID_FIELD, Line, Rows
+from embedctl.kept import names_with_values
 from embedctl.records import Record
 from embedctl_config.errors import InputError
 
 __all__ = ["FORMATS", "Corpus", "open_corpus"]
+
+log = logging.getLogger(__name__)
 
 #: Bad lines that a check names; it counts the others.
 _NAMED = 10
@@ -61,7 +65,8 @@ class Corpus:
     def check(self) -> None:
         """Read the files once, up to the limit, to find bad lines before anything is queued.
 
-        Of a pipe, only the first line is looked at, and stays in the pipe.
+        Of a pipe, only the first line is looked at, and stays in the pipe. If no record has a field to keep, that is
+        logged, because the name may be misspelt.
 
         Raises:
             InputError: a file can't be read, some lines are not records, or there is no record. The message names the
@@ -70,9 +75,12 @@ class Corpus:
         good = 0
         bad: list[InputError] = []
         count = 0
+        absent = set(self.rows.keep)
         for line in islice(self._lines(self._checkable()), self.limit):
             if isinstance(line, Record):
                 good += 1
+                if absent:
+                    absent -= names_with_values(line.kept)
                 continue
             count += 1
             if len(bad) < _NAMED:
@@ -83,6 +91,8 @@ class Corpus:
             raise _bad_lines(bad, count, good=good)
         if not good and self.rereadable:
             raise self.empty()
+        if good and absent:
+            log.warning("%s: no record has a value in %s: kept as null", self.name, ", ".join(sorted(absent)))
         for file in self.files:
             file.check_pipe(self.rows)
 
@@ -122,6 +132,7 @@ def open_corpus(
     file_format: str | None = None,
     text_field: str = "text",
     id_field: str = ID_FIELD,
+    keep: Sequence[str] = (),
     max_bytes: int,
     limit: int | None = None,
     written: Collection[Path] = (),
@@ -131,6 +142,7 @@ def open_corpus(
     Args:
         file_format: the format of all files; if None, each file's name tells it.
         text_field, id_field: names of fields, or paths such as `body.input` into nested objects.
+        keep: fields that travel with the records, named in the same way.
         max_bytes: the longest text.
         limit: the most records.
         written: files that the command will write, resolved. They are no part of the corpus.
@@ -145,7 +157,7 @@ def open_corpus(
     guessed = file_format is None
     return Corpus(
         tuple(CorpusFile(path, file_format or guess_format(path), guessed) for path in files),
-        Rows(text_field, id_field, max_bytes),
+        Rows(text_field, id_field, max_bytes, keep),
         limit,
     )
 

@@ -35,7 +35,7 @@ def array(stream: BinaryIO, name: str, rows: Rows) -> Iterator[Line]:
         if isinstance(element, Mapping):
             yield rows.line(element, where)
         elif isinstance(element, str):
-            yield rows.text(element)
+            yield rows.text(element, where)
         else:
             yield InputError(f'{where}: expected an object such as {{"text": …}} or a text, found {kind_of(element)}')
 

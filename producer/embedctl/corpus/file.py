@@ -84,7 +84,7 @@ class CorpusFile:
             hint = _STANDARD_INPUT if self.guessed and self.path == "-" else ""
             return jsonl(lines, self.name, rows, hint=hint)
         if self.file_format == "txt":
-            return txt(lines, rows)
+            return txt(lines, self.name, rows)
         return delimited(lines, self.name, rows, self.file_format)
 
     def _json(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:

@@ -19,10 +19,15 @@ _OTHER_KINDS = {
 }
 
 
-def txt(lines: Iterable[bytes], rows: Rows) -> Iterator[Line]:
-    """A record a line; an empty line is an (empty) record, so that vectors and lines have the same numbers."""
-    for line in lines:
-        yield rows.text(line.removesuffix(b"\n").removesuffix(b"\r"))
+def txt(lines: Iterable[bytes], name: str, rows: Rows) -> Iterator[Line]:
+    """A record a line; an empty line is an (empty) record, so that vectors and lines have the same numbers.
+
+    Raises:
+        InputError: a field is to be kept that is not the text.
+    """
+    rows.check_kept([rows.text_field], name)
+    for number, line in enumerate(lines, start=1):
+        yield rows.text(line.removesuffix(b"\n").removesuffix(b"\r"), f"{name}, line {number}")
 
 
 def jsonl(lines: Iterable[bytes], name: str, rows: Rows, *, hint: str = "") -> Iterator[Line]:

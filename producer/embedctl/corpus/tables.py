@@ -61,8 +61,9 @@ def parquet(stream: BinaryIO, name: str, rows: Rows, *, plain: bool) -> Iterator
         with seekable(stream, plain=plain) as whole:
             file = pyarrow.parquet.ParquetFile(whole)
             rows.check_columns(_nested(file.schema_arrow), name)
+            columns = list(dict.fromkeys((rows.text_field, rows.id_field, *rows.keep)))
             # Columns that are not there are left out, and a path selects one field of a struct.
-            batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=[rows.text_field, rows.id_field])
+            batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=columns)
             for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
                 # A struct that is null has no fields.
                 yield rows.line(row, f"{name}, row {number}", absent=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ class NpyWriter:
 
     needs_total = True
 
-    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None) -> None:
+    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()) -> None:
         self._path = path
         self._records = records
         self._array: Vectors | None = None

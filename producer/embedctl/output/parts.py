@@ -13,8 +13,13 @@ from typing import IO, Any
 
 from embedctl_config.errors import OutputError
 
-#: Characters that JSON does not escape in strings: DEL, the controls of ISO 6429, and Unicode's line ends.
-_LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029]")
+#: Characters that JSON does not escape in strings: DEL, the controls of ISO 6429, and Unicode's line ends and direction
+#: marks. A line may be printed on a terminal.
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+class BeginAgain(Exception):
+    """Raised by a writer that has to be given all chunks once more, the first one included."""
 
 
 def part_of(path: Path) -> Path:
@@ -56,9 +61,9 @@ def _open_own(path: Path) -> int:
 
 
 def json_line(value: object) -> str:
-    """JSON on one line: every character that some readers take for a line end or a control is escaped."""
+    """JSON on one line: every character that some readers or terminals take for a line end or a control is escaped."""
     text = json.dumps(value, ensure_ascii=False)
-    return _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def publish(path: Path) -> None:

@@ -30,14 +30,18 @@ _LINE_EVERY_S = 10.0
 class JobProgress:
     """A line that moves on a terminal, a line now and then elsewhere, nothing if `quiet`.
 
+    Args:
+        moving: whether a line may move on a terminal.
+
     Attributes:
         now_ms: the time by Redis' clock (milliseconds); by this host's until a command sets it.
-        watch: called with each status of a job that has not ended; raises if waiting is of no use any more.
+        watch: called while a job has not ended, and while its producer waits; raises if waiting is of no use any more.
         continued_at: records that were done before this command took the job up; None if it took none up.
         writing: what this command writes; None if it writes nothing.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, moving: bool = True) -> None:
+        self._moving = moving
         self.now_ms: Callable[[], int] = _host_ms
         self.watch: Callable[[], None] = lambda: None
         self.continued_at: int | None = None
@@ -54,7 +58,8 @@ class JobProgress:
         self.writing: Writing | None = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty() and not self._console.quiet and not self._console.is_dumb_terminal:
+        terminal = sys.stderr.isatty() and not self._console.quiet and not self._console.is_dumb_terminal
+        if self._moving and terminal:
             self._line = BottomLine(lambda width: progress_line(self._now, width))
             self._line.start()
         return self
