@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from embedctl import patience, reader
 from embedctl.broker import Broker
-from embedctl.cli import main, stack
+from embedctl.cli import main
+from embedctl.cli import run as run_module
 from embedctl.job import Job
 from embedctl.output.fetch import fetch
 from embedctl.output.parts import json_line
@@ -149,9 +150,9 @@ def test_a_run_keeps_a_job_that_the_same_command_repairs(
     def save(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(stack, "_stack", no_worker)
-    monkeypatch.setattr(stack, "save", save)
-    monkeypatch.setattr(stack, "load_settings", lambda: settings)
+    monkeypatch.setattr(run_module, "_stack", no_worker)
+    monkeypatch.setattr(run_module, "save", save)
+    monkeypatch.setattr(run_module, "load_settings", lambda: settings)
     (tmp_path / "corpus.txt").write_text("a\nb\n")
     found = CliRunner().invoke(main, ["run", str(tmp_path / "corpus.txt"), "-o", str(tmp_path / "out.npy"), "-q"])
     assert found.exit_code == error.exit_code, found.output
