@@ -32,9 +32,13 @@ CLI = """\
 
 # The command line
 
-A job's id and the data asked for go to standard output; progress, messages and errors go to standard error. If you
-omit an option, its value comes from the environment variable that its help names. "The setting" in a help text is one
-of the [settings](settings.md), which you can also write in a file.
+A job's id and the data asked for go to standard output; progress, messages and errors go to standard error. On a
+terminal, progress is one line that moves; elsewhere, it is a line every 10 s.
+
+If you omit an option, its value comes from the environment variable that its help names. "The setting" in a help text
+is one of the [settings](settings.md), which you can also write in a file.
+
+[Corpora](corpora.md) describes the files that `run` and `submit` take.
 
 {commands}
 ## Exit statuses

@@ -36,7 +36,8 @@ def make_celery(settings: Settings) -> Celery:
         broker_transport_options={
             "visibility_timeout": 3600,
             "priority_steps": [0],
-            "queue_order_strategy": "priority",
+            # A worker takes tickets from its queues in turn: no job waits for another model's job to end.
+            "queue_order_strategy": "round_robin",
             # Without these four, a half-open connection hangs forever. Never set retry_on_timeout: it turns off
             # kombu's batched publishing.
             "socket_timeout": 10,

@@ -14,11 +14,12 @@
     ├── NotPermitted              Redis' access list
     ├── JobError
     │   ├── JobNotFound
-    │   │   └── JobLost           it was there, and Redis lost it or a part of it
+    │   │   ├── JobLost           it was there, and Redis lost it or a part of it
+    │   │   └── JobAmbiguous      a shortened id fits several jobs
     │   ├── JobUnfinished
     │   ├── JobStalled            its producer died before it had submitted all records
     │   ├── JobCancelled
-    │   └── JobFailed             its error budget is spent
+    │   └── JobFailed             its error budget is spent, or it has no vector
     ├── WaitTimeout
     ├── WireError                 bytes of a chunk or of a result
     │   ├── WireTruncated
@@ -86,12 +87,15 @@ class InputError(EmbedctlError, ValueError):
     """Raised when the corpus can't be read as records; the message names the line, the field and the fix.
 
     The message quotes the corpus, so control characters in it are escaped.
+
+    Args:
+        more: further lines of the message.
     """
 
     exit_code = ExitStatus.USAGE
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+    def __init__(self, message: str, *more: str) -> None:
+        super().__init__("\n".join(map(printable, (message, *more))))
 
 
 class CorpusChanged(InputError):
@@ -150,6 +154,12 @@ class JobLost(JobNotFound):
     """Raised when Redis was emptied after the job was made, or lost some of its chunks."""
 
 
+class JobAmbiguous(JobNotFound):
+    """Raised when a shortened id is the beginning or the ending of several jobs' ids; the message names them."""
+
+    exit_code = ExitStatus.USAGE
+
+
 class JobUnfinished(JobError):
     """Raised when the vectors of a job are asked for before it has ended."""
 
@@ -166,9 +176,10 @@ class JobCancelled(JobError):
 
 
 class JobFailed(JobError):
-    """Raised when more records of a job failed than its error budget (`max_errors`) allows, which ended the job.
+    """Raised when more records of a job failed than its error budget (`max_errors`) allows, which ended the job, and
+    by `vectors()` when every record failed.
 
-    A job in which every record failed has the state `failed` too; this error is not raised for it.
+    `wait()`, `iter_results()` and `errors()` do not raise it for a job in which every record failed.
     """
 
 

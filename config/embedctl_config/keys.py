@@ -121,6 +121,16 @@ NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER)
 #: Lifetime of the reaper's notes (seconds).
 NOTES_TTL_S = 24 * 3600
 
+#: Sorted set of queues by the time when a job of them was last seen, in ms. Older access lists permit its name too.
+QUEUES = _shared("embed:reaper:queues", _PRODUCER, _WORKER)
+
+#: An empty queue is forgotten this long after its last job was seen: no process that worked on the job then can still
+#: send a ticket (seconds).
+QUEUE_KEPT_S = 7 * 24 * 3600
+
+#: The queues are remembered for this long where nobody uses embedctl (seconds).
+QUEUES_TTL_S = 365 * 24 * 3600
+
 
 @_used_by(_PRODUCER, _WORKER, _MONITOR)
 def job(job_id: str) -> str:
@@ -239,6 +249,10 @@ def queue_workers(queue: str) -> str:
 def queue(hardware: str, model: str) -> str:
     """The Celery queue of a hardware class and a model."""
     return f"embed.{hardware}.{model}"
+
+
+#: Kombu's keys that describe a queue, without its name. Nothing reads them to send or to take tickets.
+BINDINGS = ("_kombu.binding", "_kombu.binding_permanent")
 
 
 def is_job_id(text: str) -> bool:

@@ -36,9 +36,9 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    cpus dimensions dry_run exporter force format fresh gpu id_field idempotency_key json limit log_level max_errors
-    neuron_core no_build normalize output passwords peers precision price prompt quick quiet ready redis_7 report resume
-    skip_bad_lines target text_field threads timeout truncation wait watch
+    cpus dimensions dry_run exporter force format fresh gpu id_field idempotency_key json keep limit log_level
+    max_errors neuron_core no_build no_clobber normalize output passwords peers precision price prompt quick quiet
+    ready redis_7 report resume skip_bad_lines target text_field threads timeout truncation wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )
 #: The longest time that a job may be kept (seconds): ten years. None of our clocks and counters overflows by then.
@@ -108,7 +108,7 @@ class Settings:
     hardware: str = _setting("auto", "the default hardware class of jobs; auto: the fastest class with live workers")
     chunk_size: int = _setting(512, "maximum records in a chunk", unit="records", minimum=1, maximum=MAX_CHUNK_RECORDS)
     chunk_bytes: int = _setting(
-        512 * 1024, "maximum text in a chunk", unit="bytes", minimum=1024, maximum=MAX_CHUNK_BYTES
+        512 * 1024, "maximum text in a chunk, kept fields included", unit="bytes", minimum=1024, maximum=MAX_CHUNK_BYTES
     )
     max_text_bytes: int = _setting(
         1024 * 1024, "maximum text of one record", unit="bytes", minimum=1, maximum=MAX_CHUNK_BYTES

@@ -5,7 +5,7 @@ Both begin with the same 36 bytes, all little-endian::
     0   4s   magic "EMBC"
     4   u8   kind: 1 input, 2 result
     5   u8   format version
-    6   u16  flags: 1 ids, 2 explicit positions
+    6   u16  flags: 1 ids, 2 explicit positions, 4 kept fields
     8   16s  digest of the input (in a result: of the input that it answers)
     24  u64  position of the first record
     32  u32  rows
@@ -13,19 +13,21 @@ Both begin with the same 36 bytes, all little-endian::
 Scripts read the digest from both at the same place. A *column* is u32 lengths, one per row, then the bytes; length
 0xFFFFFFFF is null.
 
-Input: ``u8 kinds[rows]``, ``column texts``, [``column ids``], [``u64 positions[rows]``].
+Input: ``u8 kinds[rows]``, ``column texts``, [``column ids``], [``u64 positions[rows]``], [``column kept``]. A kept cell
+is a record's kept fields: one JSON object, in UTF-8.
 
 Result: ``u32 dim``, ``u8 dtype`` (1 = float32), ``32s fingerprint``, ``column (precision, backend)``,
 ``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], ``u32 n``, ``u32 row[n]``,
-``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``, zero bytes up to a multiple of 64, then
-``rows × dim`` float32, row-major; a failed record's row is NaN. A class's own bounds, if any, follow the precision
-after a space. The vectors' crc32, eight hexadecimal digits, follows the backend after a space; earlier releases omit
-it.
+``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``, [``column kept``], zero bytes up to a
+multiple of 64, then ``rows × dim`` float32, row-major; a failed record's row is NaN. A class's own bounds, if any,
+follow the precision after a space. The vectors' crc32, eight hexadecimal digits, follows the backend after a space;
+earlier releases omit it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -38,15 +40,15 @@ from embedctl_config.settings import MAX_CHUNK_RECORDS
 
 MAGIC = b"EMBC"
 #: The newest version of jobs, tickets and chunks that this release knows. Version 2 added the option `dimensions` and
-#: the truncation `mean`.
-VERSION = 2
+#: the truncation `mean`, version 3 kept fields.
+VERSION = 3
 #: First and last byte of the digest: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)
 #: Offset of the number of rows, a u32.
 ROWS_AT = 32
 
 _KIND_INPUT, _KIND_RESULT = 1, 2
-_HAS_IDS, _HAS_POSITIONS = 1, 2
+_HAS_IDS, _HAS_POSITIONS, _HAS_KEPT = 1, 2, 4
 _PREFIX = struct.Struct("<4sBBH16sQI")
 _RESULT_HEAD = struct.Struct("<IB32s")
 _FLOAT32 = 1
@@ -82,6 +84,8 @@ def version_for(options: Mapping[str, Any]) -> int:
     It is the lowest version that knows all of the options. So older workers encode every job that they encode
     correctly, and leave the others alone.
     """
+    if options.get("keep"):
+        return 3
     return 2 if options.get("dimensions") is not None or options.get("truncation") == "mean" else 1
 
 
@@ -90,7 +94,8 @@ class ChunkInput:
     """Records of one job that travel together.
 
     `kinds` and `texts` have one entry per row; a text is UTF-8. `ids` is None if the job has none. `positions` is None
-    if the records are consecutive from `first`.
+    if the records are consecutive from `first`. `kept` has a JSON object per row, in UTF-8; it is None if the job keeps
+    no fields.
     """
 
     first: int
@@ -98,18 +103,21 @@ class ChunkInput:
     texts: Sequence[bytes]
     ids: Sequence[str | None] | None = None
     positions: Sequence[int] | None = None
+    kept: Sequence[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.kinds)
 
     def row_checksums(self) -> list[int]:
-        """crc32 of each row's kind, text and id: shows which record differs when a corpus has changed."""
+        """crc32 of each row's kind, text, id and kept fields: shows which record differs when a corpus has changed."""
         sums = []
         for row, text in enumerate(self.texts):
             crc = zlib.crc32(text, self.kinds[row])
             if self.ids is not None:
                 label = self.ids[row]
                 crc = zlib.crc32(b"" if label is None else b"\0" + label.encode(), crc)
+            if self.kept is not None:
+                crc = zlib.crc32(self.kept[row], zlib.crc32(b"\1", crc))
             sums.append(crc)
         return sums
 
@@ -122,6 +130,7 @@ class ChunkInput:
             texts=[self.texts[row] for row in rows],
             ids=None if self.ids is None else [self.ids[row] for row in rows],
             positions=[self.first + row if at is None else at[row] for row in rows],
+            kept=None if self.kept is None else [self.kept[row] for row in rows],
         )
 
 
@@ -165,6 +174,7 @@ class ChunkResult:
     errors: Sequence[RecordError] = ()
     truncations: Sequence[Truncation] = field(default=())
     bounds: str = ""
+    kept: Sequence[bytes] | None = None
 
 
 def encode_input(chunk: ChunkInput, version: int | None = None) -> bytes:
@@ -172,9 +182,12 @@ def encode_input(chunk: ChunkInput, version: int | None = None) -> bytes:
 
     Args:
         version: the job's version, so that every program that reads the job can read the chunk; this release's if
-            None. So far, the format is the same in all versions.
+            None. Apart from kept fields, the format is the same in all versions.
     """
     flags, optional = _optional_columns(chunk.ids, chunk.positions)
+    if chunk.kept is not None:
+        flags |= _HAS_KEPT
+        optional.append(_column(chunk.kept))
     body = b"".join([chunk.kinds, _column(chunk.texts), *optional])
     facts = struct.pack("<HQI", flags, chunk.first, len(chunk))
     digest = hashlib.blake2b(body, digest_size=16, key=facts).digest()
@@ -201,11 +214,12 @@ def decode_input(data: bytes | memoryview) -> ChunkInput:
         raise WireForeign("a chunk's input holds a kind of record that does not exist")
     texts = [b"" if text is None else text for text in cursor.column(rows)]
     ids, positions = _read_optional_columns(cursor, flags, rows)
+    kept = _read_kept(cursor, flags, rows)
     cursor.finish()
     facts = struct.pack("<HQI", flags, first, rows)
     if hashlib.blake2b(body, digest_size=16, key=facts).digest() != digest:
         raise WireForeign("a chunk's input does not match its digest: it was changed or mixed up on the way")
-    return ChunkInput(first, bytes(kinds), texts, ids, positions)
+    return ChunkInput(first, bytes(kinds), texts, ids, positions, kept)
 
 
 def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
@@ -223,6 +237,7 @@ def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
     if len(fingerprint) != 32:
         raise ValueError(f"a fingerprint of {len(fingerprint)} bytes is not a sha256")
     flags, optional = _optional_columns(result.ids, result.positions)
+    flags |= 0 if result.kept is None else _HAS_KEPT
     errors, cuts = result.errors, result.truncations
     promise = f"{result.precision} {result.bounds}" if result.bounds else result.precision
     head = b"".join(
@@ -237,6 +252,7 @@ def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
             _column([error.message.encode(errors="replace") for error in errors]),
             struct.pack("<I", len(cuts)),
             *(struct.pack("<III", cut.row, cut.used, cut.lost) for cut in cuts),
+            *([] if result.kept is None else [_column(result.kept)]),
         ]
     )
     return b"".join([head, bytes(-len(head) % _ALIGNMENT), result.vectors])
@@ -248,27 +264,29 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
     Raises:
         WireTruncated, WireForeign, WireNewer: the bytes are cut off, not ours, or newer than this version.
     """
-    cursor, checksum, head = _read_head(data)
+    cursor, flags, checksum, head = _read_head(data)
+    kept = _read_kept(cursor, flags, head.rows)
     cursor.align(_ALIGNMENT)
     vectors = cursor.take(head.rows * head.dim * 4)
     cursor.finish()
     if checksum and checksum != f"{zlib.crc32(vectors):08x}":
         raise WireForeign("the vectors of a result are damaged: their checksum does not match. Submit the corpus again")
-    return replace(head, vectors=vectors)
+    return replace(head, vectors=vectors, kept=kept)
 
 
 def decode_result_head(data: bytes | memoryview) -> ChunkResult:
-    """Read everything before the vectors of a chunk's result; the result's first bytes suffice. `dim` is 0.
+    """Read everything before the kept fields and the vectors of a chunk's result; the result's first bytes suffice.
+    `dim` is 0.
 
     Raises:
         WireTruncated: more bytes are needed.
         WireForeign, WireNewer: as for :func:`decode_result`.
     """
-    return replace(_read_head(data)[2], dim=0)
+    return replace(_read_head(data)[3], dim=0)
 
 
-def _read_head(data: bytes | memoryview) -> tuple[_Cursor, str, ChunkResult]:
-    """A cursor at the end of the head; the vectors' checksum or an empty string; the result without vectors."""
+def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult]:
+    """A cursor at the end of the head; the flags; the vectors' checksum or an empty string; the result so far."""
     cursor, flags, digest, first, rows = _open(data, _KIND_RESULT)
     dim, dtype, fingerprint = cursor.unpack(_RESULT_HEAD)
     if dtype != _FLOAT32:
@@ -285,6 +303,7 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, str, ChunkResult]:
         raise WireForeign("a result names a row beyond its own end")
     return (
         cursor,
+        flags,
         checksum if told else "",
         ChunkResult(
             first=first,
@@ -346,6 +365,22 @@ def _read_optional_columns(cursor: _Cursor, flags: int, rows: int) -> tuple[list
         ids = [None if cell is None else word for cell, word in zip(column, words, strict=True)]
     positions = cursor.numbers(rows, "Q") if flags & _HAS_POSITIONS else None
     return ids, positions
+
+
+def _read_kept(cursor: _Cursor, flags: int, rows: int) -> list[bytes] | None:
+    if not flags & _HAS_KEPT:
+        return None
+    cells = cursor.column(rows)
+    if not all(map(_is_object, cells)):
+        raise WireForeign("a chunk holds kept fields that are not a JSON object")
+    return [cell or b"" for cell in cells]
+
+
+def _is_object(cell: bytes | None) -> bool:
+    try:
+        return isinstance(json.loads((cell or b"").decode()), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _open(data: bytes | memoryview, kind: int) -> tuple[_Cursor, int, bytes, int, int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from embedctl.store.connection import script_source
 from embedctl_config.errors import SettingsError
-from embedctl_config.keys import ACCESS
+from embedctl_config.keys import ACCESS, BINDINGS
 from embedctl_config.redis_url import read_password
 
 #: Redis keeps unsalted sha256, so a guessable password can be found from its hash. Passwords made here have 43
@@ -56,7 +56,7 @@ class User:
 #: The commands of the store that every user needs.
 _STORE = _words("exists get hgetall hscan info mget ping pttl time zcount zrangebyscore zscore")
 _LOOKING = _STORE | _words("lindex llen zcard zrange zrevrange")
-_REAPING = _words("evalsha hdel hget hmget hset lindex pexpire script|load set unlink zadd zrange zrem")
+_REAPING = _words("evalsha hdel hget hmget hset lindex lpos lrem pexpire script|load set unlink zadd zrange zrem")
 
 # The commands of kombu's transport, from its source (kombu/transport/redis.py of 5.7) and from running it.
 _SENDING = _words("exec llen lpush multi sadd smembers")
@@ -67,9 +67,8 @@ _CONSUMING = _SENDING | _words(
     """
 )
 _UUID = "????????-????-????-????-????????????"
-_BINDINGS = ("_kombu.binding", "_kombu.binding_permanent")
 _CONSUMED = (
-    *(f"{table}.{of}" for table in _BINDINGS for of in ("embed.*", "celery.pidbox", "reply.celery.pidbox", "celeryev")),
+    *(f"{table}.{of}" for table in BINDINGS for of in ("embed.*", "celery.pidbox", "reply.celery.pidbox", "celeryev")),
     "_kombu.binding_deadlines",
     "unacked",
     "unacked_index",
@@ -83,7 +82,7 @@ USERS: Mapping[str, User] = {
         "producer",
         scripts=("create", "add", "hold", "seal", "issue", "retry", "cancel", "renew", "reap", "audit", "settle"),
         commands=_LOOKING | _REAPING | _SENDING | {"getrange", "xread"},
-        others=tuple(f"{table}.embed.*" for table in _BINDINGS),
+        others=tuple(f"{table}.embed.*" for table in BINDINGS),
     ),
     "worker": User(
         "worker",

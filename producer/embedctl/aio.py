@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
 from typing import NoReturn, Self, TypeVar, cast
 
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, Truncation, parse_budget, submit
+from embedctl.enqueue import JobOptions, Truncation, parse_budget, stored_records, submit
 from embedctl.job import Job
+from embedctl.kept import check_keep
 from embedctl.patience import TimeLimit, check_timeout
 from embedctl.polling import PollingWaiter, ProgressRelay, eventually, in_own_thread, in_shared_thread
 from embedctl.reader import ResultReader
@@ -43,6 +44,8 @@ async def aenqueue_embeddings(
     hardware: str | None = None,
     precision: str | None = None,
     ids: Iterable[str | int | None] | None = None,
+    text_field: str = "text",
+    id_field: str = "id",
     prompt: str | None = None,
     truncation: Truncation = "truncate",
     normalize: bool = True,
@@ -51,6 +54,7 @@ async def aenqueue_embeddings(
     ttl: float | None = None,
     idempotency_key: str | None = None,
     max_errors: int | str | None = None,
+    keep: Sequence[str] = (),
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -78,6 +82,7 @@ async def aenqueue_embeddings(
         idempotency_key=idempotency_key,
         max_errors=most,
         max_errors_share=share,
+        keep=check_keep(keep),
     )
     feed = _Feed(texts) if isinstance(texts, AsyncIterable) else None
     cancelled = threading.Event()
@@ -85,8 +90,17 @@ async def aenqueue_embeddings(
     def work() -> Job:
         chosen = load_settings() if settings is None else settings
         source = cast("Iterable[RecordLike]", texts) if feed is None else feed
-        records = records_of(source, ids=ids, max_bytes=chosen.max_text_bytes)
-        return submit(Broker.shared(chosen), _until(cancelled, records), options, report, timeout)
+        broker = Broker.shared(chosen)
+        records = records_of(
+            source,
+            ids=ids,
+            text_field=text_field,
+            id_field=id_field,
+            keep=options.keep,
+            max_bytes=chosen.max_text_bytes,
+            stored=partial(stored_records, broker, idempotency_key),
+        )
+        return submit(broker, _until(cancelled, records), options, report, timeout)
 
     loop = asyncio.get_running_loop()
 
@@ -201,8 +215,8 @@ class AsyncJob:
 
     async def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order; see :meth:`Job.vectors`."""
-        vectors = await in_shared_thread(self._reader.empty_vectors)
-        async for _ in self._each(lambda at, _: self._reader.fill(vectors, at), ProgressRelay()):
+        status, vectors = await in_shared_thread(self._reader.empty_vectors)
+        async for _ in self._each(lambda at, _: self._reader.fill(status, vectors, at), ProgressRelay()):
             pass
         return vectors
 

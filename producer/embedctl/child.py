@@ -1,7 +1,9 @@
-"""`python -m embedctl.child PARENT-PID COMMAND …`: become COMMAND, and get SIGTERM from the kernel if the parent dies.
+"""`python child.py PARENT-PID COMMAND …`: become COMMAND, and get SIGTERM from the kernel if the parent dies.
 
 So a `kill -9` of `embedctl run` leaves neither its Redis nor its worker behind. On Linux only; elsewhere the command
 simply runs.
+
+Python runs this file without its package, because importing that would take ten times as long as everything else here.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ def guarded(command: Sequence[str]) -> list[str]:
 
     Start it from the main thread: to the kernel, the parent is the thread that starts it.
     """
-    return [sys.executable, "-m", "embedctl.child", str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def main() -> None:

@@ -9,19 +9,20 @@ from embedctl_config.wire import ChunkInput
 
 
 def chunks_of(records: Iterable[Record], *, max_rows: int, max_bytes: int) -> Iterator[ChunkInput]:
-    """Cut records into chunks of consecutive records.
+    """Cut records into chunks of consecutive records. The bytes of a record are those of its text and its kept fields.
 
     A record longer than `max_bytes` becomes a chunk with this record alone.
     """
     held: list[Record] = []
     size = first = 0
     for record in records:
-        if held and (len(held) == max_rows or size + len(record.text) > max_bytes):
+        added = len(record.text) + len(record.kept or b"")
+        if held and (len(held) == max_rows or size + added > max_bytes):
             yield _chunk(first, held)
             first += len(held)
             held, size = [], 0
         held.append(record)
-        size += len(record.text)
+        size += added
     if held:
         yield _chunk(first, held)
 
@@ -33,4 +34,5 @@ def _chunk(first: int, records: list[Record]) -> ChunkInput:
         kinds=bytes(record.kind for record in records),
         texts=[record.text for record in records],
         ids=None if all(label is None for label in ids) else ids,
+        kept=None if records[0].kept is None else [record.kept or b"{}" for record in records],
     )

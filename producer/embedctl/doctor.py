@@ -244,7 +244,7 @@ def _is_gpu(node: Path) -> bool:
 
 
 def _workers(broker: Broker) -> Iterator[Finding]:
-    alive = Counter((row.hardware, model) for row in broker.workers.alive() for model in row.models)
+    alive = Counter((row.hardware, model) for row in broker.workers.alive() for model in row.loaded)
     for (hardware, model), count in sorted(alive.items()):
         yield Finding(Level.OK, "workers", f"{count} live for {model} on {hardware}")
     for row in broker.workers.alive():

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
 from embedctl.job import Job
+from embedctl.kept import check_keep
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, kind_of, records_of
-from embedctl.routing import resolve
+from embedctl.routing import resolve, same_model
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
 from embedctl_config.errors import (
@@ -48,7 +50,8 @@ class JobOptions:
     """The options of a submission; None means the value of the settings.
 
     `resume` is the id of a job whose producer did not finish. The submission goes on with the same records, and any
-    other option given here must be the same as when the job was begun.
+    other option given here must be the same as when the job was begun. `keep` names the fields that the records hold as
+    kept fields, and so must always be the same.
     """
 
     model: str | None = None
@@ -64,6 +67,7 @@ class JobOptions:
     max_errors: int | None = None
     max_errors_share: float | None = None
     resume: str | None = None
+    keep: Sequence[str] = ()
 
 
 def enqueue_embeddings(
@@ -73,6 +77,8 @@ def enqueue_embeddings(
     hardware: str | None = None,
     precision: str | None = None,
     ids: Iterable[str | int | None] | None = None,
+    text_field: str = "text",
+    id_field: str = "id",
     prompt: str | None = None,
     truncation: Truncation = "truncate",
     normalize: bool = True,
@@ -81,6 +87,7 @@ def enqueue_embeddings(
     ttl: float | None = None,
     idempotency_key: str | None = None,
     max_errors: int | str | None = None,
+    keep: Sequence[str] = (),
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -92,12 +99,15 @@ def enqueue_embeddings(
     job, and while Redis is unreachable, for up to two minutes. The reason is logged at once and then every minute.
 
     Args:
-        texts: strings, or mappings with a `text` and an optional `id`; any iterable, such as a table's column, read
-            lazily. An item that is empty or not text becomes a record error, and every other record gets its vector.
+        texts: strings, or mappings with a text and an optional id; any iterable, such as a table's column, read lazily.
+            An empty or missing text (None, NaN) becomes a record error, as does a number among texts, and every other
+            record gets its vector. An item of any other kind is refused.
         model: the model's name at the workers; the model of the settings if None.
         hardware: a hardware class, or "auto" for the fastest that is alive and offers the precision.
         precision: "fp32", "fp16" or "int8". If None, the class's precision, or fp32 with "auto".
         ids: labels that come back with the vectors, one for each text. They may repeat; None means no label.
+        text_field: the field of the text, if `texts` holds mappings.
+        id_field: the field of the id, if `texts` holds mappings; a mapping without it has no id.
         prompt: put before every text; the model's default prompt if None, no prompt if empty.
         truncation: "truncate" encodes the first tokens of a text that is too long and reports it; "error" fails it;
             "mean" encodes all of it, window by window, and gives the mean of the windows' vectors.
@@ -109,6 +119,8 @@ def enqueue_embeddings(
         idempotency_key: a second call with this key and the same texts returns the same job; if the first call died
             half-way, the second continues where it stopped. The key is kept as long as the job.
         max_errors: the error budget: a number of records, or a share such as "1%". More failed records end the job.
+        keep: fields of the mappings that come back with the vectors, such as `("title", "url")`. A field that a mapping
+            does not have is null. At most 32 fields, and 64 KiB for each record.
         timeout: most seconds that this call may take; None for no limit. The call checks it between chunks and while it
             waits, but not while `texts` is slow to give its next item. If Redis hangs without an answer, the call ends
             at most one socket timeout (10 s) later.
@@ -119,7 +131,8 @@ def enqueue_embeddings(
 
     Raises:
         SettingsError: an argument or a setting is wrong.
-        InputError: an item of `texts` or of `ids` can't be a record.
+        InputError: `texts` or `ids` is a table or anything else that does not give one item after the other, or an item
+            can't be a record.
         CorpusChanged: the idempotency key belongs to a job with other texts or options.
         BrokerUnavailable: Redis can't be reached.
         JobFailed: `max_errors` ended the job before it had all its records.
@@ -143,10 +156,25 @@ def enqueue_embeddings(
         idempotency_key=idempotency_key,
         max_errors=most,
         max_errors_share=share,
+        keep=check_keep(keep),
     )
     broker = Broker.shared(settings)
-    records = records_of(texts, ids=ids, max_bytes=settings.max_text_bytes)
+    records = records_of(
+        texts,
+        ids=ids,
+        text_field=text_field,
+        id_field=id_field,
+        keep=options.keep,
+        max_bytes=settings.max_text_bytes,
+        stored=partial(stored_records, broker, idempotency_key),
+    )
     return submit(broker, records, options, progress, timeout)
+
+
+def stored_records(broker: Broker, idempotency_key: str | None) -> int:
+    """How many records the job of an idempotency key has; 0 if there is no such job."""
+    job_id = None if idempotency_key is None else broker.jobs.with_key(idempotency_key)
+    return 0 if job_id is None else broker.jobs.status(job_id).records
 
 
 def submit(
@@ -155,8 +183,9 @@ def submit(
     options: JobOptions,
     progress: SubmitProgress | None = None,
     timeout: float | None = None,
+    taking_up: Callable[[JobStatus], object] | None = None,
 ) -> Job:
-    """Queue records; see :func:`enqueue_embeddings`.
+    """Queue records; see :func:`enqueue_embeddings`. `taking_up` is called with the job, which may hold some already.
 
     Ctrl-C, the timeout, or an exception from `records` or `progress` interrupts the submission. Without an idempotency
     key or `resume`, nobody could continue the job, so it is cancelled.
@@ -165,6 +194,8 @@ def submit(
     began = time.monotonic()
     broker.connection.check_server()
     job = _begun_when_there_is_room(broker, options, progress, None if timeout is None else began + timeout)
+    if taking_up is not None:
+        taking_up(job)
     chunks = chunks_of(records, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
     resumable = options.idempotency_key is not None or options.resume is not None
     try:
@@ -222,16 +253,22 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
     if options.resume is not None:
         if options.idempotency_key is not None:
             raise SettingsError("resume and idempotency_key could name two different jobs: leave one of them out")
-        job = broker.jobs.status(options.resume)
-        _check_same(job, _given(options))
+        job = broker.jobs.status(broker.jobs.resolve(options.resume))
+        _check_same(broker, job, {**_given(options), "keep": _kept_by(options)})
         return job
     spec = job_spec(broker, options)
     job_id, created = broker.jobs.create(spec)
     job = broker.jobs.status(job_id)
     if not created:
         # Hardware may differ: with `auto` it depends on who is alive.
-        _check_same(job, {"model": spec.model, "precision": spec.precision, **spec.options})
+        now = {"model": spec.model, "precision": spec.precision, **spec.options, "keep": _kept_by(options)}
+        _check_same(broker, job, now)
     return job
+
+
+def _kept_by(options: JobOptions) -> list[str] | None:
+    """The kept fields as a job's options hold them: JSON, and nothing if there are none."""
+    return list(options.keep) or None
 
 
 def _given(options: JobOptions) -> dict[str, Any]:
@@ -285,6 +322,8 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         "chunk_size": chunk_size,
         "chunk_bytes": settings.chunk_bytes,
     }
+    if options.keep:  # a job that keeps nothing looks as it did before there were kept fields
+        deciding["keep"] = _kept_by(options)
     return JobSpec(
         model,
         hardware,
@@ -338,8 +377,10 @@ def _check_result_size(broker: Broker, chunk_size: int, dimensions: int | None, 
         )
 
 
-def _check_same(job: JobStatus, now: Mapping[str, Any]) -> None:
+def _check_same(broker: Broker, job: JobStatus, now: Mapping[str, Any]) -> None:
     before = {**dataclasses.asdict(job), "ttl": job.ttl_s, **job.options}
+    if "model" in now and same_model(broker.settings, broker.workers, job.model, now["model"]):
+        before["model"] = now["model"]
     changed = [f"{name} was {before.get(name)!r} and is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changed:
         raise CorpusChanged(

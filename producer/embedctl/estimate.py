@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, job_spec
 from embedctl.records import Record
 from embedctl_config import keys
+from embedctl_config.settings import Settings
 from embedctl_config.wire import RecordKind
 
 #: Bytes per token, a rule of thumb: English text, WordPiece or BPE vocabularies of about 30,000 entries.
@@ -35,8 +36,10 @@ class Estimate:
         duplicates: records with the text of an earlier record.
         tokens: counted if the model's tokenizer is installed here (`exact`), otherwise estimated from the text's size.
         truncated: records longer than the model's maximum; None if unknown.
-        text_bytes, vector_bytes: bytes that Redis would hold; `vector_bytes` is None if the dimensions are unknown.
+        text_bytes, vector_bytes, kept_bytes: bytes that Redis would hold; `vector_bytes` is None if the dimensions are
+            unknown. Kept fields are held twice for a moment, beside the text and beside the vectors.
         seconds: by the measured rates of the live workers; None if there are none.
+        workers: live ones; None if there is no Redis to ask.
     """
 
     hardware: str
@@ -49,14 +52,16 @@ class Estimate:
     text_bytes: int
     vector_bytes: int | None
     seconds: float | None
-    workers: int
+    workers: int | None
+    kept_bytes: int = 0
 
     def describe(self) -> str:
         """The estimate for people, one fact per line."""
         truncated = (
             "unknown: the model's tokenizer is not installed here" if self.truncated is None else f"{self.truncated:,}"
         )
-        vectors = "unknown: no worker serves the model" if self.vector_bytes is None else f"{self.vector_bytes:,} bytes"
+        nobody = "no Redis was asked" if self.workers is None else "no worker serves the model"
+        vectors = f"unknown: {nobody}" if self.vector_bytes is None else f"{self.vector_bytes:,} bytes"
         time = "unknown: no live worker has measured its rate" if self.seconds is None else _duration(self.seconds)
         facts = [
             ("class", self.hardware),
@@ -66,11 +71,38 @@ class Estimate:
             ("tokens", f"{self.tokens:,}" if self.exact else f"about {self.tokens:,}"),
             ("truncated", truncated),
             ("in Redis", f"{self.text_bytes:,} bytes of text at most"),
+            *([("kept", f"{self.kept_bytes:,} bytes beside the vectors")] if self.kept_bytes else []),
             ("vectors", vectors),
-            ("workers", f"{self.workers} live"),
+            ("workers", "no Redis was asked" if self.workers is None else f"{self.workers} live"),
             ("time", time),
         ]
         return "\n".join(f"{name:<10} {value}" for name, value in facts)
+
+
+class _NoWorkers:
+    """What a machine without Redis knows of workers: there is none."""
+
+    def alive(self) -> tuple[()]:
+        return ()
+
+    def offers(self) -> dict[Any, Any]:
+        return {}
+
+    def count(self, queue: str) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _NoBroker:
+    """As much of a broker as an estimate looks at, without a Redis."""
+
+    settings: Settings
+    workers: _NoWorkers
+
+
+def local_estimate(settings: Settings, records: Iterable[Record], options: JobOptions) -> Estimate:
+    """As :func:`estimate`, without a Redis; `options` name a hardware class."""
+    return estimate(cast("Broker", _NoBroker(settings, _NoWorkers())), records, options)
 
 
 def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> Estimate:
@@ -82,13 +114,14 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
     spec = job_spec(broker, options)
     hardware, model = spec.hardware, spec.model
     served = [row.models[model] for row in broker.workers.alive() if row.hardware == hardware and model in row.models]
-    total = unusable = text_bytes = 0
+    total = unusable = text_bytes = kept_bytes = 0
     with ExitStack() as stack:
         distinct = stack.enter_context(_Distinct())
         counter = stack.enter_context(_TokenCounter(model, windows=options.truncation == "mean"))
         for record in records:
             total += 1
             text_bytes += len(record.text)
+            kept_bytes += len(record.kept or b"")
             if record.kind is not RecordKind.TEXT or not record.text.strip():
                 unusable += 1
                 continue
@@ -109,6 +142,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
         exact=counted is not None,
         truncated=counted["truncated"] if counted else None,
         text_bytes=text_bytes,
+        kept_bytes=kept_bytes,
         vector_bytes=None if dim is None else (total * dim * 4),
         seconds=tokens / rate if rate else None,
         workers=broker.workers.count(keys.queue(hardware, model)),

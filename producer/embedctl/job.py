@@ -30,7 +30,7 @@ class Job:
     pickled: send its `id`, and call :meth:`get` there.
 
     Args:
-        job_id: as `embedctl submit` printed it.
+        job_id: in full, as `embedctl submit` printed it.
         broker: the Redis that holds it.
         sealed_with: the number of chunks with which this process sealed the job; None if another process did.
     """
@@ -45,10 +45,16 @@ class Job:
     def get(cls, job_id: str, settings: Settings | None = None) -> Job:
         """The job of that id.
 
+        Args:
+            job_id: the job's id, or its beginning or ending, of at least 4 characters, if no other job's id has it.
+            settings: read from the environment and the configuration files if None.
+
         Raises:
             JobNotFound: there is none; JobLost if Redis is younger than the job.
+            JobAmbiguous: the ids of several jobs begin or end so.
         """
-        job = cls(job_id, Broker.shared(load_settings() if settings is None else settings))
+        broker = Broker.shared(load_settings() if settings is None else settings)
+        job = cls(broker.jobs.resolve(job_id), broker)
         job.status()
         return job
 
@@ -155,10 +161,11 @@ class Job:
 
         Raises:
             JobUnfinished: the job has not ended.
-            JobCancelled, JobFailed, JobLost: as for :meth:`iter_results`.
+            JobFailed: every record failed, or the job's error budget ended it before it was done.
+            JobCancelled, JobLost: as for :meth:`iter_results`.
         """
-        vectors = self._reader.empty_vectors()
-        for _ in self._reader.fill(vectors):
+        status, vectors = self._reader.empty_vectors()
+        for _ in self._reader.fill(status, vectors):
             pass
         return vectors
 

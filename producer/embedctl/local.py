@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import IO
 
 from embedctl.broker import Broker
 from embedctl.child import guarded
+from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, MissingExtra, WorkerError
 from embedctl_config.settings import Settings, expanded
 
@@ -29,16 +30,22 @@ _STOP_S = 60.0
 #: Longest path of a unix socket, without the file's name: sun_path of unix(7) has 108 bytes.
 _SOCKET_PATH_MAX = 90
 _LOG_TAIL = 20
+#: How often a command sees whether the workers that it relies on are alive (seconds), and how many of them it names.
+_LOOK_EVERY_S = 1.0
+_NAMED = 3
 #: The state of a command that died is kept this long after its start: a job's default TTL (seconds).
 _KEPT_S = 7 * 24 * 3600
+#: Hexadecimal digits of a state folder's name that stand for the kind of the command.
+_KIND_DIGITS = 6
 
 
 @contextmanager
-def state_of(settings: Settings, name: str) -> Iterator[Path]:
+def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]:
     """A folder in the user's state folder for one command at a time. If the command dies, the next one finds its state.
 
     Args:
         name: equal for two commands that should continue each other's work.
+        kind: equal for two commands that differ only in their input; see :func:`was_begun_otherwise`.
 
     Raises:
         WorkerError: another process is using the folder.
@@ -46,7 +53,7 @@ def state_of(settings: Settings, name: str) -> Iterator[Path]:
     parent = state_folder(settings)
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _forget_old(parent)
-    folder = parent / hashlib.sha256(name.encode()).hexdigest()[:16]
+    folder = parent / (_digest(kind)[:_KIND_DIGITS] + _digest(name)[: 16 - _KIND_DIGITS])
     folder.mkdir(exist_ok=True, mode=0o700)
     with (folder / "lock").open("w") as lock:
         try:
@@ -54,6 +61,18 @@ def state_of(settings: Settings, name: str) -> Iterator[Path]:
         except BlockingIOError:
             raise WorkerError(f"the same command is running already (its state is in {folder})") from None
         yield folder
+
+
+def was_begun_otherwise(folder: Path) -> bool:
+    """Whether a command of the same kind as this folder's has died or is running, with another input."""
+    return any(each != folder for each in _of_its_kind(folder))
+
+
+def forget(folder: Path) -> None:
+    """Remove the state of a command that has ended, and of interrupted ones of its kind: their input is out of date."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for each in _of_its_kind(folder):
+        _remove_unused(each / "lock")
 
 
 @contextmanager
@@ -117,6 +136,56 @@ def local_worker(
         yield lambda: _still_running(process, "the worker", log_file)
 
 
+@contextmanager
+def borrowed_worker(
+    settings: Settings,
+    *,
+    hardware: str,
+    model: str,
+    start: Callable[[], AbstractContextManager[Callable[[], None]]],
+    say: Callable[[str], None],
+) -> Iterator[Callable[[], None]]:
+    """Leave the work to the live workers of this Redis. Run one of our own if there are none, or no longer any.
+
+    Args:
+        start: runs our own worker, as :func:`local_worker`.
+        say: is told who does the work.
+
+    Yields:
+        A function to call again and again while waiting. It starts our own worker if no other one lives any more, and
+        raises WorkerError if our own has ended.
+
+    Raises:
+        WorkerError: our own worker did not start.
+    """
+    broker = Broker.connect(settings)
+    precision, queue = settings.hardware_class(hardware).precision, keys.queue(hardware, model)
+    own: Callable[[], None] | None = None
+    look_at = 0.0
+
+    def others() -> list[str]:
+        return [row.name for row in broker.workers.alive(queue) if row.precision == precision]
+
+    def watch() -> None:
+        nonlocal own, look_at
+        if own is not None:
+            own()
+        elif time.monotonic() >= look_at:
+            with suppress(BrokerUnavailable):  # whoever waits for the job reports that
+                if not others():
+                    say(f"No live worker serves {model} on {hardware} any more: this command starts one")
+                    own = stack.enter_context(start())
+            look_at = time.monotonic() + _LOOK_EVERY_S
+
+    with ExitStack() as stack:
+        stack.callback(broker.close)
+        if found := others():
+            say(f"Encoded by live workers of this Redis: {', '.join(found[:_NAMED])}{', …' * (len(found) > _NAMED)}")
+        else:
+            own = stack.enter_context(start())
+        yield watch
+
+
 def state_folder(settings: Settings) -> Path:
     """The folder for the private Redis and local workers: the setting, else the XDG state folder."""
     if settings.state_dir:
@@ -137,13 +206,26 @@ def _redis_server() -> str:
     raise MissingExtra("local", "a private Redis (no redis-server on PATH; or install your system's redis-server)")
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _forget_old(parent: Path) -> None:
     """Remove the state of commands whose last start is longer ago than a job is kept."""
     for lock_file in parent.glob("*/lock"):
-        with suppress(OSError), lock_file.open("r+") as lock:
+        with suppress(OSError):
             if time.time() - lock_file.stat().st_mtime > _KEPT_S:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running command holds it
-                shutil.rmtree(lock_file.parent, ignore_errors=True)
+                _remove_unused(lock_file)
+
+
+def _remove_unused(lock_file: Path) -> None:
+    with suppress(OSError), lock_file.open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running command holds it
+        shutil.rmtree(lock_file.parent, ignore_errors=True)
+
+
+def _of_its_kind(folder: Path) -> Iterator[Path]:
+    return folder.parent.glob(f"{folder.name[:_KIND_DIGITS]}*")
 
 
 def _socket_path(folder: Path) -> Path:

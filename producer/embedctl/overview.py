@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, islice
 
 from embedctl.broker import Broker
-from embedctl.rates import Rate
+from embedctl.rates import Rate, seconds_left
 from embedctl.store import GoneWorker, JobStatus, Queues, ServedModel, WorkerRow
 from embedctl_config import keys
+from embedctl_config.model_names import near_names
 
 #: Most active jobs to look at: those with chunks at workers, the newest, and those that have waited longest.
 JOBS_LOOKED_AT = 200
@@ -51,7 +52,8 @@ class JobPace:
 class QueueState:
     """The queue of a class and a model: its waiting tickets, the age of the oldest (seconds), and its live workers.
 
-    `oldest_s` is None if no ticket waits, or if the ticket does not say when it was sent.
+    `oldest_s` is None if no ticket waits, or if the ticket does not say when it was sent. `near_models` are the
+    models with a similar name that live workers serve, if none serves this one.
     """
 
     hardware: str
@@ -59,6 +61,7 @@ class QueueState:
     tickets: int
     oldest_s: float | None
     workers: int
+    near_models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +158,17 @@ class Gatherer:
         ended = sorted((pace for pace in paces if pace.job.ended_at), key=_last_ended)
         # Some jobs that need upkeep have ended or are gone.
         active_count = upkept_count - len(set(upkept) - {pace.job.id for pace in active})
-        pairs = {(worker.hardware, model) for worker in workers for model in worker.models}
+        pairs = {(worker.hardware, model) for worker in workers for model in worker.loaded}
         pairs |= {(pace.job.hardware, pace.job.model) for pace in active}
         active = active[:JOBS_LOOKED_AT]
         self._active = [pace.job.id for pace in active]
         model_of = {job.id: job.model for job in jobs}
+        served = {model for worker in workers for model in worker.loaded}
         return Overview(
             at=datetime.fromtimestamp(now_ms / 1000, UTC),
             workers=tuple(WorkerState(worker, _encodes(worker, model_of)) for worker in workers),
             gone=gone,
-            queues=tuple(self._waiting(sorted(pairs), live, now_ms)),
+            queues=tuple(self._waiting(sorted(pairs), live, served, now_ms)),
             active=tuple(active),
             active_count=max(len(active), active_count),
             ended=tuple(ended[:ENDED_SHOWN]),
@@ -178,11 +182,14 @@ class Gatherer:
         ids = dict.fromkeys(chain(islice(held, JOBS_LOOKED_AT), upkept, newest, self._active))
         return self._broker.jobs.find(list(ids))
 
-    def _waiting(self, pairs: Sequence[tuple[str, str]], live: Counter[str], now_ms: int) -> Iterable[QueueState]:
+    def _waiting(
+        self, pairs: Sequence[tuple[str, str]], live: Counter[str], served: Collection[str], now_ms: int
+    ) -> Iterable[QueueState]:
         names = [keys.queue(hardware, model) for hardware, model in pairs]
         for (hardware, model), name, waiting in zip(pairs, names, self._queues.waiting(names), strict=True):
             oldest_s = None if waiting.sent_ms is None else max(0.0, (now_ms - waiting.sent_ms) / 1000)
-            yield QueueState(hardware, model, waiting.tickets, oldest_s, live[name])
+            near = () if live[name] else near_names(model, served)
+            yield QueueState(hardware, model, waiting.tickets, oldest_s, live[name], near)
 
 
 def _begun_and_newest(pace: JobPace) -> tuple[bool, float]:
@@ -197,8 +204,8 @@ def _encodes(worker: WorkerRow, model_of: dict[str, str]) -> ServedModel | None:
     """The model that a busy worker encodes with; of several, the model of the chunk that it took first."""
     if worker.activity != "busy":
         return None
-    if len(worker.models) == 1:
-        return next(iter(worker.models.values()))
+    if len(worker.loaded) == 1:
+        return next(iter(worker.loaded.values()))
     held = (model_of.get(job_id, "") for job_id, _ in worker.holding)
     return next((worker.models[model] for model in held if model in worker.models), None)
 
@@ -206,17 +213,16 @@ def _encodes(worker: WorkerRow, model_of: dict[str, str]) -> ServedModel | None:
 def _pace(job: JobStatus, lately: tuple[float, ...] | None, now_ms: int) -> JobPace:
     """A job's pace: its growth over the last seconds, otherwise its average since its start."""
     if job.state.ended:
-        return JobPace(job, *_average(job, job.ended_at), seconds_left=None)
+        return JobPace(job, *average(job, job.ended_at), seconds_left=None)
     idle_s = now_ms / 1000 - job.progressed_at.timestamp()
     if lately is None and (idle_s > _FRESH_S or not job.live_workers):
         return JobPace(job, None, None, None)
-    records_per_s, tokens_per_s = lately or _average(job, job.progressed_at)
-    remaining = job.records - job.done - job.failed
-    left_s = remaining / records_per_s if job.sealed and records_per_s else None
+    records_per_s, tokens_per_s = lately or average(job, job.progressed_at)
+    left_s = seconds_left(job.records - job.done - job.failed, records_per_s) if job.sealed else None
     return JobPace(job, records_per_s, tokens_per_s, left_s)
 
 
-def _average(job: JobStatus, until: datetime | None) -> tuple[float | None, float | None]:
+def average(job: JobStatus, until: datetime | None) -> tuple[float | None, float | None]:
     """Records and tokens per second from a job's start until then; None if nothing was done."""
     if job.started_at is None or until is None or not job.tokens or until <= job.started_at:
         return None, None

@@ -1,4 +1,4 @@
-"""How fast counts grow, smoothed for display."""
+"""How fast counts grow, smoothed for display, and how long the rest takes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections import deque
 OVER_S = 15.0
 #: A shorter time gives no useful rate (seconds).
 _LEAST_S = 1.0
+#: Counts are remembered no more often than this (seconds).
+_SPACING_S = 0.1
 
 
 class Rate:
@@ -22,7 +24,8 @@ class Rate:
         Args:
             now: seconds, by a clock that only goes forward.
         """
-        self._samples.append((now, counts))
+        if not self._samples or now - self._samples[-1][0] >= _SPACING_S:
+            self._samples.append((now, counts))
         while now - self._samples[0][0] > OVER_S:
             self._samples.popleft()
         then, before = self._samples[0]
@@ -30,3 +33,8 @@ class Rate:
             return None
         # A count goes down if Redis lost results.
         return tuple(max(0.0, (count - earlier) / (now - then)) for count, earlier in zip(counts, before, strict=True))
+
+
+def seconds_left(remaining: int, per_s: float | None) -> float | None:
+    """How long this many more take at a rate; None if the rate is unknown or 0."""
+    return remaining / per_s if per_s else None

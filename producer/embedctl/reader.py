@@ -10,8 +10,9 @@ import numpy as np
 
 from embedctl.patience import TimeLimit
 from embedctl.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, overlaid
+from embedctl.routing import missing_worker
 from embedctl.store import JobStatus
-from embedctl.waiting import Progress, Waiter, lost_chunks, refuse_cancelled
+from embedctl.waiting import LOOK_EVERY_S, Progress, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import wire
 from embedctl_config.errors import JobFailed, JobLost, JobUnfinished
 from embedctl_config.fingerprint import job_fingerprint
@@ -47,7 +48,7 @@ class ResultReader:
         if not status.state.ended:
             raise JobUnfinished(
                 f"job {self._job_id} is {status.state}: {status.done + status.failed} of {status.records} records are "
-                "done"
+                f"done. {missing_worker(status) or 'Ask again when it has ended'}"
             )
         return status
 
@@ -68,7 +69,7 @@ class ResultReader:
         limit = TimeLimit(timeout, time.monotonic() if since is None else since)
         status = self._waiter.look(progress, limit.deadline)
         refuse_cancelled(status)
-        index = start
+        index, looked = start, time.monotonic()
         while status.original_chunks is None or index < status.original_chunks:
             wait = partial(self._wait_for_chunk, limit=limit, progress=progress)
             chunk = self._waiter.ask(partial(self._chunk, index, status, wait), limit.deadline)
@@ -78,16 +79,25 @@ class ResultReader:
                 yield chunk
                 index += 1
                 limit = TimeLimit(timeout, time.monotonic())
+                if progress is not None and not status.state.ended and limit.began - looked > LOOK_EVERY_S:
+                    # Whoever has many chunks to take sees the job go on meanwhile.
+                    status, looked = self._waiter.look(progress, limit.deadline), limit.began
 
-    def empty_vectors(self) -> Vectors:
-        """An array for the vectors of an ended job: float32, records × dimensions, filled with NaN. Raises as
-        :meth:`ended_status`."""
+    def empty_vectors(self) -> tuple[JobStatus, Vectors]:
+        """The status of an ended job, and an array for its vectors: float32, records × dimensions, filled with NaN.
+        Raises as :meth:`ended_status`."""
         status = self.ended_status()
-        return np.full((status.records, status.dim or 0), np.nan, np.float32)
+        return status, np.full((status.records, status.dim or 0), np.nan, np.float32)
 
-    def fill(self, vectors: Vectors, start: int = 0) -> Iterator[None]:
-        """Put the vectors of one chunk after the other into their rows."""
+    def fill(self, status: JobStatus, vectors: Vectors, start: int = 0) -> Iterator[None]:
+        """Put the vectors of one chunk after the other into their rows.
+
+        Raises:
+            JobFailed: no record has a vector.
+        """
         for chunk in self.chunks(start):
+            if status.failed == status.records and chunk.errors:
+                raise _all_failed(status, chunk.errors[0])
             vectors[chunk.positions] = chunk.vectors
             yield
 
@@ -171,3 +181,11 @@ class ResultReader:
     def _pinned_fingerprint(self) -> str:
         """The model's fingerprint of a job whose status was read before its first claim."""
         return self._broker.jobs.status(self._job_id).model_fingerprint or ""
+
+
+def _all_failed(status: JobStatus, first: FailedRecord) -> JobFailed:
+    """The error for a job without any vector."""
+    return JobFailed(
+        f"every record of job {status.id} failed, so there are no vectors. Record {first.position}: {first.message} "
+        f"({first.code}). `embedctl errors {status.id}` lists them"
+    )

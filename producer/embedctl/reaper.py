@@ -109,7 +109,7 @@ class Reaper:
         seen = set(self._look_after_due(now_ms, min(last, time.monotonic() + BUDGET_S)))
         if time.monotonic() < last:
             self._agenda.sweep(now_ms)
-            self._agenda.drop_names()
+            self._broker.upkeep.queues.sweep(now_ms, in_use=self._agenda.drop_names())
         while time.monotonic() < until:
             if not self._agenda.keep_turn(turn, held_s):
                 return

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from embedctl.fields import MISSING, field_of, no_field
+from embedctl.kept import kept_fields
+from embedctl.mistakes import check_many, is_missing, is_stray, python_value, wrong_item
 from embedctl_config.errors import InputError
 from embedctl_config.wire import RecordKind
 
@@ -20,31 +23,40 @@ RecordLike = str | Mapping[str, Any]
 
 
 class Record(NamedTuple):
-    """One input row. `text` is UTF-8 if `kind` is TEXT; see RecordKind for the other kinds."""
+    """One input row. `text` is UTF-8 if `kind` is TEXT; see RecordKind for the other kinds.
+
+    `kept` is a JSON object in UTF-8; None if the job keeps no fields.
+    """
 
     kind: RecordKind
     text: bytes
     id: str | None = None
+    kept: bytes | None = None
 
 
-def make_record(text: object, label: str | None, max_bytes: int) -> Record:
+def make_record(text: object, label: str | None, max_bytes: int, kept: bytes | None = None) -> Record:
     """A record of a text field's value. A value that is not text becomes a record too, and only that record fails."""
+    kind, data = _kind_and_bytes(text, max_bytes)
+    return Record(kind, data, label, kept)
+
+
+def _kind_and_bytes(text: object, max_bytes: int) -> tuple[RecordKind, bytes]:
     if isinstance(text, str):
         try:
             data = text.encode()
         except UnicodeEncodeError:
-            return Record(RecordKind.INVALID_UTF8, _invalid_bytes(text)[:max_bytes], label)
+            return RecordKind.INVALID_UTF8, _invalid_bytes(text)[:max_bytes]
     elif isinstance(text, bytes):
         data = text
         try:
             text.decode()
         except UnicodeDecodeError:
-            return Record(RecordKind.INVALID_UTF8, text[:max_bytes], label)
+            return RecordKind.INVALID_UTF8, text[:max_bytes]
     else:
-        return Record(RecordKind.NOT_TEXT, _kind_name(text).encode(), label)
+        return RecordKind.NOT_TEXT, _kind_name(text).encode()
     if len(data) > max_bytes:
-        return Record(RecordKind.OVERSIZE, str(len(data)).encode(), label)
-    return Record(RecordKind.TEXT, data, label)
+        return RecordKind.OVERSIZE, str(len(data)).encode()
+    return RecordKind.TEXT, data
 
 
 def _invalid_bytes(text: str) -> bytes:
@@ -61,69 +73,131 @@ def records_of(
     ids: Iterable[str | int | None] | None = None,
     text_field: str = "text",
     id_field: str = "id",
+    keep: Sequence[str] = (),
     max_bytes: int,
+    stored: Callable[[], int] = lambda: 0,
 ) -> Iterator[Record]:
     """Records of strings, or of mappings with a text and an optional id. The iterables are read lazily.
 
+    An item of another kind is the mistake of a program, so it is refused. What data may hold becomes a record, which
+    alone will fail: a missing value (None, NaN), and a number or a date after the first text. So does whatever a
+    mapping's text field holds.
+
+    Args:
+        keep: the fields of a mapping that travel with its record.
+        stored: answers how many records an earlier call has stored. Older versions took items of any kind: where they
+            have stored one, all are taken, so that their job can go on.
+
     Raises:
-        InputError: `texts` or `ids` is a single string, a mapping or a table. While reading: a mapping has no text
-            field, an id is not usable, or `ids` is shorter or longer than `texts`.
+        InputError: `texts` or `ids` is a single string, a mapping, a table or nothing to iterate over. While reading:
+            an item is of a wrong kind, a mapping has no text field, an id or a kept field is not usable, fields are to
+            be kept of an item that is no mapping, or `ids` is shorter or longer than `texts`.
     """
-    _check_many("texts", texts)
-    _check_many("ids", ids)
-    return _records(texts, ids, text_field, id_field, max_bytes)
+    check_many("texts", texts, text_field)
+    if ids is not None:
+        check_many("ids", ids, id_field)
+    return _records(texts, ids, text_field, id_field, keep, max_bytes, stored)
 
 
 def _records(
-    texts: Iterable[RecordLike], ids: Iterable[str | int | None] | None, text_field: str, id_field: str, max_bytes: int
+    texts: Iterable[RecordLike],
+    ids: Iterable[str | int | None] | None,
+    text_field: str,
+    id_field: str,
+    keep: Sequence[str],
+    max_bytes: int,
+    stored: Callable[[], int],
 ) -> Iterator[Record]:
     labels = None if ids is None else iter(ids)
+    checked = _Checked(text_field, stored)
     position = -1
     for position, item in enumerate(texts):
         where = f"record {position}"
         label: object = None
         text: object = item
+        kept: bytes | None = None
         if isinstance(item, Mapping):
             text, label = text_and_id(item, text_field, id_field, where)
+            text = text if isinstance(text, str) else python_value(text)
+            kept = kept_fields(item, keep, where)
+        else:
+            text = item if isinstance(item, str) else checked(item, position)
+            kept = _nothing_kept(text, keep, where, text_field) if keep else None
         if labels is not None:
             label = next(labels, _END)
             if label is _END:
                 raise InputError(f"ids has {position} entries, and texts has more: give one id for each text")
-        yield make_record(text, check_id(label, where), max_bytes)
+        yield make_record(text, None if label is None else _check_label(label, where), max_bytes, kept)
     if labels is not None and next(labels, _END) is not _END:
         raise InputError(f"texts has {position + 1} entries, and ids has more: give one id for each text")
 
 
-def _check_many(name: str, values: object) -> None:
-    """Refuse iterables whose items are not what a caller expects."""
-    if isinstance(values, str | bytes | Mapping):
-        raise InputError(f"{name} is {kind_of(values)}, not several: give an iterable of {name}, such as a list")
-    if hasattr(values, "columns"):
+def _nothing_kept(item: object, keep: Sequence[str], where: str, text_field: str) -> bytes | None:
+    """The kept fields of an item that is no mapping: null, if the item is missing in the data.
+
+    Raises:
+        InputError: it is not missing.
+    """
+    if is_missing(item):
+        return kept_fields({}, keep, where)
+    raise InputError(
+        f"{where} is {kind_of(item)}, and keep names fields of mappings: give mappings such as "
+        f'{{"{text_field}": …, "{keep[0]}": …}}'
+    )
+
+
+class _Checked:
+    """Takes the items that are neither strings nor mappings, and refuses those that are a program's mistake."""
+
+    def __init__(self, text_field: str, stored: Callable[[], int]) -> None:
+        self._text_field = text_field
+        self._stored = stored
+        self._missing = 0
+        self._takes_all = False
+
+    def __call__(self, item: object, position: int) -> object:
+        """The text of an item, or what stands in its place in the data."""
+        value = python_value(item)
+        if is_missing(value):
+            self._missing += 1
+        elif isinstance(value, bytes) or (is_stray(value) and position > self._missing):
+            pass  # if anything came before that was not missing, it was a text, and the stray value is a slip
+        elif not isinstance(value, str) and not self._takes_all:
+            self._takes_all = position < self._stored()
+            if not self._takes_all:
+                raise wrong_item(value, f"record {position}", self._text_field)
+        return value
+
+
+#: Types of ids that need no conversion. A tuple, because a union would be made anew for each record.
+_PLAIN_IDS = (str, int)
+
+
+def _check_label(label: object, where: str) -> str | None:
+    """An id of a caller in Python; None also for a missing value of pandas, and the value of an Arrow scalar."""
+    if isinstance(label, _PLAIN_IDS):
+        return check_id(label, where)
+    value = python_value(label)
+    if is_missing(value):
+        return None
+    if not isinstance(value, str) and not hasattr(value, "__index__"):
+        instead = 'ids=df["id"].astype("Int64")' if isinstance(value, float) else "ids=map(str, ids)"
         raise InputError(
-            f"{name} is a table, and iterating over it gives columns, not rows: give the column with the {name}, "
-            'such as texts=df["text"] and ids=df["id"]'
+            f"{where}: an id must be text or a whole number, not of type {type(value).__name__}: give {instead}"
         )
+    return check_id(value, where)
 
 
 def text_and_id(item: Mapping[str, Any], text_field: str, id_field: str, where: str) -> tuple[object, object]:
-    """The text and the id of a mapping.
+    """The text and the id of a mapping, whose fields may be nested: see :func:`field_of`.
 
     Raises:
         InputError: the text field is missing; the message lists the fields that exist.
     """
-    try:
-        return item[text_field], item.get(id_field)
-    except KeyError:
-        raise no_field(text_field, item, where) from None
-
-
-def no_field(text_field: str, seen: Iterable[object], where: str) -> InputError:
-    """The error for a record without the text field."""
-    names = ", ".join(sorted(map(str, seen))) or "none"
-    return InputError(
-        f"{where}: no field {text_field!r}; fields seen: {names}. Name the right one with --text-field "
-        "(text_field= in Python)"
-    )
+    text = field_of(item, text_field, MISSING)
+    if text is MISSING:
+        raise no_field(text_field, item, where)
+    return text, field_of(item, id_field)
 
 
 def check_id(label: object, where: str) -> str | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +46,7 @@ class ChunkVectors:
         vectors: float32, records × dimensions.
         precision: what the vectors promise, such as `fp32`.
         bounds: the bounds that the worker's class sets in place of the precision's, in words; empty if it sets none.
+        kept: each record's kept fields, by name; None if the job keeps none.
     """
 
     positions: npt.NDArray[np.int64]
@@ -52,6 +56,7 @@ class ChunkVectors:
     truncations: list[TruncatedRecord]
     precision: str = ""
     bounds: str = ""
+    kept: list[Mapping[str, Any]] | None = None
 
 
 def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
@@ -92,4 +97,5 @@ def chunk_vectors(result: ChunkResult) -> ChunkVectors:
         ],
         precision=result.precision,
         bounds=result.bounds,
+        kept=None if result.kept is None else [json.loads(cell) for cell in result.kept],
     )

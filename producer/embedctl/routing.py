@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from embedctl.notices import Reminder
 from embedctl.store import JobStatus, WorkerRegistry
+from embedctl.store.workers import Offer, Offered
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import PRECISIONS
+from embedctl_config.model_names import did_you_mean, near_names, other_spelling
 from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -35,21 +38,23 @@ def resolve(
     if precision is not None and precision not in PRECISIONS:
         raise SettingsError(f"precision {precision!r} is none of {', '.join(PRECISIONS)}")
     if hardware == "auto":
-        wanted = precision or "fp32"
+        wanted, offers = precision or "fp32", workers.offers()
         rates = {
             name: offer.tokens_per_s
-            for (name, served, offered), offer in workers.offers().items()
+            for (name, served, offered), offer in offers.items()
             if served == model and offered == wanted and name in settings.classes
         }
         hardware = max(rates, key=lambda name: (rates[name], name), default="")
-        hardware = hardware or _without_workers(settings, workers, model, wanted)
+        hardware = hardware or _without_workers(settings, workers, model, wanted, near_models(offers, model))
     offered = settings.hardware_class(hardware).precision
     if precision is not None and precision != offered:
         raise SettingsError(f"hardware class {hardware!r} offers precision {offered}, not {precision}")
     return hardware, offered
 
 
-def _without_workers(settings: Settings, workers: WorkerRegistry, model: str, precision: str) -> str:
+def _without_workers(
+    settings: Settings, workers: WorkerRegistry, model: str, precision: str, near: Sequence[str]
+) -> str:
     """The class of a job that no live worker can take. The choice is logged, because the job stays with it."""
     offering = {keys.queue(name, model): name for name, each in settings.classes.items() if each.precision == precision}
     lately = [offering[queue] for queue in workers.served_lately(offering)]
@@ -57,7 +62,7 @@ def _without_workers(settings: Settings, workers: WorkerRegistry, model: str, pr
     why = "whose workers left a moment ago" if lately else "because no other class is known to have workers"
     sentence = (
         f"no live worker serves {model} in {precision}: the job goes to class {chosen}, {why}, and stays there. "
-        f"Start one: {start_command(chosen, model)}"
+        f"{_capitalised(how_to_serve(chosen, model, near))}"
     )
     reminder(sentence)(sentence)
     return chosen
@@ -81,15 +86,52 @@ def local_class(settings: Settings, hardware: str | None) -> str:
     return chosen
 
 
-def no_worker(hardware: str, model: str) -> str:
-    """The message about a job that no live worker serves."""
-    return f"No live worker serves {model} on {hardware}. Start one: {start_command(hardware, model)}"
+def near_models(offers: Mapping[Offered, Offer], model: str) -> tuple[str, ...]:
+    """The models with a similar name that live workers offer, on any class, the nearest first."""
+    return near_names(model, {served for (_, served, _), offer in offers.items() if not offer.spelling_of})
+
+
+def same_model(settings: Settings, workers: WorkerRegistry, one: str, other: str) -> bool:
+    """Whether two names are known to mean one model.
+
+    They do if they are two spellings of one repository, unless these settings describe one of them, or a live worker
+    serves only one of them, or each with other files. An older worker serves only the spelling that it was started
+    with.
+    """
+    if one == other:
+        return True
+    if other_spelling(one) != other or not settings.models.keys().isdisjoint((one, other)):
+        return False
+    served = ((row.models.get(one), row.models.get(other)) for row in workers.alive())
+    return all(a is b or (a and b and a.fingerprint == b.fingerprint) for a, b in served)
+
+
+def no_worker(hardware: str, model: str, near: Sequence[str] = ()) -> str:
+    """The message about a job that no live worker serves.
+
+    Args:
+        near: the models with a similar name that live workers serve.
+    """
+    return f"No live worker serves {model} on {hardware}. {_capitalised(how_to_serve(hardware, model, near))}"
 
 
 def missing_worker(job: JobStatus) -> str:
     """The message about a job with waiting records and no live worker; empty for any other job."""
     waits = not job.state.ended and job.done + job.failed < job.records
-    return no_worker(job.hardware, job.model) if waits and not job.live_workers else ""
+    return no_worker(job.hardware, job.model, job.near_models) if waits and not job.live_workers else ""
+
+
+def how_to_serve(hardware: str, model: str, near: Sequence[str] = ()) -> str:
+    """What to do about a model that no live worker serves: use a near one, if there is one, or start a worker."""
+    start = f"start one: {start_command(hardware, model)}"
+    if not near:
+        return start
+    serve = "Live workers serve it" if len(near) == 1 else "Live workers serve these"
+    return f"{did_you_mean(near)} {serve}. If {model} is the right name, {start}"
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def start_command(hardware: str, model: str) -> str:

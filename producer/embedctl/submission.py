@@ -16,7 +16,7 @@ from embedctl.broker import Broker
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, patiently
 from embedctl.reaper import Reaper
-from embedctl.routing import no_worker
+from embedctl.routing import near_models, no_worker
 from embedctl.store import Added, JobState, JobStatus
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
@@ -221,7 +221,8 @@ class Submission:
             if status.waiting_bytes <= self._broker.settings.high_water_bytes:
                 return
             live = self._patiently(partial(self._broker.workers.count, status.queue))
-            self._wait(_WORKERS if live else f"{_WORKERS}. {no_worker(status.hardware, status.model)}")
+            near = () if live else near_models(self._patiently(self._broker.workers.offers), status.model)
+            self._wait(_WORKERS if live else f"{_WORKERS}. {no_worker(status.hardware, status.model, near)}")
             seen = self._patiently(partial(jobs.wait_event, self._job_id, seen, timeout_s=1.0))
             self._patiently(self._reaper.round)
 

@@ -13,7 +13,7 @@ from embedctl.broker import Broker
 from embedctl.notices import Reminder
 from embedctl.patience import TimeLimit, patiently
 from embedctl.reaper import Reaper
-from embedctl.routing import missing_worker
+from embedctl.routing import missing_worker, near_models
 from embedctl.store import JobState, JobStatus
 from embedctl_config import keys
 from embedctl_config.errors import JobCancelled, JobLost, JobStalled, WaitTimeout
@@ -26,7 +26,7 @@ T = TypeVar("T")
 Progress = Callable[[JobStatus], None]
 
 #: The status is read at least this often while a caller waits (seconds).
-_LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 1.0
 
 
 class Waiter:
@@ -50,7 +50,9 @@ class Waiter:
     def status(self) -> JobStatus:
         """The job's status at this moment. Asks once."""
         status = self.broker.jobs.status(self.job_id)
-        return dataclasses.replace(status, live_workers=self.broker.workers.count(status.queue))
+        live = self.broker.workers.count(status.queue)
+        near = () if live or status.state.ended else near_models(self.broker.workers.offers(), status.model)
+        return dataclasses.replace(status, live_workers=live, near_models=near)
 
     def ask(self, question: Callable[[], T], deadline: float | None = None) -> T:
         """The answer to a question that may be asked twice; see :func:`patiently` for the deadline and the errors."""
@@ -123,7 +125,7 @@ class Waiter:
             if arrived(status):
                 return status
             self._check_prospects(status, deadline)
-            seen = self.next_event(seen, min(_LOOK_EVERY_S, self._left_s(status, limit)), deadline)
+            seen = self.next_event(seen, min(LOOK_EVERY_S, self._left_s(status, limit)), deadline)
 
     def _check_prospects(self, status: JobStatus, deadline: float | None) -> None:
         """See that a job that has not ended still can. Seal it again if this process sealed it and Redis lost that."""
@@ -157,12 +159,13 @@ class Waiter:
     def _left_s(self, status: JobStatus, limit: TimeLimit) -> float:
         """Seconds until the deadline, which is not over."""
         if limit.deadline is None:
-            return _LOOK_EVERY_S
+            return LOOK_EVERY_S
         left_s = limit.deadline - time.monotonic()
         if left_s <= 0:
+            missing = missing_worker(status)
             raise WaitTimeout(
                 f"job {self.job_id} is {status.state} after {limit.timeout:g} s: {status.done + status.failed} of "
-                f"{status.records} records are done, and it goes on"
+                f"{status.records} records are done, and it goes on" + (f". {missing}" if missing else "")
             )
         return left_s
 

@@ -3,6 +3,7 @@ Redis."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -108,6 +109,9 @@ def _check_records(job: Job, plan: Plan, expected: Expected, verdict: Verdict) -
         for row in inside:
             if chunk.ids[row] != expected.ids[positions[row]]:
                 verdict.must_be(f"id of record {positions[row]}", chunk.ids[row], expected.ids[positions[row]])
+            found = None if chunk.kept is None else chunk.kept[row]
+            wanted = None if expected.kept is None else expected.kept[positions[row]]
+            verdict.must_be(f"what record {positions[row]} keeps", found, wanted)
     verdict.lost += sum(position not in seen for position in range(plan.records))
     verdict.doubled += sum(count - 1 for count in seen.values())
     verdict.doubled += sum(position >= plan.records for position in seen)
@@ -202,7 +206,7 @@ def keys_without_ttl(raw: Any) -> list[str]:
 
 
 #: Keys that all jobs share. They live as long as the longest-lived job might have.
-_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES)
+_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES, keys.QUEUES)
 
 
 def left_over(raw: Any) -> dict[str, float]:
@@ -218,6 +222,17 @@ def left_over(raw: Any) -> dict[str, float]:
 
 def _speaks_of_a_job(raw: Any, name: bytes) -> bool:
     return any(raw.exists(keys.job(member.decode())) for member in raw.zrange(name, 0, -1))
+
+
+def queues_left(raw: Any, model: str, patience_s: float) -> list[str]:
+    """The queues and bindings that are left of models whose names begin so, after this many seconds of patience."""
+    until = time.monotonic() + patience_s
+    while True:
+        found = [name.decode() for name in raw.scan_iter(match=f"*embed.*.{model}*", count=1000)]
+        left = [name for name in found if not name.startswith("embed:")]
+        if not left or time.monotonic() >= until:
+            return left
+        time.sleep(0.5)
 
 
 def unknown_jobs(raw: Any, known: set[str]) -> list[str]:

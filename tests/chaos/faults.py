@@ -11,6 +11,7 @@ from tests.chaos.fault import Chaos, Fault, Struck, a_worker
 from tests.chaos.faults_of_jobs import (
     cancel_full_job,
     cancel_job,
+    discard_job_of_misspelt_model,
     kill_retry,
     spend_budget,
     spend_budget_at_the_end,
@@ -280,6 +281,7 @@ FAULTS = (
     Fault("producer: two with one key", 3, start_twin_producers),
     Fault("job: cancelled", 3, cancel_job),
     Fault("job: cancelled while its producer waits for room", 3, cancel_full_job),
+    Fault("job: of a misspelt model, discarded", 3, discard_job_of_misspelt_model),
     Fault("job: error budget, spent on the way or not at all", 4, spend_budget),
     Fault("job: error budget, spent by the last chunk", 4, spend_budget_at_the_end),
     Fault("job: error budget, spent while its producer waits for room", 3, spend_budget_of_full_job),

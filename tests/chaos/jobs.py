@@ -32,6 +32,9 @@ CRASHERS = {
 }
 POISON = {**SOFT_POISON, **CRASHERS}
 
+#: The fields that some jobs keep. The last one is in no record.
+KEPT = ("title", "of", "nowhere")
+
 #: The relative frequency of each kind of job.
 _KINDS = {"empty": 2, "single": 4, "small": 16, "medium": 32, "large": 20, "poison": 18, "crasher": 8}
 _SIZES = {"single": (1, 1), "small": (2, 60), "medium": (60, 1000), "large": (1000, 6000), "poison": (5, 1000)}
@@ -60,6 +63,7 @@ class Plan:
     chunk_size: int | None = None
     words: tuple[int, int] = (4, 30)
     ids: str = "none"  # none, field, argument
+    keep: tuple[str, ...] = ()
     truncation: str = "truncate"
     normalize: bool = True
     prompt: str | None = None
@@ -100,6 +104,7 @@ class Expected:
     """A job's expected results: vectors (NaN where a record must fail), error codes of those records, ids, cut texts.
 
     `tolerance` is the largest accepted difference of a vector's element. `cuts` is None where the cuts are unknown.
+    `kept` holds each record's kept fields; it is None if the job keeps none.
     """
 
     vectors: npt.NDArray[np.float32]
@@ -107,6 +112,7 @@ class Expected:
     ids: Sequence[str | None]
     tolerance: float = 0.0
     cuts: Mapping[int, tuple[int, int]] | None = None
+    kept: Sequence[Mapping[str, Any]] | None = None
 
 
 class Workload(Protocol):
@@ -192,6 +198,7 @@ class DummyWorkload:
             by=rng.choice(("library", "library", "command")) if records else "library",  # no command takes no records
             link=PROXY if rng.random() < 0.3 else NEAR,
             seconds_per_record=rng.choice((0.0, 0.0, 1.0, 4.0)) / max(records, 1),
+            keep=rng.choice(((), KEPT)),
         )
 
 
@@ -276,10 +283,10 @@ def _slowly_submitted(rng: random.Random) -> dict[str, Any]:
 
 
 def _retried(rng: random.Random) -> dict[str, Any]:
-    """Some records in several chunks fail, and are there to be retried."""
+    """Some records in several chunks fail, and are there to be retried with their kept fields."""
     size, chunks = rng.choice((3, 7, 16)), rng.randint(2, 8)
     poison = {rng.randrange(size * chunks): rng.choice(list(SOFT_POISON)) for _ in range(rng.randint(1, 5))}
-    return {"hardware": "quick", "records": size * chunks, "chunk_size": size, "poison": poison}
+    return {"hardware": "quick", "records": size * chunks, "chunk_size": size, "poison": poison, "keep": KEPT}
 
 
 def _wide(_: random.Random) -> dict[str, Any]:
@@ -291,6 +298,7 @@ def _wide(_: random.Random) -> dict[str, Any]:
         "words": (2, 6),
         "blemishes": False,
         "by": "library",
+        "keep": KEPT,
     }
 
 
@@ -322,8 +330,10 @@ def _items(plan: Plan, seed: int) -> list[Item]:
         item: Item = {"text": text}
         if plan.ids != "none":
             item["id"] = rng.choice((f"id-{position}", position, "again"))
+        if plan.keep:
+            item |= {"title": f"Title {position}", "of": {"position": position, "tags": ["ü", None, position / 8]}}
         if plan.changed_from is not None and position >= plan.changed_from:
-            item["text"] = f"{text} changed"
+            item |= {"title": "changed"} if plan.keep else {"text": f"{text} changed"}
         items.append(item)
     return items
 
@@ -359,7 +369,8 @@ def _expected(plan: Plan, items: Sequence[Item]) -> Expected:
     good = np.array([position for position in range(len(texts)) if position not in codes], np.int64)
     if len(good):
         vectors[good] = backend.finish(backend.forward(tokens, good), normalize=plan.normalize)
-    return Expected(vectors, codes, _labels(items), cuts=cuts)
+    kept = [{name: item.get(name) for name in plan.keep} for item in items] if plan.keep else None
+    return Expected(vectors, codes, _labels(items), cuts=cuts, kept=kept)
 
 
 def _code(text: str | None) -> ErrorCode | None:

@@ -26,7 +26,12 @@ def main() -> int:
             if late_s > 0.01:
                 time.sleep(late_s)
                 late_s = 0.0
-            yield item["text"] if "ids" in order["options"] else item
+            if "ids" not in order["options"]:
+                yield item
+            elif "keep" in order["options"]:
+                yield {name: value for name, value in item.items() if name != "id"}
+            else:
+                yield item["text"]
 
     options = dict(order["options"])
     if "ids" in options:

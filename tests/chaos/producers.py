@@ -317,6 +317,8 @@ def _as_program(order: Order) -> list[str]:
         "idempotency_key": plan.key,
         "max_errors": plan.max_errors,
     }
+    if plan.keep:
+        options["keep"] = plan.keep
     if plan.ids == "argument":
         options["ids"] = True
     file = order.corpus.with_suffix(".json")
@@ -333,5 +335,6 @@ def _as_command(order: Order) -> list[str]:
     command += [] if plan.normalize else ["--no-normalize"]
     command += [] if plan.prompt is None else ["--prompt", plan.prompt]
     command += [] if plan.chunk_size is None else ["--chunk-size", str(plan.chunk_size)]
+    command += ["--keep", ",".join(plan.keep)] if plan.keep else []
     command += [] if plan.max_errors is None else ["--max-errors", str(plan.max_errors)]
     return command

@@ -19,7 +19,7 @@ from embedctl_config.wire import ChunkResult
 from tests.chaos.beside import Beside
 from tests.chaos.budget import check_stopped
 from tests.chaos.check import Verdict, check_job, freed, keys_without_ttl, left_over, unknown_jobs
-from tests.chaos.jobs import DummyWorkload, Item, Plan
+from tests.chaos.jobs import KEPT, DummyWorkload, Item, Plan
 from tests.chaos.monitor import PRODUCER_ENDS_S, Monitor
 from tests.chaos.options import Options
 from tests.chaos.producers import Order, Producers
@@ -40,6 +40,7 @@ PLAN = Plan(
     records=40,
     chunk_size=10,
     ids="field",
+    keep=KEPT,
     poison={POISONED: "fail-encoder"},
 )
 
@@ -86,6 +87,7 @@ def submit(stack: Stack, items: Iterable[Item], **options: Any) -> Job:
         idempotency_key=PLAN.key,
         chunk_size=PLAN.chunk_size,
         ttl=PLAN.ttl_s,
+        keep=PLAN.keep,
         settings=stack.settings,
         **options,
     )
@@ -123,6 +125,11 @@ def another_row_failed(result: ChunkResult) -> dict[str, Any]:
     return {"errors": [dataclasses.replace(result.errors[0], row=2)]}
 
 
+def other_kept_fields(result: ChunkResult) -> dict[str, Any]:
+    one, other, *rest = result.kept or []
+    return {"kept": [other, one, *rest]}
+
+
 def other_positions(result: ChunkResult) -> dict[str, Any]:
     return {"positions": [1, *range(1, result.rows)]}
 
@@ -144,6 +151,9 @@ def test_every_damage_is_seen(checked: Checked) -> None:
     raw.set(keys.chunk_result(job_id, 0), sound, keepttl=True)
     checked.rewrite(another_row_failed)
     assert (checked.verdict().lost, checked.verdict().doubled, checked.verdict().wrong_errors) == (1, 1, 2)
+    raw.set(keys.chunk_result(job_id, 0), sound, keepttl=True)
+    checked.rewrite(other_kept_fields)
+    assert checked.verdict().other == 2
     raw.set(keys.chunk_result(job_id, 0), sound, keepttl=True)
     checked.rewrite(other_positions)
     assert (checked.verdict().lost, checked.verdict().doubled) == (1, 1)

@@ -25,7 +25,11 @@ def environment(redis_server: RedisServer, short_folder: Path, cache_folder: Pat
     """What a process needs to find this test's Redis and classes."""
     config = short_folder / "embedctl.toml"
     config.write_text(CONFIG)
-    own = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
+    # Where tests run side by side, COLUMNS is set, and programs would believe it rather than their terminal.
+    left_out = ("COLUMNS", "LINES")
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_") and name not in left_out
+    }
     return {
         **own,
         "EMBEDCTL_REDIS_URL": redis_server.url_of("producer"),

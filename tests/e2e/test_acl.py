@@ -196,6 +196,25 @@ def test_producers_and_workers_do_all_of_their_work(
     eventually(lambda: not list(raw.scan_iter(f"embed:job:{given_up.id}:in:*")) and not raw.zcard(keys.ACTIVE))
 
 
+def test_with_the_list_of_an_older_version_only_unused_queues_stay(
+    settings: Settings, embedctl: RunEmbedctl, raw: redis_py.Redis, start_worker: StartWorker
+) -> None:
+    for user in ("producer", "worker"):
+        raw.acl_setuser(user, enabled=True, commands=["-lpos"])
+    try:
+        start_worker()
+        misspelt = enqueue_embeddings(["a text"], model="typo-model", hardware="dummy", settings=settings)
+        assert embedctl("discard", misspelt.id).returncode == 0
+        assert enqueue_embeddings(["a text"], settings=settings).wait(60).state == "completed"
+        assert raw.llen("embed.dummy.typo-model") == 1
+    finally:
+        for user in ("producer", "worker"):
+            raw.acl_setuser(user, enabled=True, commands=["+lpos"])
+    assert {each["object"] for each in raw.acl_log() if not str(each["object"]).startswith("client")} == {"lpos"}
+    raw.acl_log_reset()
+    eventually(lambda: not raw.exists("embed.dummy.typo-model"))
+
+
 def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(
     settings: Settings,
     environment: dict[str, str],
@@ -210,6 +229,9 @@ def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(
     raw.zadd(keys.JOBS, {JOB: 1})  # a job that is gone; other users would take it off the list
     environment["EMBEDCTL_REDIS_URL"] = acl_redis.url_of("monitor")
     assert json.loads(embedctl("status", job.id, "--json").stdout)["done"] == 2
+    assert all(
+        json.loads(embedctl("status", short, "--json").stdout)["id"] == job.id for short in (job.id[:8], job.id[-4:])
+    )
     assert json.loads(embedctl("status", "--json").stdout)["live_workers"] == 1
     assert job.id in embedctl("list").stdout
     looked = embedctl("doctor")

@@ -1,7 +1,7 @@
 """The examples of the pages run as they stand, and do what the pages say.
 
 Every ``python`` and ``console`` block is run, those of a page one after the other, but for one with a comment just
-before it: ``<!-- not run: the reason -->``.
+before it: ``<!-- not run: the reason -->``. A block after ``<!-- needs: PACKAGE -->`` is a recipe, run by itself.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.jobs import reference
+from tests.support.packages import need
 from tests.support.workers import StartWorker
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +32,14 @@ TIMEOUT_S = 90
 def examples(page: str, language: str) -> list[str]:
     """The blocks of a page that are to be run."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    block = rf"^(<!-- not run: [^\n]+ -->\n)?```{language}\n(.*?)^```"
-    return [source for not_run, source in re.findall(block, text, re.MULTILINE | re.DOTALL) if not not_run]
+    block = rf"^(<!-- (?:not run|needs): [^\n]+ -->\n)?```{language}\n(.*?)^```"
+    return [source for comment, source in re.findall(block, text, re.MULTILINE | re.DOTALL) if not comment]
+
+
+def recipes(page: str) -> dict[str, str]:
+    """Package → the block that needs it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return dict(re.findall(r"^<!-- needs: (\w+) -->\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
 
 
 def commands(block: str) -> list[str]:
@@ -91,6 +101,81 @@ def test_shell_examples_run(
     assert len(written) == sum("mv vectors.npy" in line for line in lines)
     for file in written:
         np.testing.assert_array_equal(np.load(file), reference(TEXTS))
+
+
+#: What a recipe expects to find, and what it must have made of TABLE.
+BEFORE = {
+    "duckdb": """
+import duckdb
+with duckdb.connect("documents.duckdb") as made:
+    made.execute("CREATE TABLE documents AS SELECT * FROM 'documents.parquet'")
+""",
+    "django": """
+import sys, types
+import django
+from django.conf import settings
+from django.db import connection, models
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+django.setup()
+class Document(models.Model):
+    text = models.TextField(null=True)
+    embedding = models.BinaryField(null=True)
+    class Meta:
+        app_label = "documents"
+sys.modules["documents"] = types.ModuleType("documents")
+sys.modules["documents.models"] = types.ModuleType("documents.models")
+sys.modules["documents.models"].Document = Document
+with connection.schema_editor() as editor:
+    editor.create_model(Document)
+Document.objects.bulk_create(Document(pk=pk, text=text) for pk, text in zip(TABLE["id"], TABLE["text"]))
+""",
+}
+AFTER = {
+    "pandas": 'made = dict(zip(frame["id"], frame["embedding"]))',
+    "polars": 'made = dict(zip(frame["id"], frame["embedding"].to_numpy()))',
+    "datasets": 'made = dict(zip(dataset["id"], dataset["embedding"]))',
+    "duckdb": 'made = dict(db.sql("SELECT * FROM embeddings").fetchall())',
+    "django": """
+stored = dict(Document.objects.values_list("pk", "embedding"))
+made = {pk: data and np.frombuffer(data, np.float32) for pk, data in stored.items()}
+""",
+}
+TABLE = {"id": [70, 80, 90], "text": [TEXTS[0], None, TEXTS[2]]}
+CHECK = """
+assert {*made} - {80} == {70, 90}
+assert made.get(80) is None or np.isnan(made[80]).all()
+np.testing.assert_array_equal(np.array([made[70], made[90]], np.float32), expected)
+"""
+
+
+def test_recipes_run(environment: dict[str, str], start_worker: StartWorker, short_folder: Path) -> None:
+    start_worker()
+    found = recipes("docs/library.md")
+    assert set(found) == set(AFTER)
+    pq.write_table(pa.table(TABLE), short_folder / "documents.parquet")
+    np.save(short_folder / "expected.npy", reference([TEXTS[0], TEXTS[2]]))
+    missing = [package for package in found if find_spec(package) is None]
+    script = short_folder / "recipes.py"
+    # One process of its own for all: what they import is large, and Django is set up only once.
+    script.write_text(
+        f"import numpy as np\nexpected = np.load('expected.npy')\nTABLE = {TABLE}\n"
+        + "".join(
+            f"print({package!r})\n{BEFORE.get(package, '')}\n{source}\n{AFTER[package]}\n{CHECK}"
+            for package, source in found.items()
+            if package not in missing
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", str(script)],
+        env={**environment, "HF_HOME": str(short_folder), "HF_HUB_OFFLINE": "1"},
+        cwd=short_folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for package in missing:
+        need(package)
 
 
 def test_the_pages_have_examples_that_run() -> None:

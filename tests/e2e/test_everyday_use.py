@@ -58,7 +58,7 @@ def test_failed_records_are_retried_in_their_places(
     assert job.retry_failed() == 1  # the record fails again, and may be retried any number of times
     assert job.wait(timeout=60).failed == 1
     listed = embedctl("errors", job.id, "--json")
-    assert [json.loads(line)["position"] for line in listed.stdout.splitlines()] == [9]
+    assert [error["position"] for error in json.loads(listed.stdout)] == [9]
 
 
 def test_an_error_budget_ends_a_hopeless_job(
@@ -195,7 +195,7 @@ def test_list_wait_and_unknown_jobs(settings: Settings, embedctl: RunEmbedctl, s
     jobs = [enqueue_embeddings([f"text {i}"], settings=settings) for i in range(3)]
     shown = embedctl("list", "--limit", "2").stdout.splitlines()
     assert [line.split()[0] for line in shown] == ["JOB", jobs[2].id, jobs[1].id]
-    assert len(embedctl("list", "--json").stdout.splitlines()) == 3
+    assert len(json.loads(embedctl("list", "--json").stdout)) == 3
     late = embedctl("wait", jobs[0].id, "--timeout", "0.2")
     assert late.returncode == 124
     assert "embedctl worker --class dummy --model dummy" in late.stderr

@@ -181,6 +181,7 @@ def test_the_web_application_answers_at_once_and_streams_vectors(
     assert [row["position"] for row in rows] == [0, 1, 2]
     assert rows[1]["error"] == "empty"
     np.testing.assert_allclose([rows[0]["vector"], rows[2]["vector"]], reference([texts[0], texts[2]]), atol=1e-7)
+    assert app.ask("GET", f"/jobs/{job[:20]}")[0] == 404  # a shortened id might name the job of another client
     assert app.ask("DELETE", f"/jobs/{job}") == (204, "")
     code, gone = app.ask("GET", f"/jobs/{job}/vectors")
     assert code == 404

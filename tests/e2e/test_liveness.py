@@ -274,3 +274,16 @@ def test_a_stuck_chunk_is_shown_with_its_history(
     assert complete(worker_broker, job_id, 0, "last") == "ok"
     after = embedctl("status", job_id).stdout
     assert lines(after, "stuck") == lines(after, "suspect") == []
+
+
+@pytest.mark.slow
+def test_nothing_that_libraries_do_at_the_end_delays_a_worker_that_has_said_good_bye(
+    start_worker: StartWorker, environment: dict[str, str], short_folder: Path
+) -> None:
+    slow_end = before_all_else(short_folder, "end", "import atexit, time; atexit.register(time.sleep, 100)")
+    with changed(environment, slow_end):
+        worker = start_worker()
+    eventually(lambda: worker.logged(" ready."))
+    worker.process.terminate()
+    assert worker.process.wait(30) == 0
+    assert "Warm shutdown" in worker.log()

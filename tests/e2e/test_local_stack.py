@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -14,6 +17,7 @@ import pytest
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl, children, is_running
 from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
 
 SLOW = [f"text {i} " + "word " * 60 for i in range(60)]
 
@@ -38,6 +42,40 @@ def test_up_keeps_a_stack_running_for_other_commands(
         up.kill()  # what it started is told by the kernel
         up.wait()
     assert not Path(url.removeprefix("unix://")).exists()
+
+
+def test_up_on_a_terminal_ends_its_start_with_the_export_line_and_stays_quiet(
+    environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path
+) -> None:
+    (short_folder / "c.txt").write_text("one\ntwo\n")
+    command = [sys.executable, "-m", "embedctl", "up", "--class", "dummy", "--model", "dummy"]
+    own = {**environment, "EMBEDCTL_REDIS_URL": ""}
+    ours, theirs = pty.openpty()
+    up = subprocess.Popen(command, env=own, cwd=short_folder, stdin=theirs, stdout=theirs, stderr=theirs)
+    shown = ""
+
+    def read() -> str:
+        nonlocal shown
+        if select.select([ours], [], [], 0.05)[0]:
+            shown += os.read(ours, 1 << 16).decode()
+        return shown
+
+    try:
+        eventually(lambda: re.search(r"export EMBEDCTL_REDIS_URL=\S+\r\n", read()), show=lambda: shown)
+        url = shown.rpartition("export EMBEDCTL_REDIS_URL=")[2].split()[0]
+        assert "In another terminal: the line below" in shown.splitlines()[-2]
+        assert embedctl("submit", "c.txt", "-o", "out.npy", EMBEDCTL_REDIS_URL=url).returncode == 0
+        up.send_signal(signal.SIGINT)
+        eventually(lambda: read() and up.poll() is not None, show=lambda: shown)
+        assert up.returncode == 0
+    finally:
+        up.kill()
+        up.wait()
+        os.close(ours)
+        os.close(theirs)
+    assert "ready after" in shown
+    for noise in ("received", "succeeded", "SecurityWarning"):
+        assert noise not in shown
 
 
 @pytest.mark.slow
@@ -76,4 +114,60 @@ def test_a_run_whose_worker_dies_says_so_and_goes_on_when_run_again(
     assert "the worker ended with status -9" in told
     done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))
+
+
+RUN = [sys.executable, "-m", "embedctl", "run", "c.txt", "-o", "out.npy", "--model", "dummy"]
+
+
+def test_a_run_uses_the_live_worker_of_a_given_redis(
+    environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+) -> None:
+    (short_folder / "c.txt").write_text("one\ntwo\n")
+    worker = start_worker()
+    done = subprocess.run(
+        [*RUN, "--class", "dummy"], env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"Encoded by live workers of this Redis: {worker.row().name}" in done.stderr
+    assert "Loading" not in done.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(["one", "two"]))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "options"), [("dummy", ["--cpus", "0"]), pytest.param("slow", [], marks=pytest.mark.slow)]
+)
+def test_a_run_starts_a_worker_if_it_is_told_its_cpus_or_none_serves_the_class(
+    environment: dict[str, str], start_worker: StartWorker, short_folder: Path, hardware: str, options: list[str]
+) -> None:
+    (short_folder / "c.txt").write_text("one\ntwo\n")
+    start_worker()
+    command = [*RUN, "--class", hardware, *options]
+    done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Loading dummy" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("high_water", ["1024", "1000000"])
+def test_a_run_whose_borrowed_worker_is_killed_starts_its_own(
+    environment: dict[str, str], start_worker: StartWorker, short_folder: Path, high_water: str
+) -> None:
+    """While it submits and waits for room, or while it waits for vectors."""
+    (short_folder / "c.txt").write_text("\n".join(SLOW))
+    worker = start_worker("slow")
+    own = {**environment, "EMBEDCTL_CHUNK_SIZE": "5", "EMBEDCTL_HIGH_WATER_BYTES": high_water}
+    command = [*RUN, "--class", "slow"]
+    run = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.PIPE, text=True)
+    try:
+        progress = short_folder / ".out.npy.progress"
+        eventually(lambda: worker.row().holding and (high_water == "1024" or progress.exists()))
+        assert len(children(run.pid)) == 0
+        worker.kill()
+        _, told = run.communicate(timeout=60)
+    finally:
+        run.kill()
+        run.wait()
+    assert run.returncode == 0, told
+    assert "No live worker serves dummy on slow any more: this command starts one" in told
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(SLOW))

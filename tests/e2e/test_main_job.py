@@ -242,8 +242,11 @@ def test_standard_input_partial_failure_and_exit_codes(
 
 def test_run_starts_everything_it_needs_and_leaves_nothing(embedctl: RunEmbedctl, short_folder: Path) -> None:
     (short_folder / "corpus.txt").write_text("one\ntwo\nthree\n")
-    ran = embedctl("run", "corpus.txt", "-o", "out.npy", "--class", "dummy", "--model", "dummy", EMBEDCTL_REDIS_URL="")
+    options = ["-o", "out.npy", "--class", "dummy", "--model", "dummy", "--json"]
+    ran = embedctl("run", "corpus.txt", *options, EMBEDCTL_REDIS_URL="")
     assert ran.returncode == 0, ran.stderr
+    facts = json.loads(ran.stdout)
+    assert (facts["vectors"], facts["dim"], facts["files"]) == (3, 16, ["out.npy"])
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(["one", "two", "three"]))
     eventually(lambda: not _processes_naming(str(short_folder)))
 

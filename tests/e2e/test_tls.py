@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 import traceback
 from base64 import b64encode
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from embedctl_config.settings import Settings
 from tests.support.dashboard import PAGES, dashboard
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
+from tests.support.redis_server import RedisServer
 from tests.support.tls import TlsRedis, need_tls_redis
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
@@ -260,7 +262,37 @@ def test_clients_may_show_a_certificate_of_their_own(redis_server: TlsRedis, sho
 
 def test_without_tls_nobody_is_let_in(redis_server: TlsRedis) -> None:
     url = redis_server.tls_url("producer").replace("rediss://", "redis://")
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(BrokerUnavailable, match=r"If this port speaks TLS, write rediss:// \(with two s\)"):
         Connection(Settings(redis_url=url)).now_ms()
     with pytest.raises(redis_py.exceptions.AuthenticationError):
         redis_py.Redis.from_url(f"unix://{redis_server.folder}/redis.sock").get("key")
+
+
+def test_with_tls_at_a_port_without_it_the_other_scheme_is_named_after_one_timeout(
+    short_folder: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl.store.connection._SOCKET_TIMEOUT_S", 1)
+    folder = short_folder / "plain"
+    folder.mkdir()
+    server = RedisServer(folder, extra=["--port", str(free_port), "--bind", "127.0.0.1"])
+    server.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(BrokerUnavailable, match=r"If this port does not speak TLS, write redis:// \(with one s\)"):
+            Connection(Settings(redis_url=f"rediss://:secret@localhost:{free_port}/0")).now_ms()
+    finally:
+        server.stop()
+    assert time.monotonic() - began < 2
+
+
+def test_a_redis_that_goes_away_is_not_taken_for_one_of_the_other_scheme(short_folder: Path, free_port: int) -> None:
+    folder = short_folder / "plain"
+    folder.mkdir()
+    server = RedisServer(folder, extra=["--port", str(free_port), "--bind", "127.0.0.1"])
+    server.start()
+    connection = Connection(Settings(redis_url=f"redis://localhost:{free_port}/0"))
+    connection.now_ms()
+    server.stop()
+    with pytest.raises(BrokerUnavailable, match="Does it run") as raised:
+        connection.now_ms()
+    assert "TLS" not in str(raised.value)

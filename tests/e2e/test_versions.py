@@ -1,7 +1,8 @@
 """Workers and producers of two versions side by side, as while a cluster is upgraded host by host.
 
-The newer version is this one with another number: it writes 3 into tickets, jobs and chunks, where this one writes 1,
-or 2 for jobs with options that version 1 did not know. The version before this one knows 1 alone.
+The newer version is this one with another number: it writes 4 into tickets, jobs and chunks, where this one writes 1,
+2 for jobs with options that version 1 did not know, or 3 for jobs that keep fields. Versions before this one know only
+the lower numbers.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from tests.support.waiting import eventually
 from tests.support.workers import StartWorker, WorkerProcess
 
 SubmitNewer = Callable[..., Job]
+StartBefore = Callable[..., WorkerProcess]
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-NEWER = "from embedctl_config import wire; wire.VERSION = 3; wire.version_for = lambda options: 3"
-BEFORE = "from embedctl_config import wire; wire.VERSION = 1"
+NEWER = "from embedctl_config import wire; wire.VERSION = 4; wire.version_for = lambda options: 4"
+BEFORE = "from embedctl_config import wire; wire.VERSION = {}"
 
 
 @pytest.fixture
@@ -53,11 +55,11 @@ def start_newer(start_worker: StartWorker, environment: dict[str, str], newer: M
 
 
 @pytest.fixture
-def start_before(start_worker: StartWorker, environment: dict[str, str], short_folder: Path) -> StartWorker:
-    """Starts workers of the version before this one."""
+def start_before(start_worker: StartWorker, environment: dict[str, str], short_folder: Path) -> StartBefore:
+    """Starts workers of a version before this one, which is 1 unless a number is given."""
 
-    def start(*arguments: str) -> WorkerProcess:
-        with changed(environment, before_all_else(short_folder, "before", BEFORE)):
+    def start(*arguments: str, version: int = 1) -> WorkerProcess:
+        with changed(environment, before_all_else(short_folder, f"before-{version}", BEFORE.format(version))):
             return start_worker(*arguments)
 
     return start
@@ -292,7 +294,7 @@ def test_a_job_of_the_newer_version_is_neither_cancelled_nor_discarded_by_an_old
 
 
 def test_a_job_without_later_options_is_done_by_a_worker_of_the_version_before(
-    settings: Settings, start_before: StartWorker
+    settings: Settings, start_before: StartBefore
 ) -> None:
     before = start_before()
     job = enqueue_embeddings(["one", "fail", "three"], settings=settings)
@@ -301,16 +303,20 @@ def test_a_job_without_later_options_is_done_by_a_worker_of_the_version_before(
     np.testing.assert_array_equal(job.vectors(), reference(["one", "fail", "three"]))
 
 
-@pytest.mark.parametrize("options", [{"dimensions": 5}, {"truncation": "mean"}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "version"), [({"dimensions": 5}, 2), ({"truncation": "mean"}, 2), ({"keep": ("title",)}, 3)], ids=str
+)
 def test_a_job_with_later_options_waits_for_a_worker_that_knows_them(
     options: dict[str, Any],
+    version: int,
     raw: redis_py.Redis,
     settings: Settings,
     start_worker: StartWorker,
-    start_before: StartWorker,
+    start_before: StartBefore,
 ) -> None:
-    before = start_before()
-    job = enqueue_embeddings(TEXTS, chunk_size=10, settings=settings, **options)
+    before = start_before(version=version - 1)
+    items = [{"text": text, "title": text[:7]} for text in TEXTS]
+    job = enqueue_embeddings(items, chunk_size=10, settings=settings, **options)
     untouched = all_of(raw, job)
     eventually(lambda: all(times_received(before, job.id, chunk) >= 2 for chunk in range(4)))
     assert all_of(raw, job) == untouched
@@ -319,8 +325,29 @@ def test_a_job_with_later_options_waits_for_a_worker_that_knows_them(
 
     now = start_worker()
     status = ended(job)
-    assert (status.version, status.done, status.claims, status.lapsed) == (2, 40, 4, 0)
+    assert (status.version, status.done, status.claims, status.lapsed) == (version, 40, 4, 0)
     assert status.pinned_by == now.row().instance
     expected = reference(TEXTS).astype(np.float64)[:, : options.get("dimensions")]
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-6)
+    kept = [fields for chunk in job.iter_results() for fields in chunk.kept or []]
+    assert kept == ([{"title": text[:7]} for text in TEXTS] if "keep" in options else [])
+
+
+def test_an_older_command_says_that_it_can_not_read_kept_fields(
+    settings: Settings,
+    embedctl: RunEmbedctl,
+    short_folder: Path,
+    start_worker: StartWorker,
+) -> None:
+    start_worker()
+    job = enqueue_embeddings([{"text": "a"}], keep=["title"], idempotency_key="key", settings=settings)
+    assert ended(job).done == 1
+    before = before_all_else(short_folder, "before", BEFORE.format(2))
+    fetched = embedctl("fetch", job.id, "-o", "out.jsonl", **before)
+    assert (fetched.returncode, "upgrade" in fetched.stderr) == (1, True)
+    (short_folder / "c.jsonl").write_text('{"text": "a"}\n')
+    for command in (["cancel", job.id], ["submit", "c.jsonl", "--resume", job.id]):
+        refused = embedctl(*command, **before)
+        assert refused.returncode != 0
+    assert job.status().done == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 from embedctl.broker import Broker
 from embedctl.store import ClaimAnswer, Completed, JobStatus
+from embedctl.store.unused import UnusedQueues
 from embedctl_config import keys, wire
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.fingerprint import job_fingerprint
@@ -410,10 +411,66 @@ def _result(data: bytes, failed: int) -> tuple[bytes, Completed]:
             checksums=chunk.row_checksums(),
             positions=chunk.positions,
             errors=[RecordError(row, ErrorCode.EMPTY, "empty") for row in rows],
+            kept=chunk.kept,
         )
     )
     rest = wire.encode_input(chunk.select(rows)) if rows else b""
     return payload, Completed(len(chunk) - len(rows), len(rows), 0, tokens=1, dim=DIM, failed_input=rest)
 
 
-Actor = Program | Worker
+# -------------------------------------------------------------------------------------------------------- dead tickets
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """The tickets that were found to be of a job that is over, and are about to be removed."""
+
+    tickets: tuple[int, ...] = ()
+    is_over: bool = True
+
+    @property
+    def key(self) -> Any:
+        return self.tickets
+
+
+class Tidier:
+    """A reaper that removes the tickets of a job that is over.
+
+    It may die at any time, and may be as slow as it likes. It also does so while workers live, and may remove a newer
+    ticket for the same chunk; a real one does neither.
+    """
+
+    name, obliged = "tidier", False
+
+    def at_first(self) -> Doomed:
+        return Doomed()
+
+    def holds(self, doomed: Doomed) -> None:
+        return None
+
+    def moves(self, world: World, state: State, at: int) -> Iterator[Move]:
+        doomed: Doomed = state.actors[at]
+        if doomed.tickets:
+            yield Move(self.name, "removes", lambda world: self._remove(state, at))
+        elif state.tickets:
+            yield Move(self.name, "looks", lambda world: self._look(world, state, at))
+
+    def fair_moves(self, world: World, state: State, at: int) -> Iterator[Move]:
+        if state.actors[at].tickets:
+            yield Move(self.name, "removes", lambda world: self._remove(state, at))
+
+    def _look(self, world: World, state: State, at: int) -> Done:
+        over = UnusedQueues(world.broker.connection)._over([world.job_id])
+        found = state.tickets if over else ()
+        return state.with_actor(at, Doomed(found)), f"finds tickets {list(found)} that nobody needs"
+
+    def _remove(self, state: State, at: int) -> Done:
+        doomed: Doomed = state.actors[at]
+        after = state.with_actor(at, Doomed())
+        for chunk in doomed.tickets:
+            if chunk in after.tickets:
+                after = after.without_ticket(chunk)
+        return after, f"removes tickets {list(doomed.tickets)}"
+
+
+Actor = Program | Worker | Tidier

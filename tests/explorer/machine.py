@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from embedctl_config import keys, wire
-from tests.explorer.actors import Actor, Move, Program, Run
+from tests.explorer.actors import Actor, Move, Run, Worker
 from tests.explorer.invariants import Violation, after_step, at_rest
 from tests.explorer.snapshots import ScriptFault, Snapshot, lies_in_the_past
 from tests.explorer.world import Past, State, World
@@ -85,7 +85,7 @@ class Machine:
         self.world, self.actors, self._history = world, actors, history
         self._ends: dict[int, list[Violation]] = {}
         for actor in actors:
-            if not isinstance(actor, Program):
+            if isinstance(actor, Worker):
                 world.beat(actor.name)
         world.connection.flush()
         snapshot = world.connection.look()

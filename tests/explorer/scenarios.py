@@ -11,11 +11,11 @@ from typing import Any
 from embedctl.job import Job
 from embedctl.store import JobStatus
 from tests.explorer import bodies, old_client, old_jobs, old_upkeep
-from tests.explorer.actors import Actor, Body, Program, Worker, _result
+from tests.explorer.actors import Actor, Body, Program, Tidier, Worker, _result
 from tests.explorer.bodies import corpus
 from tests.explorer.machine import Machine
 from tests.explorer.world import State, World, a_world
-from tests.support.store import MINE, QUEUE
+from tests.support.store import MINE, OPTIONS, QUEUE
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,12 @@ def _reaper(cast: Cast, name: str = "reaper", *, only_fair: bool = False, always
     )
 
 
-def _producer(cast: Cast, *words: str, runs: int = 1, others: Mapping[str, tuple[str, ...]] | None = None) -> Program:
+def _producer(
+    cast: Cast, *words: str, runs: int = 1, others: Mapping[str, tuple[str, ...]] | None = None, **options: Any
+) -> Program:
     """A producer that may begin again when it is over, with the same corpus or another."""
-    variants = {"": cast.submit(corpus(*words))}
-    variants |= {name: cast.submit(corpus(*other)) for name, other in (others or {}).items()}
+    variants = {"": cast.submit(corpus(*words), **options)}
+    variants |= {name: cast.submit(corpus(*other), **options) for name, other in (others or {}).items()}
     return Program("producer", variants, runs=runs, first=("",), mortal=True, obliged=True, holds=True, sees=_nothing)
 
 
@@ -313,6 +315,16 @@ SCENARIOS: dict[str, Scenario] = {
         lambda cast: (_producer(cast, "a", "b"), Worker("w1"), _reaper(cast), _canceller(cast), _waiter(cast)),
         left={"death": 1, "lapse": 1},
     ),
+    # Tickets of a job that is over are removed while the job is opened again, or after Redis forgot its end.
+    "dead tickets": Scenario(
+        lambda cast: (_retrier(cast), _repairer(cast), Worker("w1"), _reaper(cast), Tidier()),
+        left={"lost result": 1, "lapse": 2},
+        prepare=_ended_with_failures,
+    ),
+    "dead tickets and rollback": Scenario(
+        lambda cast: (_producer(cast, "a"), Worker("w1"), _reaper(cast), _waiter(cast), Tidier()),
+        left={"rollback": 1, "lapse": 1},
+    ),
     "retry and rollback": Scenario(
         lambda cast: (_retrier(cast, runs=2), Worker("w1", fails=(0, 1)), _reaper(cast), _waiter(cast)),
         left={"rollback": 1},
@@ -321,10 +333,10 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def _everybody(cast: Cast) -> tuple[Actor, ...]:
+def _everybody(cast: Cast, **options: Any) -> tuple[Actor, ...]:
     others = {"changed": ("a", "b", "y"), "longer": ("a", "b", "c", "d"), "shorter": ("a", "b")}
     return (
-        _producer(cast, "a", "b", "c", runs=3, others=others),
+        _producer(cast, "a", "b", "c", runs=3, others=others, **options),
         Worker("w1", fails=(0, 0, 1), releases=True),
         Worker("w2", fails=(0, 0, 2), releases=True),
         _reaper(cast),
@@ -332,6 +344,7 @@ def _everybody(cast: Cast) -> tuple[Actor, ...]:
         _retrier(cast, "other"),
         _waiter(cast),
         *([Program("reader", {"": bodies.fetches})] if cast is PRESENT else []),
+        *([Tidier()] if cast is PRESENT else []),
     )
 
 
@@ -342,6 +355,12 @@ SCENARIOS["everybody and a canceller"] = Scenario(
 )
 SCENARIOS["everybody with a budget"] = Scenario(
     _everybody, left={"death": 2, "lapse": 3, "lost answer": 1}, job={"max_errors": 2}
+)
+SCENARIOS["everybody and kept fields"] = Scenario(
+    lambda cast: _everybody(cast, keep=["word"]),
+    left={"death": 2, "lapse": 3, "lost answer": 1, "rollback": 1},
+    job={"options": {**OPTIONS, "keep": ["word"]}},
+    history=8,
 )
 SCENARIOS["everybody and an older Redis"] = Scenario(
     _everybody, left={"death": 2, "lapse": 4, "lost answer": 1, "rollback": 2}, history=12

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-from rich.progress import Progress as Bar
+from rich.text import Text
+
+from embedctl.terminal.bottom_line import BottomLine
+from embedctl.terminal.columns import cut
+from embedctl.terminal.drawing import bar
+
+_BAR = 10
+#: The end of a copy's name, and of a workload's: eight or more digits of a digest.
+_DIGEST = re.compile(r"[- ][0-9a-f]{8,}$")
 
 
 class Progress:
@@ -16,34 +24,27 @@ class Progress:
         self._name, self._plan, self._done = name, plan, 0
         self._seconds: list[float] = []
         self._console = Console(stderr=True)
-        self._bar: Bar | None = None
-        self._task = TaskID(0)
+        self._step = ""
+        self._line: BottomLine | None = None
 
     def start(self) -> None:
         """Begin to show it."""
         if sys.stderr.isatty():
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[left]}"),
-                console=self._console,
-                transient=True,
-                auto_refresh=False,  # it would draw from another thread during measurements
-            )
-            self._bar.start()
-            self._task = self._bar.add_task(self._name, total=self._plan, left="")
+            # No thread draws it, because that would take time from what is measured.
+            self._line = BottomLine(self._drawn, ticks=False)
+            self._line.start()
 
     def stop(self) -> None:
         """Stop showing it."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._line is not None:
+            self._line.stop(keep=False)
+            self._line = None
 
     def begin(self, step: str) -> None:
         """A step is about to be measured."""
-        if self._bar is not None:
-            self._bar.update(self._task, description=f"{self._name}: {step}", refresh=True)
+        self._step = in_words(step)
+        if self._line is not None:
+            self._line.show()
 
     def advance(self, step: str, seconds: float) -> None:
         """A step is done; `seconds` is 0 if an earlier run measured it."""
@@ -51,11 +52,11 @@ class Progress:
         self._plan = max(self._plan, self._done)
         if seconds:
             self._seconds.append(seconds)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, total=self._plan, left=self.left(), refresh=True)
+        if self._line is not None:
+            self._line.show()
         else:
             took = f"{seconds:.1f} s" if seconds else "measured before"
-            self.say(f"{self._name} {self._done}/{self._plan}: {step}: {took}; {self.left()}")
+            self.say(f"{self._name} {self._done}/{self._plan}: {in_words(step)}: {took}; {self.left()}")
 
     def more(self, steps: int) -> None:
         """Change the plan by this number of steps."""
@@ -76,3 +77,22 @@ class Progress:
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def _drawn(self, width: int) -> Text:
+        """The count and the time left stay whole; what is measured comes last and is cut."""
+        line = Text(f"{self._name} {self._done}/{self._plan} ", no_wrap=True)
+        line.append_text(bar(self._done / max(1, self._plan), _BAR)).append(f" {self.left()}")
+        return cut(line.append(f"; {self._step}" if self._step else ""), width)
+
+
+def in_words(step: str) -> str:
+    """A step's key as people read it: what is measured first, then the rest from the particular to the general."""
+    *places, subject = (_in_words(part) for part in step.split("/"))
+    return f"{subject}: {', '.join(reversed(places))}" if places else subject
+
+
+def _in_words(part: str) -> str:
+    part = _DIGEST.sub("", part)
+    if part == "setting":
+        return "choosing its setting"
+    return re.sub(r"^(\d+)(?: again (\d+))?$", lambda found: f"round {found[1]}{' again' if found[2] else ''}", part)

@@ -84,7 +84,7 @@ def report(found: Sequence[RequestResult], asked: Asked) -> Report:
 def claims_of(results: RequestResult) -> Iterator[Claim]:
     """Published and promised figures, beside those of the same rounds."""
     where = f"{results.name}, {results.shape.words}"
-    baseline = results.find(BASELINE)
+    baseline = results.baseline
     for each in results.measured:
         published = OVER_SENTENCE_TRANSFORMERS.get(each.precision)
         if each.ours and published and baseline:
@@ -195,7 +195,7 @@ def _rows(
 ) -> list[Mapping[str, object]]:
     """A row for each system that has runs of this shape, the fastest first."""
     seconds = {name: median(run.seconds for run in each) for name, each in runs.items()}
-    baseline = results.find(BASELINE)
+    baseline = results.baseline
     rows: list[Mapping[str, object]] = []
     for each in sorted((each for each in results.measured if each.name in runs), key=lambda each: seconds[each.name]):
         row = each.row(shape, runs[each.name])
@@ -203,7 +203,7 @@ def _rows(
         ours = [other for other in results.comparable(each.precision, ours=True) if other.name in runs]
         ahead = not each.ours and not flaw and bool(ours) and all(times(each, other) > 1 for other in ours)
         remarks = [flaw, "ahead of ours" if ahead else "", each.unavailable]
-        row["times_sentence_transformers"] = times(each, baseline) if baseline and BASELINE in runs else None
+        row["times_sentence_transformers"] = times(each, baseline) if baseline and baseline.name in runs else None
         if price is not None:
             row["cost_per_million"] = cost_per_million(shape.texts / seconds[each.name], price)
         rows.append({**row, "remark": "; ".join(filter(None, remarks)), "_bold": ahead})
@@ -296,9 +296,10 @@ def _notes(results: RequestResult) -> Iterator[str]:
         f"{name}: accuracy is of {len(results.lengths)} texts, the first of each request, against "
         "sentence-transformers on torch in fp32, one text at a time."
     )
-    if results.uninstalled:
-        yield f"{name}: not installed, and so not measured: {', '.join(results.uninstalled)} (`--peers` installs them)."
-    if results.measured and not results.find(BASELINE):
+    missing = [each for each in results.uninstalled if each != BASELINE or not results.baseline]
+    if missing:
+        yield f"{name}: not installed, and so not measured: {', '.join(missing)} (`--peers` installs them)."
+    if results.measured and not results.baseline:
         yield f"{name}: sentence-transformers on torch was not measured, so there are no ratios to it."
     for each in results.systems:
         if each.unavailable:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from embedctl_bench.measuring.comparison import Comparison, Run, SystemRuns
 from embedctl_bench.measuring.sampling import REPEATS, is_noisy, percentiles, spread
+from embedctl_bench.peers.registry import BASELINE, SENTENCE_TRANSFORMERS
 from embedctl_bench.request.texts import REQUESTS, TEXTS
 
 
@@ -137,6 +138,11 @@ class RequestResult(Comparison[RequestSystem]):
     def shape(self) -> RequestShape:
         """The shape of the rounds."""
         return self.plan.shape
+
+    @property
+    def baseline(self) -> RequestSystem | None:
+        """sentence-transformers on torch, if it ran: the peer, else that of our own environment."""
+        return self.find(BASELINE) or self.find(SENTENCE_TRANSFORMERS.name)
 
     def finalists(self) -> list[str]:
         """Names of ours, and of the fastest other system of each of our precisions."""

@@ -7,7 +7,7 @@ import os
 
 import click
 
-from embedctl.cli import corpora, dashboard, jobs, operate, stack, status
+from embedctl.cli import corpora, dashboard, disposal, jobs, listing, operate, run, stack, status
 from embedctl.cli.options import option
 from embedctl_config import __version__
 from embedctl_config.command_group import CommandGroup
@@ -46,15 +46,15 @@ def main(*, insecure: bool) -> None:
 
 for _command in (
     corpora.submit,
-    stack.run,
+    run.run,
     status.status,
-    jobs.list_jobs,
+    listing.list_jobs,
     jobs.wait,
     jobs.fetch,
     jobs.errors,
-    jobs.retry,
-    jobs.cancel,
-    jobs.discard,
+    disposal.retry,
+    disposal.cancel,
+    disposal.discard,
     stack.worker,
     stack.up,
     stack.model,

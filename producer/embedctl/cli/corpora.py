@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import click
 
 from embedctl import enqueue
 from embedctl.broker import Broker
-from embedctl.cli.options import corpus_options, option, output_option
-from embedctl.cli.results import exit_status, report, save, wait_for
+from embedctl.cli.addresses import refuse_addresses
+from embedctl.cli.completion import complete_class, complete_job
+from embedctl.cli.json_forms import result_json
+from embedctl.cli.options import corpus_options, json_option, no_clobber_option, option, output_option
+from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
 from embedctl.corpus import Corpus, open_corpus
-from embedctl.estimate import estimate
+from embedctl.estimate import Estimate, estimate
 from embedctl.job import Job
-from embedctl.output import check_output
+from embedctl.kept import parse_keep
+from embedctl.output import files_of, is_stdout
 from embedctl.records import Record
 from embedctl.routing import no_worker
 from embedctl.terminal.progress import JobProgress
@@ -38,63 +43,88 @@ class CorpusChoice:
         cls,
         settings: Settings,
         *,
-        corpus_path: str,
+        corpus_paths: tuple[str, ...],
         format: str | None,  # noqa: A002  (the flag's name)
         text_field: str,
         id_field: str,
+        keep: str | None,
         skip_bad_lines: bool,
+        limit: int | None,
         max_errors: str | None,
+        output: Path | None = None,
         **options: Any,
     ) -> CorpusChoice:
+        refuse_addresses(corpus_paths, click.get_current_context().info_name)
+        fields = parse_keep(keep)
         corpus = open_corpus(
-            corpus_path,
+            *corpus_paths,
             file_format=format,
             text_field=text_field,
             id_field=id_field,
+            keep=fields,
             max_bytes=settings.max_text_bytes,
+            limit=limit,
+            written=[] if output is None else [path.resolve() for path in files_of(output)],
         )
         most, share = enqueue.parse_budget(max_errors)
-        return cls(corpus, enqueue.JobOptions(**options, max_errors=most, max_errors_share=share), skip_bad_lines)
+        chosen = enqueue.JobOptions(**options, max_errors=most, max_errors_share=share, keep=fields)
+        return cls(corpus, chosen, skip_bad_lines)
+
+    def keyed(self, key: str | None) -> CorpusChoice:
+        """The same choice with this idempotency key."""
+        return replace(self, options=replace(self.options, idempotency_key=key))
 
     def check(self) -> None:
-        """Find a bad line before anything is queued, if the corpus is a file, which can be read twice.
+        """Find what is wrong with the files before anything is queued.
 
         Raises:
-            InputError: a line is not a record, there is no record, or there is no such file.
+            InputError: a line is not a record, there is no record, or a file can't be read.
         """
-        if self.corpus.rereadable and not self.skip_bad_lines:
+        if self.skip_bad_lines:
+            self.corpus.check_beginnings()
+        else:
             self.corpus.check()
-        elif self.corpus.path != "-" and not Path(self.corpus.path).exists():
-            raise InputError(f"{self.corpus.name} can't be read: no such file")
 
     def records(self) -> Iterator[Record]:
-        """The records.
+        """The records. Lines that are skipped are listed on stderr.
 
         Raises:
             InputError: a line is not a record, or there is no record.
         """
+        skipped = _Skipped()
         empty = True
-        for record in self.corpus.records(_report_skipped if self.skip_bad_lines else None):
+        for record in self.corpus.records(skipped if self.skip_bad_lines else None):
             empty = False
             yield record
+        skipped.sum_up()
         if empty:
-            raise InputError(f"{self.corpus.name} holds no record")
+            raise self.corpus.empty()
 
 
 @click.command()
 @corpus_options
 @option(
-    "--class", "hardware", help="The hardware class; auto: the fastest class with live workers. Default: the setting."
+    "--class",
+    "hardware",
+    shell_complete=complete_class,
+    help="The hardware class; auto: the fastest class with live workers. Default: the setting.",
 )
 @option("--ttl", "ttl_s", type=float, help="Seconds to keep the job after its end. Default: the setting.")
 @option(
     "--idempotency-key",
     help="Your own key for this job: submitting again with the same key finds or continues the job.",
 )
-@option("--resume", metavar="JOB", help="Continue this job, whose submission was interrupted. Needs the same corpus.")
+@option(
+    "--resume",
+    metavar="JOB",
+    shell_complete=complete_job,
+    help="Continue this job, whose submission was interrupted. Needs the same corpus.",
+)
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
+@no_clobber_option
 @option("--dry-run", is_flag=True, help="Queue nothing; print an estimate of the job's size and duration.")
+@json_option
 @click.pass_context
 def submit(
     ctx: click.Context,
@@ -102,38 +132,48 @@ def submit(
     *,
     wait: bool,
     output: Path | None,
+    no_clobber: bool,
     dry_run: bool,
+    as_json: bool,
     quiet: bool,
     ttl_s: float | None,
     **options: Any,
 ) -> None:
     """Queue CORPUS and print the job's id.
 
-    CORPUS is a .jsonl, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst), or - for standard
-    input. With --output, the vectors are written while workers encode. If that is interrupted, `embedctl fetch`
+    CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
+    a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
+    otherwise. With --output, the vectors are written while workers encode. If that is interrupted, `embedctl fetch`
     continues it.
     """
     settings = load_settings()
-    choice = CorpusChoice.of(settings, ttl=ttl_s, **options)
+    choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
     if output is not None:
-        check_output(output)
+        check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json)
     choice.check()
     broker = Broker.shared(settings)
     if dry_run:
-        click.echo(estimate(broker, choice.records(), choice.options).describe())
+        print_estimate(estimate(broker, choice.records(), choice.options), as_json=as_json)
         return
-    with JobProgress(quiet=quiet) as progress:
+    written: list[Path] = []
+    with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
         job = submit_choice(broker, choice, progress)
-        click.echo(job.id)
+        if as_json:
+            progress.say(f"job {job.id}")
+        else:
+            with progress.above():
+                click.echo(job.id, err=is_stdout(output))  # the vectors have standard output to themselves
         if output is not None:
-            save(job, output, progress)
+            written = save(job, output, progress, clobber=not no_clobber)
         elif wait:
             wait_for(job, progress)
     status = job.status()
     if not status.state.ended and not status.live_workers:
-        click.echo(printable(no_worker(status.hardware, status.model)), err=True)
+        click.echo(printable(no_worker(status.hardware, status.model, status.near_models)), err=True)
     if status.state.ended:
         report(status, progress)
+    if as_json:
+        click.echo(result_json(status, summary(status, progress.continued_at), written))
     ctx.exit(exit_status(status))
 
 
@@ -143,15 +183,35 @@ def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -
     Raises:
         KeyboardInterrupt: says how to continue.
     """
+    progress.now_ms = broker.connection.about_now_ms
     try:
-        return enqueue.submit(broker, choice.records(), choice.options, progress.submitting)
+        job = enqueue.submit(broker, choice.records(), choice.options, progress.submitting, taking_up=progress.taken_up)
     except KeyboardInterrupt:
         if choice.options.idempotency_key is None and choice.options.resume is None:
             raise KeyboardInterrupt(
                 "the half-submitted job is cancelled (with --idempotency-key, the same command would continue it)"
             ) from None
         raise KeyboardInterrupt("the same command continues where it stopped") from None
+    progress.submitted()
+    return job
 
 
-def _report_skipped(error: InputError) -> None:
-    click.echo(f"skipped {error}", err=True)
+def print_estimate(estimated: Estimate, *, as_json: bool) -> None:
+    """Print what a job would take."""
+    click.echo(json.dumps(asdict(estimated)) if as_json else estimated.describe())
+
+
+class _Skipped:
+    """Lists lines that are skipped, each with the position of the record after it, by which positions become lines."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+
+    def __call__(self, error: InputError, position: int) -> None:
+        self._lines += 1
+        click.echo(f"skipped before record {position}: {error}", err=True)
+
+    def sum_up(self) -> None:
+        if self._lines:
+            lines = "1 bad line" if self._lines == 1 else f"{self._lines:,} bad lines"
+            click.echo(f"skipped {lines}; positions count the records that are left", err=True)

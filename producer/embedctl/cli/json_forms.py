@@ -1,13 +1,18 @@
-"""Overviews and jobs as JSON, one object in a line."""
+"""What commands print with `--json`: one value, in one line unless it is an array."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import click
+
+from embedctl.cli.results import Summary
 from embedctl.overview import Overview
 from embedctl.store import JobStatus, WorkerRow
 from embedctl.terminal.job_facts import JobView
@@ -27,7 +32,7 @@ def overview_json(overview: Overview) -> str:
         "queues": [asdict(queue) for queue in overview.queues],
         "jobs": [
             {
-                **_job(pace.job),
+                **job_form(pace.job),
                 "records_per_s": pace.records_per_s,
                 "tokens_per_s": pace.tokens_per_s,
                 "seconds_left": pace.seconds_left,
@@ -40,21 +45,41 @@ def overview_json(overview: Overview) -> str:
 
 def view_json(view: JobView) -> str:
     """A job with its workers and its suspect chunks."""
-    return job_json(
-        view.job,
-        workers=[_worker(worker) for worker in view.workers],
-        gone=[asdict(each) for each in view.gone],
-        suspects=[asdict(each) for each in view.suspects],
-    )
+    facts = {
+        **job_form(view.job),
+        "workers": [_worker(worker) for worker in view.workers],
+        "gone": [asdict(each) for each in view.gone],
+        "suspects": [asdict(each) for each in view.suspects],
+    }
+    return json.dumps(facts, default=_value)
 
 
-def job_json(job: JobStatus, **more: Sequence[Any]) -> str:
-    """A job's facts, and more fields."""
-    return json.dumps({**_job(job), **more}, default=_value)
-
-
-def _job(job: JobStatus) -> dict[str, Any]:
+def job_form(job: JobStatus) -> dict[str, Any]:
+    """A job's facts."""
     return {**asdict(job), "stalled": job.stalled}
+
+
+def result_json(job: JobStatus, summed_up: Summary, files: Sequence[Path] = ()) -> str:
+    """What a command made of a job: its facts, their summary, and the files written."""
+    facts = {**job_form(job), **asdict(summed_up), "files": [str(file) for file in files]}
+    return json.dumps(facts, default=_value)
+
+
+@contextmanager
+def printed_array() -> Iterator[Callable[[object], None]]:
+    """Print an array item by item, each in a line, and hold none.
+
+    After an error, the array is not closed: a part must not pass for the whole.
+    """
+    before = "["
+
+    def add(item: object) -> None:
+        nonlocal before
+        click.echo(before + json.dumps(item, default=_value), nl=False)
+        before = ",\n "
+
+    yield add
+    click.echo("[]" if before == "[" else "]")
 
 
 def _worker(worker: WorkerRow) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
 from embedctl.acl import access_list, read_passwords
+from embedctl.cli.json_forms import printed_array
 from embedctl.cli.options import json_option, option
-from embedctl.doctor import Level, examine
+from embedctl.doctor import Finding, Level, examine
 from embedctl.store.connection import without_password
 from embedctl_config.errors import ExitStatus, SettingsError
 from embedctl_config.printable import printable
@@ -24,16 +26,21 @@ from embedctl_config.settings import Settings, load_settings, survey_settings
 @click.pass_context
 def doctor(ctx: click.Context, /, as_json: bool) -> None:
     """Check Redis, extras, devices and workers, and say what to do. Exits with 1 if you must fix something."""
-    failed = False
-    for finding in examine(load_settings()):
-        failed = failed or finding.level is Level.FAIL
-        if as_json:
-            click.echo(json.dumps(dataclasses.asdict(finding)))
-            continue
-        click.echo(printable(f"{finding.level:<4}  {finding.subject:<18} {finding.found}"))
-        if finding.remedy:
-            click.echo(printable(f"{'':<25}→ {finding.remedy}"))
-    ctx.exit(ExitStatus.FAILURE if failed else ExitStatus.SUCCESS)
+    levels = set()
+    with printed_array() if as_json else nullcontext() as add:
+        for finding in examine(load_settings()):
+            levels.add(finding.level)
+            if add is None:
+                _print_finding(finding)
+            else:
+                add(dataclasses.asdict(finding))
+    ctx.exit(ExitStatus.FAILURE if Level.FAIL in levels else ExitStatus.SUCCESS)
+
+
+def _print_finding(finding: Finding) -> None:
+    click.echo(printable(f"{finding.level:<4}  {finding.subject:<18} {finding.found}"))
+    if finding.remedy:
+        click.echo(printable(f"{'':<25}→ {finding.remedy}"))
 
 
 @click.group()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from embedctl import corpus, output
+from embedctl.cli.completion import complete_job, complete_model
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.settings import ENV_PREFIX, Settings, is_foreign
 
@@ -44,11 +45,16 @@ def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-job_argument = click.argument("job_id", metavar="JOB")
-json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
+job_argument = click.argument("job_id", metavar="JOB", shell_complete=complete_job)
+no_clobber_option = option("--no-clobber", is_flag=True, help="Fail at once if a file to write exists already.")
+json_option = option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 quiet_option = option("--quiet", "-q", is_flag=True, help="Show no progress.")
 cpus_option = option("--cpus", help="CPUs for the worker, such as 0-3. Default: all.")
-model_option = option("--model", help="The name under which workers serve the model. Default: the setting.")
+model_option = option(
+    "--model",
+    shell_complete=complete_model,
+    help="The name under which workers serve the model. Default: the setting.",
+)
 
 
 def output_option(**attributes: Any) -> Callable[[F], F]:
@@ -56,18 +62,38 @@ def output_option(**attributes: Any) -> Callable[[F], F]:
     return option(
         "--output",
         "-o",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}.",
+        type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+        help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}; or - for standard "
+        "output (jsonl).",
         **attributes,
     )
 
 
 corpus_options = together(
-    click.argument("corpus_path", metavar="CORPUS", type=click.Path(allow_dash=True)),
-    option("--format", type=click.Choice(corpus.FORMATS), help="The corpus's format. Default: from the file's name."),
-    option("--text-field", default="text", show_default=True, help="The field that holds a record's text."),
-    option("--id-field", default="id", show_default=True, help="The field that holds a record's id."),
+    click.argument("corpus_paths", metavar="CORPUS...", type=click.Path(allow_dash=True), nargs=-1, required=True),
+    option(
+        "--format",
+        type=click.Choice(corpus.FORMATS),
+        help="The format of all files. Default: from each file's name; jsonl for standard input.",
+    ),
+    option(
+        "--text-field",
+        default="text",
+        show_default=True,
+        help="The field that holds a record's text; body.input is the field input of the object body.",
+    ),
+    option(
+        "--id-field", default="id", show_default=True, help="The field that holds a record's id, named in the same way."
+    ),
+    option(
+        "--keep",
+        metavar="FIELD,…",
+        help="Fields of the corpus that come out beside the vectors, in .jsonl and .parquet. A field that a record "
+        "lacks is null. At most 32 fields, and 64 KiB in each record.",
+    ),
     option("--skip-bad-lines", is_flag=True, help="Skip lines that are not records, and list them on stderr."),
+    # Without a variable: one that is set for `embedctl list` must not cut a corpus.
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Take only the first N records. Default: all."),
     model_option,
     option("--precision", type=click.Choice(PRECISIONS), help="The precision that the vectors must have."),
     option("--prompt", help="Text to put before the text of every record. Default: the model's own prompt."),

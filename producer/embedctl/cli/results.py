@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import click
 
 from embedctl import output
 from embedctl.job import Job
+from embedctl.overview import average
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import ExitStatus
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What became of a job's records.
+
+    Attributes:
+        vectors, failed, truncated: numbers of records.
+        dimensions: of a vector; None before there is one.
+        seconds: from the job's start to its end, while it was encoded; None if it has not ended, or paused in between.
+        records_per_s, tokens_per_s: the average over that time.
+        continued_at: records that were done before the command took the job up; None if it took none up.
+    """
+
+    vectors: int
+    dimensions: int | None
+    failed: int
+    truncated: int
+    seconds: float | None
+    records_per_s: float | None
+    tokens_per_s: float | None
+    continued_at: int | None
+
+
 def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> JobStatus:
-    """Wait for a job under a progress bar.
+    """Wait for a job, and show its progress.
 
     Raises:
         KeyboardInterrupt: says how to return to the job.
@@ -23,34 +52,97 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
 
 
-def save(job: Job, path: Path, progress: JobProgress) -> list[Path]:
-    """Write a job's vectors as they come, under a progress bar.
+def check_destination(path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool) -> None:
+    """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
+
+    Raises:
+        click.UsageError: both would be printed.
+        SettingsError, OutputError, MissingExtra: as for :func:`output.check_output`.
+    """
+    if as_json and output.is_stdout(path):
+        raise click.UsageError("--json and --output - both print to standard output: name a file, or omit --json")
+    output.check_output(path, keep, clobber=clobber)
+
+
+def save(job: Job, path: Path, progress: JobProgress, *, clobber: bool = True) -> list[Path]:
+    """Write a job's vectors as they come, and show the progress of both.
+
+    Args:
+        clobber: as for :func:`output.fetch`.
 
     Raises:
         KeyboardInterrupt: says how to return to the job.
     """
+    progress.begin_writing()
     try:
-        written = output.fetch(job, path, progress=progress.running)
-        job.wait(progress=progress.running)
+        written = output.fetch(job, path, progress=progress.running, written=progress.written, clobber=clobber)
+        status = job.wait(progress=progress.running)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {path}") from None
-    progress.say("Wrote " + ", ".join(map(str, written)))
+    if written:
+        progress.say("Wrote " + ", ".join(map(str, written)))
+    kept = status.options.get("keep")
+    if kept and not output.holds_kept_fields(path):
+        progress.say(f"Not in {path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them")
     return written
 
 
-def report(status: JobStatus, progress: JobProgress) -> None:
-    """Print a line that sums up an ended job."""
-    line = f"{status.done:,} vectors"
-    if status.dim:
-        line += f" of {status.dim} dimensions"
-    line += f"; {status.failed:,} failed, {status.truncated:,} truncated"
-    if progress.continued_at is not None:
-        # The job's own times include the pause.
-        line += f"; this command continued it at {progress.continued_at:,} records"
-    elif status.started_at is not None and status.ended_at is not None:
-        seconds = max(1e-3, (status.ended_at - status.started_at).total_seconds())
-        line += f"; {seconds:,.1f} s, {status.done / seconds:,.0f} records/s, {status.tokens / seconds:,.0f} tokens/s"
-    progress.say(line)
+def may_move(path: Path | None) -> bool:
+    """Whether a line of progress may move while vectors go to this path: not below records on the same terminal."""
+    if path is None or not output.is_stdout(path) or sys.stdout is None or not sys.stdout.isatty():
+        return True
+    return not sys.stderr.isatty() or not os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+
+
+def summary(status: JobStatus, continued_at: int | None = None) -> Summary:
+    """What became of the records of a job, for :func:`report` and for JSON."""
+    seconds = records_per_s = tokens_per_s = None
+    retried = status.original_chunks is not None and status.chunks > status.original_chunks
+    # The job's own times include the pause before it was continued, or before its failed records were retried.
+    if continued_at is None and not retried and status.started_at is not None and status.ended_at is not None:
+        seconds = (status.ended_at - status.started_at).total_seconds()
+        records_per_s, tokens_per_s = average(status, status.ended_at)
+    return Summary(
+        status.done, status.dim, status.failed, status.truncated, seconds, records_per_s, tokens_per_s, continued_at
+    )
+
+
+def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = None) -> None:
+    """Print a line that sums up an ended job, and one that says where its failed records are.
+
+    Args:
+        failed_in: the file that names them, of a job that is freed.
+    """
+    progress.say(_sentence(summary(status, progress.continued_at), progress))
+    if status.failed and failed_in is not None:
+        progress.say(f"The failed records are in {failed_in}")
+    elif status.failed and status.state is not JobState.CANCELLED:
+        progress.say(f"The failed records: embedctl errors {status.id}")
+
+
+def failures_in(written: list[Path]) -> str:
+    """Of the files that :func:`save` wrote, the one that names the failed records."""
+    if not written:
+        return "standard output"
+    return str(next((path for path in written if path.name.endswith(".errors.jsonl")), written[0]))
+
+
+def _sentence(facts: Summary, progress: JobProgress) -> str:
+    line = f"{facts.vectors:,} vectors"
+    if facts.dimensions:
+        line += f" of {facts.dimensions} dimensions"
+    line += f"; {facts.failed:,} failed, {facts.truncated:,} truncated"
+    if (writing := progress.writing) is not None and writing.alone:
+        speed = f"; written in {writing.seconds:,.1f} s, {writing.average:,.0f} records/s"
+        return line + (speed if writing.records else "")
+    if facts.continued_at is not None:
+        return f"{line}; this command continued it at {facts.continued_at:,} records"
+    if facts.seconds is None:
+        return line
+    rates = [(facts.records_per_s, "records/s"), (facts.tokens_per_s, "tokens/s")]
+    return ", ".join(
+        [f"{line}; {facts.seconds:,.1f} s", *(f"{rate:,.0f} {unit}" for rate, unit in rates if rate is not None)]
+    )
 
 
 def exit_status(job: JobStatus) -> ExitStatus:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from embedctl.broker import Broker
+from embedctl.cli.completion import complete_job
 from embedctl.cli.json_forms import overview_json, view_json
 from embedctl.cli.options import json_option, option
 from embedctl.job import Job
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 @click.command()
-@click.argument("job_id", metavar="[JOB]", required=False)
+@click.argument("job_id", metavar="[JOB]", required=False, shell_complete=complete_job)
 @option(
     "--watch",
     "-w",
@@ -130,7 +131,7 @@ def _print_overview(overview: Overview) -> None:
 
 
 def _one_job(broker: Broker, job_id: str) -> _Subject[JobView]:
-    job, paces = Job(job_id, broker), Paces()
+    job, paces = Job(broker.jobs.resolve(job_id), broker), Paces()
 
     def look() -> JobView:
         (pace,) = paces.of([job.status()], broker.connection.about_now_ms())

@@ -1,5 +1,6 @@
 """Writes vectors to files. A file gets its final name only when it is complete."""
 
-from embedctl.output.fetch import FORMATS, check_output, fetch, guess_format
+from embedctl.output.fetch import FORMATS, check_output, fetch, files_of, guess_format, holds_kept_fields
+from embedctl.output.standard import is_stdout
 
-__all__ = ["FORMATS", "check_output", "fetch", "guess_format"]
+__all__ = ["FORMATS", "check_output", "fetch", "files_of", "guess_format", "holds_kept_fields", "is_stdout"]

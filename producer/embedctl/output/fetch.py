@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from embedctl.job import Job
-from embedctl.output.parts import Progress, locked, part_of
+from embedctl.output.npy import beside
+from embedctl.output.parts import BeginAgain, Progress, locked, part_of
+from embedctl.output.standard import check_stdout, is_stdout, print_results
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import BrokerUnavailable, JobError, JobNotFound, JobStalled, OutputError, SettingsError
@@ -32,16 +34,17 @@ _NOTE_EVERY_S = 2.0
 class Writer(Protocol):
     """Writes chunks under a temporary name.
 
-    Its arguments are the final path, the number of the job's records and the last checkpoint, or None.
+    Its arguments are the final path, the number of the job's records, the last checkpoint, or None, and the names of
+    the job's kept fields.
     """
 
     #: Whether the number of records must be known before the first chunk is written.
     needs_total: bool
 
-    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None) -> None: ...
+    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()) -> None: ...
 
     def write(self, chunk: ChunkVectors) -> None:
-        """Add a chunk."""
+        """Add a chunk; BeginAgain if the writer needs all chunks once more, from the first one."""
         ...
 
     def checkpoint(self) -> Mapping[str, int] | None:
@@ -67,61 +70,106 @@ def fetch(
     *,
     file_format: str | None = None,
     progress: Callable[[JobStatus], None] | None = None,
+    written: Callable[[ChunkVectors], None] | None = None,
+    clobber: bool = True,
 ) -> list[Path]:
-    """Write a job's results to a file as they arrive, in input order. Memory holds one chunk at a time.
+    """Write a job's results to a file, or to standard output, as they arrive, in input order. Memory holds one chunk at
+    a time.
 
     Waits for unfinished chunks. If a fetch dies, the next one to the same file continues where it stopped (parquet
     begins again).
 
     Args:
-        file_format: npy, jsonl or parquet; by the path's suffix if None.
+        path: `-` and `/dev/stdout` are standard output, which is written from the job's first chunk on.
+        file_format: npy, jsonl or parquet; by the path's suffix if None. Standard output takes jsonl alone.
         progress: as for :meth:`Job.wait`.
+        written: called with each chunk once it is in the file.
+        clobber: whether to replace a file that exists, and the unfinished file of another job.
 
     Returns:
-        The written files, `path` first.
+        The written files, `path` first; none for standard output.
 
     Raises:
-        OutputError: the file can't be written, or another fetch is writing it.
+        OutputError: the file can't be written, exists and must not be replaced, or another fetch is writing it.
+        BrokenPipeError: nobody reads standard output any more.
         MissingExtra: parquet without pyarrow.
         JobCancelled, JobFailed, BrokerUnavailable: as for :meth:`Job.iter_results`.
         JobNotFound, JobLost, JobStalled: the job is gone, or its producer is. What was fetched stays where the message
             says.
     """
     chosen = file_format or guess_format(path)
+    if is_stdout(path):
+        if chosen != "jsonl":
+            raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
+        print_results(job, progress, written)
+        return []
     try:
         with locked(path):
-            return _fetch(job, path, chosen, _writer(chosen), progress)
+            if not clobber:
+                # Again, because another process may have written the file, or a part of it, since the command began.
+                _refuse_to_clobber(path, chosen)
+                _refuse_part_of_another(path, job)
+            return _fetch(job, path, chosen, _writer(chosen), progress, written)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
         raise OutputError(f"{path} can't be written: {error.strerror or error}") from error
 
 
-def check_output(path: Path) -> None:
-    """Check beforehand that vectors can be written to a path.
+def holds_kept_fields(path: Path) -> bool:
+    """Whether the format of this path has room for kept fields."""
+    return guess_format(path) != "npy"
+
+
+def check_output(path: Path, keep: Sequence[str] = (), *, clobber: bool = True) -> None:
+    """Check beforehand that vectors, and these kept fields, can be written to a path.
+
+    Args:
+        clobber: whether files that exist may be replaced.
 
     Raises:
-        SettingsError: the path has no suffix of a known format.
-        OutputError: the folder is missing, or not writable.
+        SettingsError: the path has no suffix of a known format, or the format has no room for kept fields.
+        OutputError: the folder is missing, or not writable; a file exists that must not be replaced; standard output is
+            closed.
         MissingExtra: parquet without pyarrow.
     """
-    _writer(guess_format(path))
+    file_format = guess_format(path)
+    _writer(file_format)
+    if keep and not holds_kept_fields(path):
+        raise SettingsError(
+            f"{path} can't hold the kept fields ({', '.join(keep)}): name the output .jsonl or .parquet, or leave out "
+            "--keep"
+        )
+    if is_stdout(path):
+        check_stdout()
+        return
     folder = path.absolute().parent
     if not folder.is_dir():
         raise OutputError(f"{path} can't be written: there is no folder {folder}")
     if not os.access(folder, os.W_OK) or path.is_dir():
         raise OutputError(f"{path} can't be written: permission denied, or it is a folder")
+    if not clobber:
+        _refuse_to_clobber(path, file_format)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that :func:`fetch` may write for a path, `path` first; none for standard output."""
+    if is_stdout(path):
+        return []
+    return [path, *(beside(path).values() if path.suffix == ".npy" else ())]
 
 
 def guess_format(path: Path) -> str:
-    """The format by a file's suffix.
+    """The format by a file's suffix; jsonl for standard output.
 
     Raises:
         SettingsError: the suffix is unknown.
     """
+    if is_stdout(path):
+        return "jsonl"
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
-        raise SettingsError(f"{path}: name it .{', .'.join(FORMATS)}")
+        raise SettingsError(f"{path}: name it .{', .'.join(FORMATS)}, or - for standard output (jsonl)")
     return suffix
 
 
@@ -131,12 +179,28 @@ def _writer(file_format: str) -> type[Writer]:
     return writer
 
 
+def _refuse_to_clobber(path: Path, file_format: str) -> None:
+    for file in (path, *(beside(path).values() if file_format == "npy" else ())):
+        if os.path.lexists(file):
+            raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
+
+
+def _refuse_part_of_another(path: Path, job: Job) -> None:
+    """Refuse to begin again over what an earlier fetch of another job has written."""
+    if other := Progress(path, {"job": job.id}).other("job"):
+        raise OutputError(
+            f"{part_of(path)} holds vectors of job {other}, which is not fetched in full: choose another file, or "
+            "omit --no-clobber to replace them"
+        )
+
+
 def _fetch(
     job: Job,
     path: Path,
     file_format: str,
     make_writer: type[Writer],
     progress: Callable[[JobStatus], None] | None,
+    written: Callable[[ChunkVectors], None] | None,
 ) -> list[Path]:
     if make_writer.needs_total:
         job.wait_until_sealed(progress)
@@ -144,18 +208,17 @@ def _fetch(
     # A retry of failed records may change rows that an earlier fetch has written.
     retried = status.chunks - (status.original_chunks or status.chunks)
     note = Progress(path, {"job": job.id, "format": file_format, "retried": retried})
-    writer, chunks = _taken_up(make_writer, path, status.records, note)
+    writer, taken_up_at = _taken_up(make_writer, path, status, note)
+    chunks = taken_up_at
     next_note = time.monotonic() + _NOTE_EVERY_S
     try:
-        for chunk in job.iter_results(start=chunks, progress=progress):
-            writer.write(chunk)
-            chunks += 1
+        for chunks in _written(job, writer, taken_up_at, progress, written):
             if time.monotonic() >= next_note:
                 facts = writer.checkpoint()
                 if facts is not None:
                     note.save({**facts, "chunks": chunks})
                 next_note = time.monotonic() + _NOTE_EVERY_S
-        written = writer.finish()
+        files = writer.finish()
     except BrokerUnavailable:  # the written part stays for the next fetch
         writer.close()
         raise
@@ -185,17 +248,40 @@ def _fetch(
         writer.close()
         raise
     note.clear()
-    return written
+    return files
 
 
-def _taken_up(make_writer: type[Writer], path: Path, records: int, note: Progress) -> tuple[Writer, int]:
+def _written(
+    job: Job,
+    writer: Writer,
+    chunks: int,
+    progress: Callable[[JobStatus], None] | None,
+    written: Callable[[ChunkVectors], None] | None,
+) -> Iterator[int]:
+    """Write the chunks after the first `chunks`; after each, yield how many the writer holds."""
+    while True:
+        try:
+            for chunk in job.iter_results(start=chunks, progress=progress):
+                writer.write(chunk)
+                if written is not None:
+                    written(chunk)
+                chunks += 1
+                yield chunks
+        except BeginAgain:
+            chunks = 0
+        else:
+            return
+
+
+def _taken_up(make_writer: type[Writer], path: Path, status: JobStatus, note: Progress) -> tuple[Writer, int]:
     """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
+    records, keep = status.records, status.options.get("keep", ())
     noted = note.load()
     if noted is not None:
         try:
-            return make_writer(path, records, noted), noted["chunks"]
+            return make_writer(path, records, noted, keep), noted["chunks"]
         except (OSError, ValueError):
             log.warning("%s: can't continue an earlier fetch; beginning again", path)
     # From here on, the part files belong to this fetch, so no later fetch may trust an older progress note.
     note.clear()
-    return make_writer(path, records, None), 0
+    return make_writer(path, records, None, keep), 0

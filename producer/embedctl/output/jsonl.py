@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from embedctl.output.parts import LineFile, json_line, part_of, publish
 from embedctl.results import ChunkVectors
 
 
-class JsonlWriter:
-    """Writes `{"position", "id", "embedding"}`, or `{"position", "id", "error": {"code", "message"}}` for a failed one.
+def lines_of(chunk: ChunkVectors) -> Iterator[str]:
+    """A line for each record: `{"position", "id", "embedding"}`, or `{"position", "id", "error": {"code", "message"}}`
+    for a failed one.
 
-    A truncated record also has `"truncated": {"used", "lost"}`. Numbers have nine significant digits, which identify a
-    float32 exactly (IEEE 754-2019, 5.12.2).
+    The record's kept fields, under their own names, follow its id. A truncated record also has
+    `"truncated": {"used", "lost"}`. Numbers have nine significant digits, which identify a float32 exactly (IEEE
+    754-2019, 5.12.2).
     """
+    errors = {error.position: error for error in chunk.errors}
+    cuts = {cut.position: cut for cut in chunk.truncations}
+    numbers = ",".join(["%.9g"] * chunk.vectors.shape[1])
+    rows = zip(chunk.positions.tolist(), chunk.ids, chunk.vectors.tolist(), strict=True)
+    for row, (position, label, vector) in enumerate(rows):
+        head: dict[str, object] = {"position": position, "id": label}
+        if chunk.kept is not None:
+            head |= chunk.kept[row]
+        if position in cuts:
+            head["truncated"] = {"used": cuts[position].used, "lost": cuts[position].lost}
+        if position in errors:
+            head["error"] = {"code": errors[position].code.value, "message": errors[position].message}
+            yield json_line(head)
+        else:
+            text = json_line(head)
+            yield f'{text[:-1]}, "embedding": [{numbers % tuple(vector)}]}}'
+
+
+class JsonlWriter:
+    """Writes the lines of :func:`lines_of`."""
 
     needs_total = False
 
-    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None) -> None:
+    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()) -> None:
         self._file = LineFile(path, (noted or {}).get("size", 0))
 
     def write(self, chunk: ChunkVectors) -> None:
-        errors = {error.position: error for error in chunk.errors}
-        cuts = {cut.position: cut for cut in chunk.truncations}
-        numbers = ",".join(["%.9g"] * chunk.vectors.shape[1])
-        for position, label, vector in zip(chunk.positions.tolist(), chunk.ids, chunk.vectors.tolist(), strict=True):
-            head: dict[str, object] = {"position": position, "id": label}
-            if position in cuts:
-                head["truncated"] = {"used": cuts[position].used, "lost": cuts[position].lost}
-            if position in errors:
-                head["error"] = {"code": errors[position].code.value, "message": errors[position].message}
-                self._file.write(json_line(head))
-            else:
-                text = json_line(head)
-                self._file.write(f'{text[:-1]}, "embedding": [{numbers % tuple(vector)}]}}')
+        for line in lines_of(chunk):
+            self._file.write(line)
 
     def checkpoint(self) -> Mapping[str, int]:
         return {"size": self._file.flush()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,12 @@ from embedctl.results import ChunkVectors, Vectors
 BESIDE = ("ids", "errors", "truncated")
 
 
+def beside(path: Path) -> dict[str, Path]:
+    """The files next to an array, by kind."""
+    stem = path.with_suffix("") if path.suffix == ".npy" else path
+    return {kind: stem.with_name(f"{stem.name}.{kind}.jsonl") for kind in BESIDE}
+
+
 class NpyWriter:
     """Writes vectors into a preallocated array; a failed record's row is NaN.
 
@@ -24,16 +30,13 @@ class NpyWriter:
 
     needs_total = True
 
-    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None) -> None:
+    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()) -> None:
         self._path = path
         self._records = records
         self._array: Vectors | None = None
         noted = noted or {}
         self._said = {kind: noted.get(f"said_{kind}", 0) for kind in BESIDE}
-        stem = path.with_suffix("") if path.suffix == ".npy" else path
-        self._files = {
-            kind: LineFile(stem.with_name(f"{stem.name}.{kind}.jsonl"), noted.get(kind, 0)) for kind in BESIDE
-        }
+        self._files = {kind: LineFile(file, noted.get(kind, 0)) for kind, file in beside(path).items()}
         if noted:
             if part_of(path).is_symlink():
                 raise ValueError(f"{part_of(path)} is a link")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embedctl.output.parts import part_of, publish
+from embedctl.output.columns import KeptColumns
+from embedctl.output.parts import BeginAgain, part_of, publish
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import MissingExtra
 
@@ -21,15 +22,22 @@ except ImportError as error:
 
 class ParquetWriter:
     """Writes the columns `position`, `id`, `embedding` (a fixed-size list of float32; null if the record failed),
-    `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records)."""
+    `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records), and one for each kept field.
+    """
 
     needs_total = False
 
-    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None) -> None:
+    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()) -> None:
         self._path = path
         self._writer: Any = None
+        self._kept = KeptColumns(keep)
 
     def write(self, chunk: ChunkVectors) -> None:
+        kept = chunk.kept or [{}] * len(chunk.positions)
+        if self._kept.widened_by(kept) and self._writer is not None:
+            self.close()
+            self._writer = None
+            raise BeginAgain
         if self._writer is None:
             self._open(chunk.vectors.shape[1])
         errors = {error.position: error for error in chunk.errors}
@@ -45,6 +53,7 @@ class ParquetWriter:
             pa.array([errors[p].message if p in errors else None for p in at], pa.string()),
             pa.array([cuts[p].used if p in cuts else None for p in at], pa.int32()),
             pa.array([cuts[p].lost if p in cuts else None for p in at], pa.int32()),
+            *self._kept.arrays(kept),
         ]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=self._writer.schema))
 
@@ -75,6 +84,7 @@ class ParquetWriter:
                 ("error_message", pa.string()),
                 ("tokens_used", pa.int32()),
                 ("tokens_lost", pa.int32()),
+                *self._kept.fields(),
             ]
         )
         part_of(self._path).unlink(missing_ok=True)  # it might be a link to another file

@@ -9,12 +9,17 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from embedctl_config.errors import OutputError
 
-#: Characters that JSON does not escape in strings: DEL, the controls of ISO 6429, and Unicode's line ends.
-_LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029]")
+#: Characters that JSON does not escape in strings: DEL, the controls of ISO 6429, and Unicode's line ends and direction
+#: marks. A line may be printed on a terminal.
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+class BeginAgain(Exception):
+    """Raised by a writer that has to be given all chunks once more, the first one included."""
 
 
 def part_of(path: Path) -> Path:
@@ -56,9 +61,9 @@ def _open_own(path: Path) -> int:
 
 
 def json_line(value: object) -> str:
-    """JSON on one line: every character that some readers take for a line end or a control is escaped."""
+    """JSON on one line: every character that some readers or terminals take for a line end or a control is escaped."""
     text = json.dumps(value, ensure_ascii=False)
-    return _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def publish(path: Path) -> None:
@@ -77,14 +82,17 @@ class Progress:
 
     def load(self) -> Mapping[str, int] | None:
         """The last facts that :meth:`save` noted for the same job and format, or None."""
-        try:
-            noted = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        if not isinstance(noted, dict) or noted.get("of") != self._of:
+        noted = self._read()
+        if noted.get("of") != self._of:
             return None
         facts: Mapping[str, int] = noted["facts"]
         return facts
+
+    def other(self, name: str) -> object:
+        """What an existing note says the file is of, under this name, if it is something else; else None."""
+        of = self._read().get("of")
+        found = of.get(name) if isinstance(of, dict) else None
+        return None if found == self._of[name] else found
 
     def save(self, facts: Mapping[str, int]) -> None:
         """Note the file's progress. The file must already contain everything that the facts describe."""
@@ -96,6 +104,13 @@ class Progress:
     def clear(self) -> None:
         """Remove the note."""
         self._path.unlink(missing_ok=True)
+
+    def _read(self) -> Mapping[str, Any]:
+        try:
+            noted = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return noted if isinstance(noted, dict) else {}
 
 
 class LineFile:

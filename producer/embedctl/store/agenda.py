@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from embedctl.store.connection import Connection
+from embedctl.store.sweeps import next_slice
 from embedctl_config import keys, wire
 from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
@@ -148,35 +149,35 @@ class Agenda:
                 there = [left for left in (active, names, birth) if left > 0]
                 client.pexpire(upkeep, min(there, default=keys.UNENDED_TTL_S * 1000))
 
-    def drop_names(self) -> None:
-        """Remove jobs that are gone from the list of all jobs: in each round some of the oldest, and some others."""
-        with suppress(NotPermitted):  # a process that may not read the list leaves this to others
-            self._drop_names()
+    def drop_names(self) -> set[str]:
+        """Remove jobs that are gone from the list of all jobs: in each round some of the oldest, and some others.
 
-    def _drop_names(self) -> None:
+        Returns:
+            The queues of those that are not gone.
+        """
+        with suppress(NotPermitted):  # a process that may not read the list leaves this to others
+            return self._drop_names()
+        return set()
+
+    def _drop_names(self) -> set[str]:
         with self._connection.client() as client:
             oldest = [job_id.decode() for job_id in client.zrange(keys.JOBS, 0, _NAMES - 1)]
         names = [*oldest, *(self._slice(keys.JOBS, "names", _NAMES) if len(oldest) == _NAMES else [])]
         if not names:
-            return
+            return set()
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for job_id in names:
-                pipe.exists(keys.job(job_id))
-            gone = [job_id for job_id, there in zip(names, pipe.execute(), strict=True) if not there]
+                pipe.hmget(keys.job(job_id), "version", "hardware", "model")
+            found = [self._connection.answer_of(each) for each in pipe.execute(raise_on_error=False)]
+            gone = [job_id for job_id, facts in zip(names, found, strict=True) if facts == [None] * 3]
             if gone:
                 client.zrem(keys.JOBS, *gone)
+        routes = [facts[1:] for facts in found if isinstance(facts, list) and None not in facts]
+        return {keys.queue(*(name.decode(errors="replace") for name in route)) for route in routes}
 
     def _slice(self, members: str, cursor: str, count: int) -> list[str]:
-        """The next members of a sorted set. All processes share one position, and so sweep the set together."""
-        with self._connection.client() as client:
-            at = int(client.hget(keys.NOTES, cursor) or 0)
-            ids = [job_id.decode() for job_id in client.zrange(members, at, at + count - 1)]
-            if at or len(ids) == count:
-                pipe = client.pipeline(transaction=False)
-                pipe.hset(keys.NOTES, cursor, at + count if len(ids) == count else 0)
-                pipe.pexpire(keys.NOTES, keys.NOTES_TTL_S * 1000).execute()
-        return ids
+        return [job_id for job_id, _ in next_slice(self._connection, members, cursor, count)]
 
     def _facts_of(self, ids: Sequence[str]) -> list[tuple[object, object]]:
         """For each job its version, class and model, and its first due chunk."""

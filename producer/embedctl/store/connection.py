@@ -49,7 +49,12 @@ _SETTLED_AT_ONCE = 16
 #: Script → the parts that it includes besides the prelude.
 _SHARED_BY = {"reap": ("deaths", "rest"), "add": ("repair",)}
 #: The errors that :meth:`Connection.explained` explains. Any other error is a bug of ours.
-_EXPLAINED = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.ResponseError)
+_EXPLAINED = (
+    redis.exceptions.ConnectionError,
+    redis.exceptions.TimeoutError,
+    redis.exceptions.ResponseError,
+    redis.exceptions.InvalidResponse,
+)
 #: The error codes of an instance that can't answer now. It may be ready soon, or its name may lead to another instance.
 #: In a script's error, the code is in the middle.
 _NOT_NOW = re.compile(
@@ -65,6 +70,10 @@ _CLUSTER_CLASSES = (
 )
 #: The end of what redis-py puts before a pipeline's error, together with the command and its arguments.
 _IN_PIPELINE = "of pipeline caused error: "
+#: What is said of a port with TLS when it is asked without, and of a port without TLS when it is asked with it.
+_HAS_TLS = re.compile("Connection closed by server|Connection reset by peer")
+_NO_HANDSHAKE = "handshake operation timed out"
+_HAS_NO_TLS = re.compile(f"WRONG_VERSION_NUMBER|UNEXPECTED_EOF|RECORD_LAYER_FAILURE|{_NO_HANDSHAKE}")
 #: Characters that end the user and password part of a URL.
 _SEPARATORS = frozenset("/?#")
 
@@ -91,7 +100,8 @@ def answers_by(deadline: float | None) -> Iterator[None]:
 class _BoundedRetry(Retry):
     """Retries only the outermost call, and only until the deadline of :func:`answers_by`.
 
-    redis-py would also retry inside each attempt: making the connection, and inside that, checking it.
+    redis-py would also retry inside each attempt: making the connection, and inside that, checking it. A port without
+    TLS does not answer a handshake at all, so a handshake that took a whole socket timeout is not tried again.
     """
 
     def call_with_retry(self, do: Callable[[], T], fail: Callable[..., Any], *args: Any, **options: Any) -> T:
@@ -99,7 +109,8 @@ class _BoundedRetry(Retry):
 
         def failed(error: Exception, *count: int) -> None:
             fail(error, *count)
-            if within or (deadline is not None and time.monotonic() >= deadline):
+            over = deadline is not None and time.monotonic() >= deadline
+            if within or over or _NO_HANDSHAKE in _all_said(error):
                 raise error
 
         token = _is_retried.set(True)
@@ -135,6 +146,7 @@ class Connection:
         self._shown_url = without_password(settings.redis_url)
         self._ahead_ms: int | None = None
         self._used = time.monotonic()
+        self._has_answered = False
         self._open()
 
     def _open(self) -> None:
@@ -189,6 +201,7 @@ class Connection:
             self.close()
         try:
             yield self._redis
+            self._has_answered = True
         except _EXPLAINED as error:
             raise self.explained(error) from error
 
@@ -215,8 +228,10 @@ class Connection:
                 "the authority that signed its certificate, and write the host in redis_url as its certificate does"
             )
         reason = str(error).rstrip(".")
+        advice = "" if self._has_answered else _scheme_advice(self._shown_url, error)
         return BrokerUnavailable(
             f"Redis at {self._shown_url} can't be reached: {reason}. Does it run, and is EMBEDCTL_REDIS_URL right?"
+            + advice
         )
 
     def _refused(self, error: redis.exceptions.ResponseError) -> BrokerUnavailable:
@@ -418,13 +433,31 @@ def _is_not_now(error: redis.exceptions.ResponseError) -> bool:
     return isinstance(error, _NOT_NOW_CLASSES) or _NOT_NOW.search(_reason(error)) is not None
 
 
-def _distrust(error: BaseException | None) -> str:
+def _distrust(error: BaseException) -> str:
     """What is wrong with the certificate, if that caused the error; otherwise empty."""
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return error.verify_message.rstrip(".")
-        error = error.__cause__ or error.__context__
+    refused = next((each for each in _causes(error) if isinstance(each, ssl.SSLCertVerificationError)), None)
+    return "" if refused is None else refused.verify_message.rstrip(".")
+
+
+def _scheme_advice(url: str, error: Exception) -> str:
+    """The scheme to try, if the error looks as if the URL had the wrong one; otherwise empty."""
+    said = _all_said(error)
+    if url.startswith("redis:") and _HAS_TLS.search(said):
+        return " If this port speaks TLS, write rediss:// (with two s) in EMBEDCTL_REDIS_URL"
+    if url.startswith("rediss:") and _HAS_NO_TLS.search(said):
+        return " If this port does not speak TLS, write redis:// (with one s) in EMBEDCTL_REDIS_URL"
     return ""
+
+
+def _all_said(error: BaseException) -> str:
+    return " ".join(map(str, _causes(error)))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it came of."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _text(value: bytes | str) -> str:

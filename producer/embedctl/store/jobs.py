@@ -160,7 +160,8 @@ class JobStore(JobReader):
             **dict.fromkeys(COUNTS, 0),
             "next": 0,
         }
-        script_keys = [keys.job(job_id), keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.upkeep(fields["version"])]
+        shared = [keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.upkeep(fields["version"]), keys.QUEUES]
+        script_keys = [keys.job(job_id), *shared]
         if spec.idempotency_key is not None:
             script_keys.append(keys.idempotency(spec.idempotency_key))
             fields["idempotency_key"] = script_keys[-1]
@@ -171,9 +172,9 @@ class JobStore(JobReader):
         life_ms = int(lifetime_s(spec.ttl_s) * 1000)
         kept_ms = int(life_ms * keys.CHUNK_TTL_FACTOR)
         flat = [part for item in fields.items() for part in item]
-        answer, rest = self._connection.script(
-            "create", script_keys, [job_id, now, life_ms, kept_ms, keys.job(""), now + keys.LOOK_AFTER_S * 1000, *flat]
-        )
+        times = [now, life_ms, kept_ms, keys.job(""), now + keys.LOOK_AFTER_S * 1000]
+        queue = [keys.queue(spec.hardware, spec.model), keys.QUEUES_TTL_S * 1000]
+        answer, rest = self._connection.script("create", script_keys, [job_id, *times, *queue, *flat])
         return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
 
     def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedctl.store.connection import Connection
-from embedctl_config import keys
+from embedctl_config import keys, wire
 
 _SLICE = 100
 #: The number of oldest tickets that show a queue's progress. One is not enough, because tickets may come back.
@@ -97,6 +97,19 @@ def _not_before_its_job(ticket: bytes) -> int | None:
     except (LookupError, TypeError, ValueError):
         return None  # not one of our tickets
     return max(sent, made_s * 1000)
+
+
+def job_of(ticket: bytes) -> str | None:
+    """The id of a ticket's job; None if this is not a ticket, or one of a later version."""
+    if len(ticket) > _LARGEST_TICKET:
+        return None
+    try:
+        (job_id, _), facts, *_ = _body(ticket)
+        version = facts.get("version", 1)
+        known = keys.is_job_id(job_id) and type(version) is int and version <= wire.VERSION
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return job_id if known else None
 
 
 def _body(ticket: bytes) -> Any:

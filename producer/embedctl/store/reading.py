@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import calendar
-import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
+from embedctl.store import job_ids
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
 from embedctl.store.status import JobStatus, Suspect, parse_status, parse_suspect
 from embedctl_config import keys, wire
@@ -36,35 +36,54 @@ class JobReader:
             raise self.absent(job_id)
         return status
 
-    def find(self, job_ids: Sequence[str]) -> list[JobStatus]:
+    def find(self, ids: Sequence[str]) -> list[JobStatus]:
         """Those of these jobs that exist, in this order, read in slices.
 
         A job of a newer version that can't be parsed is left out, because it must not hide all others.
         """
         found: list[JobStatus] = []
-        job_ids = [job_id for job_id in job_ids if keys.is_job_id(job_id)]
-        for at in range(0, len(job_ids), _SLICE):
-            found += [each for each in self._read(job_ids[at : at + _SLICE]) if isinstance(each, JobStatus)]
+        ids = [job_id for job_id in ids if keys.is_job_id(job_id)]
+        for at in range(0, len(ids), _SLICE):
+            found += [each for each in self._read(ids[at : at + _SLICE]) if isinstance(each, JobStatus)]
         return found
 
+    def resolve(self, job_id: str) -> str:
+        """The full id of the job whose id begins or ends so. A full id is not looked up.
+
+        Raises:
+            JobNotFound: no id begins or ends so.
+            JobAmbiguous: several do.
+        """
+        if keys.is_job_id(job_id):
+            return job_id
+        found = job_ids.find(self._connection, job_id)
+        if len(found) > 1:
+            raise job_ids.ambiguous(job_id, found)
+        if not found:
+            raise self.absent(job_id)
+        return found[0]
+
+    def with_key(self, idempotency_key: str) -> str | None:
+        """The id of the job of an idempotency key; None if there is none."""
+        with self._connection.client() as client:
+            job_id = client.get(keys.idempotency(idempotency_key))
+        return None if job_id is None else str(job_id.decode())
+
     def newest(self) -> Iterator[JobStatus]:
-        """Every job, the newest first, read in slices. Jobs that are gone are removed from the list of all jobs."""
-        at = 0
-        while True:
-            with self._connection.client() as client:
-                ids = [job_id.decode() for job_id in client.zrevrange(keys.JOBS, at, at + _SLICE - 1)]
-            gone = []
-            for job_id in ids:
-                status = self._find(job_id)
-                if status is None:
-                    gone.append(job_id)
-                else:
-                    yield status
-            if gone and not self._dropped(gone):
-                gone = []
-            if len(ids) < _SLICE:
-                return
-            at += _SLICE - len(gone)
+        """Every job, the newest first, read in slices. Jobs that are gone are removed from the list of all jobs.
+
+        A job of a newer version that can't be parsed is left out, because it must not hide all others.
+        """
+        for ids in job_ids.newest_first(self._connection, size=_SLICE):
+            read = list(self._read(ids))
+            if gone := [job_id for job_id, status in zip(ids, read, strict=True) if status is None]:
+                self._drop(gone)
+            yield from (status for status in read if isinstance(status, JobStatus))
+
+    def count(self) -> int:
+        """How many jobs the list of all jobs names; some of them may be gone."""
+        with self._connection.client() as client:
+            return int(client.zcard(keys.JOBS))
 
     def newest_ids(self, limit: int) -> list[str]:
         """The ids of the last jobs, the newest first; some of the jobs may be gone."""
@@ -168,10 +187,12 @@ class JobReader:
         with self._connection.client() as client:
             birth = client.get(keys.BIRTH)
         try:
-            created = time.strptime(job_id[:15] + "UTC", "%Y%m%d-%H%M%S%Z")
+            created = keys.created_s(job_id)
         except ValueError:
-            return JobNotFound(f"there is no job {job_id!r}; `embedctl submit` printed its id")
-        if not birth or calendar.timegm(created) + 1 < int(birth) / 1000:
+            if len(job_id) < job_ids.SHORTEST:
+                return JobNotFound(f"there is no job {job_id!r}: give at least {job_ids.SHORTEST} characters of an id")
+            return JobNotFound(f"there is no job {job_id!r}: no id begins or ends so; `embedctl list` shows the jobs")
+        if not birth or created + 1 < int(birth) / 1000:
             return JobLost(
                 f"job {job_id} was lost by the broker: Redis was emptied or replaced after the job was made, or was "
                 "unused for longer than the job is kept. Submit its corpus again."
@@ -181,14 +202,11 @@ class JobReader:
     def _made_by_newer(self, job_id: str) -> JobError:
         return JobError(f"job {job_id} was made by a newer embedctl: upgrade this one")
 
-    def _dropped(self, gone: Sequence[str]) -> bool:
-        """Remove jobs from the list of all jobs; false if this user may not."""
-        try:
-            with self._connection.client() as client:
-                client.zrem(keys.JOBS, *gone)
-        except NotPermitted:  # a monitor leaves this to others
-            return False
-        return True
+    def _drop(self, gone: Sequence[str]) -> None:
+        """Remove jobs from the list of all jobs."""
+        # A monitor is not permitted to, and leaves this to others.
+        with suppress(NotPermitted), self._connection.client() as client:
+            client.zrem(keys.JOBS, *gone)
 
     def _find(self, job_id: str) -> JobStatus | None:
         (status,) = self._read([job_id])
@@ -196,14 +214,14 @@ class JobReader:
             raise status
         return status
 
-    def _read(self, job_ids: Sequence[str]) -> Iterator[JobStatus | JobError | None]:
+    def _read(self, ids: Sequence[str]) -> Iterator[JobStatus | JobError | None]:
         """For each job its facts, None if it is gone, or the error if this version can't parse it."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
-            for job_id in job_ids:
+            for job_id in ids:
                 pipe.hgetall(keys.job(job_id)).pttl(keys.job(job_id)).exists(keys.producer(job_id))
             answers = pipe.execute()
-        for job_id, raw, ttl_ms, alive in zip(job_ids, answers[::3], answers[1::3], answers[2::3], strict=True):
+        for job_id, raw, ttl_ms, alive in zip(ids, answers[::3], answers[1::3], answers[2::3], strict=True):
             facts = {name.decode(): value.decode() for name, value in raw.items()}
             try:
                 yield parse_status(job_id, facts, ttl_ms, bool(alive)) if facts else None

@@ -56,6 +56,7 @@ class JobStatus:
         stopped_by: `max_errors` where the error budget ended the job.
         lost_chunks: first and last chunk that Redis lost.
         live_workers: workers that serve this job's class and model now.
+        near_models: if there are none, the models with a similar name that live workers serve now.
     """
 
     id: str
@@ -96,6 +97,7 @@ class JobStatus:
     lost_chunks: tuple[int, int] | None
     trouble: str | None
     live_workers: int = 0
+    near_models: tuple[str, ...] = ()
 
     @property
     def queue(self) -> str:
@@ -199,6 +201,8 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         mismatch=facts.get("mismatch"),
         lost_chunks=(int(facts["lost_first"]), int(facts["lost_last"])) if "lost_first" in facts else None,
         trouble=facts.get("trouble"),
+        live_workers=0,
+        near_models=(),
         **count,
     )
 

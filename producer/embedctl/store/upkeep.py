@@ -11,6 +11,7 @@ from embedctl.store.agenda import Agenda
 from embedctl.store.connection import Connection, ScriptCall
 from embedctl.store.jobs import issue_call
 from embedctl.store.status import STUCK_AFTER, JobState, lifetime_s
+from embedctl.store.unused import UnusedQueues
 from embedctl_config import keys
 from embedctl_config.errors import BrokerRefused
 from embedctl_config.settings import Settings
@@ -102,6 +103,7 @@ class Upkeep:
         self._connection = connection
         self._settings = settings
         self.agenda = Agenda(connection, settings)
+        self.queues = UnusedQueues(connection)
 
     def read(self, job_ids: Sequence[str]) -> list[ActiveJob | Exception | None]:
         """For each job its facts, None if it is gone, or the error if it can't be read.
@@ -260,9 +262,9 @@ class Upkeep:
                 client.unlink(*doomed)
 
     def remove(self, job_id: str) -> None:
-        """Remove the remaining keys of a job after its chunks were freed, and its id from all lists."""
+        """Remove the remaining keys of a job after its chunks were freed, its id from all lists, and its tickets."""
         with self._connection.client() as client:
-            idempotency = client.hget(keys.job(job_id), "idempotency_key")
+            idempotency, hardware, model = client.hmget(keys.job(job_id), "idempotency_key", "hardware", "model")
             own = [key for key in keys.of_job(job_id) if key != keys.ACTIVE]
             own += [keys.producer(job_id), keys.cursors(job_id)]
             if idempotency and client.get(idempotency) == job_id.encode():
@@ -270,6 +272,8 @@ class Upkeep:
             client.unlink(*own)
             client.zrem(keys.JOBS, job_id)
         self.forget(job_id)
+        if hardware and model:
+            self.queues.leave(keys.queue(hardware.decode(), model.decode()))
 
     def _cursor(self, job_id: str, name: str) -> int:
         with self._connection.client() as client:

@@ -28,6 +28,7 @@ class ServedModel:
         padding: the share of padding in the tokens that the device received, as measured so far.
         engine: the engine that runs it, in words.
         accuracy: the gate's measurement at start, in words; empty if there was no reference.
+        spelling_of: if this name is another spelling of a model that the worker serves, that model's name; else empty.
     """
 
     fingerprint: str
@@ -37,6 +38,7 @@ class ServedModel:
     accuracy: str = ""
     rows_per_s: float = 0.0
     padding: float = 0.0
+    spelling_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,13 @@ class WorkerRow:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that it consumes."""
+        """The queues that it consumes, one for each name of each model."""
         return [keys.queue(self.hardware, model) for model in self.models]
+
+    @property
+    def loaded(self) -> dict[str, ServedModel]:
+        """The models that it holds, each under one name."""
+        return {model: served for model, served in self.models.items() if not served.spelling_of}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +110,12 @@ class Offer:
     Attributes:
         tokens_per_s: the sum of their rates.
         dim: the dimensions of their vectors; the smallest number if they differ.
+        spelling_of: as that of :class:`ServedModel`, if it is the same for all of them; else empty.
     """
 
     tokens_per_s: float
     dim: int
+    spelling_of: str = ""
 
 
 #: Hardware class, model, precision.
@@ -215,8 +224,12 @@ class WorkerRegistry:
             for worker in self.alive():
                 for model, served in worker.models.items():
                     offered = (worker.hardware, model, worker.precision)
-                    before = offers.get(offered, Offer(0.0, served.dim))
-                    offers[offered] = Offer(before.tokens_per_s + served.tokens_per_s, min(before.dim, served.dim))
+                    before = offers.get(offered, Offer(0.0, served.dim, served.spelling_of))
+                    offers[offered] = Offer(
+                        before.tokens_per_s + served.tokens_per_s,
+                        min(before.dim, served.dim),
+                        served.spelling_of if served.spelling_of == before.spelling_of else "",
+                    )
             self._offers, self._offers_until = offers, now + OFFERS_S
         return self._offers
 

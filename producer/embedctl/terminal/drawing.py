@@ -12,14 +12,14 @@ from itertools import chain
 from rich.text import Text
 
 from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
-from embedctl.routing import start_command
+from embedctl.routing import how_to_serve
 from embedctl.store import GoneWorker, JobState, WorkerRow
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
 from embedctl.terminal.job_facts import troubles
 
 #: From this width on, numbers are written in full and bars are longer.
 _WIDE = 110
-_BAR, _WIDE_BAR = 10, 16
+_BAR, _WIDE_BAR = 6, 16
 _UNKNOWN = "–"
 _BAD, _WARN, _GOOD, _DIM = "bold red", "yellow", "green", "dim"
 _STATE_STYLES = {
@@ -34,7 +34,7 @@ _WORKERS = (
     Column("WORKERS", 24, floor=20),
     Column("DEVICE", 10, rank=4),
     Column("STATE", 5, floor=5),
-    Column("ROWS/S", 6, right=True, floor=6),
+    Column("RECORDS/S", 9, right=True),
     Column("TOKENS/S", 8, rank=1, right=True, floor=8),
     Column("PAD", 4, rank=2, right=True, floor=4),
     Column("LAST BATCH", 10, rank=1, right=True, floor=10),
@@ -49,11 +49,11 @@ _QUEUES = (
 )
 _JOBS = (
     Column("JOBS", 26),
-    Column("STATE", 10, floor=10),
-    Column("PROGRESS", _WIDE_BAR, rank=2),
+    Column("STATE", 10, floor=9),
+    Column("PROGRESS", 6, rank=2),
     Column("DONE", 13, right=True, floor=11),
     Column("FAIL", 4, rank=2, right=True),
-    Column("REC/S", 5, rank=1, right=True, floor=5),
+    Column("RECORDS/S", 9, rank=1, right=True),
     Column("LEFT", 6, rank=1, right=True, floor=6),
     Column("CLASS", 5, rank=4),
     Column("MODEL", 8, rank=3),
@@ -103,12 +103,9 @@ def job_lines(pace: JobPace, facts: Sequence[tuple[str, str]], width: int, heigh
     """
     job = pace.job
     share_done = pace.finished / job.records if job.records else 0.0
-    rates = (
-        f"{number(pace.records_per_s)} rec/s  {number(pace.tokens_per_s)} tokens/s  {duration(pace.seconds_left)} left"
-    )
-    progress = (
-        plain(f"{'progress':<10} ").append_text(bar(share_done, _WIDE_BAR)).append(f"  {share_done:.0%}  {rates}")
-    )
+    speed = f"{number(pace.records_per_s, width)} records/s  {number(pace.tokens_per_s, width)} tokens/s"
+    rest = f"  {share_done:.0%}  {speed}  {duration(pace.seconds_left)} left"
+    progress = plain(f"{'progress':<10} ").append_text(bar(share_done, _WIDE_BAR)).append(rest)
     lines = [plain(f"{name:<10} {value}") for name, value in facts]
     at = next((at for at, (name, _) in enumerate(facts) if name == "model"), 2)
     rows = _filled([[line] for line in (*lines[:at], progress, *lines[at:])], height, len(lines) + 1, "lines")
@@ -150,7 +147,7 @@ def _sums(overview: Overview, width: int | None) -> Text:
     notes = [f"{count} {word}" for count, word in ((hung, "hung"), (gone, "gone")) if count]
     facts = [
         ("workers", number(len(overview.workers), width)),
-        ("rows/s", number(overview.rows_per_s, width)),
+        ("records/s", number(overview.rows_per_s, width)),
         ("tokens/s", number(overview.tokens_per_s, width)),
         ("tickets", number(overview.tickets, width)),
         ("jobs", number(overview.active_count, width)),
@@ -217,8 +214,8 @@ def _groups(overview: Overview) -> list[_Group]:
     groups: dict[tuple[str, str, str], _Group] = {}
 
     def group_of(row: WorkerRow) -> _Group:
-        engines = dict.fromkeys(served.engine or row.backend for served in row.models.values())
-        kind = (row.hardware, ", ".join(row.models), ", ".join(engines))
+        engines = dict.fromkeys(served.engine or row.backend for served in row.loaded.values())
+        kind = (row.hardware, ", ".join(row.loaded), ", ".join(engines))
         return groups.setdefault(kind, _Group(*kind))
 
     for state in overview.workers:
@@ -294,7 +291,7 @@ def _queue_block(queue: QueueState) -> Block:
     row = [plain(value, style) for value in cells]
     if queue.workers:
         return [row]
-    return [row, plain(f"  start one: {start_command(queue.hardware, queue.model)}", _WARN)]
+    return [row, plain(f"  {how_to_serve(queue.hardware, queue.model, queue.near_models)}", _WARN)]
 
 
 # Jobs
@@ -313,7 +310,8 @@ def _ended_block(pace: JobPace, now: datetime, width: int | None) -> Block:
     job = pace.job
     state = plain(job.state.partition("_")[0], _STATE_STYLES[job.state])
     since = None if job.ended_at is None else max(0.0, (now - job.ended_at).total_seconds())
-    return [_job_row(pace, state, plain(f"{duration(since)} ago", _DIM), width)]
+    ago = duration(since) if width is None or width >= _WIDE else duration(since).replace(" ", "")
+    return [_job_row(pace, state, plain(f"{ago} ago", _DIM), width)]
 
 
 def _job_row(pace: JobPace, state: Text, progress: Text, width: int | None) -> Row:

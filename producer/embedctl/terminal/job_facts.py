@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from embedctl.overview import JobPace
-from embedctl.routing import start_command
+from embedctl.routing import how_to_serve
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 
 #: A name and what is said under it.
@@ -149,7 +149,7 @@ def _live(job: JobStatus, workers: Sequence[WorkerRow]) -> Fact:
     if activities:
         live += f": {', '.join(f'{count} {activity}' for activity, count in sorted(activities.items()))}"
     elif not job.state.ended:
-        live += f"; start one: {start_command(job.hardware, job.model)}"
+        live += f"{'.' if job.near_models else ';'} {how_to_serve(job.hardware, job.model, job.near_models)}"
     return "workers", live
 
 

@@ -1,21 +1,26 @@
-"""Progress for people, on standard error, while a job is submitted and while it runs."""
+"""Progress for people, on standard error, while a job is submitted, while it runs and while its vectors are written."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from embedctl.notices import Reminder
-from embedctl.rates import Rate
+from embedctl.overview import JobPace, Paces
+from embedctl.rates import Rate, seconds_left
+from embedctl.results import ChunkVectors
 from embedctl.routing import missing_worker
 from embedctl.store import JobStatus
+from embedctl.terminal.bottom_line import BottomLine
 from embedctl.terminal.job_facts import stalled
+from embedctl.terminal.progress_line import Activity, progress_line, progress_words
+from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.printable import printable
 
 #: Without a terminal, a line is printed this often (seconds).
@@ -23,45 +28,59 @@ _LINE_EVERY_S = 10.0
 
 
 class JobProgress:
-    """A progress bar on a terminal, a line now and then elsewhere, nothing if `quiet`."""
+    """A line that moves on a terminal, a line now and then elsewhere, nothing if `quiet`.
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    Args:
+        moving: whether a line may move on a terminal.
+
+    Attributes:
+        now_ms: the time by Redis' clock (milliseconds); by this host's until a command sets it.
+        watch: called while a job has not ended, and while its producer waits; raises if waiting is of no use any more.
+        continued_at: records that were done before this command took the job up; None if it took none up.
+        writing: what this command writes; None if it writes nothing.
+    """
+
+    def __init__(self, *, quiet: bool = False, moving: bool = True) -> None:
+        self._moving = moving
+        self.now_ms: Callable[[], int] = _host_ms
+        self.watch: Callable[[], None] = lambda: None
+        self.continued_at: int | None = None
         self._console = Console(stderr=True, quiet=quiet)
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
-        self._rate = Rate()
-        self._next_line = time.monotonic() + _LINE_EVERY_S
+        self._line: BottomLine | None = None
+        self._now = Activity("starting", since=time.monotonic())
+        self._next_words = time.monotonic() + _LINE_EVERY_S
         self._remind = Reminder(self.say)
         self._waits_for = ""
         self._said: set[str] = set()
-        #: Records that were done before this command first saw the job; None if there were none.
-        self.continued_at: int | None = None
-        self._seen = False
-        #: Called with each status of a job that has not ended; raises if waiting is of no use any more.
-        self.watch: Callable[[], None] = lambda: None
+        self._submitted = Rate()
+        self._paces = Paces()
+        self._pace: JobPace | None = None
+        self.writing: Writing | None = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty() and not self._console.quiet:
-            self._bar = Progress(
-                TextColumn("{task.description:<10}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("submitting", total=None, rate="")
+        terminal = sys.stderr.isatty() and not self._console.quiet and not self._console.is_dumb_terminal
+        if self._moving and terminal:
+            self._line = BottomLine(lambda width: progress_line(self._now, width))
+            self._line.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._line is not None:
+            # Of a job that has ended, the command says more than this line does.
+            ended = self._pace is not None and self._pace.job.state.ended
+            self._line.stop(keep=self._now.since is None and (error is not None or not ended))
+            self._line = None
+
+    @contextmanager
+    def above(self) -> Iterator[None]:
+        """What the block prints on standard output stands above the moving line, if there is one."""
+        with nullcontext() if self._line is None else self._line.above():
+            yield
 
     def say(self, line: str) -> None:
-        """Print a line, above the bar if there is one."""
+        """Print a line, above the moving one if there is one."""
         self._console.print(printable(line), soft_wrap=True, highlight=False, markup=False)
 
     def _say_once(self, topic: str, line: str) -> None:
@@ -69,24 +88,39 @@ class JobProgress:
             self._said.add(topic)
             self.say(line)
 
+    def loading(self, line: str) -> None:
+        """A worker is being started; the line says with what."""
+        self.say(line)
+        self._now = Activity("loading", since=time.monotonic())
+
+    def taken_up(self, job: JobStatus) -> None:
+        """The job that records are submitted to, before any is added."""
+        done = job.done + job.failed
+        self.continued_at = done if done and not job.state.ended else None
+
     def submitting(self, records: int, waiting_for: str) -> None:
         """Records were added, or the producer waits for something."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=records, rate=f"waiting for {waiting_for}" if waiting_for else "")
-        elif waiting_for and waiting_for != self._waits_for:
-            self.say(f"{records:,} records submitted; waiting for {waiting_for}")
-        self._waits_for = waiting_for or self._waits_for
+        if waiting_for:
+            self.watch()
+        lately = self._submitted.add(time.monotonic(), records)
+        # What else it says stands in the log, which is above the line.
+        short = waiting_for.partition(". ")[0]
+        self._now = Activity("submitting", records, records_per_s=lately[0] if lately else None, waits_for=short)
+        if self._line is None and short and short != self._waits_for:
+            self.say(f"{records:,} records submitted; waiting for {short}")
+        self._waits_for = short or self._waits_for
+
+    def submitted(self) -> None:
+        """All records were added."""
+        self._now = Activity("submitted", self._now.done)
 
     def running(self, job: JobStatus) -> None:
         """The job's status at this moment."""
         if not job.state.ended:
             self.watch()
-        ended = job.done + job.failed
-        if not self._seen:
-            self._seen = True
-            self.continued_at = ended if ended and not job.state.ended else None
-        rates = self._rate.add(time.monotonic(), ended, job.tokens)
-        rate = "" if rates is None else f"{rates[0]:,.0f} rec/s {rates[1]:,.0f} tok/s"
+        (self._pace,) = self._paces.of([job], self._redis_ms())
+        if self.writing is not None:
+            self.writing.alone = job.state.ended if self.writing.alone is None else self.writing.alone
         self._remind(missing_worker(job))
         if job.mismatch:
             self._say_once(
@@ -95,10 +129,91 @@ class JobProgress:
             )
         if job.stalled:
             self._say_once("stalled", stalled(job))
-        if self._bar is not None:
-            self._bar.update(
-                self._task, description=job.state.partition("_")[0], completed=ended, total=job.records, rate=rate
-            )
-        elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + _LINE_EVERY_S
-            self.say(f"{job.state}: {ended} of {job.records} records {rate}")
+        self._tell(self._pace)
+
+    def begin_writing(self) -> None:
+        """From now on, the command writes the job's vectors as they come."""
+        self.writing = Writing()
+
+    def written(self, chunk: ChunkVectors) -> None:
+        """A chunk's records are in the file, and all before them."""
+        if self.writing is not None and self._pace is not None:
+            self.writing.add(int(chunk.positions[0]), int(chunk.positions[-1]) + 1)
+            self._tell(self._pace)
+
+    def stopping(self) -> None:
+        """Nothing is left to do but to stop the worker."""
+        self._now = Activity("stopping", since=time.monotonic())
+
+    def _tell(self, pace: JobPace) -> None:
+        self._now = _activity(pace, self.writing)
+        over = pace.job.state.ended and self._now.done == pace.job.records
+        if self._line is None and not over and time.monotonic() >= self._next_words:
+            self._next_words = time.monotonic() + _LINE_EVERY_S
+            self.say(progress_words(self._now))
+
+    def _redis_ms(self) -> int:
+        try:
+            return self.now_ms()
+        except BrokerUnavailable:  # whoever asks for the job's status waits for Redis
+            return _host_ms()
+
+
+class Writing:
+    """How many records of a job are in a file, and how fast they come.
+
+    Attributes:
+        alone: whether the job had ended before; None until its status is known.
+        records: in the file, those of an earlier fetch included.
+        records_per_s: the pace over the last seconds; None if that shows no growth.
+        seconds: from the beginning to the last record.
+        average: records per second of all that time.
+    """
+
+    def __init__(self) -> None:
+        self.alone: bool | None = None
+        self.records = 0
+        self.records_per_s: float | None = None
+        self.seconds = self.average = 0.0
+        self._began = time.monotonic()
+        self._earlier: int | None = None
+        self._rate = Rate()
+
+    def add(self, before: int, records: int) -> None:
+        """So many records were in the file, and so many are now."""
+        now = time.monotonic()
+        if self._earlier is None:
+            self._earlier = before
+        self.records, self.seconds = records, max(1e-3, now - self._began)
+        self.average = (records - self._earlier) / self.seconds
+        lately = self._rate.add(now, records)
+        self.records_per_s = lately[0] if lately else None
+
+
+def _activity(pace: JobPace, writing: Writing | None) -> Activity:
+    """What is going on with a job: it is encoded, its vectors are written, or both."""
+    job = pace.job
+    if writing is None:
+        written, left_s = None, pace.seconds_left
+    else:
+        written = writing.records
+        writing_left_s = seconds_left(job.records - written, writing.records_per_s)
+        if job.state.ended:
+            speed = writing.records_per_s
+            return Activity("writing", written, job.records, records_per_s=speed, seconds_left=writing_left_s)
+        # Both go on at once, so the slower of them decides.
+        left_s = None if pace.seconds_left is None else max(pace.seconds_left, writing_left_s or 0.0)
+    return Activity(
+        job.state.partition("_")[0],
+        pace.finished,
+        job.records,
+        growing=not job.sealed and not job.state.ended,
+        written=written,
+        records_per_s=pace.records_per_s,
+        tokens_per_s=pace.tokens_per_s,
+        seconds_left=left_s,
+    )
+
+
+def _host_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -13,12 +13,14 @@ import pytest
 import redis as redis_py
 from click.testing import CliRunner
 
-from embedctl import patience
+from embedctl import patience, reader
 from embedctl.broker import Broker
-from embedctl.cli import main, stack
+from embedctl.cli import main
+from embedctl.cli import run as run_module
 from embedctl.job import Job
 from embedctl.output.fetch import fetch
 from embedctl.output.parts import json_line
+from embedctl.results import ChunkVectors
 from embedctl.store import Added
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, JobError, JobFailed, JobLost, JobNotFound, JobStalled, OutputError
@@ -145,12 +147,12 @@ def test_a_run_keeps_a_job_that_the_same_command_repairs(
     def no_worker(*_: object) -> Iterator[object]:
         yield settings, lambda: None
 
-    def save(*_: object) -> None:
+    def save(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(stack, "_stack", no_worker)
-    monkeypatch.setattr(stack, "save", save)
-    monkeypatch.setattr(stack, "load_settings", lambda: settings)
+    monkeypatch.setattr(run_module, "_stack", no_worker)
+    monkeypatch.setattr(run_module, "save", save)
+    monkeypatch.setattr(run_module, "load_settings", lambda: settings)
     (tmp_path / "corpus.txt").write_text("a\nb\n")
     found = CliRunner().invoke(main, ["run", str(tmp_path / "corpus.txt"), "-o", str(tmp_path / "out.npy"), "-q"])
     assert found.exit_code == error.exit_code, found.output
@@ -169,6 +171,28 @@ def test_a_link_that_somebody_planted_leads_nowhere(name: str, planted: str, bro
     with suppress(OutputError):
         fetch(Job(job_id, broker), tmp_path / name)
     assert theirs.read_text() == "precious"
+
+
+def test_who_has_many_chunks_to_take_sees_the_job_go_on_meanwhile(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "LOOK_EVERY_S", -1.0)
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0, 1)
+    seen: list[tuple[int, str]] = []
+    written: list[int] = []
+
+    def notes(chunk: ChunkVectors) -> None:
+        written.append(int(chunk.positions[-1]) + 1)
+        if len(written) == 1:
+            work(broker, job_id, 2)
+
+    job = Job(job_id, broker)
+    fetch(
+        job, tmp_path / "vectors.jsonl", progress=lambda status: seen.append((status.done, status.state)), written=notes
+    )
+    assert seen == [(4, "running"), (6, "completed")]
+    assert written == [2, 4, 6]
 
 
 def test_lines_are_lines_to_every_reader(tmp_path: Path) -> None:

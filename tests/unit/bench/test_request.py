@@ -15,7 +15,7 @@ from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.measuring.sampling import Rounds
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import requirements_of
-from embedctl_bench.peers.registry import PEERS, choose_peers, product_of
+from embedctl_bench.peers.registry import BASELINE, PEERS, SENTENCE_TRANSFORMERS, choose_peers, product_of
 from embedctl_bench.report import markdown
 from embedctl_bench.report.report import Claim, Report
 from embedctl_bench.request import command
@@ -193,6 +193,19 @@ def test_without_sentence_transformers_there_are_no_ratios() -> None:
     assert any("there are no ratios to it" in note for note in report.notes)
     assert any("not installed, and so not measured: st-torch" in note for note in report.notes)
     assert {row["times_sentence_transformers"] for row in table(report, "rounds")} == {None}
+
+
+def test_without_its_own_environment_sentence_transformers_is_measured_in_ours() -> None:
+    assert command.baseline_of(asked(), [PEERS["fastembed"]]) == [SENTENCE_TRANSFORMERS]
+    assert command.baseline_of(asked(), [PEERS[BASELINE]]) == []
+    assert command.baseline_of(asked(peers=()), []) == []
+    found = results(
+        measured("embedctl-cpu", 5.0), measured(SENTENCE_TRANSFORMERS.name, 10.0), uninstalled=[BASELINE, "fastembed"]
+    )
+    assert claim(found, "embedctl-cpu, against").ours == "2.00 ×"
+    report = made([found], asked())
+    assert any("not measured: fastembed (" in note for note in report.notes)
+    assert [row["times_sentence_transformers"] for row in table(report, "rounds")] == [2.0, 1.0]
 
 
 def table(report: Report, name: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 
 from embedctl_bench.measuring import machine
 from embedctl_bench.measuring import session as module
-from embedctl_bench.measuring.progress import Progress
+from embedctl_bench.measuring.progress import Progress, in_words
 from embedctl_bench.measuring.session import FILE, Session
 from embedctl_config.errors import OutputError
 
@@ -151,6 +151,31 @@ def test_time_left_is_what_the_steps_so_far_took(seconds: float, plan: int, left
     progress = Progress("x", plan)
     progress.advance("step", seconds)
     assert progress.left() == left
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (
+            "all-MiniLM-L6-v2-0b40d68a/setting/embedctl-cpu-int8",
+            "embedctl-cpu-int8: choosing its setting, all-MiniLM-L6-v2",
+        ),
+        ("all-MiniLM-L6-v2-0b40d68a/tenth/2 again 1/st-torch", "st-torch: round 2 again, tenth, all-MiniLM-L6-v2"),
+        ("all-MiniLM-L6-v2-0b40d68a/short 0123456789abcdef/3/st-torch", "st-torch: round 3, short, all-MiniLM-L6-v2"),
+        ("one", "one"),
+    ],
+)
+def test_a_step_is_named_in_words(step: str, words: str) -> None:
+    assert in_words(step) == words
+
+
+def test_the_count_and_the_time_left_are_whole_in_80_columns() -> None:
+    progress = Progress("request", 12)
+    progress.begin("all-MiniLM-L6-v2-0b40d68a/setting/embedctl-cpu-int8")
+    progress.advance("", 7.0)
+    line = "request 1/12 ╸───────── about 77 s left; embedctl-cpu-int8: choosing its setting, all-MiniLM-L6-v2"
+    assert progress._drawn(120).plain == line
+    assert progress._drawn(79).plain == line[:78] + "…"
 
 
 def test_steps_of_an_earlier_run_say_nothing_of_the_time_left() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import struct
 import zlib
 from collections.abc import Callable
@@ -25,7 +26,10 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
+OBJECTS = st.dictionaries(WORDS, st.none() | st.integers() | WORDS, max_size=2).map(lambda it: json.dumps(it).encode())
+
 FIXED = ChunkInput(7, bytes([0, 0, 1]), [b"one", b"", b"int"], ["a", None, "c"], [9, 3, 2**40])
+KEPT = dataclasses.replace(FIXED, kept=[b'{"a":1}', b"{}", b'{"a":[null,"\xc3\xbc"]}'])
 
 
 @st.composite
@@ -37,6 +41,7 @@ def inputs(draw: st.DrawFn, max_rows: int = 6) -> ChunkInput:
         texts=draw(_list(st.binary(max_size=20), rows)),
         ids=draw(st.none() | _list(st.none() | WORDS, rows)),
         positions=draw(st.none() | _list(U64, rows)),
+        kept=draw(st.none() | _list(OBJECTS, rows)),
     )
 
 
@@ -61,6 +66,7 @@ def results(draw: st.DrawFn, max_rows: int = 5) -> ChunkResult:
         positions=draw(st.none() | _list(U64, rows)),
         errors=draw(st.lists(errors, max_size=3)) if rows else [],
         truncations=draw(st.lists(cuts, max_size=3)) if rows else [],
+        kept=draw(st.none() | _list(OBJECTS, rows)),
     )
 
 
@@ -249,6 +255,7 @@ def test_padding_that_is_not_zero_is_foreign() -> None:
         {"first": 8},
         {"positions": [9, 3, 2**41]},
         {"positions": None},
+        {"kept": [b"{}"] * 3},
     ],
 )
 def test_the_digest_differs_when_anything_differs(other: dict[str, Any]) -> None:
@@ -268,10 +275,16 @@ def test_equal_chunks_have_equal_digests(chunk: ChunkInput) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"texts": [b"One", b"", b"int"]}, {"ids": ["z", None, "c"]}, {"kinds": bytes([2, 0, 1])}]
+    "other",
+    [
+        {"texts": [b"One", b"", b"int"]},
+        {"ids": ["z", None, "c"]},
+        {"kinds": bytes([2, 0, 1])},
+        {"kept": [b'{"a":2}', *(KEPT.kept or [])[1:]]},
+    ],
 )
 def test_the_checksum_of_the_row_that_differs_differs_alone(other: dict[str, Any]) -> None:
-    mine, theirs = FIXED.row_checksums(), dataclasses.replace(FIXED, **other).row_checksums()
+    mine, theirs = KEPT.row_checksums(), dataclasses.replace(KEPT, **other).row_checksums()
     assert [a != b for a, b in zip(mine, theirs, strict=True)] == [True, False, False]
 
 
@@ -289,6 +302,7 @@ def test_select_keeps_texts_kinds_ids_and_positions(chunk: ChunkInput, data: st.
     assert some.ids == (None if chunk.ids is None else [chunk.ids[row] for row in rows])
     at = range(chunk.first, chunk.first + len(chunk)) if chunk.positions is None else chunk.positions
     assert some.positions == [at[row] for row in rows]
+    assert some.kept == (None if chunk.kept is None else [chunk.kept[row] for row in rows])
 
 
 def test_selecting_from_a_selection_keeps_the_original_positions() -> None:
@@ -349,3 +363,67 @@ def test_an_empty_chunk_is_a_chunk() -> None:
     assert wire.decode_input(wire.encode_input(ChunkInput(0, b"", []))) == ChunkInput(0, b"", [])
     empty = a_result(rows=0, vectors=b"", checksums=[], ids=None, errors=[], truncations=[])
     assert wire.decode_result(wire.encode_result(empty)).rows == 0
+
+
+#: What the release before kept fields wrote for FIXED and for a result of it.
+INPUT_BEFORE = (
+    "454d42430101030001321ff673d3b4b319d4b909c5a450e60700000000000000030000000000010300000000000000030000"
+    "006f6e65696e7401000000ffffffff010000006163090000000000000003000000000000000000000000010000"
+)
+RESULT_BEFORE = (
+    "454d424302010100000102030405060708090a0b0c0d0e0f0500000000000000030000000200000001ababababababababab"
+    "ababababababababababababababababababababababab040000000e00000066703332746f726368203931653739303137b4"
+    "cf107200000000cfbbda3301000000ffffffff0200000061c3bc010000000100000005000000656d70747911000000746865"
+    "207465787420697320656d70747901000000020000000001000028000000000000000000000000000000000000000000803f"
+    "0000004000004040000080400000a040"
+)
+
+
+def test_a_job_that_keeps_nothing_has_the_bytes_that_it_had_before() -> None:
+    result = a_result(checksums=FIXED.row_checksums())
+    assert wire.encode_input(FIXED, 1).hex() == INPUT_BEFORE
+    assert wire.encode_result(result, 1).hex() == RESULT_BEFORE
+    assert wire.decode_input(bytes.fromhex(INPUT_BEFORE)) == FIXED
+    read = wire.decode_result(bytes.fromhex(RESULT_BEFORE))
+    assert dataclasses.replace(read, vectors=bytes(read.vectors)) == result
+
+
+@pytest.mark.parametrize(
+    ("options", "version"),
+    [
+        ({}, 1),
+        ({"keep": None}, 1),
+        ({"keep": []}, 1),
+        ({"dimensions": 5}, 2),
+        ({"truncation": "mean"}, 2),
+        ({"keep": ["title"]}, 3),
+        ({"keep": ["title"], "dimensions": 5}, 3),
+    ],
+)
+def test_a_job_has_the_lowest_version_that_knows_its_options(options: dict[str, Any], version: int) -> None:
+    assert wire.version_for(options) == version
+
+
+@pytest.mark.parametrize(
+    "cell", [b"", b"{", b"[1]", b'"title"', b"{}{}", b'{"a": "\xff"}', b"null", b"[" * 50_000, b'{"a":' * 20_000]
+)
+def test_kept_fields_that_are_no_json_object_are_foreign(cell: bytes) -> None:
+    for data, decode in (
+        (wire.encode_input(dataclasses.replace(FIXED, kept=[b"{}", cell, b"{}"])), wire.decode_input),
+        (wire.encode_result(a_result(kept=[b"{}", b"{}", cell])), wire.decode_result),
+    ):
+        with pytest.raises(WireForeign, match="kept fields that are not a JSON object"):
+            decode(data)
+
+
+def test_a_missing_kept_cell_is_foreign() -> None:
+    data = wire.encode_input(ChunkInput(0, b"\0", [b"x"], kept=[b"{}"]))
+    null = data[:-6] + struct.pack("<I", 0xFFFFFFFF)
+    with pytest.raises(WireForeign, match="JSON object"):
+        wire.decode_input(null)
+
+
+def test_the_head_of_a_result_is_read_without_its_kept_fields() -> None:
+    result = a_result(kept=[b'{"a":"' + bytes(100_000).replace(b"\0", b"x") + b'"}'] * 3)
+    head = wire.decode_result_head(wire.encode_result(result)[:1000])
+    assert (head.errors, head.ids, head.kept) == (result.errors, result.ids, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 
 from hypothesis import given
@@ -12,12 +12,15 @@ from embedctl.chunking import chunks_of
 from embedctl.records import Record
 from embedctl_config.wire import ChunkInput, RecordKind
 
-RECORDS = st.lists(
-    st.builds(
-        Record, st.sampled_from(RecordKind), st.binary(max_size=40), st.none() | st.text("abc", min_size=1, max_size=3)
-    ),
-    max_size=40,
-)
+
+def _records(kept: st.SearchStrategy[bytes | None]) -> st.SearchStrategy[list[Record]]:
+    ids = st.none() | st.text("abc", min_size=1, max_size=3)
+    record = st.builds(Record, st.sampled_from(RecordKind), st.binary(max_size=40), ids, kept)
+    return st.lists(record, max_size=40)
+
+
+#: All records of a job have kept fields, or none has.
+RECORDS = _records(st.none()) | _records(st.binary(min_size=2, max_size=40))
 ROWS = st.integers(1, 10)
 BYTES = st.integers(1, 100)
 
@@ -28,7 +31,15 @@ def cut(records: list[Record], rows: int, size: int) -> list[ChunkInput]:
 
 def records_in(chunk: ChunkInput) -> list[Record]:
     ids = chunk.ids or [None] * len(chunk)
-    return [Record(RecordKind(k), t, i) for k, t, i in zip(chunk.kinds, chunk.texts, ids, strict=True)]
+    kept: Sequence[bytes | None] = chunk.kept or [None] * len(chunk)
+    return [
+        Record(RecordKind(kind), text, label, fields)
+        for kind, text, label, fields in zip(chunk.kinds, chunk.texts, ids, kept, strict=True)
+    ]
+
+
+def bytes_in(chunk: ChunkInput) -> int:
+    return sum(map(len, [*chunk.texts, *(chunk.kept or ())]))
 
 
 @given(RECORDS, ROWS, BYTES)
@@ -43,14 +54,14 @@ def test_chunks_joined_are_the_records(records: list[Record], rows: int, size: i
 def test_both_bounds_hold_but_for_a_record_that_is_too_long_alone(records: list[Record], rows: int, size: int) -> None:
     for chunk in cut(records, rows, size):
         assert 1 <= len(chunk) <= rows
-        assert sum(map(len, chunk.texts)) <= size or len(chunk) == 1
+        assert bytes_in(chunk) <= size or len(chunk) == 1
 
 
 @given(RECORDS, ROWS, BYTES)
 def test_no_chunk_ends_before_it_must(records: list[Record], rows: int, size: int) -> None:
     chunks = cut(records, rows, size)
     for chunk, following in pairwise(chunks):
-        assert len(chunk) == rows or sum(map(len, chunk.texts)) + len(following.texts[0]) > size
+        assert len(chunk) == rows or bytes_in(chunk) + bytes_in(following.select([0])) > size
 
 
 @given(RECORDS, ROWS, BYTES)

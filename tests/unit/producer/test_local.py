@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from embedctl.local import state_of
+from embedctl.child import guarded
+from embedctl.local import forget, state_of, was_begun_otherwise
 from embedctl.routing import local_class
 from embedctl_config.errors import SettingsError, WorkerError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
+
+
+def test_a_child_begins_without_embedctls_package(tmp_path: Path) -> None:
+    """The import would delay each process that a command starts."""
+    (tmp_path / "embedctl").mkdir()
+    (tmp_path / "embedctl" / "__init__.py").write_text("raise SystemExit('the package was imported')")
+    own = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(guarded(["env"]), env=own, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"PYTHONPATH={tmp_path}" in done.stdout
 
 
 def age(folder: Path, days: float) -> None:
@@ -28,6 +40,17 @@ def test_a_folder_is_for_one_command_at_a_time(tmp_path: Path) -> None:
             pass
     with state_of(settings, "a") as again:
         assert again == first
+
+
+def test_a_command_learns_that_it_was_begun_with_another_input(tmp_path: Path) -> None:
+    settings = Settings(state_dir=str(tmp_path))
+    with state_of(settings, "a", kind="run") as folder, state_of(settings, "a", kind="other") as other:
+        assert not was_begun_otherwise(folder)
+        assert folder != other
+    with state_of(settings, "b", kind="run") as folder, state_of(settings, "c", kind="run") as running:
+        assert was_begun_otherwise(folder)
+        forget(folder)
+    assert [each for each in tmp_path.iterdir() if each != other] == [running]
 
 
 def test_what_nobody_came_back_to_is_removed_unless_it_is_in_use(tmp_path: Path) -> None:

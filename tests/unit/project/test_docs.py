@@ -26,12 +26,18 @@ from tests.support.waiting import eventually
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ("request", "matrix", "study", "grid", "engines")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-#: `--version` does nothing else; the others may be given several times, which a variable can't say.
+#: `--version` does nothing else, and what chooses the jobs to discard stands on the command line alone. The others may
+#: be given several times, which a variable can't say.
 WITHOUT_VARIABLE = {
     ("embedctl", "--version"),
+    ("embedctl discard", "--older-than"),
+    ("embedctl discard", "--state"),
+    *(("embedctl list", option) for option in ("--state", "--model", "--class")),
     ("embedctl worker", "--model"),
     ("embedctl up", "--class"),
     ("embedctl up", "--model"),
+    ("embedctl run", "--limit"),  # a variable that is set for `embedctl list` must not cut a corpus
+    ("embedctl submit", "--limit"),
     *((f"embedctl bench {name}", option) for name in BENCHMARKS for option in ("--model", "--class")),
     ("embedctl bench engines", "--workload"),
 }

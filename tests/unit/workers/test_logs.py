@@ -32,6 +32,33 @@ def as_it_was() -> Iterator[None]:
     yield
     root.handlers[:], root.level = handlers, level
     logging.captureWarnings(False)
+    for name in ("celery.worker.strategy", "celery.app.trace"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    ("log_format", "terminal", "level", "shown"),
+    [
+        ("auto", True, "info", False),
+        ("text", True, "info", False),
+        ("auto", True, "debug", True),
+        ("json", True, "info", True),
+        ("auto", False, "info", True),
+        ("text", False, "info", True),
+    ],
+)
+def test_only_a_terminals_text_leaves_out_the_lines_of_each_ticket(
+    monkeypatch: pytest.MonkeyPatch, log_format: str, terminal: bool, level: str, shown: bool
+) -> None:
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    logs.configure("text", "info")
+    logs.configure(log_format, level)
+    for name in ("celery.worker.strategy", "celery.app.trace"):
+        logging.getLogger(name).info("Task received")
+        logging.getLogger(name).warning("Task lost")
+    assert ("Task received" in stream.getvalue()) is shown
+    assert stream.getvalue().count("Task lost") == 2
 
 
 def lines(shown: str) -> list[dict[str, object]]:

@@ -46,7 +46,7 @@ neuron_core_option = click.option(
     help="The Neuron core to run on, for a class whose device is neuron. Required if there are several.",
 )
 json_option = click.option(
-    "--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print JSON."
+    "--json", "as_json", is_flag=True, envvar="EMBEDCTL_JSON", show_envvar=True, help="Print one JSON value."
 )
 log_level_option = click.option(
     "--log-level",

@@ -102,8 +102,8 @@ def _up(settings: Settings, plan: Plan, log_level: str) -> None:
 
         def say_ready() -> None:
             if private:
+                log.info("running; stop with Ctrl-C. In another terminal: the line below, then embedctl submit …")
                 click.echo(f"export EMBEDCTL_REDIS_URL={ours.redis_url}")
-                log.info("running; stop with Ctrl-C. In another terminal: the line above, then embedctl submit …")
             else:
                 log.info("running")
 

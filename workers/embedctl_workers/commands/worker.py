@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import click
 
@@ -106,4 +109,13 @@ def main(
         log_level=log_level,
         build=not no_build,
     )
-    sys.exit(status)
+    _exit(status)
+
+
+def _exit(status: int) -> NoReturn:
+    """End the process at once. The worker has said good-bye, and Python would take torch apart for a second or two."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody may read it any more
+            stream.flush()
+    os._exit(status)

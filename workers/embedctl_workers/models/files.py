@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from embedctl_config.errors import ModelError, ModelNotFound
 from embedctl_config.hardware import ModelEntry
+from embedctl_config.model_names import did_you_mean, hub_id, near_names, short_name
 from embedctl_config.settings import expanded
 
 #: Models that come as Python packages: name → (module, folder within it, the `pip install` that brings it).
@@ -57,8 +58,7 @@ def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
         ModelError: its fingerprint is not the one that its entry pins.
     """
     entry = entry or ModelEntry()
-    source = entry.source or name
-    folder = _local_folder(source) or _package_folder(source) or _cached_folder(source, entry.revision)
+    folder = find_folder(name, entry)
     fingerprint = fingerprint_of(folder)
     if entry.fingerprint and entry.fingerprint != fingerprint:
         raise ModelError(
@@ -67,13 +67,32 @@ def resolve_model(name: str, entry: ModelEntry | None = None) -> ModelFiles:
     return ModelFiles(name, folder, fingerprint)
 
 
+def find_folder(name: str, entry: ModelEntry) -> Path:
+    """A model's folder, found as by :func:`resolve_model`. Raises ModelNotFound."""
+    source = entry.source or name
+    return _local_folder(source) or _package_folder(source) or _cached_folder(source, entry.revision)
+
+
 def fingerprint_of(folder: Path) -> str:
     """sha256 over the names and contents of the files that decide a model's vectors.
 
     Raises:
         ModelError: the folder holds no sentence-transformers model with weights; or it names files outside itself, or
-            modules that are not part of sentence-transformers.
+            modules that are not part of sentence-transformers; or a file can't be read.
     """
+    whole = hashlib.sha256()
+    for path in deciding_files(folder):
+        try:
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise ModelError(f"{path} can't be read: {error}") from error
+        whole.update(f"{path.relative_to(folder).as_posix()} {digest}\n".encode())
+    return whole.hexdigest()
+
+
+def deciding_files(folder: Path) -> list[Path]:
+    """The files that decide a model's vectors, sorted. Raises as :func:`fingerprint_of`."""
     files = {path for pattern in _DECIDING for path in folder.glob(pattern)}
     if any(path.suffix == ".safetensors" for path in files):
         files = {path for path in files if path.suffix != ".bin"}  # safetensors are loaded if both exist
@@ -83,12 +102,7 @@ def fingerprint_of(folder: Path) -> str:
             _check_named(path)
     if not any(path.suffix in (".safetensors", ".bin") for path in files):
         raise ModelError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
-    whole = hashlib.sha256()
-    for path in sorted(files):
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        whole.update(f"{path.relative_to(folder).as_posix()} {digest}\n".encode())
-    return whole.hexdigest()
+    return sorted(files)
 
 
 def _module_folders(folder: Path) -> list[Path]:
@@ -150,17 +164,36 @@ def _cached_folder(source: str, revision: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    hub_id = source if "/" in source else f"sentence-transformers/{source}"
+    repository = hub_id(source)
     try:
-        return Path(snapshot_download(hub_id, revision=revision or None, local_files_only=True))
+        return Path(snapshot_download(repository, revision=revision or None, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, HfHubHTTPError) as error:
         package = MODEL_PACKAGES.get(source, ("", "", ""))[2]
         get = (
-            f"pip install '{package}'"
+            f"Get it: pip install '{package}'"
             if package
-            else f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+            else f"If {repository} is its name on the hub, get it: hf download {repository}"
+            + (f" --revision {revision}" if revision else "")
         )
+        near = near_names(source, (*installed_models(), *cached_models()))
+        here = f"{did_you_mean(near)} {'It is' if len(near) == 1 else 'They are'} on this machine. " if near else ""
         raise ModelNotFound(
             f"model {source!r} is no folder with a config.json, no installed package, and not in the hub's cache. "
-            f"Get it: {get}"
+            f"{here}{get}"
         ) from error
+
+
+def installed_models() -> dict[str, Path]:
+    """The models that are installed as Python packages: name → folder. Each is listed under its short name."""
+    found = {name: _package_folder(name) for name in MODEL_PACKAGES if "/" not in name}
+    return {name: folder for name, folder in found.items() if folder is not None}
+
+
+def cached_models() -> list[str]:
+    """The names of the models in the hub's cache, whole or not; none if huggingface_hub is not installed."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return []
+    folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*"))
+    return [short_name(folder.name.removeprefix("models--").replace("--", "/")) for folder in folders]

@@ -107,6 +107,7 @@ class ChunkStore:
             positions=chunk.positions,
             errors=encoded.errors,
             truncations=encoded.truncations,
+            kept=chunk.kept,
         )
 
     def _patiently(self, held: Held, ask: Callable[[], str]) -> str:

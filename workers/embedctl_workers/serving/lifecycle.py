@@ -32,6 +32,7 @@ from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder
+from embedctl_workers.models.names import names_of
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.endpoint import Endpoint
 from embedctl_workers.serving.health import Health
@@ -75,8 +76,11 @@ def run_worker(
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
         broker.connection.read_scripts()
         host = Host(pinned.threads, cache_folder(settings), build)
-        served = {}
+        served: dict[str, _Served] = {}
         for model in models:
+            if known := next((name for name, each in served.items() if model in each.names), None):
+                log.info("model %s is %s by another name, and is loaded once", model, known)
+                continue
             served[model] = _load(settings, entry, model, host, health, telemetry)
             stack.callback(served[model].encoder.backend.close)
         health.phase = "starting"
@@ -101,7 +105,11 @@ def run_worker(
                 bounds=entry.overrides_in_words,
                 cpus=pinned.cpu_list,
                 threads=pinned.threads,
-                models={model: each.as_served(runner.speed[model]) for model, each in served.items()},
+                models={
+                    name: each.as_served(runner.speed[model], spelling_of="" if name == model else model)
+                    for model, each in served.items()
+                    for name in each.names
+                },
                 holding=tuple((held.job_id, held.chunk) for held in runner.in_hand.all()),
                 progressed_ms=runner.in_hand.progressed_ms,
                 machine=machine_id(),
@@ -116,7 +124,7 @@ def run_worker(
         stack.callback(heartbeat.stop)
         health.attend(heartbeat, runner.in_hand, runner.draining)
         app = make_celery(settings)
-        model_of_queue = {keys.queue(hardware, model): model for model in models}
+        model_of_queue = {keys.queue(hardware, name): model for model, each in served.items() for name in each.names}
         register(app, runner, model_of_queue)
         return _consume(app, runner, encoders, health, name, list(model_of_queue), entry.prefetch, log_level)
 
@@ -144,13 +152,14 @@ def _telemetry(
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A model that is ready to encode, and what the gate measured, in words."""
+    """A model that is ready to encode, its names, and what the gate measured, in words."""
 
     encoder: ChunkEncoder
+    names: tuple[str, ...]
     accuracy: str
 
-    def as_served(self, speed: Speed) -> ServedModel:
-        """What the heartbeat says about it."""
+    def as_served(self, speed: Speed, *, spelling_of: str) -> ServedModel:
+        """What the heartbeat says about it under one of its names."""
         backend = self.encoder.backend
         return ServedModel(
             fingerprint=backend.fingerprint,
@@ -160,6 +169,7 @@ class _Served:
             padding=round(speed.padding, 3),
             engine=backend.engine,
             accuracy=self.accuracy,
+            spelling_of=spelling_of,
         )
 
 
@@ -193,7 +203,9 @@ def _load(
         accuracy or "nothing to check",
         time.monotonic() - started,
     )
-    return _Served(encoder, accuracy)
+    # A backend without files makes a vector of its own for each name.
+    names = names_of(backend.reference.files, settings) if backend.reference else (model,)
+    return _Served(encoder, names, accuracy)
 
 
 def _consume(

@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import traceback
+import warnings
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +17,12 @@ from embedctl_config.printable import PrintableFormatter, printable
 
 #: The fields that `extra` may give a line, in the order in which they are shown; `worker` defaults to this process.
 FIELDS = ("job", "chunk", "attempt", "worker")
+
+
+#: Celery's loggers that log two lines for each ticket.
+_OF_EACH_TICKET = ("celery.worker.strategy", "celery.app.trace")
+#: The beginning of Celery's six-line warning to root. Whoever reads a terminal as root knows that.
+_AS_ROOT = "You're running the worker with superuser privileges"
 
 
 class _Fields:
@@ -82,7 +89,8 @@ def configure(log_format: str, level: str, *, worker: str = "") -> None:
 
     Args:
         log_format: text, json, or auto: text on a terminal, json elsewhere.
-        level: the lowest level that is logged, in lower or upper case.
+        level: the lowest level that is logged, in lower or upper case. On a terminal, text leaves out Celery's lines
+            about each ticket, unless the level is debug.
         worker: the worker's name in each line; see :func:`set_worker`.
     """
     root = logging.getLogger()
@@ -92,6 +100,11 @@ def configure(log_format: str, level: str, *, worker: str = "") -> None:
     root.addHandler(_Handler(as_json=as_json, worker=worker))
     root.setLevel(level.upper())
     logging.captureWarnings(True)
+    for_a_reader = not as_json and sys.stderr.isatty() and level.upper() != "DEBUG"
+    for name in _OF_EACH_TICKET:
+        logging.getLogger(name).setLevel(logging.WARNING if for_a_reader else logging.NOTSET)
+    if for_a_reader:
+        warnings.filterwarnings("ignore", message=_AS_ROOT)
 
 
 def set_worker(name: str) -> None:

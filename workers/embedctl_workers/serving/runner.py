@@ -88,6 +88,8 @@ class ChunkRunner:
         self.speed = self._encoding.speed
         # A job's options never change, and its chunks come one after the other.
         self._job = lru_cache(maxsize=256)(broker.jobs.status)
+        # Once a job has a claimed chunk, its fingerprint is pinned, and no later answer changes anything.
+        self._is_kept_apart = lru_cache(maxsize=256)(self._has_other_files)
 
     def run(self, model: str, ticket: Ticket) -> None:
         """Do what a ticket says. Never raises: whatever goes wrong, there will be another ticket."""
@@ -160,6 +162,8 @@ class ChunkRunner:
         if job.precision != self._hardware.precision:
             # Two hosts configure a class of this name differently.
             raise _NotForMe(f"the job wants {job.precision}, and this worker offers {self._hardware.precision}")
+        if job.model != held.model and self._is_kept_apart(held.job_id, held.model):
+            raise _NotForMe(f"another live worker serves {job.model} with other files")
         rest_s = self._doubted.pass_on(held.job_id, held.chunk, partial(self._others, job.queue))
         if rest_s is not None:
             held.rest_s = rest_s
@@ -175,6 +179,18 @@ class ChunkRunner:
             self._tell_unreadable(job, held, error)
             return
         self._finish(ClaimedChunk(held, job, self._encoders[held.model], claim.input, chunk, claim.given_up))
+
+    def _has_other_files(self, job_id: str, model: str) -> bool:
+        """Whether the name in an unclaimed job, here another spelling of `model`, means other files elsewhere.
+
+        This is so if a live worker was started with that name, and its settings keep the two spellings apart. If we
+        claimed the first chunk, the job would be pinned to our files.
+        """
+        job, ours = self._job(job_id), self._encoders[model].backend.fingerprint
+        if job.model_fingerprint is not None:
+            return False
+        named = (row.loaded.get(job.model) for row in self._broker.workers.alive(job.queue))
+        return any(served is not None and served.fingerprint != ours for served in named)
 
     def _claim(self, held: Held, ticket: Ticket) -> Claim | None:
         """Claim a chunk; None if Redis says no."""

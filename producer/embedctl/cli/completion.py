@@ -1,0 +1,101 @@
+"""What the shell offers for a job, a class or a model. Neither an error nor a slow Redis ever shows in a prompt."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import chain, islice
+from typing import TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from embedctl.broker import Broker
+from embedctl.store.job_ids import is_beginning, newest_first
+from embedctl_config.printable import printable
+from embedctl_config.settings import Settings, load_settings
+
+T = TypeVar("T")
+
+#: The longest that a user waits for Redis after pressing Tab (seconds).
+_PATIENCE_S = 1.0
+#: Most jobs that are offered.
+_OFFERED = 50
+
+
+def complete_job(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The newest jobs whose ids begin so, else those whose ids end so; without those already on the command line."""
+    named = {word for value in ctx.params.values() for word in (value if isinstance(value, tuple) else (value,))}
+    return [item for item in _within_patience(lambda: _jobs(ctx, incomplete)) if item.value not in named]
+
+
+def complete_class(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The hardware classes of the settings and of the live workers."""
+    return _offered(incomplete, lambda settings: settings.classes, lambda hardware, _: hardware, ctx)
+
+
+def complete_model(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The models of the settings and of the live workers."""
+    return _offered(incomplete, _models, lambda _, model: model, ctx)
+
+
+def complete_argument(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What follows `--class` or `--model` in the arguments of a command that becomes another program."""
+    before = (ctx.params.get(parameter.name or "") or ("",))[-1]
+    complete = {"--class": complete_class, "--model": complete_model}.get(before)
+    return complete(ctx, parameter, incomplete) if complete else []
+
+
+def _jobs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    broker = Broker.shared(_settings(ctx))
+
+    def newest(beginning: str, fits: Callable[[str, str], bool]) -> list[str]:
+        ids = chain.from_iterable(newest_first(broker.connection, beginning))
+        return list(islice((job_id for job_id in ids if fits(job_id, incomplete)), _OFFERED))
+
+    found = newest(incomplete, str.startswith) if is_beginning(incomplete) else []
+    jobs = broker.jobs.find(found or newest("", str.endswith))
+    return [
+        CompletionItem(job.id, help=printable(f"{job.state}, {job.records:,} records, {job.model}")) for job in jobs
+    ]
+
+
+def _models(settings: Settings) -> Iterable[str]:
+    return [settings.model, *settings.models, *chain.from_iterable(each.models for each in settings.classes.values())]
+
+
+def _offered(
+    incomplete: str,
+    configured: Callable[[Settings], Iterable[str]],
+    served: Callable[[str, str], str],
+    ctx: click.Context,
+) -> list[CompletionItem]:
+    """Names in the settings, and names of live workers' queues."""
+
+    def live() -> list[str]:
+        return [served(hardware, model) for hardware, model, _ in Broker.shared(_settings(ctx)).workers.offers()]
+
+    found = {*_within_patience(lambda: list(configured(_settings(ctx)))), *_within_patience(live)}
+    return [CompletionItem(name) for name in sorted(found) if name.startswith(incomplete) and name.isprintable()]
+
+
+def _settings(ctx: click.Context) -> Settings:
+    return load_settings(insecure=ctx.find_root().params.get("insecure") or None)
+
+
+def _within_patience(question: Callable[[], list[T]]) -> list[T]:
+    """The answer to a question; none if there is an error, or no answer in time."""
+    logging.disable()  # the process only completes, and ends
+    answer: list[T] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # whatever it is, a prompt is no place for it
+            answer.extend(question())
+
+    # A daemon, because a Redis that does not answer may keep it for longer.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_PATIENCE_S)
+    return list(answer)

@@ -1,0 +1,130 @@
+"""The list of jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+
+import click
+from rich.console import Console
+
+from embedctl.broker import Broker
+from embedctl.cli.completion import complete_class, complete_model
+from embedctl.cli.json_forms import job_form, printed_array
+from embedctl.cli.options import json_option, option
+from embedctl.store import JobState, JobStatus
+from embedctl.terminal.columns import Column, Row, arrange, plain
+from embedctl.terminal.drawing import duration, number
+from embedctl.terminal.job_facts import state
+from embedctl_config.settings import load_settings
+
+_COLUMNS = (
+    Column("JOB", 26),
+    Column("STATE", 9),
+    Column("AGE", 6, rank=2, right=True),
+    Column("CLASS", 5, rank=3),
+    Column("DONE", 4, right=True),
+    Column("RECORDS", 6, right=True),
+    Column("FAILED", 6, rank=1, right=True),
+    Column("MODEL", 8, rank=1),
+)
+#: Jobs whose rows are made at once.
+_PAGE = 200
+#: Where there are filters, the jobs that are left out are looked for among this many.
+_LOOKED_AT = 1000
+
+
+@click.command("list")
+@option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The maximum number of jobs to show.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice([str(state) for state in JobState]),
+    multiple=True,
+    help="Only jobs in this state. Can be repeated.",
+)
+@click.option(
+    "--model", "models", multiple=True, shell_complete=complete_model, help="Only jobs for this model. Can be repeated."
+)
+@click.option(
+    "--class",
+    "classes",
+    multiple=True,
+    shell_complete=complete_class,
+    help="Only jobs of this hardware class. Can be repeated.",
+)
+@json_option
+def list_jobs(
+    limit: int, states: tuple[str, ...], models: tuple[str, ...], classes: tuple[str, ...], as_json: bool
+) -> None:
+    """Show the jobs in Redis, newest first."""
+    broker = Broker.shared(load_settings())
+    jobs = broker.jobs.newest()
+
+    def fits(job: JobStatus) -> bool:
+        wanted = ((job.state, states), (job.model, models), (job.hardware, classes))
+        return all(not chosen or own in chosen for own, chosen in wanted)
+
+    shown = islice(filter(fits, jobs), limit)
+    if as_json:
+        _print_json(broker, shown)
+    else:
+        _print_table(shown, broker.connection.about_now_ms() / 1000)
+    first = next(jobs, None)
+    if first is None:
+        return
+    if states or models or classes:
+        older = [first, *islice(jobs, _LOOKED_AT - 1)]
+        _print_left_out(sum(map(fits, older)), limit, exact=len(older) < _LOOKED_AT)
+    else:
+        _print_left_out(broker.jobs.count() - limit, limit, exact=True)
+
+
+def _print_left_out(count: int, limit: int, *, exact: bool) -> None:
+    if exact and count > 0:
+        click.echo(f"… and {count:,} more; --limit {limit + count} shows all", err=True)
+    elif not exact:
+        click.echo(
+            f"… and {f'at least {count:,}' if count else 'perhaps'} more; --limit {2 * limit} shows more", err=True
+        )
+
+
+def _print_json(broker: Broker, jobs: Iterator[JobStatus]) -> None:
+    live_workers = cache(broker.workers.count)
+    with printed_array() as add:
+        for job in jobs:
+            add(job_form(replace(job, live_workers=live_workers(job.queue))))
+
+
+def _print_table(jobs: Iterator[JobStatus], now_s: float) -> None:
+    """Print the jobs page by page; the heads once Redis has answered."""
+    console = Console(highlight=False)
+    width = console.width if sys.stdout.isatty() else None
+    heads = 0
+    while True:
+        page = [_row(job, now_s, width) for job in islice(jobs, _PAGE)]
+        if not page and heads:
+            return
+        for line in arrange(_COLUMNS, page, width)[heads:]:
+            console.print(line, soft_wrap=True)
+        heads = 1
+
+
+def _row(job: JobStatus, now_s: float, width: int | None) -> Row:
+    # On a terminal, a job that failed in part is told by the number of failed records.
+    shown = state(job) if width is None else "stalled" if job.stalled else job.state.partition("_")[0]
+    finished = f"{100 * (job.done + job.failed) // job.records}%" if job.records else "–"
+    open_end = "" if job.sealed or job.state.ended else "+"
+    return [
+        plain(job.id),
+        plain(shown),
+        plain(duration(max(0.0, now_s - job.created_at.timestamp()))),
+        plain(job.hardware),
+        plain(finished),
+        plain(number(job.records, width) + open_end),
+        plain(number(job.failed, width)),
+        plain(job.model),
+    ]

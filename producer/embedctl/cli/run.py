@@ -1,0 +1,194 @@
+"""A whole job on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from embedctl.broker import Broker
+from embedctl.cli.completion import complete_class
+from embedctl.cli.corpora import CorpusChoice, print_estimate, submit_choice
+from embedctl.cli.json_forms import result_json
+from embedctl.cli.options import (
+    corpus_options,
+    cpus_option,
+    json_option,
+    no_clobber_option,
+    option,
+    output_option,
+)
+from embedctl.cli.results import check_destination, exit_status, failures_in, may_move, report, save, summary
+from embedctl.corpus import Corpus
+from embedctl.estimate import local_estimate
+from embedctl.job import Job
+from embedctl.output import is_stdout
+from embedctl.routing import local_class
+from embedctl.terminal.progress import JobProgress
+from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
+from embedctl_config.settings import Settings, load_settings
+
+
+@click.command()
+@corpus_options
+@option(
+    "--class",
+    "hardware",
+    shell_complete=complete_class,
+    help="The hardware class. Default: the setting, or cpu if that is auto.",
+)
+@cpus_option
+@output_option()
+@no_clobber_option
+@option("--dry-run", is_flag=True, help="Start and write nothing; print an estimate of the job's size.")
+@json_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    *,
+    output: Path | None,
+    no_clobber: bool,
+    cpus: str | None,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Embed CORPUS on this machine alone and write the vectors to --output.
+
+    CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
+    a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
+    otherwise.
+
+    The command starts a worker and a private Redis, and stops both at the end. If EMBEDCTL_REDIS_URL is set, it uses
+    that Redis instead of a private one, and the live workers there that serve the model in this class; it starts its
+    own if there are none, or if --cpus is given. After a crash, the same command continues where it stopped.
+    """
+    settings = load_settings()
+    options["hardware"] = local_class(settings, options["hardware"])
+    choice = CorpusChoice.of(settings, output=output, **options)
+    if dry_run:
+        choice.check()
+        print_estimate(local_estimate(settings, choice.records(), choice.options), as_json=as_json)
+        return
+    if output is None:
+        raise click.UsageError("Missing option '--output' / '-o'.")
+    check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json)
+    command = _command(settings, output, cpus=cpus, **options)
+    key = _run_key(choice.corpus, command)
+    choice = choice.keyed(key)
+    choice.check()
+    name = key or secrets.token_hex(8)
+    model = choice.options.model or settings.model
+    progress = JobProgress(quiet=quiet, moving=may_move(output))
+    with (
+        progress,
+        _stack(settings, name, command if key else name, options["hardware"], model, cpus, progress.loading) as (
+            ours,
+            progress.watch,
+        ),
+    ):
+        broker = Broker.connect(ours)
+        job = submit_choice(broker, choice, progress)
+        with _freed_unless_it_goes_on(job, resumable=key is not None):
+            written = save(job, output, progress, clobber=not no_clobber)
+        status = job.status()
+        job.discard()
+        broker.close()
+        progress.stopping()
+    report(status, progress, failed_in=failures_in(written))
+    if as_json:
+        click.echo(result_json(status, summary(status, progress.continued_at), written))
+    ctx.exit(exit_status(status))
+
+
+@contextmanager
+def _freed_unless_it_goes_on(job: Job, *, resumable: bool) -> Iterator[None]:
+    """If writing the vectors fails, free the job, unless the same command can continue it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if resumable:
+            raise KeyboardInterrupt("the same command continues where it stopped") from None
+        job.discard()
+        raise KeyboardInterrupt("what was read from the pipe is gone; nothing is kept") from None
+    except BrokenPipeError:  # nobody reads what it prints
+        if not resumable:
+            job.discard()
+        raise
+    except JobLost as error:
+        if resumable:
+            raise JobLost(f"{error} The same command does that, and continues.") from None
+        with suppress(JobNotFound):
+            job.discard()
+        raise
+    except (JobNotFound, JobStalled):  # nothing is left to free, or the same command continues
+        raise
+    except JobError:
+        job.discard()
+        raise
+
+
+@contextmanager
+def _stack(
+    settings: Settings, name: str, kind: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
+) -> Iterator[tuple[Settings, Callable[[], None]]]:
+    """A Redis, unless one is configured, and a worker, unless one lives there, for as long as the block lasts.
+
+    With `cpus`, the worker is always our own.
+
+    Yields the settings for this Redis, and a function that raises WorkerError if the worker has ended. If the block
+    fails, its state folder stays, and the next block of this name continues with it.
+    """
+    from embedctl import local
+
+    settings.hardware_class(hardware)
+    with local.state_of(settings, name, kind=kind) as folder:
+        if local.was_begun_otherwise(folder):
+            say("The corpus has changed since this command was interrupted: it begins anew")
+        redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings, folder)
+        with redis as ours:
+            log_file = folder / "worker.log"
+
+            def start() -> AbstractContextManager[Callable[[], None]]:
+                say(f"Loading {model} (the worker's log: {log_file})")
+                return local.local_worker(ours, hardware=hardware, model=model, cpus=cpus, log_file=log_file)
+
+            borrows = settings.redis_url and cpus is None
+            with (
+                local.borrowed_worker(ours, hardware=hardware, model=model, start=start, say=say)
+                if borrows
+                else start()
+            ) as watch:
+                yield ours, watch
+        local.forget(folder)
+
+
+def _command(settings: Settings, output: Path, **options: Any) -> str:
+    """A name for this command with its options, whatever its corpus holds now."""
+    decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
+    target = "-" if is_stdout(output) else str(output.resolve())
+    return _digest([target, {"decided": decided, **options}])
+
+
+def _run_key(corpus: Corpus, command: str) -> str | None:
+    """The idempotency key of this run, which the same command has again after a crash; a changed file has another."""
+    if not corpus.rereadable:
+        return None
+    key = hashlib.sha256(command.encode())
+    for file in corpus.files:
+        path = Path(file.path)
+        facts = path.stat()
+        key.update(_digest([str(path.resolve()), facts.st_mtime_ns, facts.st_size]).encode())
+    return key.hexdigest()
+
+
+def _digest(facts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

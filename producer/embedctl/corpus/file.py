@@ -1,0 +1,106 @@
+"""One file of a corpus, or standard input."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from embedctl.corpus.arrays import array
+from embedctl.corpus.lines import jsonl, txt
+from embedctl.corpus.rows import Line, Rows
+from embedctl.corpus.streams import COMPRESSIONS, MARK, beginning, bounded_lines, opened
+from embedctl.corpus.tables import delimited, parquet
+from embedctl_config.errors import InputError
+
+_STANDARD_INPUT = (
+    "standard input is read as jsonl: give --format txt for plain text, or the format that it has: csv, tsv, json, "
+    "parquet"
+)
+_NO_ARRAY = "the format json is one array, or an object on each line"
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusFile:
+    """A file of records, or standard input if `path` is `-`.
+
+    `txt` has one record per line; an empty line is an (empty) record, so that vectors and lines have the same numbers.
+    `jsonl` has one object per line and skips empty lines. `json` is one array of objects or texts; a file that begins
+    with an object is read as jsonl. `csv` and `tsv` begin with a line of field names. A file with the suffix `.gz` or
+    `.zst` is decompressed.
+
+    Attributes:
+        guessed: whether the format is only a guess.
+    """
+
+    path: str
+    file_format: str
+    guessed: bool
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return "standard input" if self.path == "-" else self.path
+
+    @property
+    def rereadable(self) -> bool:
+        """Whether it can be read twice: a file can, a pipe can't."""
+        return self.path != "-" and Path(self.path).is_file()
+
+    def lines(self, rows: Rows) -> Iterator[Line]:
+        """Its records and the errors of its bad lines, read lazily.
+
+        Raises:
+            InputError: the file can't be read.
+        """
+        with self._explained(), opened(self.path) as stream:
+            yield from self._reader(stream, rows)
+
+    def check_pipe(self, rows: Rows) -> None:
+        """Check the first line of standard input without taking it, if its format is a guess, as soon as it is there.
+
+        Raises:
+            InputError: the line is not an object of JSON, or standard input can't be read.
+        """
+        if not self.guessed or self.path != "-":
+            return
+        with self._explained(), opened(self.path) as stream:
+            first, end, _ = beginning(stream).partition(b"\n")
+        if end:
+            for line in jsonl([first.removeprefix(MARK)], self.name, rows, hint=_STANDARD_INPUT):
+                if isinstance(line, InputError):
+                    raise line
+
+    def _reader(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
+        if self.file_format == "parquet":
+            return parquet(stream, self.name, rows, plain=self.rereadable and not self._compressed)
+        if self.file_format == "json":
+            return self._json(stream, rows)
+        lines = bounded_lines(stream, self.name)
+        if self.file_format == "jsonl":
+            hint = _STANDARD_INPUT if self.guessed and self.path == "-" else ""
+            return jsonl(lines, self.name, rows, hint=hint)
+        if self.file_format == "txt":
+            return txt(lines, self.name, rows)
+        return delimited(lines, self.name, rows, self.file_format)
+
+    def _json(self, stream: BinaryIO, rows: Rows) -> Iterator[Line]:
+        """An array; or an object per line, as many files of this name hold."""
+        if beginning(stream).removeprefix(MARK).lstrip().startswith(b"{"):
+            return jsonl(bounded_lines(stream, self.name), self.name, rows, hint=_NO_ARRAY)
+        return array(stream, self.name, rows)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{self.name} can't be read: {reason}") from error
+
+    @property
+    def _compressed(self) -> bool:
+        return Path(self.path).suffix.lower() in COMPRESSIONS

@@ -1,0 +1,71 @@
+"""Formats with a record a line: `txt` and `jsonl`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from embedctl.corpus.rows import Line, Rows
+from embedctl.records import kind_of
+from embedctl_config.errors import InputError
+
+#: How a stream of another kind begins → what to do with it.
+_OTHER_KINDS = {
+    b"[": "if it is a JSON array, give --format json",
+    b"PAR1": "it looks like parquet: give --format parquet",
+    b"\x1f\x8b": "it is compressed: pipe it through gunzip",
+    b"\x28\xb5\x2f\xfd": "it is compressed: pipe it through zstd -dc",
+}
+
+
+def txt(lines: Iterable[bytes], name: str, rows: Rows) -> Iterator[Line]:
+    """A record a line; an empty line is an (empty) record, so that vectors and lines have the same numbers.
+
+    Raises:
+        InputError: a field is to be kept that is not the text.
+    """
+    rows.check_kept([rows.text_field], name)
+    for number, line in enumerate(lines, start=1):
+        yield rows.text(line.removesuffix(b"\n").removesuffix(b"\r"), f"{name}, line {number}")
+
+
+def jsonl(lines: Iterable[bytes], name: str, rows: Rows, *, hint: str = "") -> Iterator[Line]:
+    """An object a line. Empty lines are skipped.
+
+    Args:
+        hint: what to add to the error of a first line that is not an object.
+    """
+    first = True
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            row = json_object(line, where)
+        except InputError as error:
+            advice = _advice(line, hint) if first else ""
+            yield InputError(f"{error}; {advice}") if advice else error
+        else:
+            yield rows.line(row, where)
+        first = False
+
+
+def json_object(line: bytes, where: str) -> Mapping[str, Any]:
+    """A line's object.
+
+    Raises:
+        InputError: it is not JSON, or not an object.
+    """
+    try:
+        # Bytes that are not UTF-8 become lone surrogates, so that only the text is bad, not the whole line.
+        value = json.loads(line.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f'{where}: expected an object such as {{"text": …}}, found {kind_of(value)}')
+    return value
+
+
+def _advice(line: bytes, hint: str) -> str:
+    return next((advice for start, advice in _OTHER_KINDS.items() if line.lstrip().startswith(start)), hint)

@@ -1,0 +1,57 @@
+"""A field of a row, by its name or by its path into nested objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from embedctl_config.errors import InputError
+
+#: What :func:`field_of` returns as its default if a caller must tell a missing field from null.
+MISSING: Any = object()
+
+
+def field_of(row: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """The value of a field; `default` if the row has no such field.
+
+    A dot leads into an object: `body.input` is the field `input` of the object `body`. A field whose own name is
+    `body.input` wins.
+    """
+    value = row.get(path, MISSING)
+    if value is not MISSING:
+        return value
+    name, dot, rest = path.partition(".")
+    inner = row.get(name) if dot else None
+    return field_of(inner, rest, default) if isinstance(inner, Mapping) else default
+
+
+def no_field(
+    path: str, seen: Mapping[str, Any] | Iterable[object], where: str, flag: str = "--text-field"
+) -> InputError:
+    """The error for a row without a field. It lists the fields of the innermost object that the path leads to.
+
+    Args:
+        seen: the row, or just the names of its fields if these are not nested.
+        where: the file and the line.
+        flag: the option that names the field.
+    """
+    inside, ends = _innermost(seen, path)
+    names = ", ".join(sorted(map(str, inside))) or "none"
+    within = f" in {ends!r}" if ends else ""
+    return InputError(
+        f"{where}: no field {path!r}; fields seen{within}: {names}. Name the right one with {flag} "
+        f"({flag.removeprefix('--').replace('-', '_')}= in Python)"
+    )
+
+
+def _innermost(seen: Mapping[str, Any] | Iterable[object], path: str) -> tuple[Iterable[object], str]:
+    """The last object on a path that is there, and the path to it; the row itself has an empty one."""
+    steps: list[str] = []
+    while isinstance(seen, Mapping):
+        name, dot, path = path.partition(".")
+        inner = seen.get(name)
+        if not dot or not isinstance(inner, Mapping):
+            break
+        steps.append(name)
+        seen = inner
+    return seen, ".".join(steps)

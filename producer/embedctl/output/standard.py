@@ -1,0 +1,69 @@
+"""Results on standard output: jsonl, each chunk as soon as it is there."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from embedctl.job import Job
+from embedctl.output.jsonl import lines_of
+from embedctl.results import ChunkVectors
+from embedctl.store import JobStatus
+from embedctl_config.errors import OutputError
+
+
+def is_stdout(path: Path | None) -> bool:
+    """Whether a path means standard output."""
+    return str(path) in ("-", "/dev/stdout")
+
+
+def check_stdout() -> None:
+    """Check beforehand that there is a standard output.
+
+    Raises:
+        OutputError: it is closed.
+    """
+    if sys.stdout is None:
+        raise OutputError("standard output is closed: name a file, or open it")
+
+
+def print_results(
+    job: Job,
+    progress: Callable[[JobStatus], None] | None = None,
+    written: Callable[[ChunkVectors], None] | None = None,
+) -> None:
+    """Write a job's results to standard output as they arrive.
+
+    Args:
+        written: called with each chunk once it is there.
+
+    Raises:
+        BrokenPipeError: nobody reads it any more.
+        OutputError: it is closed, or can't be written.
+        JobCancelled, JobFailed, BrokerUnavailable: as for :meth:`Job.iter_results`.
+    """
+    check_stdout()
+    sys.stdout.flush()
+    for chunk in job.iter_results(progress=progress):
+        data = "".join(f"{line}\n" for line in lines_of(chunk)).encode("utf-8", "surrogateescape")
+        try:
+            _write(sys.stdout.fileno(), data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"standard output can't be written: {error.strerror}") from error
+        if written is not None:
+            written(chunk)
+
+
+def _write(to: int, data: bytes) -> None:
+    """Write all of it, and nothing that Python holds back and would write once more as it ends."""
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(to, left) :]
+        except BlockingIOError:  # the other end has made it non-blocking
+            select.select([], [to], [])

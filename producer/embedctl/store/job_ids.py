@@ -1,0 +1,117 @@
+"""The list of all jobs: walking it, and finding an id in it by its beginning or its ending."""
+
+from __future__ import annotations
+
+import calendar
+from collections.abc import Callable, Iterator
+
+from embedctl.store.connection import Connection
+from embedctl_config import keys
+from embedctl_config.errors import JobAmbiguous
+
+#: The fewest characters to which an id may be shortened.
+SHORTEST = 4
+#: Ids that are read at once.
+SLICE = 1000
+#: Most candidates that an error names.
+_NAMED = 5
+_ANY_ID = "00000000-000000-0000000000"
+#: What completes the beginning of an id to the last and to the first time that begins so.
+_BOUNDS = ("99999999-999999", "00000000-000000")
+
+
+def is_beginning(text: str) -> bool:
+    """Whether an id may begin so."""
+    return keys.is_job_id(text + _ANY_ID[len(text) :])
+
+
+def is_ending(text: str) -> bool:
+    """Whether an id may end so."""
+    return keys.is_job_id(_ANY_ID[: len(_ANY_ID) - len(text)] + text)
+
+
+def newest_first(connection: Connection, beginning: str = "", size: int = SLICE) -> Iterator[list[str]]:
+    """The ids of all jobs, or of those made in the time with which their ids begin; the newest first, in slices.
+
+    Jobs may be made and freed meanwhile: each slice begins at the time where the last one ended, so no job is left out
+    or comes twice.
+    """
+    newest_ms, oldest_ms = _made_between(beginning)
+    at_newest: set[bytes] = set()  # the ids of this very millisecond that were seen
+    skip = 0
+    while True:
+        with connection.client() as client:
+            found = client.zrange(
+                keys.JOBS, newest_ms, oldest_ms, desc=True, byscore=True, offset=skip, num=size, withscores=True
+            )
+        if fresh := [job_id.decode() for job_id, _ in found if job_id not in at_newest]:
+            yield [job_id for job_id in fresh if keys.is_job_id(job_id)]
+        if len(found) < size:
+            return
+        last_ms = int(found[-1][1])
+        at_last = {job_id for job_id, made_ms in found if made_ms == last_ms}
+        # A whole slice of one millisecond: the only place where the position counts.
+        skip, at_newest = (skip + size, at_newest | at_last) if last_ms == newest_ms else (0, at_last)
+        newest_ms = last_ms
+
+
+def find(connection: Connection, shortened: str) -> list[str]:
+    """The jobs whose ids begin or end so: none, one, or the first ones found if there are several.
+
+    If the only ids are those of jobs that are gone, the newest of them.
+    """
+    searches: list[tuple[str, Callable[[str, str], bool]]] = []
+    if len(shortened) < SHORTEST:
+        return []
+    if is_beginning(shortened):
+        searches.append((shortened, str.startswith))
+    if is_ending(shortened):
+        searches.append(("", str.endswith))
+    found: dict[str, None] = {}
+    gone: list[str] = []
+    for beginning, matches in searches:
+        for ids in newest_first(connection, beginning):
+            fitting = [job_id for job_id in ids if matches(job_id, shortened)]
+            existing = _existing(connection, fitting)
+            found |= dict.fromkeys(existing)
+            gone += fitting
+            if len(found) > 1:
+                return list(found)
+            del gone[1:]
+    return list(found) or gone
+
+
+def ambiguous(shortened: str, found: list[str]) -> JobAmbiguous:
+    """The error for a shortened id that fits several jobs."""
+    named = found[:_NAMED]
+    more = ["and more: `embedctl list`"] if len(found) > len(named) else []
+    return JobAmbiguous(
+        "\n".join(
+            [f"several jobs begin or end with {shortened!r}: type more of the id, or its last part:", *named, *more]
+        )
+    )
+
+
+def _existing(connection: Connection, job_ids: list[str]) -> list[str]:
+    if not job_ids:
+        return []
+    with connection.client() as client:
+        pipe = client.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.exists(keys.job(job_id))
+        found = pipe.execute()
+    return [job_id for job_id, exists in zip(job_ids, found, strict=True) if exists]
+
+
+def _made_between(beginning: str) -> tuple[int, int]:
+    """The last and the first moment in ms since 1970 when a job was made whose id begins so."""
+    last, first = (_moment_s(beginning + digits[len(beginning) :]) for digits in _BOUNDS)
+    return last * 1000 + 999, first * 1000
+
+
+def _moment_s(job_id: str) -> int:
+    """The time with which an id begins; the nearest that exists, if there is no such month, day or hour."""
+    year, month = max(1, int(job_id[:4])), min(12, max(1, int(job_id[4:6])))
+    day = min(calendar.monthrange(year, month)[1], max(1, int(job_id[6:8])))
+    hour, minute, second = (min(most, int(job_id[at : at + 2])) for at, most in ((9, 23), (11, 59), (13, 59)))
+    return calendar.timegm((year, month, day, hour, minute, second))

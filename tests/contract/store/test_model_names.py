@@ -1,0 +1,171 @@
+"""A job's model by name: what is near to a name that nobody serves, and two spellings of one model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import redis as redis_py
+from click.testing import CliRunner
+
+from embedctl import enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.cli import corpora, main, status
+from embedctl.overview import Gatherer
+from embedctl.routing import missing_worker
+from embedctl.store import ServedModel, WorkerRow
+from embedctl.terminal.drawing import overview_lines
+from embedctl.tickets import Ticket
+from embedctl_config import keys
+from embedctl_config.errors import CorpusChanged
+from embedctl_config.hardware import ModelEntry
+from embedctl_config.settings import Settings
+from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.rig import Rig
+from tests.support.store import OTHER, row
+
+SHORT, LONG = "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"
+TYPO = "all-MiniLM-L6-v3"
+NEAR = (
+    f"Did you mean {SHORT}? Live workers serve it. If {TYPO} is the right name, start one: "
+    f"embedctl worker --class dummy --model {TYPO}"
+)
+
+
+def serving(own: str, *spellings: str, instance: str = "w") -> WorkerRow:
+    """A worker that was started with one name, and serves the model under others too."""
+    plain = row(instance, own, *spellings)
+    return dataclasses.replace(
+        plain,
+        models={
+            name: dataclasses.replace(served, spelling_of="" if name == own else own)
+            for name, served in plain.models.items()
+        },
+    )
+
+
+def test_the_log_names_the_near_model_that_live_workers_serve(
+    settings: Settings, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.workers.beat(serving(SHORT, LONG))
+    enqueue_embeddings(["a"], model=TYPO, hardware="auto", settings=settings)
+    assert f"Did you mean {SHORT}? Live workers serve it. If {TYPO} is the right name, start one: " in caplog.text
+
+
+def test_a_job_that_waits_names_it_too(settings: Settings, broker: Broker) -> None:
+    broker.workers.beat(serving(SHORT, LONG))
+    job = enqueue_embeddings(["a"], model=TYPO, settings=settings)
+    assert missing_worker(job.status()) == f"No live worker serves {TYPO} on dummy. {NEAR}"
+    other = enqueue_embeddings(["a"], model="clip", settings=settings)
+    assert missing_worker(other.status()).endswith("on dummy. Start one: embedctl worker --class dummy --model clip")
+
+
+def test_the_commands_say_so(
+    settings: Settings, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.workers.beat(serving(SHORT, LONG))
+    monkeypatch.setattr(corpora, "load_settings", lambda: settings)
+    monkeypatch.setattr(status, "load_settings", lambda: settings)
+    (tmp_path / "corpus.txt").write_text("a\n")
+    done = CliRunner().invoke(main, ["submit", str(tmp_path / "corpus.txt"), "--model", TYPO])
+    assert f"No live worker serves {TYPO} on dummy. {NEAR}" in done.stderr
+    shown = CliRunner().invoke(main, ["status", done.stdout.strip()]).stdout
+    assert f"workers    0 live. {NEAR}" in shown
+
+
+def test_a_job_whose_worker_lives_asks_for_no_near_model(settings: Settings, broker: Broker) -> None:
+    broker.workers.beat(row("w", SHORT, TYPO))
+    assert enqueue_embeddings(["a"], model=TYPO, settings=settings).status().near_models == ()
+
+
+def test_the_overview_names_it_under_the_queue(settings: Settings, broker: Broker) -> None:
+    broker.workers.beat(serving(SHORT, LONG))
+    enqueue_embeddings(["a"], model=TYPO, settings=settings)
+    shown = "\n".join(line.plain for line in overview_lines(Gatherer(broker).look(), None))
+    assert NEAR in shown
+
+
+def test_a_model_with_two_spellings_is_shown_once(broker: Broker) -> None:
+    broker.workers.beat(serving(SHORT, LONG))
+    overview = Gatherer(broker).look()
+    assert [queue.model for queue in overview.queues] == [SHORT]
+    assert LONG not in "\n".join(line.plain for line in overview_lines(overview, None))
+
+
+def test_a_job_under_either_spelling_goes_to_the_live_worker(settings: Settings, broker: Broker) -> None:
+    broker.workers.beat(serving(LONG, SHORT))
+    for name in (SHORT, LONG):
+        found = enqueue_embeddings(["a"], model=name, settings=settings).status()
+        assert (found.live_workers, found.queue in serving(LONG, SHORT).queues) == (1, True)
+
+
+def test_an_older_version_reads_the_heartbeat(broker: Broker, raw: redis_py.Redis) -> None:
+    """It finds both names among the models, and drops the field that it does not know."""
+    broker.workers.beat(serving(SHORT, LONG))
+    models = json.loads(raw.get(keys.heartbeat("w")) or b"")["models"]
+    assert set(models) == {SHORT, LONG}
+    older = {field.name for field in dataclasses.fields(ServedModel)} - {"spelling_of"}
+    assert set(models[LONG]) - older == {"spelling_of"}
+
+
+@pytest.mark.parametrize(("first", "second"), [(SHORT, LONG), (LONG, SHORT)])
+def test_the_same_key_under_the_other_spelling_is_the_same_job(settings: Settings, first: str, second: str) -> None:
+    job = enqueue_embeddings(["a"], model=first, idempotency_key="k", settings=settings)
+    again = enqueue_embeddings(["a"], model=second, idempotency_key="k", settings=settings)
+    assert (again.id, again.status().model) == (job.id, first)
+
+
+def test_with_a_live_worker_of_both_spellings_too(settings: Settings, broker: Broker) -> None:
+    broker.workers.beat(serving(SHORT, LONG))
+    job = enqueue_embeddings(["a"], model=SHORT, idempotency_key="k", settings=settings)
+    assert enqueue_embeddings(["a"], model=LONG, idempotency_key="k", settings=settings).id == job.id
+
+
+def test_names_that_a_live_worker_or_the_settings_keep_apart_are_two_models(settings: Settings, broker: Broker) -> None:
+    enqueue_embeddings(["a"], model=SHORT, idempotency_key="k", settings=settings)
+    apart = settings.replace(models={LONG: ModelEntry("/elsewhere")})
+    with pytest.raises(CorpusChanged, match="model was"):
+        enqueue_embeddings(["a"], model=LONG, idempotency_key="k", settings=apart)
+    both = row("w1", SHORT, LONG)
+    broker.workers.beat(dataclasses.replace(both, models={**both.models, LONG: ServedModel(OTHER, 3, 1.0)}))
+    with pytest.raises(CorpusChanged, match="model was"):
+        enqueue_embeddings(["a"], model=LONG, idempotency_key="k", settings=settings)
+    broker.workers.leave(both)
+    broker.workers.beat(serving(SHORT, LONG))
+    broker.workers.beat(row("w2", SHORT))
+    with pytest.raises(CorpusChanged, match="model was"):
+        enqueue_embeddings(["a"], model=LONG, idempotency_key="k", settings=settings)
+
+
+def test_another_model_under_the_same_key_is_refused(settings: Settings) -> None:
+    enqueue_embeddings(["a"], model="BAAI/bge-small", idempotency_key="k", settings=settings)
+    with pytest.raises(CorpusChanged, match="model was"):
+        enqueue_embeddings(["a"], model="bge-small", idempotency_key="k", settings=settings)
+
+
+@pytest.mark.parametrize(("theirs", "takes"), [(OTHER, False), (None, True)])
+def test_a_job_whose_name_means_other_files_at_a_live_worker_is_left_to_it(
+    settings: Settings, broker: Broker, theirs: str | None, takes: bool
+) -> None:
+    """A worker that serves the name as another spelling does not pin the job to its own files."""
+    rig = Rig(broker, settings, DummyBackend(dim=16))
+    broker.workers.beat(serving("dummy", LONG, instance="me"))
+    job = enqueue_embeddings(["a"], model=LONG, settings=settings)
+    if theirs is not None:
+        named = row("w2", LONG)
+        broker.workers.beat(dataclasses.replace(named, models={LONG: ServedModel(theirs, 16, 1.0)}))
+    rig.runner.run("dummy", Ticket(job.status().queue, job.id, 0, {}))
+    assert (job.status().done, job.status().claims) == ((1, 1) if takes else (0, 0))
+
+
+def test_a_job_that_is_pinned_to_our_files_stays_ours(settings: Settings, broker: Broker) -> None:
+    rig = Rig(broker, settings, DummyBackend(dim=16))
+    job = enqueue_embeddings(["a", "b"], model=LONG, chunk_size=1, settings=settings)
+    rig.runner.run("dummy", Ticket(job.status().queue, job.id, 0, {}))
+    named = row("w2", LONG)
+    broker.workers.beat(dataclasses.replace(named, models={LONG: ServedModel(OTHER, 16, 1.0)}))
+    after_a_restart = Rig(broker, settings, DummyBackend(dim=16))
+    after_a_restart.runner.run("dummy", Ticket(job.status().queue, job.id, 1, {}))
+    assert job.status().done == 2

@@ -1,0 +1,91 @@
+"""What the shell offers after Tab: jobs, classes and models; never an error, and never late."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from socket import socket
+
+import pytest
+
+from embedctl.broker import Broker
+from tests.support.processes import RunEmbedctl
+from tests.support.store import new_job, row
+
+Complete = Callable[..., list[str]]
+
+
+@pytest.fixture
+def complete(embedctl: RunEmbedctl) -> Complete:
+    """Completes the last word of a command line as the shell does; asserts that nothing but the offers is printed."""
+
+    def ask(line: str, *, shell: str = "bash", **variables: str) -> list[str]:
+        last = line.split(" ")[-1]
+        asked = {"_EMBEDCTL_COMPLETE": f"{shell}_complete", "COMP_WORDS": line}
+        asked["COMP_CWORD"] = last if shell == "fish" else str(len(line.split(" ")) - 1)
+        told = embedctl("ignored", **asked, **variables)
+        assert (told.returncode, told.stderr) == (0, "")
+        return [each for each in told.stdout.split("\n") if each]
+
+    return ask
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """The URL of a server that accepts connections and never answers."""
+    with socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"redis://127.0.0.1:{listening.getsockname()[1]}/0"
+
+
+def test_jobs_are_offered_newest_first_by_their_beginnings_and_endings(complete: Complete, broker: Broker) -> None:
+    ids = sorted((new_job(broker) for _ in range(3)), key=lambda job_id: broker.jobs.status(job_id).created_at)
+    assert {f"plain,{job_id}" for job_id in ids} == set(complete("embedctl status "))
+    for line in ("embedctl wait {}", "embedctl errors {}", "embedctl submit c.txt --resume {}", "embedctl retry {}"):
+        assert complete(line.format(ids[0][-7:])) == [f"plain,{ids[0]}"]
+        assert complete(line.format(ids[1][:-2])) == [f"plain,{ids[1]}"]
+    assert set(complete(f"embedctl discard {ids[0]} ")) == {f"plain,{job_id}" for job_id in ids[1:]}
+    assert complete(f"embedctl cancel {ids[2][-7:]}", shell="fish") == [f"plain,{ids[2]}\tqueued, 4 records, dummy"]
+    assert complete(f"embedctl cancel {ids[2][-7:]}", shell="zsh")[1:] == [ids[2], "queued, 4 records, dummy"]
+    assert complete("embedctl status nothing") == []
+
+
+def test_classes_and_models_are_those_of_the_settings_and_of_live_workers(
+    complete: Complete, worker_broker: Broker
+) -> None:
+    worker_broker.workers.beat(row("w", "elsewhere/model", hardware="far"))
+    for line in (
+        "submit c.txt --class ",
+        "run c.txt --class ",
+        "list --class ",
+        "worker --class ",
+        "model build m --class ",
+    ):
+        assert {"plain,dummy", "plain,cpu-int8", "plain,far"} <= set(complete(f"embedctl {line}"))
+    for line in ("submit c.txt --model ", "run c.txt --model ", "list --model ", "worker --model ", "up --model "):
+        assert complete(f"embedctl {line}dum") == ["plain,dummy"]
+        assert complete(f"embedctl {line}else") == ["plain,elsewhere/model"]
+    assert complete("embedctl worker ") == []
+
+
+def test_a_prompt_shows_no_error_and_waits_for_no_redis(complete: Complete, mute: str, short_folder: object) -> None:
+    for url in (f"unix://{short_folder}/nothing.sock", "nonsense", ""):
+        assert complete("embedctl status ", EMBEDCTL_REDIS_URL=url) == []
+    assert complete("embedctl submit c.txt --class c", EMBEDCTL_MODLE="misspelt") == []
+    began = time.monotonic()
+    assert "plain,cpu" in complete("embedctl submit c.txt --class c", EMBEDCTL_REDIS_URL=mute)
+    assert complete("embedctl --insecure status ", EMBEDCTL_REDIS_URL=mute.replace("redis:", "rediss:")) == []
+    assert time.monotonic() - began < 6
+
+
+def test_completing_imports_no_model_runtime(complete: Complete, environment: dict[str, str]) -> None:
+    program = (
+        "import sys\nfrom embedctl.cli import main\n"
+        "try: main(prog_name='embedctl')\nfinally: print(sorted({'torch', 'onnxruntime', 'celery'} & {*sys.modules}))"
+    )
+    asked = {"_EMBEDCTL_COMPLETE": "bash_complete", "COMP_WORDS": "embedctl list --class cpu-", "COMP_CWORD": "3"}
+    told = subprocess.run([sys.executable, "-c", program], env={**environment, **asked}, capture_output=True, text=True)
+    assert told.stdout.splitlines() == ["plain,cpu-int8", "[]"]

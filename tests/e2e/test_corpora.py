@@ -1,0 +1,181 @@
+"""Corpora of several files, cut, nested or in arrays, through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis as redis_py
+
+from embedctl.cli.run import _run_key
+from embedctl.corpus import open_corpus
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
+
+
+def ids_of(path: Path) -> list[str | None]:
+    return [json.loads(line) for line in path.with_suffix(".ids.jsonl").read_text().splitlines()]
+
+
+def test_several_inputs_are_one_job_in_the_order_given(
+    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
+) -> None:
+    start_worker()
+    folder = short_folder / "d"
+    folder.mkdir()
+    (folder / "b.txt").write_text("b1\nb2\n")
+    (folder / "a.jsonl").write_text('{"body": {"text": "no"}, "text": "a", "id": 1}\n')
+    (short_folder / "z.json").write_text('["z1", {"text": "z2", "id": "z"}]')
+    for _ in range(2):  # the second time, the folder has the files that the first wrote
+        done = embedctl("submit", "z.json", "d", "-o", "d/out.npy", "--chunk-size", "2")
+        assert done.returncode == 0, done.stderr
+        np.testing.assert_array_equal(np.load(folder / "out.npy"), reference(["z1", "z2", "a", "b1", "b2"]))
+        assert ids_of(folder / "out.npy") == [None, "z", "1", None, None]
+    cut = embedctl("submit", "*.json", "d/*.txt", "--limit", "3", "-o", "cut.npy")
+    assert cut.returncode == 0, cut.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "cut.npy"), reference(["z1", "z2", "b1"]))
+    (short_folder / "batch.jsonl").write_text('{"custom_id": "x", "body": {"input": "nested"}}\n')
+    nested = ["--text-field", "body.input", "--id-field", "custom_id"]
+    done = embedctl("submit", "batch.jsonl", *nested, "-o", "nested.npy")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "nested.npy"), reference(["nested"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["d"], "embedctl: d is a folder: no file in it ends in .jsonl"),
+        (["c.jsonl", "nothing"], "embedctl: nothing can't be read: no such file"),
+        (["c.jsonl", "*.tsv"], "embedctl: *.tsv can't be read: no file matches"),
+        (["c.jsonl", "bad.csv"], "bad.csv, line 1: no field 'text'; fields seen: body"),
+        (["c.jsonl", "bad.csv", "--skip-bad-lines"], "bad.csv, line 1: no field 'text'; fields seen: body"),
+        (["https://x.org/c.jsonl"], "curl -sSL https://x.org/c.jsonl | embedctl submit - …"),
+        (["bad.jsonl"], "2 lines are bad, and nothing is queued. To leave such lines out, give --skip-bad-lines."),
+        (["bad.jsonl"], "\n  bad.jsonl, line 2: not JSON: "),
+        (["bad.jsonl"], "\n  bad.jsonl, line 3: expected an object"),
+        (["c.jsonl", "-o", "c.jsonl"], "c.jsonl is in the corpus, and the vectors would overwrite it"),
+        (["c.jsonl", "--limit", "0"], "0 is not in the range x>=1"),
+        ([], "Missing argument 'CORPUS...'"),
+    ],
+)
+def test_what_is_wrong_with_an_input_is_said_before_anything_is_queued(
+    arguments: list[str], words: str, embedctl: RunEmbedctl, raw: redis_py.Redis, short_folder: Path
+) -> None:
+    (short_folder / "d").mkdir()
+    (short_folder / "c.jsonl").write_text('{"text": "a"}\n')
+    (short_folder / "bad.csv").write_text("body\nx\n")
+    (short_folder / "bad.jsonl").write_text('{"text": "a"}\nnope\n[]\n')
+    done = embedctl("submit", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stdout == ""
+    assert not list(raw.scan_iter("embed:*"))
+
+
+def test_skipped_lines_are_listed_with_positions_and_summed_up(
+    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
+) -> None:
+    start_worker()
+    (short_folder / "c.jsonl").write_text('nope\n{"text": "a"}\nnope\n{"text": "b"}\n')
+    done = embedctl("submit", "c.jsonl", "--skip-bad-lines", "-o", "out.npy")
+    assert done.returncode == 0, done.stderr
+    assert "skipped before record 0: c.jsonl, line 1: not JSON" in done.stderr
+    assert "skipped before record 1: c.jsonl, line 3: not JSON" in done.stderr
+    assert "skipped 2 bad lines; positions count the records that are left\n" in done.stderr
+
+
+def test_a_dry_run_on_one_machine_needs_no_redis_and_writes_nothing(
+    environment: dict[str, str], short_folder: Path
+) -> None:
+    texts = ["A cat sits on the mat.", "A cat sits on the mat.", "", "word " * 600]
+    (short_folder / "c.json").write_text(json.dumps(texts))
+    before = sorted(short_folder.rglob("*"))
+
+    def dry_run(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "embedctl", "run", "c.json", "--dry-run", "--class", "cpu", *more]
+        own = {**environment, "EMBEDCTL_REDIS_URL": "", "PATH": ""}
+        return subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=60)
+
+    done = dry_run("--model", "all-MiniLM-L6-v2", "-o", "out.npy")
+    assert done.returncode == 0, done.stderr
+    facts = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert facts["class"] == "cpu"
+    assert (facts["records"], facts["unusable"], facts["duplicates"]) == ("4", "1", "1")
+    assert (facts["tokens"], facts["truncated"]) == (str(9 + 9 + 256), "1")
+    assert facts["vectors"] == f"{4 * 384 * 4:,} bytes"
+    assert facts["workers"] == "no Redis was asked"
+    assert dry_run("--limit", "2").stdout.splitlines()[1].split() == ["records", "2"]
+    wrong = dry_run("--precision", "int8")
+    assert wrong.returncode == 2
+    assert "offers precision fp32, not int8" in wrong.stderr
+    assert sorted(short_folder.rglob("*")) == before
+
+
+def test_a_run_needs_an_output(embedctl: RunEmbedctl, short_folder: Path) -> None:
+    (short_folder / "c.txt").write_text("a\n")
+    done = embedctl("run", "c.txt")
+    assert done.returncode == 2
+    assert "Missing option '--output' / '-o'" in done.stderr
+
+
+def test_plain_text_in_a_pipe_is_said_before_anything_is_started(
+    environment: dict[str, str], short_folder: Path
+) -> None:
+    command = [sys.executable, "-m", "embedctl", "run", "-", "-o", "out.npy", "--class", "dummy", "--model", "dummy"]
+    own = {**environment, "EMBEDCTL_REDIS_URL": ""}
+    done = subprocess.run(
+        command, env=own, cwd=short_folder, input="a cat\n", capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("embedctl: standard input, line 1: not JSON: ")
+    assert "give --format txt for plain text" in done.stderr
+
+
+def test_the_key_of_a_run_covers_all_files_and_the_limit(tmp_path: Path) -> None:
+    def key(command: str = "command") -> str | None:
+        return _run_key(open_corpus(str(tmp_path), max_bytes=10), command)
+
+    (tmp_path / "a.txt").write_text("a")
+    seen = {key(), key("with another limit")}
+    assert None not in seen
+    assert key() in seen
+    (tmp_path / "b.txt").write_text("b")
+    seen.add(key())
+    (tmp_path / "b.txt").write_text("bc")
+    seen.add(key())
+    os.utime(tmp_path / "a.txt", (1, 1))
+    seen.add(key())
+    (tmp_path / "b.txt").rename(tmp_path / "c.txt")
+    seen.add(key())
+    assert len(seen) == 6
+    assert _run_key(open_corpus(str(tmp_path), "-", max_bytes=10), "command") is None
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_has_changed_says_so_and_begins_anew(
+    environment: dict[str, str], short_folder: Path
+) -> None:
+    texts = [f"text {i} " + "word " * 60 for i in range(60)]
+    folder = short_folder / "d"
+    folder.mkdir()
+    (folder / "a.txt").write_text("\n".join(texts))
+    command = [sys.executable, "-m", "embedctl", "run", "d", "-o", "out.npy", "--class", "slow", "--model", "dummy"]
+    own = {**environment, "EMBEDCTL_REDIS_URL": "", "EMBEDCTL_CHUNK_SIZE": "5"}
+    first = subprocess.Popen(command, env=own, cwd=short_folder, stderr=subprocess.PIPE, text=True)
+    eventually(lambda: (short_folder / ".out.npy.progress").exists())
+    first.send_signal(signal.SIGINT)
+    _, told = first.communicate(timeout=60)
+    assert "the same command continues" in told
+    (folder / "b.txt").write_text("one more\n")
+    done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "The corpus has changed since this command was interrupted: it begins anew" in done.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([*texts, "one more"]))

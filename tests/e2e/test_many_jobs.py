@@ -1,0 +1,320 @@
+"""Commands that show, choose and change many jobs, by shortened ids too."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import click
+import pytest
+import redis as redis_py
+from click.testing import CliRunner
+
+from embedctl import JobState, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.cli.json_forms import printed_array
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.support.processes import RunEmbedctl
+from tests.support.redis_server import RedisServer
+from tests.support.store import new_job, work
+from tests.support.workers import StartWorker
+
+EndedJob = Callable[..., str]
+
+GONE = "20200101-000000-0000000000"
+
+
+@pytest.fixture
+def ended(broker: Broker, worker_broker: Broker, raw: redis_py.Redis) -> EndedJob:
+    """Makes an ended job of two records."""
+
+    def make(*, failed: int = 0, ago: timedelta = timedelta()) -> str:
+        job_id = new_job(broker, chunks=1)
+        work(worker_broker, job_id, 0, failed=failed)
+        if ago:
+            at = int(raw.hget(keys.job(job_id), "ended_ms") or 0) - int(ago.total_seconds() * 1000)
+            raw.hset(keys.job(job_id), "ended_ms", at)
+        return job_id
+
+    return make
+
+
+def states(broker: Broker) -> Mapping[str, JobState]:
+    return {job.id: job.state for job in broker.jobs.newest()}
+
+
+def on_terminal(columns: int, arguments: list[str], environment: Mapping[str, str]) -> list[str]:
+    """The lines that a command prints on a pseudo-terminal, without colours."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "embedctl", *arguments]
+    variables = {**environment, "TERM": "xterm-256color"}
+    process = subprocess.Popen(command, env=variables, stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    printed = b""
+    with suppress(OSError):  # the end, once nobody holds the other side
+        while part := os.read(ours, 1 << 16):
+            printed += part
+    os.close(ours)
+    assert process.wait() == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.decode()).splitlines()
+
+
+def test_every_command_takes_a_shortened_id(
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker, broker: Broker
+) -> None:
+    start_worker()
+    job = enqueue_embeddings(["one", ""], settings=settings)
+    short = job.id[-10:]  # as `status` shows it
+    assert embedctl("wait", short).returncode == 3
+    assert f"job        {job.id}" in embedctl("status", short).stdout
+    assert "record 1: empty" in embedctl("errors", job.id[:20]).stdout
+    assert embedctl("fetch", short, "-o", "v.jsonl").returncode == 3
+    assert f"{job.id}: 1 records queued again" in embedctl("retry", short).stderr
+    assert embedctl("wait", short).returncode == 3
+    assert f"{job.id}: completed_with_errors" in embedctl("cancel", short).stderr
+    assert f"{job.id}: discarded" in embedctl("discard", short).stderr
+    gone = embedctl("status", short)
+    assert gone.returncode == 4
+    assert f"there is no job '{short}'" in gone.stderr
+
+
+def test_an_ambiguous_id_is_a_wrong_argument_and_changes_nothing(embedctl: RunEmbedctl, broker: Broker) -> None:
+    jobs = sorted(new_job(broker) for _ in range(2))
+    wrong = embedctl("discard", jobs[0][:4])
+    assert wrong.returncode == 2
+    assert "type more of the id" in wrong.stderr
+    assert sorted(line.strip() for line in wrong.stderr.splitlines()[1:]) == jobs
+    assert sorted(states(broker)) == jobs
+
+
+def test_an_ending_that_two_jobs_had_does_not_name_the_second_once_the_first_is_gone(
+    embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
+) -> None:
+    first, second = new_job(broker), new_job(broker)
+    twin = f"20200101-000000-{first[-10:]}"
+    raw.rename(keys.job(second), keys.job(twin))
+    raw.zadd(keys.JOBS, {twin: keys.created_s(twin) * 1000})
+    told = embedctl("discard", first, first[-10:])
+    assert told.returncode == 2
+    assert f"{first}: discarded" in told.stderr
+    assert raw.exists(keys.job(twin))
+
+
+def test_each_of_several_jobs_is_tried_and_the_first_failure_is_the_status(
+    ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
+) -> None:
+    good, active, other, newer = ended(failed=1), new_job(broker), ended(failed=2), ended()
+    raw.hset(keys.job(newer), mapping={"version": 99, "state": "levitating"})
+    told = embedctl("retry", good, GONE, active, newer, other, good)
+    assert told.returncode == 4
+    assert told.stdout == ""
+    lines = told.stderr.splitlines()
+    assert lines[0] == f"{good}: 1 records queued again"
+    assert lines[1].startswith(f"embedctl: job {GONE} was lost")
+    assert active in lines[2]
+    assert lines[3] == f"embedctl: job {newer} was made by a newer embedctl: upgrade this one"
+    assert lines[4] == f"{other}: 2 records queued again"
+    assert len(lines) == 5
+    cancelled = embedctl("cancel", active, other, "--json")
+    assert cancelled.returncode == 0
+    assert json.loads(cancelled.stdout) == [{"id": active, "state": "cancelled"}, {"id": other, "state": "cancelled"}]
+    partly = embedctl("discard", GONE, other, "--json")
+    assert (partly.returncode, other in states(broker)) == (4, False)
+    unknown, discarded = json.loads(partly.stdout)
+    assert unknown["id"] == GONE
+    assert "was lost" in unknown["error"]
+    assert discarded == {"id": other, "discarded": True}
+
+
+def test_discard_chooses_ended_jobs_by_state_and_age(
+    ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis
+) -> None:
+    old, week = timedelta(hours=3), timedelta(days=8)
+    active, done, old_done = new_job(broker), ended(), ended(ago=old)
+    old_failed, ancient = ended(failed=2, ago=old), ended(failed=1, ago=week)
+    gone = ended(ago=old)
+    raw.unlink(keys.job(gone))
+    everything = {active, done, old_done, old_failed, ancient}
+
+    for wrong in ([], [active, "--state", "failed"], ["--state", "running"], ["--older-than", "soon"]):
+        assert embedctl("discard", *wrong).returncode == 2
+    looked = embedctl("discard", "--older-than", "1h", "--dry-run")
+    assert sorted(looked.stdout.splitlines()) == sorted(
+        f"{job}: would be discarded" for job in (old_done, old_failed, ancient)
+    )
+    assert looked.stderr.strip() == "3 jobs would be discarded"
+    assert set(states(broker)) == everything
+
+    first = embedctl("discard", "--older-than", "2h", "--state", "failed", "--state", "completed_with_errors")
+    assert first.returncode == 0
+    assert sorted(first.stderr.splitlines()) == sorted(
+        [f"{old_failed}: discarded", f"{ancient}: discarded", "2 jobs discarded"]
+    )
+    assert json.loads(embedctl("discard", "--older-than", "7d", "--json").stdout) == []
+    assert json.loads(embedctl("discard", "--state", "completed", "--json").stdout) == [
+        {"id": old_done, "discarded": True},
+        {"id": done, "discarded": True},
+    ]
+    assert states(broker) == {active: JobState.QUEUED}
+    assert not list(raw.scan_iter(f"*{ancient}*"))
+
+
+def test_list_says_how_far_and_how_old_jobs_are_and_what_it_leaves_out(
+    ended: EndedJob,
+    worker_broker: Broker,
+    settings: Settings,
+    embedctl: RunEmbedctl,
+    broker: Broker,
+    raw: redis_py.Redis,
+) -> None:
+    done = ended()
+    half, other = new_job(broker, chunks=2), new_job(broker, chunks=1, model="other", hardware="slow")
+    work(worker_broker, half, 0)
+    head, *rows = [line.split() for line in embedctl("list").stdout.splitlines()]
+    assert head == ["JOB", "STATE", "AGE", "CLASS", "DONE", "RECORDS", "FAILED", "MODEL"]
+    assert [row[0] for row in rows] == [other, half, done]
+    assert rows[1][1:2] + rows[1][3:] == ["running", "s", "dummy", "50%", "4", "0", "dummy"]
+    for chosen, option in (
+        (done, ["--state", "completed"]),
+        (other, ["--model", "other"]),
+        (other, ["--class", "slow"]),
+    ):
+        assert [job["id"] for job in json.loads(embedctl("list", *option, "--json").stdout)] == [chosen]
+    short = embedctl("list", "--limit", "1")
+    assert len(short.stdout.splitlines()) == 2
+    assert short.stderr == "… and 2 more; --limit 3 shows all\n"
+    assert embedctl("list", "--limit", "3").stderr == ""
+    assert json.loads(embedctl("list", "--state", "failed", "--json").stdout) == []
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_list_fits_the_terminal(
+    ended: EndedJob, columns: int, environment: dict[str, str], broker: Broker, raw: redis_py.Redis, short_folder: Path
+) -> None:
+    ended()
+    job_id = new_job(broker)
+    raw.hset(keys.job(job_id), mapping={"model": "sentence-transformers/all-MiniLM-L12-v2", "records": 12_345_678})
+    lines = on_terminal(columns, ["list", "--limit", "1"], environment)
+    assert max(map(len, lines)) <= columns
+    head, row, left_out = lines
+    assert row.startswith(f"{job_id} ")
+    assert {"JOB", "STATE", "DONE", "RECORDS", "MODEL"} <= set(head.split())
+    assert ({"AGE", "CLASS", "FAILED"} <= set(head.split())) is (columns >= 80)
+    assert left_out == "… and 1 more; --limit 2 shows all"
+
+
+def test_list_prints_nothing_before_redis_has_answered(embedctl: RunEmbedctl, short_folder: Path) -> None:
+    for options in ([], ["--json"]):
+        failed = embedctl("list", *options, EMBEDCTL_REDIS_URL=f"unix://{short_folder}/nothing.sock")
+        assert failed.returncode == 69
+        assert failed.stdout == ""
+
+
+def test_what_redis_interrupts_is_told_up_to_there(
+    embedctl: RunEmbedctl, own_redis: RedisServer, short_folder: Path
+) -> None:
+    own_redis.stop()
+    told = embedctl("discard", GONE, GONE[:-1] + "1", "--json", EMBEDCTL_REDIS_URL=own_redis.url)
+    assert told.returncode == 69
+    assert told.stderr.count("can't be reached") == 1  # not again for each job
+    assert json.loads(told.stdout) == []
+
+
+@pytest.mark.parametrize("wait", [["--wait"], ["-o", "out.npy"], []])
+def test_submit_prints_one_json_value(
+    wait: list[str], embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path, broker: Broker
+) -> None:
+    start_worker()
+    (short_folder / "c.txt").write_text("one\n\nthree\n")
+    told = embedctl("submit", "c.txt", "--json", *wait)
+    facts = json.loads(told.stdout)
+    assert f"job {facts['id']}" in told.stderr
+    if not wait:
+        return
+    assert told.returncode == 3
+    assert (facts["state"], facts["records"], facts["vectors"], facts["failed"]) == ("completed_with_errors", 3, 2, 1)
+    assert facts["seconds"] > 0
+    assert facts["records_per_s"] == pytest.approx(3 / facts["seconds"])  # failed ones too
+    assert facts["files"] == (["out.npy", "out.errors.jsonl"] if "-o" in wait else [])
+    for command in (["wait"], ["fetch", "-o", "again.npy"]):
+        verb, *options = command
+        shown = json.loads(embedctl(verb, facts["id"], *options, "--json").stdout)
+        assert {name: shown[name] for name in ("id", "vectors", "seconds")} == {
+            name: facts[name] for name in ("id", "vectors", "seconds")
+        }
+        assert shown["files"] == (["again.npy", "again.errors.jsonl"] if verb == "fetch" else [])
+    (error,) = json.loads(embedctl("errors", facts["id"], "--json").stdout)
+    assert error["position"] == 1
+
+
+def test_an_estimate_the_findings_and_no_errors_are_one_json_value_each(
+    ended: EndedJob, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
+) -> None:
+    (short_folder / "c.txt").write_text("one\n")
+    assert json.loads(embedctl("submit", "c.txt", "--dry-run", "--json").stdout)["records"] == 1
+    assert {"level", "subject", "found", "remedy"} == set(json.loads(embedctl("doctor", "--json").stdout)[0])
+    assert json.loads(embedctl("errors", ended(), "--json").stdout) == []
+    unknown = embedctl("errors", GONE, "--json")
+    assert (unknown.returncode, unknown.stdout) == (4, "")
+    assert "was lost" in unknown.stderr
+
+
+def test_errors_are_printed_as_they_are_read() -> None:
+    """However many they are, none is held; an array that an error ends is not closed."""
+
+    @click.command()
+    def command() -> None:
+        with printed_array() as add:
+            add({"a": 1})
+            add({"a": 2})
+            raise ValueError
+
+    assert CliRunner().invoke(command).stdout == '[{"a": 1},\n {"a": 2}'
+
+
+@pytest.mark.parametrize("file", ["v.npy", "v.ids.jsonl", "v.errors.jsonl", "v.jsonl"])
+def test_no_clobber_refuses_before_any_work(
+    ended: EndedJob, file: str, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
+) -> None:
+    (short_folder / "c.txt").write_text("one\n")
+    (short_folder / file).write_text("precious")
+    output = "v.jsonl" if file == "v.jsonl" else "v.npy"
+    job_id = ended()
+    for command in (["submit", "c.txt"], ["run", "c.txt"], ["fetch", job_id]):
+        refused = embedctl(*command, "-o", output, "--no-clobber")
+        assert refused.returncode == 1
+        assert f"{file} exists" in refused.stderr
+        assert "Loading" not in refused.stderr
+    assert list(states(broker)) == [job_id]
+    assert (short_folder / file).read_text() == "precious"
+    assert embedctl("fetch", job_id, "-o", "new.npy", "--no-clobber").returncode == 0
+
+
+def test_no_clobber_continues_its_own_part_and_no_other_s(
+    ended: EndedJob, settings: Settings, embedctl: RunEmbedctl, broker: Broker, raw: redis_py.Redis, short_folder: Path
+) -> None:
+    mine, other = ended(), ended()
+    part, note = short_folder / ".v.jsonl.part", short_folder / ".v.jsonl.progress"
+    part.write_text("half")
+    note.write_text(
+        json.dumps({"of": {"job": mine, "format": "jsonl", "retried": 0}, "facts": {"size": 0, "chunks": 0}})
+    )
+    refused = embedctl("fetch", other, "-o", "v.jsonl", "--no-clobber")
+    assert refused.returncode == 1
+    assert f"holds vectors of job {mine}" in refused.stderr
+    assert part.read_text() == "half"
+    assert embedctl("fetch", mine, "-o", "v.jsonl", "--no-clobber").returncode == 0
+    assert len((short_folder / "v.jsonl").read_text().splitlines()) == 2

@@ -1,0 +1,126 @@
+"""The library in the hands of somebody who has just read the README."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl import AsyncJob, InputError, JobFailed, JobState, aenqueue_embeddings, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.enqueue import JobOptions, submit
+from embedctl.records import Record, make_record
+from embedctl_config.settings import Settings
+from tests.support.jobs import reference
+from tests.support.workers import StartWorker
+
+START = "No live worker serves dummy on dummy. Start one: embedctl worker --class dummy --model dummy"
+PAIRS = [("a", "one"), ("b", "two")]
+
+WITHOUT_A_WORKER = """
+import asyncio
+from embedctl import AsyncJob, Job, JobUnfinished, WaitTimeout, enqueue_embeddings
+
+async def read(results):
+    async for _ in results: pass
+
+job_id = enqueue_embeddings(["first text", "second text"]).id
+for call in (
+    lambda job: job.wait(timeout=0.1),
+    lambda job: list(job.iter_results(timeout=0.1)),
+    lambda job: asyncio.run(AsyncJob(job).wait(timeout=0.1)),
+    lambda job: asyncio.run(read(AsyncJob(job).iter_results(timeout=0.1))),
+    lambda job: job.vectors(),
+):
+    try:
+        call(Job.get(job_id))
+    except (JobUnfinished, WaitTimeout) as error:
+        print(error)
+"""
+
+
+def test_without_a_worker_a_program_says_so_at_once(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_WORKER], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [START] * 4  # Python prints warnings if logging was not configured
+    errors = done.stdout.splitlines()
+    assert len(errors) == 5
+    for error in errors:
+        assert re.search(r"job \S+ is queued.*: 0 of 2 records are done", error)
+        assert error.endswith(START)
+
+
+def test_vectors_of_a_job_without_any_raise(settings: Settings, start_worker: StartWorker) -> None:
+    start_worker()
+    texts: list[Any] = [None, "", None]
+    job = enqueue_embeddings(texts, ids=["a", "b", "c"], chunk_size=1, settings=settings)
+    assert job.wait(timeout=60).state is JobState.FAILED
+    with pytest.raises(JobFailed) as failed:
+        job.vectors()
+    assert str(failed.value) == (
+        f"every record of job {job.id} failed, so there are no vectors. Record 0: the text field holds null, "
+        f"not text (not_text). `embedctl errors {job.id}` lists them"
+    )
+    with pytest.raises(JobFailed, match="every record"):
+        asyncio.run(AsyncJob(job).vectors())
+    assert [len(chunk.errors) for chunk in job.iter_results()] == [1, 1, 1]
+    assert len(job.errors()) == 3
+
+
+def test_vectors_of_a_job_with_some_do_not_raise(settings: Settings, start_worker: StartWorker) -> None:
+    start_worker()
+    job = enqueue_embeddings(["", "a text"], chunk_size=1, settings=settings)
+    job.wait(timeout=60)
+    np.testing.assert_array_equal(np.isnan(job.vectors()).all(1), [True, False])
+
+
+def test_the_fields_of_mappings_are_named(settings: Settings, start_worker: StartWorker) -> None:
+    start_worker()
+    rows = [{"body": "one", "key": 7}]
+    with pytest.raises(InputError, match=r"text_field= in Python"):
+        enqueue_embeddings(rows, settings=settings)
+    job = enqueue_embeddings(rows, text_field="body", id_field="key", settings=settings)
+    same = asyncio.run(aenqueue_embeddings(rows, text_field="body", id_field="key", settings=settings))
+    job.wait(timeout=60)
+    assert [chunk.ids for chunk in job.iter_results()] == [["7"]]
+    asyncio.run(same.wait(timeout=60))
+    np.testing.assert_array_equal(asyncio.run(same.vectors()), reference(["one"]))
+
+
+def test_pairs_are_refused_and_leave_no_job_behind_that_goes_on(settings: Settings, broker: Broker) -> None:
+    for name, texts in (("tuple", PAIRS), ("int", [1, 2])):
+        with pytest.raises(InputError, match=f"record 0 is of type {name}, not a text: give texts="):
+            enqueue_embeddings(texts, settings=settings)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=f"record 0 is of type {name}, not a text: give texts="):
+            asyncio.run(aenqueue_embeddings(texts, settings=settings))  # type: ignore[arg-type]
+    assert {job.state for job in broker.jobs.newest()} == {JobState.CANCELLED}
+
+
+@pytest.mark.parametrize("items", [[("a", "one"), "two", 7, ["three"]], [7, "two", None, "four"]])
+def test_a_job_of_an_older_version_with_items_of_any_kind_goes_on(
+    items: list[Any], settings: Settings, start_worker: StartWorker, broker: Broker
+) -> None:
+    start_worker()
+    options = JobOptions(idempotency_key="k", chunk_size=2)
+
+    def dies_half_way() -> Iterator[Record]:
+        yield from (make_record(item, None, 1000) for item in items[:2])
+        yield make_record("never stored", None, 1000)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        submit(broker, dies_half_way(), options)
+    job = enqueue_embeddings(items, idempotency_key="k", chunk_size=2, settings=settings)
+    status = job.wait(timeout=60)
+    wrong = [at for at, item in enumerate(items) if not isinstance(item, str)]
+    assert (status.records, [error.position for error in job.errors()]) == (4, wrong)
+    with pytest.raises(InputError, match="record 0 is of type"):
+        enqueue_embeddings(items, idempotency_key="another", settings=settings)

@@ -1,0 +1,194 @@
+"""What stands on a real terminal while a command submits, waits and writes, and what goes into pipes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from embedctl import enqueue_embeddings
+from embedctl_config.settings import Settings
+from tests.support.processes import RunEmbedctl, before_all_else
+from tests.support.redis_server import as_user
+from tests.support.terminal import Terminal, terminal
+from tests.support.workers import StartWorker
+
+JOB = re.compile(r"\d{8}-\d{6}-[0-9a-f]{10}")
+BAR = re.compile(
+    r"running    [━╸─]{5,40}  (?P<done>\d+)/(?P<all>\d+)  (?P<rate>\d+) records/s  [\d,.k]+ tokens/s  "
+    r"(?P<left>\d+) s left"
+)
+SUMMARY = r"vectors of 16 dimensions; \d failed, 0 truncated; [\d.]+ s, \d+ records/s, [\d,]+ tokens/s"
+#: Of the class `slow`, ten a second.
+SLOW = [f"text {i} " + "word " * 60 for i in range(20)]
+SLOW_OPTIONS = ["--class", "slow", "--chunk-size", "2"]
+#: Makes the writing of each chunk take a while.
+SLOW_WRITER = """
+import time
+from embedctl.output.jsonl import JsonlWriter
+
+write = JsonlWriter.write
+
+def slowly(self, chunk):
+    time.sleep(0.1)
+    write(self, chunk)
+
+JsonlWriter.write = slowly
+"""
+
+
+@pytest.fixture
+def corpus(short_folder: Path) -> Path:
+    path = short_folder / "c.txt"
+    path.write_text("\n".join(SLOW))
+    return path
+
+
+def moving(screen: Terminal) -> list[str]:
+    """The lines that move, or once did."""
+    words = ("submitting", "submitted", "queued", "running", "writing", "completed", "loading")
+    return [line for line in screen.screen if line.startswith(words)]
+
+
+def next_bar(screen: Terminal) -> re.Match[str]:
+    """The facts of the next bar that is drawn at the screen's end."""
+    before = screen.text
+    screen.until(lambda: screen.text != before and BAR.fullmatch(screen.screen[-1]))
+    found = BAR.fullmatch(screen.screen[-1])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("columns", "piped"), [(80, False), (120, True)])
+def test_the_id_stands_whole_above_one_line_whose_time_left_fits_its_rate(
+    columns: int, piped: bool, environment: dict[str, str], start_worker: StartWorker, corpus: Path
+) -> None:
+    start_worker("slow")
+    command = ["submit", corpus.name, "--wait", *SLOW_OPTIONS]
+    with terminal(command, environment, corpus.parent, columns=columns, piped=piped) as screen:
+        for _ in range(2):
+            facts = next_bar(screen)
+            rest, rate = int(facts["all"]) - int(facts["done"]), int(facts["rate"])
+            assert rest / (rate + 0.5) - 1 <= int(facts["left"]) <= rest / (rate - 0.5) + 1
+            assert len(screen.screen) == (1 if piped else 2)
+            assert screen.cursor_column == 0
+        assert screen.ended() == 0
+        assert moving(screen) == []
+        assert re.search(SUMMARY, "".join(screen.screen))
+        printed = screen.screen[0] if screen.process.stdout is None else screen.process.stdout.read().decode()
+        assert JOB.fullmatch(printed.removesuffix("\n"))
+
+
+def test_a_narrower_terminal_and_ctrl_c_leave_one_line(
+    environment: dict[str, str], start_worker: StartWorker, settings: Settings, short_folder: Path
+) -> None:
+    start_worker("slow")
+    job = enqueue_embeddings(SLOW * 10, hardware="slow", chunk_size=2, settings=settings)
+    with terminal(["fetch", job.id, "-o", "out.npy"], environment, short_folder, columns=120) as screen:
+        screen.until(lambda: "left" in screen.screen[-1])
+        screen.resize(50)
+        screen.until(lambda: len(screen.screen) == 1 and re.fullmatch(r"running .* s left", screen.screen[0]))
+        assert len(screen.screen[0]) < 50
+        screen.type("\x03")
+        assert screen.ended() == 130
+        assert len(moving(screen)) == 1
+        assert "^C" not in screen.screen[0]
+        assert screen.screen[1].startswith(f"embedctl: interrupted; job {job.id}"[:50])
+    job.cancel()
+
+
+def test_fetch_shows_what_it_writes_of_an_ended_job(
+    environment: dict[str, str], start_worker: StartWorker, settings: Settings, short_folder: Path
+) -> None:
+    start_worker()
+    job = enqueue_embeddings(["", *map(str, range(199))], chunk_size=10, settings=settings)
+    job.wait(timeout=60)
+    slow = before_all_else(short_folder, "slow-writer", SLOW_WRITER)
+    with terminal(["fetch", job.id, "-o", "out.jsonl"], {**environment, **slow}, short_folder) as screen:
+        drawn: list[str] = []
+        while screen.process.poll() is None:
+            screen.read(0.1)
+            drawn += moving(screen)
+        assert screen.ended() == 3
+        written = [int(found[1]) for line in drawn if (found := re.search(r"(\d+)/200", line))]
+        assert written == sorted(written)
+        assert len(set(written)) > 5
+        assert all(line.startswith("writing") for line in drawn)
+        assert any(re.search(r"\d+ records/s  \d+ s left$", line) for line in drawn)
+        whole = "".join(screen.screen)
+        summary = r"199 vectors of 16 dimensions; 1 failed, 0 truncated; written in [\d.]+ s, \d+ records/s"
+        assert re.search(summary, whole)
+        assert f"embedctl errors {job.id}" in whole
+
+
+def test_wait_tells_time_and_rate_of_a_job_that_it_found_at_work(
+    embedctl: RunEmbedctl, start_worker: StartWorker, settings: Settings
+) -> None:
+    start_worker("slow")
+    job = enqueue_embeddings(["", *SLOW[:15]], hardware="slow", chunk_size=2, settings=settings)
+    while not job.status().done:
+        pass
+    waited = embedctl("wait", job.id)
+    assert waited.returncode == 3
+    assert re.fullmatch(rf"15 {SUMMARY}\nThe failed records: embedctl errors {job.id}\n", waited.stderr)
+    assert embedctl("wait", job.id, "-q").stderr == ""
+
+
+def test_only_a_command_that_took_a_job_up_says_so(
+    embedctl: RunEmbedctl, start_worker: StartWorker, settings: Settings, corpus: Path
+) -> None:
+    def breaks_off() -> Iterable[str]:
+        yield from SLOW[:5]
+        raise OSError("the pipe broke")
+
+    start_worker()
+    with pytest.raises(OSError, match="broke"):
+        enqueue_embeddings(breaks_off(), chunk_size=2, idempotency_key="k", settings=settings)
+    found = embedctl("list").stdout.splitlines()[1].split()[0]
+    while "done       4" not in embedctl("status", found).stdout:
+        pass
+    command = ["submit", corpus.name, "--chunk-size", "2", "--idempotency-key", "k", "--wait"]
+    continued = embedctl(*command)
+    assert continued.stdout.strip() == found
+    assert "continued it at 4 records" in continued.stderr
+    assert "continued" not in embedctl(*command).stderr
+
+
+@pytest.mark.slow
+def test_run_moves_while_its_worker_loads_and_names_the_file_of_the_failed_records(
+    environment: dict[str, str], short_folder: Path
+) -> None:
+    (short_folder / "c.txt").write_text("one\n\nthree\n")
+    command = ["run", "c.txt", "--class", "dummy", "--model", "dummy", "-o", "out.npy"]
+    with terminal(command, as_user(environment, "worker"), short_folder) as screen:
+        seen: set[str] = set()
+        while screen.process.poll() is None:
+            screen.read(0.1)
+            seen |= {line for line in moving(screen) if line.startswith("loading")}
+        assert screen.ended() == 3
+        assert len(seen) > 3
+        assert all(re.fullmatch(r"loading    \S \d+ s", line) for line in seen)
+        assert moving(screen) == []
+        assert "The failed records are in out.errors.jsonl" in screen.screen
+
+
+def test_quiet_is_quiet_and_warnings_stand_above_the_line(
+    environment: dict[str, str], start_worker: StartWorker, corpus: Path
+) -> None:
+    start_worker("slow")
+    corpus.with_suffix(".jsonl").write_text('nonsense\n{"text": "one"}\n')
+    command = ["submit", "c.jsonl", "--skip-bad-lines", "--wait", *SLOW_OPTIONS]
+    skipped = "skipped before record 0: c.jsonl, line 1: not JSON"
+    with terminal(command, environment, corpus.parent, columns=120) as screen:
+        assert screen.ended() == 0
+        first, second, third, *_ = screen.screen
+        assert first.startswith(skipped)
+        assert second.startswith("skipped 1 bad line;")
+        assert JOB.fullmatch(third)
+    with terminal([*command, "-q"], environment, corpus.parent, columns=120, piped=True) as screen:
+        assert screen.ended() == 0
+        first, second = screen.screen
+        assert first.startswith(skipped)
+        assert second.startswith("skipped 1 bad line;")

@@ -1,0 +1,248 @@
+"""Results on standard output: jsonl alone, as it comes, for every command that writes results."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl import Job, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl_config.settings import Settings
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.redis_server import RedisServer
+from tests.support.workers import StartWorker
+
+TEXTS = [f"text {i}" for i in range(40)]
+SLOW = [f"text {i} " + "word " * 60 for i in range(18)]
+
+
+def rows_of(output: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def assert_whole(output: str, texts: list[str] = TEXTS) -> None:
+    rows = rows_of(output)
+    assert [row["position"] for row in rows] == list(range(len(texts)))
+    np.testing.assert_array_equal(np.array([row["embedding"] for row in rows], np.float32), reference(texts))
+
+
+def piped(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """The command, whose standard output the test reads as a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "embedctl", *arguments],
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.fixture
+def corpus(short_folder: Path) -> str:
+    (short_folder / "c.txt").write_text("\n".join(TEXTS) + "\n")
+    return "c.txt"
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_submit_prints_results_and_says_the_id_on_the_other_stream(
+    name: str, corpus: str, settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
+) -> None:
+    start_worker()
+    done = embedctl("submit", corpus, "-o", name, "--chunk-size", "9")
+    assert done.returncode == 0, done.stderr
+    assert_whole(done.stdout)
+    assert Job.get(done.stderr.split()[0], settings).status().done == 40
+    assert "Wrote" not in done.stderr
+    assert sorted(each.name for each in short_folder.glob("*.jsonl")) == []
+
+
+def test_fetch_prints_results_and_its_exit_status_tells_of_failures(
+    settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
+) -> None:
+    start_worker()
+    job = enqueue_embeddings(["a", ""], settings=settings)
+    done = embedctl("fetch", job.id, "-o", "-")
+    assert done.returncode == 3
+    assert f"The failed records: embedctl errors {job.id}" in done.stderr
+    assert ["error" in row for row in rows_of(done.stdout)] == [False, True]
+
+
+def test_chunks_are_printed_while_others_are_encoded(
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+) -> None:
+    start_worker("slow")
+    job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=2, settings=settings)
+    fetching = piped(environment, short_folder, "fetch", job.id, "-o", "-")
+    assert fetching.stdout
+    assert json.loads(fetching.stdout.readline())["position"] == 0
+    assert not job.status().state.ended
+    assert len(fetching.stdout.readlines()) == len(SLOW) - 1
+    assert fetching.wait(60) == 0
+
+
+@pytest.mark.parametrize("command", ["submit", "fetch"])
+def test_a_closed_pipe_ends_the_command_quietly_and_not_the_job(
+    command: str,
+    settings: Settings,
+    environment: dict[str, str],
+    start_worker: StartWorker,
+    short_folder: Path,
+) -> None:
+    start_worker("slow")
+    (short_folder / "slow.txt").write_text("\n".join(SLOW) + "\n")
+    if command == "submit":
+        process = piped(
+            environment, short_folder, "submit", "slow.txt", "--class", "slow", "--chunk-size", "2", "-o", "-", "-q"
+        )
+    else:
+        job = enqueue_embeddings(SLOW, hardware="slow", chunk_size=2, settings=settings)
+        process = piped(environment, short_folder, "fetch", job.id, "-o", "-")
+    assert process.stdout
+    assert process.stderr
+    assert process.stdout.readline().startswith(b'{"position": 0')
+    process.stdout.close()
+    assert process.wait(60) == 0
+    said = process.stderr.read().decode().split()
+    if command == "submit":
+        job = Job.get(said.pop(0), settings)
+    assert said == []
+    assert job.wait(timeout=60).done == len(SLOW)
+
+
+def test_a_full_disk_is_an_error_in_one_line(
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker
+) -> None:
+    start_worker()
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "-"],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "embedctl: standard output can't be written: No space left on device\n",
+    )
+
+
+def test_a_closed_standard_output_is_an_error_in_one_line(
+    settings: Settings, environment: dict[str, str], broker: Broker, corpus: str, short_folder: Path
+) -> None:
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    for arguments in (f"fetch {job.id}", f"submit {corpus}"):
+        command = f'exec "{sys.executable}" -m embedctl {arguments} -o - >&-'
+        done = subprocess.run(
+            ["sh", "-c", command], env=environment, cwd=short_folder, stderr=subprocess.PIPE, text=True
+        )
+        assert (done.returncode, done.stderr) == (
+            1,
+            "embedctl: standard output is closed: name a file, or open it\n",
+        )
+    assert broker.jobs.newest_ids(2) == [job.id]
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+) -> None:
+    start_worker()
+    job = enqueue_embeddings(["word"] * 3000, settings=settings)
+    job.wait(timeout=60)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "-"], env=environment, stdout=writer
+    )
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        assert len(stream.readlines()) == 3000
+    assert process.wait(60) == 0
+
+
+def test_run_prints_everything_again_and_encodes_only_what_is_left(
+    environment: dict[str, str], redis_server: RedisServer, broker: Broker, short_folder: Path
+) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = redis_server.url  # its user is a producer's and a worker's at once
+    (short_folder / "slow.txt").write_text("\n".join(SLOW) + "\n")
+    arguments = ["run", "slow.txt", "--class", "slow", "--chunk-size", "2", "-o", "-", "-q"]
+    first = piped(environment, short_folder, *arguments)
+    assert first.stdout
+    assert first.stderr
+    for _ in range(5):
+        first.stdout.readline()
+    first.stdout.close()
+    assert first.wait(60) == 0
+    assert first.stderr.read() == b""
+    (job_id,) = broker.jobs.newest_ids(2)
+    assert 4 <= broker.jobs.status(job_id).done < len(SLOW)
+
+    second = piped(environment, short_folder, *arguments[:-1])
+    output, said = second.communicate(timeout=60)
+    assert second.returncode == 0
+    assert_whole(output.decode(), SLOW)
+    assert "this command continued it at" in said.decode()
+    assert not broker.jobs.newest_ids(2)
+
+
+@pytest.mark.slow
+def test_run_that_is_killed_prints_everything_again(
+    environment: dict[str, str], redis_server: RedisServer, broker: Broker, short_folder: Path
+) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = redis_server.url  # its user is a producer's and a worker's at once
+    (short_folder / "slow.txt").write_text("\n".join(SLOW) + "\n")
+    arguments = ["run", "slow.txt", "--class", "slow", "--chunk-size", "2", "-o", "-", "-q"]
+    first = piped(environment, short_folder, *arguments)
+    assert first.stdout
+    first.stdout.readline()
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    second = piped(environment, short_folder, *arguments)
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 0
+    assert_whole(output.decode(), SLOW)
+    assert not broker.jobs.newest_ids(2)
+
+
+def test_a_name_without_a_format_is_told_of_standard_output(embedctl: RunEmbedctl, corpus: str) -> None:
+    done = embedctl("submit", corpus, "-o", "out")
+    assert done.returncode == 2
+    assert "name it .npy, .jsonl, .parquet, or - for standard output (jsonl)" in done.stderr
+
+
+def test_progress_is_not_drawn_over_results_on_the_same_terminal(
+    settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+) -> None:
+    start_worker("slow")
+    job = enqueue_embeddings(SLOW[:8], hardware="slow", chunk_size=2, settings=settings)
+    for both in (True, False):
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "embedctl", "fetch", job.id, "-o", "-"],
+            env=environment,
+            stdout=theirs if both else subprocess.DEVNULL,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # a terminal whose other end is closed
+            while data := os.read(ours, 65536):
+                shown += data
+        os.close(ours)
+        assert process.wait(60) == 0
+        assert (b"\x1b[" in shown) is not both
+        if both:
+            *records, _ = shown.decode().splitlines(keepends=True)  # the last line sums up
+            assert_whole("".join(records), SLOW[:8])

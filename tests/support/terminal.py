@@ -1,0 +1,129 @@
+"""A program on a pseudo-terminal, and what stands on its screen by a terminal emulator."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyte
+
+from tests.support.waiting import eventually
+
+COLUMNS, ROWS = 80, 24
+
+
+class Terminal:
+    """The command line on a pseudo-terminal.
+
+    Args:
+        piped: whether its standard output is a pipe instead of the terminal.
+
+    Attributes:
+        text: all that it has printed, with escape sequences.
+    """
+
+    def __init__(
+        self, arguments: list[str], environment: Mapping[str, str], folder: Path | None, columns: int, *, piped: bool
+    ) -> None:
+        self._main, self._side = pty.openpty()
+        self._emulator = pyte.Screen(columns, ROWS)
+        self._stream = pyte.ByteStream(self._emulator)
+        self.resize(columns)
+        self.modes = termios.tcgetattr(self._side)
+        self.text = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "embedctl", *arguments],
+            env={**environment, "TERM": "xterm-256color"},
+            cwd=folder,
+            stdin=self._side,
+            stdout=subprocess.PIPE if piped else self._side,
+            stderr=self._side,
+            start_new_session=True,
+            # Ctrl-C is a signal only to those whose terminal it is typed at.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+
+    @property
+    def side(self) -> int:
+        """The file descriptor of the program's end."""
+        return self._side
+
+    @property
+    def screen(self) -> list[str]:
+        """The lines that stand on the screen, down to the last one that is not empty."""
+        return "\n".join(line.rstrip() for line in self._emulator.display).rstrip().split("\n")
+
+    @property
+    def cursor_column(self) -> int:
+        return self._emulator.cursor.x
+
+    def resize(self, columns: int) -> None:
+        """Make it as wide as this. The emulator cuts longer lines, as xterm does."""
+        fcntl.ioctl(self._side, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+        self._emulator.resize(ROWS, columns)
+
+    def read(self, seconds: float) -> None:
+        """Take what it prints in that time, or until it prints."""
+        ready, _, _ = select.select([self._main], [], [], seconds)
+        if ready:
+            data = os.read(self._main, 1 << 16)
+            self._stream.feed(data)
+            self.text += data.decode(errors="replace")
+
+    def read_all(self, seconds: float) -> None:
+        """Take all that it prints in that time."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.read(0.05)
+
+    def type(self, keys: str) -> None:
+        os.write(self._main, keys.encode())
+
+    def until(self, condition: Callable[[], object]) -> None:
+        def met() -> bool:
+            self.read(0.1)
+            return bool(condition())
+
+        eventually(met, show=lambda: self.text[-3000:])
+
+    def ended(self) -> int:
+        """Its exit status, once it has ended and all that it printed is read."""
+        self.until(lambda: self.process.poll() is not None)
+        self.read(0.1)
+        return self.process.returncode
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        os.close(self._main)
+        os.close(self._side)
+
+
+@contextmanager
+def terminal(
+    arguments: list[str],
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    *,
+    columns: int = COLUMNS,
+    piped: bool = False,
+) -> Iterator[Terminal]:
+    """Runs the command line on a terminal of this width; kills it at the end of the block."""
+    opened = Terminal(arguments, environment, folder, columns, piped=piped)
+    try:
+        yield opened
+    finally:
+        opened.close()

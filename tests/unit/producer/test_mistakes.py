@@ -1,0 +1,309 @@
+"""What a newcomer passes for texts and ids: taken right, or refused with the line that mends it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sqlite3
+import tempfile
+from collections import namedtuple
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+from embedctl.records import Record, records_of
+from embedctl_config.errors import InputError
+from embedctl_config.wire import RecordKind
+from tests.support.packages import need
+
+MAX = 1000
+COLUMNS = {"text": ["one", None, "three"], "id": [7, 8, 9]}
+ROWS = [Record(RecordKind.TEXT, b"one", "7"), Record(RecordKind.NOT_TEXT, b"NoneType", "8"),
+        Record(RecordKind.TEXT, b"three", "9")]  # fmt: skip
+
+
+def of(texts: Any, **options: Any) -> list[Record]:
+    return list(records_of(texts, max_bytes=MAX, **options))
+
+
+def refusal(texts: Any, **options: Any) -> str:
+    """What is said of texts; records_of must refuse them before it reads any."""
+    with pytest.raises(InputError) as raised:
+        records_of(texts, max_bytes=MAX, **options)
+    return str(raised.value)
+
+
+def given(line: str, name: str, values: Any) -> Any:
+    """What a refusal's line gives: the part behind `texts=`, evaluated as the user would."""
+    expression = line[line.index("texts=") + len("texts=") :]
+    for end in range(len(expression), 0, -1):
+        try:
+            return eval(expression[:end], {name: values, "texts": values})
+        except SyntaxError:
+            continue
+    raise AssertionError(f"no line of Python in {line}")
+
+
+class Frame:
+    """As a table: its columns' names come when it is iterated over."""
+
+    columns = ("text", "id")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+class Result:
+    """As SQLAlchemy's: it has a method of that name, and gives rows."""
+
+    def columns(self) -> None: ...
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        return iter([{"text": "one"}])
+
+
+class Planned:
+    """As a lazy table: to ask for its columns is to compute them."""
+
+    @property
+    def columns(self) -> list[str]:
+        raise AssertionError("computed")
+
+    def collect(self) -> None: ...
+
+
+async def coroutine() -> list[str]:
+    return ["text"]
+
+
+async def asynchronous() -> AsyncIterator[str]:
+    yield "text"
+
+
+def generator() -> Iterator[str]:
+    yield "text"
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (None, "texts is None, not several: give an iterable, such as texts=[text]"),
+        ("one text", "texts is a string, not several: give a list, such as texts=[text]"),
+        (b"one text", "texts is bytes, not several"),
+        (bytearray(b"x"), "texts is bytes, not several"),
+        ({"text": "x"}, "texts is one mapping, not several: give texts=[mapping] or, if it maps ids to texts, texts="),
+        ({"text": ["a", "b"], "id": [1, 2]}, 'texts is a mapping of columns: give one of them, texts=columns["text"]'),
+        (Frame(), 'texts is a table, and iterating over it gives no rows: give its column, texts=df["text"]'),
+        (Planned(), 'texts is a table that was not read yet: give its column, texts=frame.collect()["text"]'),
+        (np.zeros((2, 3)), "texts is an array of 2 dimensions: give one column, texts=array[:, 0]"),
+        (np.array("x"), "texts is an array of 0 dimensions"),
+        (np.zeros(2, [("text", "U3")]), 'texts is a table: give its column, texts=array["text"]'),
+        (7, "texts is of type int: give an iterable, such as texts=[text]"),
+        (Path("a.txt"), "texts is a path, not what the file holds: give texts=path.read_text().splitlines() if each"),
+        (
+            io.StringIO("a"),
+            'texts is an open file: give texts=(line.rstrip("\\r\\n") for line in file) if each line is',
+        ),
+        (generator, "texts is a function: give what it returns, texts=rows()"),
+        (asynchronous(), "texts is an async iterable: give texts to aenqueue_embeddings, or a list"),
+    ],
+)
+def test_what_would_be_iterated_over_wrongly_is_refused_at_once(texts: Any, message: str) -> None:
+    assert refusal(texts).startswith(message)
+    if texts is not None:
+        assert refusal([], ids=texts).startswith(message.replace("texts is", "ids is").split(":")[0])
+
+
+def test_a_coroutine_and_a_temporary_file_are_refused_at_once() -> None:
+    forgotten = coroutine()
+    assert refusal(forgotten) == "texts is a coroutine: give what it returns, texts=await rows()"
+    forgotten.close()
+    with tempfile.NamedTemporaryFile() as file:
+        assert "texts is an open file" in refusal(file)
+
+
+def test_a_result_with_a_method_named_columns_is_no_table() -> None:
+    assert of(Result()) == [Record(RecordKind.TEXT, b"one")]
+
+
+def _table(package: str, make: Callable[[Any], Any]) -> Any:
+    return lambda: make(need(package))
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("df", _table("pandas", lambda pandas: pandas.DataFrame(COLUMNS))),
+        ("df", _table("polars", lambda polars: polars.DataFrame(COLUMNS))),
+        ("frame", _table("polars", lambda polars: polars.LazyFrame(COLUMNS))),
+        ("df", _table("pyarrow", lambda pyarrow: pyarrow.table(COLUMNS))),
+        ("df", _table("pyarrow", lambda pyarrow: pyarrow.table(COLUMNS).to_batches()[0])),
+        ("array", _table("pandas", lambda pandas: pandas.DataFrame(COLUMNS).to_records())),
+        ("relation", _table("duckdb", lambda duckdb: duckdb.sql("SELECT unnest(['one', NULL, 'three']) AS text"))),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_table_is_refused_at_once_and_the_line_gives_its_texts(name: str, make: Callable[[], Any]) -> None:
+    table = make()
+    found = of(given(refusal(table), name, table))
+    assert [record.text for record in found if record.kind is RecordKind.TEXT] == [b"one", b"three"]
+    assert len(found) == 3
+
+
+def test_a_dataset_is_read_row_by_row_and_its_splits_are_refused() -> None:
+    datasets = need("datasets")
+    dataset = datasets.Dataset.from_dict(COLUMNS)
+    assert of(dataset) == of(dataset.to_iterable_dataset()) == of(dataset["text"], ids=dataset["id"]) == ROWS
+    splits = datasets.DatasetDict(train=dataset)
+    assert of(given(refusal(splits), "splits", splits)) == ROWS
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _table("polars", lambda polars: polars.DataFrame(COLUMNS)),
+        _table("pyarrow", lambda pyarrow: pyarrow.table(COLUMNS)),
+        _table("pandas", lambda pandas: pandas.DataFrame(COLUMNS, dtype=object)),
+    ],
+)
+def test_columns_are_texts_and_ids(make: Callable[[], Any]) -> None:
+    table = make()
+    assert of(table["text"], ids=table["id"]) == ROWS
+
+
+def test_scalars_of_arrow_stand_for_their_values() -> None:
+    pyarrow = need("pyarrow")
+    column = pyarrow.array(["one", None, "three"])
+    encoded = column.dictionary_encode()
+    structs = pyarrow.table(COLUMNS).to_struct_array()
+    plain = [record._replace(id=None) for record in ROWS]
+    assert of(column) == of(encoded) == of(iter(column)) == plain
+    assert of(structs) == ROWS
+    assert of(["a"] * 3, ids=pyarrow.array(["x", None, "z"]))[2].id == "z"
+
+
+def test_missing_values_of_pandas_are_record_errors_and_no_ids() -> None:
+    pandas = need("pandas")
+    found = of(pandas.Series(["a", pandas.NA, None, float("nan")], dtype=object), ids=["x", pandas.NA, np.nan, None])
+    assert [record.kind for record in found] == [RecordKind.TEXT] + [RecordKind.NOT_TEXT] * 3
+    assert [record.id for record in found] == ["x", None, None, None]
+    assert {record.kind for record in of(pandas.Series([None, None], dtype=float))} == {RecordKind.NOT_TEXT}
+    # As all versions have stored them: a job that an older producer began goes on.
+    assert [record.text for record in found[1:]] == [b"NAType", b"NoneType", b"float"]
+
+
+def test_rows_of_a_csv_reader_are_mappings() -> None:
+    assert of(csv.DictReader(io.StringIO("id,text\n7,one\n"))) == ROWS[:1]
+
+
+@dataclass
+class Document:
+    text: str = "one"
+
+
+Row = namedtuple("Row", "id text")
+
+
+def database_rows() -> list[Any]:
+    database = sqlite3.connect(":memory:")
+    database.row_factory = sqlite3.Row
+    return database.execute("SELECT 'one' AS text").fetchall()
+
+
+@pytest.mark.parametrize(
+    ("items", "kind"),
+    [
+        ([("7", "one")], "tuple"),
+        ([(7, "one")], "tuple"),
+        ([("one",)], "tuple"),
+        ([("one", 7)], "tuple"),
+        ([(3, "one", 7)], "tuple"),
+        ([(3, {"text": "one"})], "tuple"),
+        ([Row(7, "one")], "Row"),
+        ([["one", "two"]], "list"),
+        ([{"one"}], "set"),
+        ([Document()], "Document"),
+        ([SimpleNamespace(text="one")], "SimpleNamespace"),
+        (database_rows(), "Row"),
+        ([np.array(["one"])], "ndarray"),
+        ([bytearray(b"one")], "bytearray"),
+    ],
+)
+@pytest.mark.parametrize("before", [[], ["a text"], [None]])
+def test_an_item_of_a_wrong_kind_is_refused_and_the_line_gives_its_text(
+    items: list[Any], kind: str, before: list[Any]
+) -> None:
+    with pytest.raises(InputError) as raised:
+        of([*before, *items])
+    message = str(raised.value)
+    assert message.startswith(f"record {len(before)} is of type {kind}, not a text: give texts=")
+    assert of(given(message, "texts", items))[0].text == b"one"
+
+
+@pytest.mark.parametrize("item", [7, 1.5, True, np.int64(7), np.float32(1.5), Decimal(7)])
+def test_numbers_are_refused_unless_a_text_came_before(item: object) -> None:
+    missing: tuple[list[Any], ...] = ([], [None], [float("nan"), None])
+    for before in missing:
+        with pytest.raises(InputError, match=r"is of type \w+, not a text: give texts=map\(str, texts\)"):
+            of([*before, item])
+    texts: tuple[list[Any], ...] = (["a text"], [b"a text"], [{"text": None}], [None, "a text"])
+    for before in texts:
+        *_, stray, last = of([*before, item, "more"])
+        assert stray == Record(RecordKind.NOT_TEXT, type(item).__name__.encode())
+        assert last.kind is RecordKind.TEXT
+
+
+def test_paths_are_read_and_objects_are_asked_for_their_texts(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    with pytest.raises(InputError) as raised:
+        of([path])
+    assert of(given(str(raised.value), "texts", [path])) == [Record(RecordKind.TEXT, b"one")]
+    with pytest.raises(
+        InputError, match=r"record 0 is of type object, .* such as texts=\(each.body for each in texts\)"
+    ):
+        of([object()], text_field="body")
+
+
+def test_parts_of_a_table_are_refused_with_the_line_that_gives_their_texts() -> None:
+    pyarrow = need("pyarrow")
+    parts = pyarrow.table(COLUMNS).to_batches()
+    with pytest.raises(InputError, match="record 0 is of type RecordBatch") as raised:
+        of(iter(parts))
+    assert [record.kind for record in of(given(str(raised.value), "texts", parts))] == [each.kind for each in ROWS]
+
+
+def test_what_a_field_holds_is_data() -> None:
+    assert [record.kind for record in of([{"text": 7}, {"text": ["a"]}, {"text": None}])] == [RecordKind.NOT_TEXT] * 3
+
+
+def test_other_ids_are_refused_with_the_fix() -> None:
+    with pytest.raises(InputError, match=r"record 0: an id must be .* not of type UUID: .* ids=map\(str, ids\)"):
+        of(["a"], ids=[UUID(int=7)])
+    with pytest.raises(InputError, match=r'not of type float: give ids=df\["id"\].astype\("Int64"\)'):
+        of(["a"], ids=[1.5])
+    with pytest.raises(InputError, match="not true or false"):
+        of(["a"], ids=[True])
+
+
+def test_what_an_older_version_has_stored_is_taken_again() -> None:
+    items = ["a", 7, ("id", "text"), "b", ["c"]]
+    asked: list[int] = []
+
+    def stored() -> int:
+        asked.append(1)
+        return 3
+
+    found = of(items, stored=stored)
+    assert [record.text for record in found] == [b"a", b"int", b"tuple", b"b", b"list"]
+    assert len(asked) == 1
+    with pytest.raises(InputError, match="record 2"):
+        of(items, stored=lambda: 2)
+    assert of(["a"] * 5, stored=lambda: 1 // 0)

@@ -1,0 +1,214 @@
+"""The line that shows a command's progress, at every width, in a log, and by what it reckons."""
+
+from __future__ import annotations
+
+import errno
+import io
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.text import Text
+
+from embedctl.cli import results
+from embedctl.overview import Paces
+from embedctl.rates import OVER_S, Rate
+from embedctl.results import ChunkVectors
+from embedctl.store import JobStatus
+from embedctl.store.status import parse_status
+from embedctl.terminal.bottom_line import BottomLine
+from embedctl.terminal.progress import JobProgress
+from embedctl.terminal.progress_line import Activity, progress_line
+
+JOB = "20261122-104638-04e2b4654b"
+NOW_MS = 1_795_000_000_000
+RUNNING = Activity("running", 3_584, 12_000, records_per_s=277.0, tokens_per_s=14_474.0, seconds_left=29.0)
+LARGEST = Activity(
+    "completed",
+    123_456_789,
+    123_456_789,
+    growing=True,
+    written=123_456_789,
+    records_per_s=99_999.0,
+    seconds_left=5_900.0,
+)
+
+
+def job(done: int = 0, failed: int = 0, state: str = "running", **facts: object) -> JobStatus:
+    plain = {
+        "version": 1,
+        "state": state,
+        "model": "mini",
+        "hardware": "cpu",
+        "precision": "fp32",
+        "options": "{}",
+        "created_ms": NOW_MS - 10_000,
+        "started_ms": NOW_MS - 10_000,
+        "progressed_ms": NOW_MS,
+        "ttl_ms": 1_000_000,
+        "sealed": 1,
+        "records": 1_000,
+        "done": done,
+        "failed": failed,
+        "tokens": 10 * done,
+    }
+    texts = {name: str(value) for name, value in {**plain, **facts}.items()}
+    return replace(parse_status(JOB, texts, 1_000_000, True), live_workers=1)
+
+
+def chunk(first: int, rows: int = 100) -> ChunkVectors:
+    return ChunkVectors(np.arange(first, first + rows), [None] * rows, np.zeros((rows, 2), np.float32), [], [])
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets time pass for all that looks at the monotonic clock."""
+    now = [1_000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def passes(by: float) -> None:
+        now[0] += by
+
+    return passes
+
+
+def words(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (
+            119,
+            f"running    {'━' * 11}╸{'─' * 28}  3,584/12,000  277 records/s  14,474 tokens/s  29 s left",
+        ),
+        (79, "running    ━━━╸────────  3,584/12,000  277 records/s  14.5k tokens/s  29 s left"),
+        (60, "running    ━━╸──────  3,584/12,000  277 records/s  29 s left"),
+        (50, "running    3,584/12,000  277 records/s  29 s left"),
+        (40, "running    3,584/12,000"),
+        (20, "running    3,584/12…"),
+    ],
+)
+def test_a_narrow_line_leaves_out_what_matters_least(width: int, line: str) -> None:
+    assert progress_line(RUNNING, width).plain == line
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        RUNNING,
+        LARGEST,
+        replace(RUNNING, written=3_072),
+        Activity("submitting", 8_704, records_per_s=100_000.0, waits_for="workers to make room"),
+        Activity("queued", 0, 0),
+        Activity("loading", since=0.0),
+    ],
+)
+def test_no_line_is_wider_than_its_terminal(now: Activity) -> None:
+    for width in range(1, 130):
+        assert cell_len(progress_line(now, width).plain) <= width
+
+
+def test_a_log_gets_all_of_it_now_and_then(
+    capsys: pytest.CaptureFixture[str], seconds: Callable[[float], None]
+) -> None:
+    shown = JobProgress()
+    shown.running(job(100))
+    assert words(capsys) == ""
+    seconds(10.0)
+    shown.running(job(200))
+    assert words(capsys) == "running: 200 of 1,000 records, 10 records/s, 100 tokens/s, 80 s left\n"
+    shown.running(job(210))
+    assert words(capsys) == ""
+
+
+def test_what_the_line_says_is_what_status_says(seconds: Callable[[float], None]) -> None:
+    shown, paces = JobProgress(), Paces()
+    shown.now_ms = lambda: NOW_MS
+    for done in (0, 130, 200, 420):
+        (pace,) = paces.of([job(done)], NOW_MS)
+        shown.running(job(done))
+        assert shown._now.records_per_s == pace.records_per_s
+        assert shown._now.tokens_per_s == pace.tokens_per_s
+        assert shown._now.seconds_left == pace.seconds_left
+        seconds(3.0)
+
+
+def test_the_writing_of_an_ended_job_goes_on_from_an_earlier_fetch(
+    capsys: pytest.CaptureFixture[str], seconds: Callable[[float], None]
+) -> None:
+    ended = job(999, failed=1, state="completed_with_errors", ended_ms=NOW_MS, dim=2)
+    shown = JobProgress()
+    shown.begin_writing()
+    shown.running(ended)
+    assert (shown._now.what, shown._now.done, shown._now.seconds_left) == ("writing", 0, None)
+    seconds(1.0)
+    for first in (500, 600, 700):
+        shown.written(chunk(first))
+        seconds(2.0)
+    assert shown._now == Activity("writing", 800, 1_000, records_per_s=50.0, seconds_left=4.0)
+    for first in (800, 900):
+        shown.written(chunk(first))
+    shown.running(ended)
+    results.report(ended, shown)
+    assert words(capsys) == (
+        "999 vectors of 2 dimensions; 1 failed, 0 truncated; written in 7.0 s, 71 records/s\n"
+        f"The failed records: embedctl errors {JOB}\n"
+    )
+
+
+def test_while_a_job_runs_and_is_written_the_slower_of_both_decides(seconds: Callable[[float], None]) -> None:
+    shown = JobProgress()
+    shown.begin_writing()
+    shown.running(job(500))
+    for first in (0, 100):
+        shown.written(chunk(first, 10))
+        seconds(5.0)
+    shown.running(job(900))
+    now = shown._now
+    assert (now.what, now.done, now.written, now.records_per_s) == ("running", 900, 110, 40.0)
+    assert now.seconds_left == (1_000 - 110) / (100 / 5)
+
+
+def test_many_counts_in_a_short_time_are_not_all_kept() -> None:
+    rate = Rate()
+    for at in range(100_000):
+        rate.add(at / 10_000, at)
+    assert rate.add(10.0, 100_000) == pytest.approx((10_000.0,), rel=0.01)
+    assert len(rate._samples) <= 10 * OVER_S
+
+
+def test_who_still_holds_standard_error_after_the_line_writes_plainly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    line = BottomLine(lambda _: Text("moving"), ticks=False)
+    line.start()
+    held = sys.stderr
+    line.show()
+    print("half", end="", file=held)
+    line.stop(keep=True)
+    assert sys.stderr is terminal
+    before = terminal.getvalue()
+    assert "half\n" in before
+    print("late", file=held)
+    assert terminal.getvalue() == before + "late\n"
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, _: str, /) -> int:
+            raise OSError(errno.EIO, "the terminal is gone")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    line = BottomLine(lambda _: Text("moving"), ticks=False)
+    line.start()
+    line.show()
+    print("said", file=sys.stderr)
+    line.stop(keep=True)

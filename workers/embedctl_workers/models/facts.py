@@ -1,0 +1,101 @@
+"""What a model's own files say about it, read without any model runtime."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.models.files import deciding_files
+
+#: Names of the hidden size and of the most positions in `config.json`, by architecture.
+_WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_trained_positions")
+#: Tokenizers without a limit state this or more (tokens).
+_NO_LIMIT = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model's facts. None means that its files do not say.
+
+    Attributes:
+        dimensions: of a vector.
+        longest_text: most tokens of a text, special ones included.
+        size: bytes of the files that decide its vectors.
+        architecture: such as `bert`.
+        modules: the kinds of its modules, in order; empty if it has only a transformer.
+    """
+
+    dimensions: int | None
+    longest_text: int | None
+    size: int
+    architecture: str | None
+    modules: tuple[str, ...]
+
+
+def facts_of(folder: Path) -> ModelFacts:
+    """Read the facts of the model in a folder.
+
+    Raises:
+        ModelError: a file can't be read, or as :func:`~embedctl_workers.models.files.fingerprint_of`.
+    """
+    try:
+        files = deciding_files(folder)
+        size = sum(path.stat().st_size for path in files)
+        modules = _json(folder / "modules.json", [])
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+        folders = [folder / module["path"] for module in modules]
+        transformer = folders[0] if folders else folder
+        config = _json(transformer / "config.json", {})
+        return ModelFacts(
+            dimensions=_dimensions(kinds, folders, config),
+            longest_text=_longest_text(transformer, config),
+            size=size,
+            architecture=config.get("model_type"),
+            modules=tuple(kinds),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{folder} can't be read: {error!r}") from error
+
+
+def _dimensions(kinds: list[str], folders: list[Path], config: dict[str, Any]) -> int | None:
+    """The output of the last module that changes the number of dimensions."""
+    found = next((config[name] for name in _WIDTHS if name in config), None)
+    for kind, folder in zip(kinds, folders, strict=True):
+        own = _json(folder / "config.json", {}) if kind in ("Pooling", "Dense") else {}
+        if kind == "Dense":
+            found = own.get("out_features", found)
+        elif kind == "Pooling":
+            # Several ways of pooling are joined end to end.
+            ways = sum(value is True for name, value in own.items() if name.startswith("pooling_mode_"))
+            width = own.get("word_embedding_dimension", own.get("embedding_dimension", found))
+            found = width * max(1, ways) if width else found
+    return found
+
+
+def _longest_text(transformer: Path, config: dict[str, Any]) -> int | None:
+    """The limit that the model states, else the smaller one of its positions and its tokenizer."""
+    for path in sorted(transformer.glob("sentence_*_config.json")):
+        if stated := _json(path, {}).get("max_seq_length"):
+            return int(stated)
+    limits = [next((config[name] for name in _POSITIONS if name in config), None)]
+    limits.append(_json(transformer / "tokenizer_config.json", {}).get("model_max_length"))
+    return min((int(limit) for limit in limits if limit and limit < _NO_LIMIT), default=None)
+
+
+def _json(path: Path, default: Any) -> Any:
+    """The contents of a file of the same kind as the default; the default if there is no file.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return default
+    if not isinstance(value, type(default)):
+        raise ValueError(f"{path} holds no {'list' if isinstance(default, list) else 'object'}")  # noqa: TRY004  (one kind of error for a file that can't be read)
+    return value
