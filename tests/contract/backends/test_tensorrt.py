@@ -37,13 +37,14 @@ import torch  # noqa: E402
 
 from embedctl_workers.backends.onnx import recipe as onnx_recipe  # noqa: E402
 from embedctl_workers.backends.onnx.inputs import GRAPH  # noqa: E402
-from embedctl_workers.backends.tensorrt import graphs, plan, recipe  # noqa: E402
+from embedctl_workers.backends.tensorrt import graphs, inspection, plan, recipe  # noqa: E402
 from embedctl_workers.backends.tensorrt.backend import TensorRTBackend  # noqa: E402
 from embedctl_workers.backends.tensorrt.engine import PlanRefused  # noqa: E402
 from embedctl_workers.backends.tensorrt.profiles import Profile, pieces_of, profiles_for  # noqa: E402
 from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions  # noqa: E402
 from embedctl_workers.backends.tensorrt.runtime import Runtime  # noqa: E402
 from embedctl_workers.backends.tensorrt.timing import TimingCache  # noqa: E402
+from embedctl_workers.building.tensorrt import attention_of  # noqa: E402
 from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
 from tests.support.fakes import tensorrt as fake  # noqa: E402
 from tests.support.fakes.cuda import FakeDevice  # noqa: E402
@@ -269,6 +270,7 @@ def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own:
     assert set(manifest["files"]) == {"model.json", PLAN, "tokenizer.json"}
     assert manifest["recipe"]["kind"] == "tensorrt"
     assert (manifest["graph"]["name"], manifest["model"]["revision"]) == ("fp16", "main")
+    assert manifest["graph"]["attention"] == "fused in 2 of 2 layers"
     assert manifest["versions"]["tensorrt"] == here.version
     assert manifest["accuracy"]["passed"]
     assert manifest["accuracy"]["bounds"] == {"min_cosine": 0.999}
@@ -277,6 +279,39 @@ def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own:
     assert here.trt._calls["built"] == 1
     build_plan(files, own, replace(asked, force=True))
     assert here.trt._calls["built"] == 2
+
+
+def layers_of(*names: object) -> str:
+    return json.dumps({"Layers": names, "Bindings": []})
+
+
+@pytest.mark.parametrize(
+    ("told", "profiles", "fused"),
+    [
+        (layers_of({"Name": "_gemm_mha_v2_myl0_3"}, {"Name": "__myl_Add"}), 1, [1]),
+        (layers_of({"Name": "a"}, {"Name": "x", "TacticName": "_gemm_mha_v2_0x1"}), 1, [1]),
+        (layers_of({"Name": "_gemm_mha_v2"}, {"Name": "_gemm_mha_v2 [profile 2]"}), 3, [1, 0, 1]),
+        (layers_of("__mye8037_gemm_mha_v2", "{ForeignNode[/a.../b]}"), 1, [1]),
+        (layers_of({"Name": "/alpha/MatMul"}), 2, [0, 0]),
+        (layers_of(), 1, None),
+        ("", 1, None),
+        ("[]", 1, None),
+    ],
+)
+def test_fused_attention_is_counted_by_profile(told: str, profiles: int, fused: list[int] | None) -> None:
+    assert inspection.fused_attention(told, profiles) == fused
+
+
+@pytest.mark.parametrize(
+    ("fused", "said"),
+    [
+        ([6, 6], "fused in 6 of 6 layers"),
+        ([6, 0], "fused in 0 to 6 of 6 layers, by profile"),
+        (None, "unknown for 6 layers: TensorRT's inspector does not say"),
+    ],
+)
+def test_the_manifest_says_whether_attention_is_fused(fused: list[int] | None, said: str) -> None:
+    assert attention_of(6, fused) == said
 
 
 @pytest.mark.parametrize(
@@ -330,7 +365,7 @@ def test_the_key_of_a_plan_changes_with_every_component(
     keys |= {recipe.wanted(ModelFiles("tiny", files.folder, "ab" * 32), graph, here, options).name}
     for owner, name, value in (
         (recipe, "BUILDER", "another workspace"),
-        (recipe, "CONVERSION", "2"),
+        (recipe, "CONVERSION", "another"),
         (metadata, "version", lambda package: "0.1"),
     ):
         with monkeypatch.context() as patch:

@@ -17,11 +17,13 @@ for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
     pytest.importorskip(_needed)
 
 import onnx  # noqa: E402
+import onnxruntime  # noqa: E402
 import torch  # noqa: E402
 from onnx import TensorProto, numpy_helper  # noqa: E402
 
 from embedctl_workers.backends.onnx.inputs import GRAPH, OUTPUT, GraphInputs  # noqa: E402
 from embedctl_workers.backends.tensorrt import graphs  # noqa: E402
+from tests.support.fakes.tensorrt import fusible  # noqa: E402
 from tests.support.tensorrt_models import TEXTS, assert_close, by_torch  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
@@ -42,11 +44,10 @@ def test_sums_norms_and_pooling_stay_in_fp32(dtype: str, kind: int, plain_graph:
     assert types[OUTPUT] == TensorProto.FLOAT
     inputs = {
         name: {types[each] for node in model.graph.node if node.op_type == name for each in node.input if each}
-        for name in ("LayerNormalization", "Softmax", "MatMul", "Erf")
+        for name in ("LayerNormalization", "MatMul", "Erf")
     }
     assert inputs == {
         "LayerNormalization": {TensorProto.FLOAT},
-        "Softmax": {TensorProto.FLOAT},
         "MatMul": {kind},
         "Erf": {kind},
     }
@@ -114,6 +115,47 @@ def test_positions_are_counted_in_fp32(
     assert {TensorProto.FLOAT16, TensorProto.BFLOAT16}.isdisjoint(seen)
     (after,) = (node for node in model.graph.node if found.output[0] in node.input)
     assert types[after.output[0]] in (TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("tiny", [Tiny(), Tiny("mpnet"), Tiny("modernbert")], ids=str)
+def test_attention_is_in_the_form_that_is_fused(
+    tiny: Tiny, dtype: str, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
+) -> None:
+    """Nothing but sums of masks stands between the first product and the softmax, nor between that and the second."""
+    from embedctl_workers.backends.onnx.export import export_own
+
+    (tmp_path / "plain").mkdir()
+    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(tiny)))), tmp_path / "plain")
+    graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
+    model = onnx.load(tmp_path / GRAPH)
+    onnx.checker.check_model(model, full_check=True)
+    assert len(fusible(model.graph)) == tiny.layers == sum(node.op_type == "Softmax" for node in model.graph.node)
+    assert not fusible(onnx.load(tmp_path / "plain" / GRAPH).graph)
+
+
+@pytest.mark.parametrize(("heads", "exact"), [(2, True), (4, False)])
+def test_the_scale_of_attention_is_exact_where_it_is_a_power_of_two(
+    heads: int, exact: bool, tmp_path: Path, tiny_model: Callable[[Tiny], Path]
+) -> None:
+    """Heads of 16: the scale is 1/4, as it is 1/8 with heads of 64."""
+    from embedctl_workers.backends.onnx.export import export_own
+
+    (tmp_path / "plain").mkdir()
+    export_own(resolve_model("tiny", ModelEntry(str(tiny_model(Tiny(heads=heads))))), tmp_path / "plain")
+    graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, "fp32")
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    vectors = []
+    for path in (tmp_path / "plain" / GRAPH, tmp_path / GRAPH):
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        inputs = GraphInputs(tmp_path / "plain", [each.name for each in session.get_inputs()])
+        tokens = inputs.tokenize(TEXTS, None)
+        vectors.append(session.run(None, dict(inputs.batch(tokens, np.arange(len(TEXTS)))))[0])
+    assert np.array_equal(vectors[0], vectors[1]) is exact
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
 
 
 def test_the_first_token_is_taken_without_a_question(tmp_path: Path, tiny_model: Callable[[Tiny], Path]) -> None:

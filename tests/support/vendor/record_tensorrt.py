@@ -43,7 +43,13 @@ CLASSES = (
     "MemoryPoolType",
     "NetworkDefinitionCreationFlag",
     "OnnxParser",
+    "AttentionNormalizationOp",
+    "EngineInspector",
+    "ExecutionContextAllocationStrategy",
+    "IAttention",
+    "LayerInformationFormat",
     "ParserError",
+    "ProfilingVerbosity",
     "Runtime",
     "TensorIOMode",
 )

@@ -11,7 +11,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,9 @@ class _Builder:
         report = measure_backend(encoder, _CLASS, self._host)
         assert report is not None
         texts_per_s = self._texts_per_s(backend) if report.passed else 0.0
+        operators = operators_of(folder / GRAPH)
+        attention = attention_of(operators.get("Softmax", 0), backend.fused_attention)
+        self._say(f"attention: {attention}")
         backend.close()
         return report, {
             "model": model_of(self._files),
@@ -110,7 +113,7 @@ class _Builder:
                 **versions(*PACKAGES),
                 "tensorrt": self._runtime.version,
             },
-            "graph": {"name": dtype, "operators": operators_of(folder / GRAPH)},
+            "graph": {"name": dtype, "attention": attention, "operators": operators},
             "accuracy": accuracy_of(report),
             "rate": {**rate_of(backend, texts_per_s, self._host.threads), "device": self._runtime.device.name},
         }
@@ -125,6 +128,20 @@ class _Builder:
             backend.finish(backend.forward(tokens, rows), normalize=True)
             best = max(best, len(rows) / (time.perf_counter() - started))
         return best
+
+
+def attention_of(layers: int, fused: Sequence[int] | None) -> str:
+    """The manifest's entry about attention.
+
+    Args:
+        layers: the graph's number of attention layers.
+        fused: the number of fused kernels in each profile; None if it is unknown.
+    """
+    if fused is None:
+        return f"unknown for {layers} layers: TensorRT's inspector does not say"
+    fewest, most = min(fused), max(fused)
+    counts = str(fewest) if fewest == most else f"{fewest} to {most}"
+    return f"fused in {counts} of {layers} layers" + ("" if fewest == most else ", by profile")
 
 
 if __name__ == "__main__":

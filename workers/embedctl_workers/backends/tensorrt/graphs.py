@@ -3,6 +3,9 @@
 Everything after the first weight is converted to 16 bits, with exceptions: sums, norms and powers, and pooling with
 everything after it, stay in fp32. So does everything that depends only on ids and masks (positions, terms added to
 scores).
+
+Attention is put into the form that TensorRT runs as one kernel: the query is scaled before the first product, and
+nothing but the mask stands between the products and the softmax. A cast to fp32 around the softmax would prevent it.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.onnx.graphs import is_large
+from embedctl_workers.backends.tensorrt.scaling import scale_queries
 
-#: Sums and powers overflow in fp16 (NVIDIA/TensorRT#2564, #1196, #3101).
-_IN_FP32 = [*DEFAULT_OP_BLOCK_LIST, "LayerNormalization", "Softmax", "ReduceMean", "Pow"]
+#: Sums and powers overflow in fp16 (NVIDIA/TensorRT#2564, #1196, #3101). Softmax does not: it subtracts the maximum.
+_IN_FP32 = [*DEFAULT_OP_BLOCK_LIST, "LayerNormalization", "ReduceMean", "Pow"]
 #: Nodes of the modules after the transformer, as our exporter names them.
 _BEHIND = re.compile(r"/_model\.[1-9]")
 #: Masks a score, in place of a number that 16 bits can't hold: large enough that the score's exponential vanishes.
@@ -60,6 +64,8 @@ def _loaded(source: Path) -> Any:
     _bound_masks(graph)
     _settle_squeezes(graph)
     _count_in_fp32(graph)
+    _drop_idle_casts(graph)
+    scale_queries(graph)
     _drop_unused(graph)
     return _sorted(model)
 
@@ -118,6 +124,17 @@ def _count_in_fp32(graph: Any) -> None:
             before = helper.make_node("Cast", [whole], [f"{name}_of"], f"{name}_before", to=TensorProto.FLOAT)
             after = helper.make_node("Cast", [f"{name}_is"], [counted], f"{name}_after", to=kind)
             graph.node.extend([before, after])
+
+
+def _drop_idle_casts(graph: Any) -> None:
+    """Drop casts of a softmax to fp32, which it already is: some models name the type in which it is computed."""
+    same = {node.output[0]: node.output[0] for node in graph.node if node.op_type == "Softmax"}
+    for node in graph.node:
+        if _cast_to(node) == TensorProto.FLOAT and node.input[0] in same:
+            same[node.output[0]] = same[node.input[0]]
+    for node in graph.node:
+        for at, name in enumerate(node.input):
+            node.input[at] = same.get(name, name)
 
 
 def _to_fp16(model: Any, folder: Path, *, large: bool) -> Any:

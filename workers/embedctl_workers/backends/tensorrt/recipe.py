@@ -33,7 +33,7 @@ PLAN = "model.plan"
 DTYPES = ("auto", "fp16", "bf16", "fp32")
 SIXTEEN_BITS = ("fp16", "bf16")
 #: The version of the conversion, part of a plan's key: change it if the same graph would be converted differently.
-CONVERSION = "1"
+CONVERSION = "2"
 _FEWEST_BATCH_TOKENS, _MOST_BATCH_TOKENS = 64, 1 << 20
 
 
