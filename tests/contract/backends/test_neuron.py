@@ -236,6 +236,10 @@ def test_a_model_is_traced_once_for_each_bucket(
     artifact_for(files_of(Tiny()), host, TraceOptions.parse({**OPTIONS, "auto_cast": "none", "target": "trn1"}))
     assert calls[-1]["cpu_backend"] is False
     assert calls[-1]["compiler_args"] == ["--model-type", "transformer", "--auto-cast", "none"]
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    artifact_for(files_of(Tiny()), host, TraceOptions.parse(OPTIONS), target="trn2")
+    assert calls[-1]["options"]["--logical-nc-config"] == "1"
+    assert calls[-1]["options"]["--target"] == "trn2"
 
 
 def test_the_fake_takes_what_the_real_one_takes(site: Path) -> None:
@@ -383,6 +387,9 @@ def test_the_key_changes_with_every_component(
         with monkeypatch.context() as patch:
             patch.setitem(versions, package, "2.99")
             names.append(wanted(files, options, "inf2").name)
+    for cores in ("1", "2"):
+        monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", cores)
+        names.append(wanted(files, options, "trn2").name)
     assert len(set(names)) == len(names)
     assert wanted(files, TraceOptions(target="trn1"), "inf2").name == names[0]
 

@@ -66,6 +66,8 @@ def _options(given: str | Sequence[str]) -> dict[str, str]:
     for name, value in options.items():
         if value not in _RECORDED["compiler"].get(name, ()):
             raise ValueError(f"neuronx-cc: {name} {value} is no option")
+    if "--logical-nc-config" in options and options.get("--target", "trn2") != "trn2":
+        raise ValueError("NCC_EARG001: only lnc=1 is supported")
     return options
 
 

@@ -135,6 +135,31 @@ def test_another_machine_has_no_target(product: str, tmp_path: Path, monkeypatch
         runtime.machine_target()
 
 
+@pytest.mark.parametrize(
+    ("target", "chosen", "flags"),
+    [
+        ("trn2", None, ["--logical-nc-config", "2"]),
+        ("trn2", "", ["--logical-nc-config", "2"]),
+        ("trn2", "1", ["--logical-nc-config", "1"]),
+        ("trn1", "1", []),
+        ("inf2", "2", []),
+    ],
+)
+def test_traces_are_compiled_for_the_runtimes_logical_cores(
+    target: str, chosen: str | None, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NEURON_LOGICAL_NC_CONFIG", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", chosen)
+    assert runtime.core_flags(target) == flags
+
+
+def test_another_number_of_cores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "4")
+    with pytest.raises(SettingsError, match="NEURON_LOGICAL_NC_CONFIG '4' is neither 1 nor 2"):
+        runtime.core_flags("trn2")
+
+
 def test_the_command_line_offers_the_same_targets() -> None:
     assert ("neuron", *runtime.TARGETS) == CLI_TARGETS
 

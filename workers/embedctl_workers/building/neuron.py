@@ -49,8 +49,8 @@ def build(request: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, A
     """
     files = ModelFiles(request["name"], Path(request["source"]), request["fingerprint"])
     folder, options = Path(request["folder"]), TraceOptions.parse(request["options"])
-    elsewhere = request["elsewhere"]
-    traces = write_traces(files, folder, load_runtime(), options, request["target"] if elsewhere else "", say)
+    flags, elsewhere = request["flags"], request["elsewhere"]
+    traces = write_traces(files, folder, load_runtime(), options, flags, request["target"] if elsewhere else "", say)
     return {
         "model": model_of(files),
         "engine": engine_of(traces),

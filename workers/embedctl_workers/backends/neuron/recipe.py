@@ -14,6 +14,7 @@ from embedctl_workers.backends.neuron.runtime import (
     COMPILER,
     RUNTIME,
     TARGETS,
+    core_flags,
     machine_target,
     require_device,
     version_of,
@@ -34,11 +35,13 @@ def wanted(files: ModelFiles, options: TraceOptions, target: str) -> Wanted:
 
     Raises:
         MissingExtra: torch_neuronx is not installed.
+        SettingsError: the number of physical cores that make a logical one is not valid.
     """
     runtime = version_of(RUNTIME)
     if not runtime:
         raise MissingExtra("neuron", "backend 'neuron'")
     recipe = {"kind": NEURON, **options.recipe, "target": target, RUNTIME: runtime, COMPILER: version_of(COMPILER)}
+    recipe["flags"] = " ".join([*options.flags, *core_flags(target)])
     return Wanted(files.fingerprint, recipe)
 
 
@@ -98,6 +101,7 @@ def _build(
             "batch": options.batch,
             "auto_cast": options.auto_cast,
         },
+        "flags": want.recipe["flags"].split(),
         "target": want.recipe["target"],
         "elsewhere": elsewhere,
         "threads": host.threads,

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from embedctl_config.errors import DeviceLost, MissingExtra, WorkerError
+from embedctl_config.errors import DeviceLost, MissingExtra, SettingsError, WorkerError
 from embedctl_workers.redaction import first_line
 
 #: The packages of the runtime and of the compiler.
 RUNTIME, COMPILER = "torch-neuronx", "neuronx-cc"
 #: The instance families that traces can be built for, by the compiler's names.
 TARGETS = ("inf2", "trn1", "trn2")
+#: The families whose logical cores are made of several physical ones.
+_GROUPED = ("trn2",)
+#: The runtime's variable for the number of physical cores that make a logical one, and its values.
+LOGICAL_CORES = "NEURON_LOGICAL_NC_CONFIG"
+_LOGICAL_CORES, _USUAL_CORES = ("1", "2"), "2"
 _IMAGE = "use AWS' image pytorch-inference-neuronx with torch_neuronx.trace (docs/neuron.md)"
 #: The version of AWS' placeholder on PyPI, which keeps the name from others: its import raises.
 _PLACEHOLDER = "1.0"
@@ -100,6 +106,24 @@ def machine_target() -> str:
             f"class's option target to one of {', '.join(TARGETS)}"
         )
     return family[1]
+
+
+def core_flags(target: str) -> list[str]:
+    """The compiler's flags for the logical cores that this process's runtime has.
+
+    "You must compile your models to use the LNC configuration set by the Neuron Runtime environment variable"
+    (about-neuron/arch/neuron-features/logical-neuroncore-config.rst in AWS' Neuron SDK). The other families have
+    logical cores of one physical core, and their compiler refuses any other.
+
+    Raises:
+        SettingsError: the variable is set to another number than the compiler takes.
+    """
+    if target not in _GROUPED:
+        return []
+    chosen = os.environ.get(LOGICAL_CORES) or _USUAL_CORES
+    if chosen not in _LOGICAL_CORES:
+        raise SettingsError(f"{LOGICAL_CORES} {chosen!r} is neither {' nor '.join(_LOGICAL_CORES)}")
+    return ["--logical-nc-config", chosen]
 
 
 def device_lost(error: Exception) -> DeviceLost | None:

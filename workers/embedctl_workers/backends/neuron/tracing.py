@@ -22,12 +22,19 @@ from embedctl_workers.models.files import ModelFiles
 
 
 def write_traces(
-    files: ModelFiles, folder: Path, runtime: Any, options: TraceOptions, target: str, say: Callable[[str], None]
+    files: ModelFiles,
+    folder: Path,
+    runtime: Any,
+    options: TraceOptions,
+    flags: Sequence[str],
+    target: str,
+    say: Callable[[str], None],
 ) -> Traces:
     """Write a model's traces, its tokenizer, and the facts about both that a worker needs.
 
     Args:
         runtime: `torch_neuronx`.
+        flags: the compiler's, without the target.
         target: the instance family to compile for without a device; empty for the device at hand.
         say: called with lines about the progress.
 
@@ -48,7 +55,7 @@ def write_traces(
     for bucket in traces.buckets:
         say(f"tracing {traces.batch} rows of {bucket} tokens")
         example = tuple(example_of(name, tokenizer, traces.batch, bucket) for name in names)
-        traced = _trace(runtime, WholeModel(model, names), example, options.flags, target)
+        traced = _trace(runtime, WholeModel(model, names), example, flags, target)
         torch.jit.save(traced, str(trace_file(folder, bucket)))
     traces.write(folder)
     return traces
