@@ -204,6 +204,20 @@ def test_memory_is_kept_until_the_device_is_done(here: Runtime, files: ModelFile
         backend.finish(output, normalize=True)
 
 
+@BOTH
+def test_contexts_share_one_block_of_scratch(
+    device: FakeDevice, here: Runtime, files: ModelFiles, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: list[int] = []
+    take = device.scratch
+    monkeypatch.setattr(device, "scratch", lambda size: blocks.append(size) or take(size))
+    backend = load(files, host, **SMALL)
+    assert backend._engine is not None
+    assert len(backend._engine._contexts) == 3
+    assert blocks == [fake.SCRATCH_BYTES]
+    assert_close(encode(backend, TEXTS), by_torch(files, TEXTS))
+
+
 def test_positions_are_those_that_are_computed(here: Runtime, files: ModelFiles, host: Host) -> None:
     backend = load(files, host, **SMALL)
     assert backend.positions(np.array([3])) == 8

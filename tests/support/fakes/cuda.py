@@ -80,6 +80,9 @@ class FakeDevice:
     def empty(self, shape: Sequence[int]) -> torch.Tensor:
         return self._take(torch.full(tuple(shape), torch.nan))
 
+    def scratch(self, size: int) -> torch.Tensor:
+        return self._take(torch.zeros(size, dtype=torch.uint8))
+
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         host = torch.full(tuple(tensor.shape), torch.nan, dtype=tensor.dtype)
         source = self.tensor_at(tensor.data_ptr())

@@ -25,6 +25,8 @@ from tests.support.fakes.recorded import make_class, make_enumeration
 
 VENDOR = Path(__file__).resolve().parent.parent / "vendor"
 VERSIONS = ("10.16", "11.4")
+#: The memory that a context needs for intermediate results, for its largest profile.
+SCRATCH_BYTES = 4096
 _MAGIC = b"stand-in for a plan\n"
 
 
@@ -262,9 +264,15 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
         def create_engine_inspector(self) -> Any:
             return new("EngineInspector", engine=self)
 
-        def create_execution_context(self) -> Any:
+        @property
+        def device_memory_size_v2(self) -> int:
+            return SCRATCH_BYTES
+
+        def create_execution_context(self, strategy: Any = None) -> Any:
             assert device.is_current, "a context made outside of the stream"
-            return new("IExecutionContext", engine=self, profile=None, shapes={}, addresses={})
+            managed = strategy is trt.ExecutionContextAllocationStrategy.USER_MANAGED
+            own = None if managed else device.scratch(SCRATCH_BYTES)
+            return new("IExecutionContext", engine=self, profile=None, shapes={}, addresses={}, scratch=own)
 
         def _values(self) -> list[Any]:
             return [*self._graph.graph.input, *self._graph.graph.output]
@@ -288,11 +296,17 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
         _profile: int | None
         _shapes: dict[str, tuple[int, ...]]
         _addresses: dict[str, int]
+        _scratch: Any
 
         def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
             assert stream_handle == device.stream
             self._profile = profile_index
             return 0 <= profile_index < len(self._engine._profiles)
+
+        def set_device_memory(self, memory: int, size: int) -> None:
+            assert size >= SCRATCH_BYTES
+            assert self._profile is not None, "the profile was chosen after the memory"
+            self._scratch = device.tensor_at(memory)
 
         def set_input_shape(self, name: str, shape: Any) -> bool:
             assert self._profile is not None, "no profile was chosen"
@@ -319,6 +333,7 @@ def _behaviours(trt: Any) -> Mapping[str, type]:
         def execute_async_v3(self, stream_handle: int) -> bool:
             assert self.nvtx_verbosity is trt.ProfilingVerbosity.NONE, "marks of details delay each run"
             assert stream_handle == device.stream
+            assert self._scratch is not None, "no memory for intermediate results"
             if device.broken:
                 tell(self._engine._loader._logger, "Error Code 1: Cuda Runtime (an illegal memory access)")
                 return False

@@ -47,6 +47,10 @@ class PlanDevice(Protocol):
         """Memory of the device for float32."""
         ...
 
+    def scratch(self, size: int) -> torch.Tensor:
+        """Memory of the device for some bytes, aligned to 256 bytes."""
+        ...
+
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in host memory, perhaps not finished yet."""
         ...
@@ -91,6 +95,9 @@ class CudaDevice:
 
     def empty(self, shape: Sequence[int]) -> torch.Tensor:
         return torch.empty(*shape, dtype=torch.float32, device=self._gpu.device)
+
+    def scratch(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._gpu.device)  # torch aligns all blocks to 512 bytes
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._gpu.pinned(tuple(tensor.shape), tensor.dtype).copy_(tensor, non_blocking=True)

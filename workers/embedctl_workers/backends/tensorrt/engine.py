@@ -36,6 +36,9 @@ class Begun:
 class LoadedPlan:
     """A plan on the device, with a context for each of its profiles.
 
+    The contexts share one block of scratch memory, as large as the largest needs: their work is done in one stream,
+    and so one after the other.
+
     Args:
         plan: a plan that was built here, or whose sha256 was checked: any other may crash the process, or worse.
 
@@ -66,6 +69,7 @@ class LoadedPlan:
         if [name for name in names if name not in self.inputs] != [OUTPUT]:
             raise PlanRefused(f"the plan's tensors are {', '.join(names)}")
         with runtime.device.current():
+            self._scratch = self._shared_scratch()
             self._contexts = [self._context(at) for at in range(len(profiles))]
         runtime.device.wait()
 
@@ -101,14 +105,23 @@ class LoadedPlan:
         self._check(context.execute_async_v3(device.stream), "the batch")
         return Begun(device.fetch(output), [*held, output])
 
+    def _shared_scratch(self) -> torch.Tensor | None:
+        """The block of memory that all contexts use; None if they need none."""
+        size = int(self._engine.device_memory_size_v2)
+        return self._runtime.device.scratch(size) if size else None
+
     def _context(self, profile: int) -> Any:
-        context = self._engine.create_execution_context()
+        # With TensorRT's own strategy, each context would have a block as large as the largest profile needs.
+        strategy = self._runtime.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = self._engine.create_execution_context(strategy)
         if context is None:
             raise MemoryError(f"TensorRT makes no context for profile {profile}: {self._runtime.last_errors}")
         # Plans are built with details for the inspector, and marks of such details delay every run.
         context.nvtx_verbosity = self._runtime.trt.ProfilingVerbosity.NONE
         chosen = context.set_optimization_profile_async(profile, self._runtime.device.stream)
         self._check(chosen, f"profile {profile}")
+        if self._scratch is not None:
+            context.set_device_memory(self._scratch.data_ptr(), self._scratch.nbytes)
         return context
 
     def _check(self, done: bool, what: str) -> None:
