@@ -210,7 +210,12 @@ def test_contexts_share_one_block_of_scratch(
 ) -> None:
     blocks: list[int] = []
     take = device.scratch
-    monkeypatch.setattr(device, "scratch", lambda size: blocks.append(size) or take(size))
+
+    def counted(size: int) -> torch.Tensor:
+        blocks.append(size)
+        return take(size)
+
+    monkeypatch.setattr(device, "scratch", counted)
     backend = load(files, host, **SMALL)
     assert backend._engine is not None
     assert len(backend._engine._contexts) == 3

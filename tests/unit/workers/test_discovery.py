@@ -148,6 +148,49 @@ def test_a_part_of_a_gpu_is_one_by_itself(tools: Path, monkeypatch: pytest.Monke
     assert [(gpu.index, gpu.uid) for gpu in discovery.find_gpus()] == [(0, "MIG-abc"), (1, "MIG-def")]
 
 
+#: As `nvidia-smi -L` prints it: the first GPU is divided, the others are whole.
+MIG = f"""\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: {UUIDS[0]})
+  MIG 3g.40gb     Device  0: (UUID: MIG-aaaa)
+  MIG 1g.10gb     Device  1: (UUID: MIG-bbbb)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: {UUIDS[1]})
+GPU 2: NVIDIA A100-SXM4-80GB (UUID: {UUIDS[2]})
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "uids"),
+    [
+        (None, ["MIG-aaaa", "MIG-bbbb", UUIDS[1], UUIDS[2]]),
+        ("0", ["MIG-aaaa", "MIG-bbbb"]),
+        ("1,0", [UUIDS[1], "MIG-aaaa", "MIG-bbbb"]),
+        ("MIG-bbbb", ["MIG-bbbb"]),
+        ("MIG-bbbb,MIG-none,1", ["MIG-bbbb", "MIG-none", UUIDS[1]]),
+    ],
+)
+def test_each_part_of_a_divided_gpu_is_one(
+    tools: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, uids: list[str]
+) -> None:
+    tool = tools / "nvidia-smi"
+    play(tool, SMI)
+    play(tools / "parts", MIG)
+    tool.write_text(f'#!/bin/sh\n[ "$1" = -L ] && exec {tools}/parts\n' + tool.read_text().partition("\n")[2])
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = discovery.find_gpus()
+    assert [gpu.uid for gpu in found] == uids
+    (part,) = (gpu for gpu in found if gpu.uid == "MIG-bbbb")
+    assert (part.index, part.name) == (0, "NVIDIA A100-SXM4-80GB MIG 1g.10gb")
+
+
+def test_a_part_is_chosen_by_its_uuid(tools: Path) -> None:
+    found = [Accelerator("gpu", 0, "MIG-aaaa"), Accelerator("gpu", 0, "MIG-bbbb"), Accelerator("gpu", 1, "GPU-c")]
+    assert discovery._chosen(found, "MIG-b", "gpu", "gpu") == found[1]
+    assert discovery._chosen(found, "1", "gpu", "gpu") == found[2]
+    with pytest.raises(SettingsError, match=r"--gpu 0: several match\. Here: 0 \(MIG-aaaa\), 0 \(MIG-bbbb\), 1"):
+        discovery._chosen(found, "0", "gpu", "gpu")
+
+
 @pytest.mark.parametrize(
     ("says", "status", "told"),
     [

@@ -6,10 +6,11 @@ import csv
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ DEVICE_OPTIONS: Mapping[Device, str] = {"gpu": "--gpu", "neuron": "--neuron-core
 _NODES = Path("/sys/devices/system/node")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_SMI = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
+_NVIDIA_PARTS = ["nvidia-smi", "-L"]
+#: A GPU in the answer of `nvidia-smi -L`, and, below it, each of the parts (MIG) that it is divided into.
+_WHOLE = re.compile(r"GPU \d+:.*\(UUID: (GPU-[^)]+)\)")
+_PART = re.compile(r"\s+(MIG \S+)\s+Device\s+\d+:\s*\(UUID: (MIG-[^)]+)\)")
 _NEURON_LS = ["neuron-ls", "--json-output"]
 _AMD_SMI = ["amd-smi", "list", "-e", "--json"]
 #: The predecessor of amd-smi.
@@ -153,6 +158,9 @@ def find_gpus() -> list[Accelerator]:
 def find_nvidia_gpus() -> list[Accelerator]:
     """The GPUs that `nvidia-smi` shows and CUDA_VISIBLE_DEVICES does not hide; none without the tool.
 
+    A GPU that is divided into parts (MIG) is left out, and each of its parts is a GPU by itself, with the number of the
+    whole: CUDA shows a process one part, and a process that is given the whole the first one.
+
     Raises:
         WorkerError: the tool fails, or its answer can't be read.
     """
@@ -161,8 +169,11 @@ def find_nvidia_gpus() -> list[Accelerator]:
         return []
     lines = [line for line in answer.splitlines() if line.strip()]
     gpus = [_gpu(row) for row in csv.reader(lines, skipinitialspace=True)]
+    parts = _parts(gpus, _output_of(_NVIDIA_PARTS, shutil.which(_NVIDIA_PARTS[0])) or "")
     visible = os.environ.get(VISIBLE_VARIABLES["gpu"])
-    return gpus if visible is None else _visible_gpus(gpus, visible)
+    shown = gpus if visible is None else _visible_gpus(gpus, visible)
+    by_name = {part.uid: part for of_gpu in parts.values() for part in of_gpu}
+    return [part for gpu in shown for part in parts.get(gpu.uid) or [by_name.get(gpu.uid, gpu)]]
 
 
 def find_amd_gpus() -> list[Accelerator]:
@@ -297,6 +308,19 @@ def _gpu(row: Sequence[str]) -> Accelerator:
         return Accelerator("gpu", int(index), uuid, name, _node_of(bus[0]) if bus else None)
     except ValueError:
         raise WorkerError(f"{_NVIDIA_SMI[0]} shows a line that can't be read: {', '.join(row)!r}") from None
+
+
+def _parts(gpus: Sequence[Accelerator], answer: str) -> dict[str, list[Accelerator]]:
+    """The UUIDs of divided GPUs → their parts, in the tool's order."""
+    known, whole = {gpu.uid: gpu for gpu in gpus}, None
+    parts: dict[str, list[Accelerator]] = {}
+    for line in answer.splitlines():
+        if found := _WHOLE.match(line):
+            whole = known.get(found[1])
+        elif whole is not None and (found := _PART.match(line)):
+            part = replace(whole, uid=found[2], name=f"{whole.name} {found[1]}")
+            parts.setdefault(whole.uid, []).append(part)
+    return parts
 
 
 def _node_of(bus: str) -> int | None:
