@@ -45,6 +45,7 @@ from embedctl_workers.backends.tensorrt.recipe import PLAN, PlanOptions  # noqa:
 from embedctl_workers.backends.tensorrt.runtime import Runtime  # noqa: E402
 from embedctl_workers.backends.tensorrt.timing import TimingCache  # noqa: E402
 from embedctl_workers.building.tensorrt import attention_of  # noqa: E402
+from embedctl_workers.commands import listing  # noqa: E402
 from embedctl_workers.encoding.encoder import ChunkEncoder  # noqa: E402
 from tests.support.fakes import tensorrt as fake  # noqa: E402
 from tests.support.fakes.cuda import FakeDevice  # noqa: E402
@@ -289,7 +290,8 @@ def test_the_manifest_says_what_was_built(here: Runtime, files: ModelFiles, own:
     assert set(manifest["files"]) == {"model.json", PLAN, "tokenizer.json"}
     assert manifest["recipe"]["kind"] == "tensorrt"
     assert (manifest["graph"]["name"], manifest["model"]["revision"]) == ("fp16", "main")
-    assert manifest["graph"]["attention"] == "fused in 2 of 2 layers"
+    # As `embedctl model show` prints it.
+    assert ("graph.attention", "fused in 2 of 2 layers") in list(listing._rows(manifest))
     assert manifest["versions"]["tensorrt"] == here.version
     assert manifest["accuracy"]["passed"]
     assert manifest["accuracy"]["bounds"] == {"min_cosine": 0.999}
