@@ -192,9 +192,9 @@ def test_the_first_command_of_the_readme_prints_what_stands_below_it(
     own = {name: value for name, value in environment.items() if name in ours or not name.startswith("EMBEDCTL_")}
     own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}"
     script = "\n".join(["set -e", *commands(block)])
-    done = subprocess.run(
-        ["bash", "-c", script], env=own, cwd=short_folder, capture_output=True, text=True, timeout=120
-    )
+    elsewhere = short_folder / "new"  # without the settings of the tests
+    elsewhere.mkdir()
+    done = subprocess.run(["bash", "-c", script], env=own, cwd=elsewhere, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     # A slow machine adds lines about the progress.
     printed = [line for line in done.stderr.splitlines() if not re.match(r"[a-z]+: ", line)]
