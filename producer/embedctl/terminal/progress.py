@@ -79,9 +79,14 @@ class JobProgress:
         with nullcontext() if self._line is None else self._line.above():
             yield
 
-    def say(self, line: str) -> None:
-        """Print a line, above the moving one if there is one."""
-        self._console.print(printable(line), soft_wrap=True, highlight=False, markup=False)
+    def say(self, line: str, *, prose: bool = False) -> None:
+        """Print a line, above the moving one if there is one.
+
+        Args:
+            prose: whether a terminal's line may end between two words. What users copy must stay whole.
+        """
+        ends_anywhere = not (prose and self._console.is_terminal)
+        self._console.print(printable(line), soft_wrap=ends_anywhere, highlight=False, markup=False)
 
     def _say_once(self, topic: str, line: str) -> None:
         if topic not in self._said:
