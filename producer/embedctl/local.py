@@ -171,7 +171,7 @@ def borrowed_worker(
         if own is not None:
             own()
         elif time.monotonic() >= look_at:
-            with suppress(BrokerUnavailable):  # whoever waits for the job reports that
+            with suppress(BrokerUnavailable):  # the wait for the job reports that
                 if not others():
                     say(f"No live worker serves {model} on {hardware} any more: this command starts one")
                     own = stack.enter_context(start())

@@ -152,7 +152,7 @@ def _stack(
     settings.hardware_class(hardware)
     with local.state_of(settings, name, kind=kind) as folder:
         if local.was_begun_otherwise(folder):
-            say("The corpus has changed since this command was interrupted: it begins anew")
+            say("The corpus has changed since this command was interrupted: starting over")
         redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings, folder)
         with redis as ours:
             log_file = folder / "worker.log"

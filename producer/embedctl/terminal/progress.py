@@ -160,7 +160,7 @@ class JobProgress:
     def _redis_ms(self) -> int:
         try:
             return self.now_ms()
-        except BrokerUnavailable:  # whoever asks for the job's status waits for Redis
+        except BrokerUnavailable:  # the request for the job's status waits for Redis
             return _host_ms()
 
 
