@@ -142,12 +142,14 @@ def borrowed_worker(
     *,
     hardware: str,
     model: str,
+    version: int,
     start: Callable[[], AbstractContextManager[Callable[[], None]]],
     say: Callable[[str], None],
 ) -> Iterator[Callable[[], None]]:
     """Leave the work to the live workers of this Redis. Run one of our own if there are none, or no longer any.
 
     Args:
+        version: of the jobs that the workers must know; an older worker leaves such jobs alone.
         start: runs our own worker, as :func:`local_worker`.
         say: is told who does the work.
 
@@ -164,7 +166,8 @@ def borrowed_worker(
     look_at = 0.0
 
     def others() -> list[str]:
-        return [row.name for row in broker.workers.alive(queue) if row.precision == precision]
+        rows = broker.workers.alive(queue)
+        return [row.name for row in rows if row.precision == precision and row.version >= version]
 
     def watch() -> None:
         nonlocal own, look_at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl, children, is_running
+from tests.support.processes import RunEmbedctl, before_all_else, changed, children, is_running
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -146,6 +147,20 @@ def test_a_run_starts_a_worker_if_it_is_told_its_cpus_or_none_serves_the_class(
     done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "Loading dummy" in done.stderr
+
+
+def test_a_run_starts_a_worker_if_the_live_one_is_too_old_for_its_job(
+    environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+) -> None:
+    (short_folder / "c.jsonl").write_text('{"text": "one", "title": "a title"}\n')
+    older = "from embedctl_config import wire; wire.VERSION = 2"
+    with changed(environment, before_all_else(short_folder, "older", older)):
+        start_worker()
+    command = [*RUN[:4], "c.jsonl", "-o", "out.jsonl", *RUN[-2:], "--class", "dummy", "--keep", "title"]
+    done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Loading dummy" in done.stderr
+    assert json.loads((short_folder / "out.jsonl").read_text())["title"] == "a title"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from embedctl.job import Job
 from embedctl.output import is_stdout
 from embedctl.routing import local_class
 from embedctl.terminal.progress import JobProgress
+from embedctl_config import wire
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
 from embedctl_config.settings import Settings, load_settings
 
@@ -86,15 +88,12 @@ def run(
     choice = choice.keyed(key)
     choice.check()
     name = key or secrets.token_hex(8)
+    kind = command if key else name
     model = choice.options.model or settings.model
+    version = wire.version_for(asdict(choice.options))
     progress = JobProgress(quiet=quiet, moving=may_move(output))
-    with (
-        progress,
-        _stack(settings, name, command if key else name, options["hardware"], model, cpus, progress.loading) as (
-            ours,
-            progress.watch,
-        ),
-    ):
+    stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)
+    with progress, stack as (ours, progress.watch):
         broker = Broker.connect(ours)
         job = submit_choice(broker, choice, progress)
         with _freed_unless_it_goes_on(job, resumable=key is not None):
@@ -138,9 +137,17 @@ def _freed_unless_it_goes_on(job: Job, *, resumable: bool) -> Iterator[None]:
 
 @contextmanager
 def _stack(
-    settings: Settings, name: str, kind: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
+    settings: Settings,
+    name: str,
+    kind: str,
+    hardware: str,
+    model: str,
+    version: int,
+    cpus: str | None,
+    say: Callable[[str], None],
 ) -> Iterator[tuple[Settings, Callable[[], None]]]:
-    """A Redis, unless one is configured, and a worker, unless one lives there, for as long as the block lasts.
+    """A Redis, unless one is configured, and a worker, unless one for jobs of this version lives there, for as long as
+    the block lasts.
 
     With `cpus`, the worker is always our own.
 
@@ -163,7 +170,7 @@ def _stack(
 
             borrows = settings.redis_url and cpus is None
             with (
-                local.borrowed_worker(ours, hardware=hardware, model=model, start=start, say=say)
+                local.borrowed_worker(ours, hardware=hardware, model=model, version=version, start=start, say=say)
                 if borrows
                 else start()
             ) as watch:
