@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,17 @@ def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]
 def was_begun_otherwise(folder: Path) -> bool:
     """Whether a command of the same kind as this folder's has died or is running, with another input."""
     return any(each != folder for each in _of_its_kind(folder))
+
+
+def token_of(folder: Path) -> str:
+    """A random word for the state in this folder, the same until it is forgotten. Call it while the folder is ours."""
+    file = folder / "token"
+    with suppress(FileNotFoundError):
+        return file.read_text()
+    fresh = file.with_suffix(".new")
+    fresh.write_text(secrets.token_hex(8))
+    fresh.replace(file)
+    return file.read_text()
 
 
 def forget(folder: Path) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import redis as redis_py
 
+from embedctl_config import keys
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl, before_all_else, changed, children, is_running
 from tests.support.waiting import eventually
@@ -161,6 +163,29 @@ def test_a_run_starts_a_worker_if_the_live_one_is_too_old_for_its_job(
     assert done.returncode == 0, done.stderr
     assert "Loading dummy" in done.stderr
     assert json.loads((short_folder / "out.jsonl").read_text())["title"] == "a title"
+
+
+def test_the_same_run_with_another_state_folder_leaves_the_first_ones_job_alone(
+    environment: dict[str, str], start_worker: StartWorker, short_folder: Path, raw: redis_py.Redis
+) -> None:
+    """As of two machines with one Redis and equal paths."""
+    (short_folder / "c.txt").write_text("one\ntwo\n")
+    command = [*RUN, "--class", "dummy"]
+    worker = start_worker()
+    os.kill(worker.pid, signal.SIGSTOP)
+    first = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: any(job.sealed for job in worker.broker.jobs.newest()))
+    finally:
+        first.kill()
+        first.wait()
+        os.kill(worker.pid, signal.SIGCONT)
+    [job] = raw.zrange(keys.JOBS, 0, -1)
+    elsewhere = {**environment, "EMBEDCTL_STATE_DIR": str(short_folder / "elsewhere")}
+    subprocess.run(command, env=elsewhere, cwd=short_folder, check=True, capture_output=True, timeout=60)
+    assert raw.zrange(keys.JOBS, 0, -1) == [job]
+    subprocess.run(command, env=environment, cwd=short_folder, check=True, capture_output=True, timeout=60)
+    assert raw.zrange(keys.JOBS, 0, -1) == []  # the first one's command found it, and freed it
 
 
 @pytest.mark.slow

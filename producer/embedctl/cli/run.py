@@ -85,7 +85,6 @@ def run(
     check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json)
     command = _command(settings, output, cpus=cpus, **options)
     key = _run_key(choice.corpus, command)
-    choice = choice.keyed(key)
     choice.check()
     name = key or secrets.token_hex(8)
     kind = command if key else name
@@ -93,9 +92,9 @@ def run(
     version = wire.version_for(asdict(choice.options))
     progress = JobProgress(quiet=quiet, moving=may_move(output))
     stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)
-    with progress, stack as (ours, progress.watch):
+    with progress, stack as (ours, progress.watch, token):
         broker = Broker.connect(ours)
-        job = submit_choice(broker, choice, progress)
+        job = submit_choice(broker, choice.keyed(key and key + token), progress)
         with _freed_unless_it_goes_on(job, resumable=key is not None):
             written = save(job, output, progress, clobber=not no_clobber)
         status = job.status()
@@ -145,14 +144,14 @@ def _stack(
     version: int,
     cpus: str | None,
     say: Callable[[str], None],
-) -> Iterator[tuple[Settings, Callable[[], None]]]:
+) -> Iterator[tuple[Settings, Callable[[], None], str]]:
     """A Redis, unless one is configured, and a worker, unless one for jobs of this version lives there, for as long as
     the block lasts.
 
     With `cpus`, the worker is always our own.
 
-    Yields the settings for this Redis, and a function that raises WorkerError if the worker has ended. If the block
-    fails, its state folder stays, and the next block of this name continues with it.
+    Yields the settings for this Redis, a function that raises WorkerError if the worker has ended, and the end of the
+    job's key. If the block fails, its state folder stays, and the next block of this name continues with it.
     """
     from embedctl import local
 
@@ -174,7 +173,8 @@ def _stack(
                 if borrows
                 else start()
             ) as watch:
-                yield ours, watch
+                # Another machine may run the same command with this Redis; two commands must not free each other's job.
+                yield ours, watch, local.token_of(folder) if settings.redis_url else ""
         local.forget(folder)
 
 
