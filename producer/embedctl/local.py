@@ -34,6 +34,8 @@ _LOG_TAIL = 20
 #: How often a command sees whether the workers that it relies on are alive (seconds), and how many of them it names.
 _LOOK_EVERY_S = 1.0
 _NAMED = 3
+#: Time for a worker to be heard of again, after it was restarted or Redis was away: its heartbeats are 5 s apart.
+_BACK_WITHIN_S = 7.5
 #: The state of a command that died is kept this long after its start: a job's default TTL (seconds).
 _KEPT_S = 7 * 24 * 3600
 #: Hexadecimal digits of a state folder's name that stand for the kind of the command.
@@ -176,20 +178,24 @@ def borrowed_worker(
     precision, queue = settings.hardware_class(hardware).precision, keys.queue(hardware, model)
     own: Callable[[], None] | None = None
     look_at = 0.0
+    missing_since: float | None = None
 
     def others() -> list[str]:
         rows = broker.workers.alive(queue)
         return [row.name for row in rows if row.precision == precision and row.version >= version]
 
     def watch() -> None:
-        nonlocal own, look_at
+        nonlocal own, look_at, missing_since
         if own is not None:
             own()
-        elif time.monotonic() >= look_at:
-            with suppress(BrokerUnavailable):  # whoever waits for the job reports that
-                if not others():
+        elif (now := time.monotonic()) >= look_at:
+            try:
+                missing_since = None if others() else missing_since or now
+                if missing_since and now - missing_since >= _BACK_WITHIN_S:
                     say(f"No live worker serves {model} on {hardware} any more: this command starts one")
                     own = stack.enter_context(start())
+            except BrokerUnavailable:  # whoever waits for the job reports that
+                missing_since = None
             look_at = time.monotonic() + _LOOK_EVERY_S
 
     with ExitStack() as stack:

@@ -10,15 +10,22 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import redis as redis_py
 
+from embedctl import local
+from embedctl.broker import Broker
 from embedctl_config import keys
+from embedctl_config.settings import Settings
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl, before_all_else, changed, children, is_running
+from tests.support.store import row
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -186,6 +193,39 @@ def test_the_same_run_with_another_state_folder_leaves_the_first_ones_job_alone(
     assert raw.zrange(keys.JOBS, 0, -1) == [job]
     subprocess.run(command, env=environment, cwd=short_folder, check=True, capture_output=True, timeout=60)
     assert raw.zrange(keys.JOBS, 0, -1) == []  # the first one's command found it, and freed it
+
+
+def test_a_worker_that_is_not_heard_of_for_a_moment_stays_borrowed(
+    settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when Redis was away for longer than heartbeats last."""
+    monkeypatch.setattr(local, "_LOOK_EVERY_S", 0.0)
+    clock = iter(float(second) for second in range(1000))
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    broker = Broker.connect(settings)
+    broker.workers.beat(row())
+    started: list[str] = []
+
+    @contextmanager
+    def start() -> Iterator[Callable[[], None]]:
+        started.append("own")
+        yield lambda: None
+
+    said: list[str] = []
+    with local.borrowed_worker(
+        settings, hardware="dummy", model="dummy", version=1, start=start, say=said.append
+    ) as watch:
+        for _ in range(10):
+            raw.delete(keys.WORKERS, keys.queue_workers(keys.queue("dummy", "dummy")))
+            watch()
+            broker.workers.beat(row())
+            watch()
+        assert started == []
+        raw.delete(keys.queue_workers(keys.queue("dummy", "dummy")))
+        for _ in range(10):
+            watch()
+        assert started == ["own"]
+    broker.close()
 
 
 @pytest.mark.slow
