@@ -26,7 +26,7 @@ def test_a_thread_opens_no_file_to_end_its_first_ticket(monkeypatch: pytest.Monk
 
     def handle() -> object:
         task = app.tasks[TASK]
-        return build_tracer(TASK, task, app=app)("an id", (), {}, {"id": "an id", "delivery_info": {}})
+        return build_tracer(TASK, task, app=app)("an id", [], {}, {"id": "an id", "delivery_info": {}})
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(handle).result().info is None  # type: ignore[attr-defined]
