@@ -36,7 +36,7 @@ def short_name(repository: str) -> str:
 def near_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
     """The known names that resemble a name that is none of them, the nearest first.
 
-    The organisation and the case of letters count for nothing: whoever mistypes a name often leaves out the former.
+    The organisation and the case of letters do not count, because users who mistype a name often omit the former.
     """
     by_form: dict[str, list[str]] = {}
     for each in sorted(set(known) - {name}):

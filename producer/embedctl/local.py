@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,8 @@ _LOG_TAIL = 20
 #: How often a command sees whether the workers that it relies on are alive (seconds), and how many of them it names.
 _LOOK_EVERY_S = 1.0
 _NAMED = 3
+#: Time for a worker to be heard of again, after it was restarted or Redis was away: its heartbeats are 5 s apart.
+_BACK_WITHIN_S = 7.5
 #: The state of a command that died is kept this long after its start: a job's default TTL (seconds).
 _KEPT_S = 7 * 24 * 3600
 #: Hexadecimal digits of a state folder's name that stand for the kind of the command.
@@ -66,6 +69,17 @@ def state_of(settings: Settings, name: str, *, kind: str = "") -> Iterator[Path]
 def was_begun_otherwise(folder: Path) -> bool:
     """Whether a command of the same kind as this folder's has died or is running, with another input."""
     return any(each != folder for each in _of_its_kind(folder))
+
+
+def token_of(folder: Path) -> str:
+    """A random word for the state in this folder, the same until it is forgotten. Call it while the folder is ours."""
+    file = folder / "token"
+    with suppress(FileNotFoundError):
+        return file.read_text()
+    fresh = file.with_suffix(".new")
+    fresh.write_text(secrets.token_hex(8))
+    fresh.replace(file)
+    return file.read_text()
 
 
 def forget(folder: Path) -> None:
@@ -142,12 +156,14 @@ def borrowed_worker(
     *,
     hardware: str,
     model: str,
+    version: int,
     start: Callable[[], AbstractContextManager[Callable[[], None]]],
     say: Callable[[str], None],
 ) -> Iterator[Callable[[], None]]:
     """Leave the work to the live workers of this Redis. Run one of our own if there are none, or no longer any.
 
     Args:
+        version: of the jobs that the workers must know; an older worker leaves such jobs alone.
         start: runs our own worker, as :func:`local_worker`.
         say: is told who does the work.
 
@@ -162,19 +178,24 @@ def borrowed_worker(
     precision, queue = settings.hardware_class(hardware).precision, keys.queue(hardware, model)
     own: Callable[[], None] | None = None
     look_at = 0.0
+    missing_since: float | None = None
 
     def others() -> list[str]:
-        return [row.name for row in broker.workers.alive(queue) if row.precision == precision]
+        rows = broker.workers.alive(queue)
+        return [row.name for row in rows if row.precision == precision and row.version >= version]
 
     def watch() -> None:
-        nonlocal own, look_at
+        nonlocal own, look_at, missing_since
         if own is not None:
             own()
-        elif time.monotonic() >= look_at:
-            with suppress(BrokerUnavailable):  # whoever waits for the job reports that
-                if not others():
+        elif (now := time.monotonic()) >= look_at:
+            try:
+                missing_since = None if others() else missing_since or now
+                if missing_since and now - missing_since >= _BACK_WITHIN_S:
                     say(f"No live worker serves {model} on {hardware} any more: this command starts one")
                     own = stack.enter_context(start())
+            except BrokerUnavailable:  # the wait for the job reports that
+                missing_since = None
             look_at = time.monotonic() + _LOOK_EVERY_S
 
     with ExitStack() as stack:

@@ -277,6 +277,7 @@ def test_redis_forgets_what_it_wrote_since_a_moment(stack: Stack) -> None:
     assert not stack.raw.exists("embed:after")
 
 
+@pytest.mark.slow
 def test_who_waits_for_what_never_comes_hangs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.chaos.rewinding.told_within_s", lambda _: 1.0)
     # This is how a library that never raises the error would behave.

@@ -101,6 +101,7 @@ def fetched(stack: Stack, hardware: str = "auto") -> np.ndarray:
     return vectors
 
 
+@pytest.mark.slow
 def test_the_services_do_a_job_together_show_it_and_stop_when_told(stack: Stack) -> None:
     with_dummy(stack)
     start_redis(stack)

@@ -177,5 +177,5 @@ def test_a_run_whose_folder_has_changed_says_so_and_begins_anew(
     (folder / "b.txt").write_text("one more\n")
     done = subprocess.run(command, env=own, cwd=short_folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "The corpus has changed since this command was interrupted: it begins anew" in done.stderr
+    assert "The corpus has changed since this command was interrupted: starting over" in done.stderr
     np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference([*texts, "one more"]))

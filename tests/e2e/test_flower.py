@@ -25,6 +25,7 @@ from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 
+@pytest.mark.slow
 def test_flower_and_status_agree_about_a_running_job(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker, short_folder: Path, raw: redis_py.Redis
 ) -> None:

@@ -287,3 +287,10 @@ def test_nothing_that_libraries_do_at_the_end_delays_a_worker_that_has_said_good
     worker.process.terminate()
     assert worker.process.wait(30) == 0
     assert "Warm shutdown" in worker.log()
+
+
+def test_a_missing_worker_is_told_once_where_the_class_is_chosen_too(embedctl: RunEmbedctl, short_folder: Path) -> None:
+    (short_folder / "corpus.txt").write_text("one\n")
+    submitted = embedctl("submit", "corpus.txt", "--class", "auto", "--model", "nobodys")
+    assert submitted.returncode == 0
+    assert submitted.stderr.lower().count("no live worker serves nobodys") == 1

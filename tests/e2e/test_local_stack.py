@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -9,13 +10,22 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import redis as redis_py
 
+from embedctl import local
+from embedctl.broker import Broker
+from embedctl_config import keys
+from embedctl_config.settings import Settings
 from tests.support.jobs import reference
-from tests.support.processes import RunEmbedctl, children, is_running
+from tests.support.processes import RunEmbedctl, before_all_else, changed, children, is_running
+from tests.support.store import row
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -146,6 +156,76 @@ def test_a_run_starts_a_worker_if_it_is_told_its_cpus_or_none_serves_the_class(
     done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "Loading dummy" in done.stderr
+
+
+def test_a_run_starts_a_worker_if_the_live_one_is_too_old_for_its_job(
+    environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+) -> None:
+    (short_folder / "c.jsonl").write_text('{"text": "one", "title": "a title"}\n')
+    older = "from embedctl_config import wire; wire.VERSION = 2"
+    with changed(environment, before_all_else(short_folder, "older", older)):
+        start_worker()
+    command = [*RUN[:4], "c.jsonl", "-o", "out.jsonl", *RUN[-2:], "--class", "dummy", "--keep", "title"]
+    done = subprocess.run(command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Loading dummy" in done.stderr
+    assert json.loads((short_folder / "out.jsonl").read_text())["title"] == "a title"
+
+
+def test_the_same_run_with_another_state_folder_leaves_the_first_ones_job_alone(
+    environment: dict[str, str], start_worker: StartWorker, short_folder: Path, raw: redis_py.Redis
+) -> None:
+    """As of two machines with one Redis and equal paths."""
+    (short_folder / "c.txt").write_text("one\ntwo\n")
+    command = [*RUN, "--class", "dummy"]
+    worker = start_worker()
+    os.kill(worker.pid, signal.SIGSTOP)
+    first = subprocess.Popen(command, env=environment, cwd=short_folder, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: any(job.sealed for job in worker.broker.jobs.newest()))
+    finally:
+        first.kill()
+        first.wait()
+        os.kill(worker.pid, signal.SIGCONT)
+    [job] = raw.zrange(keys.JOBS, 0, -1)
+    elsewhere = {**environment, "EMBEDCTL_STATE_DIR": str(short_folder / "elsewhere")}
+    subprocess.run(command, env=elsewhere, cwd=short_folder, check=True, capture_output=True, timeout=60)
+    assert raw.zrange(keys.JOBS, 0, -1) == [job]
+    subprocess.run(command, env=environment, cwd=short_folder, check=True, capture_output=True, timeout=60)
+    assert raw.zrange(keys.JOBS, 0, -1) == []  # the first one's command found it, and freed it
+
+
+def test_a_worker_that_is_not_heard_of_for_a_moment_stays_borrowed(
+    settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when Redis was away for longer than heartbeats last."""
+    monkeypatch.setattr(local, "_LOOK_EVERY_S", 0.0)
+    clock = iter(float(second) for second in range(1000))
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    broker = Broker.connect(settings)
+    broker.workers.beat(row())
+    started: list[str] = []
+
+    @contextmanager
+    def start() -> Iterator[Callable[[], None]]:
+        started.append("own")
+        yield lambda: None
+
+    said: list[str] = []
+    with local.borrowed_worker(
+        settings, hardware="dummy", model="dummy", version=1, start=start, say=said.append
+    ) as watch:
+        for _ in range(10):
+            raw.delete(keys.WORKERS, keys.queue_workers(keys.queue("dummy", "dummy")))
+            watch()
+            broker.workers.beat(row())
+            watch()
+        assert started == []
+        raw.delete(keys.queue_workers(keys.queue("dummy", "dummy")))
+        for _ in range(10):
+            watch()
+        assert started == ["own"]
+    broker.close()
 
 
 @pytest.mark.slow

@@ -337,6 +337,7 @@ def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command
     assert_whole(job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worker", ["none yet", "busy with one of them"])
 def test_a_producer_whose_chunks_redis_lost_in_a_crash_says_how_to_go_on(
     worker: str,
@@ -455,6 +456,7 @@ def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
     assert_whole(job)
 
 
+@pytest.mark.slow
 def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
     settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:

@@ -76,7 +76,7 @@ def test_the_id_stands_whole_above_one_line_whose_time_left_fits_its_rate(
             assert screen.cursor_column == 0
         assert screen.ended() == 0
         assert moving(screen) == []
-        assert re.search(SUMMARY, "".join(screen.screen))
+        assert re.search(SUMMARY, " ".join(screen.screen))
         printed = screen.screen[0] if screen.process.stdout is None else screen.process.stdout.read().decode()
         assert JOB.fullmatch(printed.removesuffix("\n"))
 
@@ -117,7 +117,7 @@ def test_fetch_shows_what_it_writes_of_an_ended_job(
         assert len(set(written)) > 5
         assert all(line.startswith("writing") for line in drawn)
         assert any(re.search(r"\d+ records/s  \d+ s left$", line) for line in drawn)
-        whole = "".join(screen.screen)
+        whole = " ".join(screen.screen)
         summary = r"199 vectors of 16 dimensions; 1 failed, 0 truncated; written in [\d.]+ s, \d+ records/s"
         assert re.search(summary, whole)
         assert f"embedctl errors {job.id}" in whole

@@ -171,6 +171,7 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(
     assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_run_prints_everything_again_and_encodes_only_what_is_left(
     environment: dict[str, str], redis_server: RedisServer, broker: Broker, short_folder: Path
 ) -> None:

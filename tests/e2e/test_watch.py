@@ -49,6 +49,7 @@ def filled(drawn: list[list[str]], job_id: str) -> list[int]:
     return [line.count("━") for frame in drawn for line in frame if line.startswith(job_id) and "─" in line]
 
 
+@pytest.mark.slow
 def test_watch_shows_a_job_at_work_until_it_is_left(
     environment: dict[str, str], settings: Settings, start_worker: StartWorker
 ) -> None:

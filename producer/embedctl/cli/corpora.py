@@ -168,7 +168,9 @@ def submit(
         elif wait:
             wait_for(job, progress)
     status = job.status()
-    if not status.state.ended and not status.live_workers:
+    # The choice of a class by `auto` has said so already.
+    chosen = choice.options.resume is None and (choice.options.hardware or settings.hardware) == "auto"
+    if not status.state.ended and not status.live_workers and not chosen:
         click.echo(printable(no_worker(status.hardware, status.model, status.near_models)), err=True)
     if status.state.ended:
         report(status, progress)

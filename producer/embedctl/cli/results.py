@@ -113,7 +113,7 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = 
     Args:
         failed_in: the file that names them, of a job that is freed.
     """
-    progress.say(_sentence(summary(status, progress.continued_at), progress))
+    progress.say(_sentence(summary(status, progress.continued_at), progress), prose=True)
     if status.failed and failed_in is not None:
         progress.say(f"The failed records are in {failed_in}")
     elif status.failed and status.state is not JobState.CANCELLED:

@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from embedctl.job import Job
 from embedctl.output import is_stdout
 from embedctl.routing import local_class
 from embedctl.terminal.progress import JobProgress
+from embedctl_config import wire
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
 from embedctl_config.settings import Settings, load_settings
 
@@ -83,20 +85,16 @@ def run(
     check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json)
     command = _command(settings, output, cpus=cpus, **options)
     key = _run_key(choice.corpus, command)
-    choice = choice.keyed(key)
     choice.check()
     name = key or secrets.token_hex(8)
+    kind = command if key else name
     model = choice.options.model or settings.model
+    version = wire.version_for(asdict(choice.options))
     progress = JobProgress(quiet=quiet, moving=may_move(output))
-    with (
-        progress,
-        _stack(settings, name, command if key else name, options["hardware"], model, cpus, progress.loading) as (
-            ours,
-            progress.watch,
-        ),
-    ):
+    stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)
+    with progress, stack as (ours, progress.watch, token):
         broker = Broker.connect(ours)
-        job = submit_choice(broker, choice, progress)
+        job = submit_choice(broker, choice.keyed(key and key + token), progress)
         with _freed_unless_it_goes_on(job, resumable=key is not None):
             written = save(job, output, progress, clobber=not no_clobber)
         status = job.status()
@@ -138,21 +136,29 @@ def _freed_unless_it_goes_on(job: Job, *, resumable: bool) -> Iterator[None]:
 
 @contextmanager
 def _stack(
-    settings: Settings, name: str, kind: str, hardware: str, model: str, cpus: str | None, say: Callable[[str], None]
-) -> Iterator[tuple[Settings, Callable[[], None]]]:
-    """A Redis, unless one is configured, and a worker, unless one lives there, for as long as the block lasts.
+    settings: Settings,
+    name: str,
+    kind: str,
+    hardware: str,
+    model: str,
+    version: int,
+    cpus: str | None,
+    say: Callable[[str], None],
+) -> Iterator[tuple[Settings, Callable[[], None], str]]:
+    """A Redis, unless one is configured, and a worker, unless one for jobs of this version lives there, for as long as
+    the block lasts.
 
     With `cpus`, the worker is always our own.
 
-    Yields the settings for this Redis, and a function that raises WorkerError if the worker has ended. If the block
-    fails, its state folder stays, and the next block of this name continues with it.
+    Yields the settings for this Redis, a function that raises WorkerError if the worker has ended, and the end of the
+    job's key. If the block fails, its state folder stays, and the next block of this name continues with it.
     """
     from embedctl import local
 
     settings.hardware_class(hardware)
     with local.state_of(settings, name, kind=kind) as folder:
         if local.was_begun_otherwise(folder):
-            say("The corpus has changed since this command was interrupted: it begins anew")
+            say("The corpus has changed since this command was interrupted: starting over")
         redis = nullcontext(settings) if settings.redis_url else local.private_redis(settings, folder)
         with redis as ours:
             log_file = folder / "worker.log"
@@ -163,11 +169,12 @@ def _stack(
 
             borrows = settings.redis_url and cpus is None
             with (
-                local.borrowed_worker(ours, hardware=hardware, model=model, start=start, say=say)
+                local.borrowed_worker(ours, hardware=hardware, model=model, version=version, start=start, say=say)
                 if borrows
                 else start()
             ) as watch:
-                yield ours, watch
+                # Another machine may run the same command with this Redis; two commands must not free each other's job.
+                yield ours, watch, local.token_of(folder) if settings.redis_url else ""
         local.forget(folder)
 
 

@@ -55,6 +55,7 @@ class WorkerRow:
         quiet_s: seconds without progress of the current encode; 0 while it encodes nothing.
         device: the device that it is pinned to, such as `cpu 0-3`, `gpu GPU-…` or `neuron 0`.
         metrics: the URL of its metrics and its health; empty if it serves none.
+        version: the newest version of jobs that it knows; 1 if it does not say, as older workers don't.
     """
 
     instance: str
@@ -75,6 +76,7 @@ class WorkerRow:
     bounds: str = ""
     device: str = ""
     metrics: str = ""
+    version: int = 1
 
     @property
     def activity(self) -> Literal["idle", "busy", "hung"]:

@@ -53,6 +53,7 @@ class JobProgress:
         self._waits_for = ""
         self._said: set[str] = set()
         self._submitted = Rate()
+        self._submitted_to = False
         self._paces = Paces()
         self._pace: JobPace | None = None
         self.writing: Writing | None = None
@@ -79,9 +80,14 @@ class JobProgress:
         with nullcontext() if self._line is None else self._line.above():
             yield
 
-    def say(self, line: str) -> None:
-        """Print a line, above the moving one if there is one."""
-        self._console.print(printable(line), soft_wrap=True, highlight=False, markup=False)
+    def say(self, line: str, *, prose: bool = False) -> None:
+        """Print a line, above the moving one if there is one.
+
+        Args:
+            prose: whether a terminal's line may end between two words. What users copy must stay whole.
+        """
+        ends_anywhere = not (prose and self._console.is_terminal)
+        self._console.print(printable(line), soft_wrap=ends_anywhere, highlight=False, markup=False)
 
     def _say_once(self, topic: str, line: str) -> None:
         if topic not in self._said:
@@ -97,6 +103,7 @@ class JobProgress:
         """The job that records are submitted to, before any is added."""
         done = job.done + job.failed
         self.continued_at = done if done and not job.state.ended else None
+        self._submitted_to = not job.state.ended
 
     def submitting(self, records: int, waiting_for: str) -> None:
         """Records were added, or the producer waits for something."""
@@ -120,7 +127,9 @@ class JobProgress:
             self.watch()
         (self._pace,) = self._paces.of([job], self._redis_ms())
         if self.writing is not None:
-            self.writing.alone = job.state.ended if self.writing.alone is None else self.writing.alone
+            # A small job may have ended before anything is written; its submitter asks how fast it was encoded.
+            ended = job.state.ended and not self._submitted_to
+            self.writing.alone = ended if self.writing.alone is None else self.writing.alone
         self._remind(missing_worker(job))
         if job.mismatch:
             self._say_once(
@@ -155,7 +164,7 @@ class JobProgress:
     def _redis_ms(self) -> int:
         try:
             return self.now_ms()
-        except BrokerUnavailable:  # whoever asks for the job's status waits for Redis
+        except BrokerUnavailable:  # the request for the job's status waits for Redis
             return _host_ms()
 
 
@@ -163,7 +172,7 @@ class Writing:
     """How many records of a job are in a file, and how fast they come.
 
     Attributes:
-        alone: whether the job had ended before; None until its status is known.
+        alone: whether the job had ended before this command; None until its status is known.
         records: in the file, those of an earlier fetch included.
         records_per_s: the pace over the last seconds; None if that shows no growth.
         seconds: from the beginning to the last record.

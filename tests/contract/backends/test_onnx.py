@@ -193,6 +193,7 @@ def test_a_graph_with_other_vectors_is_refused(
     assert list((tmp_path / "new").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_the_child_is_said_by_the_parent(files: ModelFiles, host: Host, tmp_path: Path) -> None:
     broken = ModelFiles("tiny", tmp_path, files.fingerprint)
     with pytest.raises(ModelError, match=r"model 'tiny' can't be built as onnx: .*can't be loaded"):

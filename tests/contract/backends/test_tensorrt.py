@@ -472,6 +472,7 @@ def test_of_two_that_build_at_once_one_does(here: Runtime, files: ModelFiles, ow
     assert len(set(found)) == here.trt._calls["built"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["10.16"], indirect=True)
 def test_two_processes_build_one_plan(
     here: Runtime, files: ModelFiles, own: Host, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ def _configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMBEDCTL_CACHE_DIR", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_larger_batches_are_faster_where_a_batch_costs_as_much_as_another() -> None:
     cpu = min(os.sched_getaffinity(0))
     with _measured("paced", "dummy", [frozenset({cpu})]) as (facts, ask):

@@ -162,6 +162,21 @@ def test_the_writing_of_an_ended_job_goes_on_from_an_earlier_fetch(
     )
 
 
+def test_who_submitted_a_small_job_is_told_how_fast_it_was_encoded(
+    capsys: pytest.CaptureFixture[str], seconds: Callable[[float], None]
+) -> None:
+    shown = JobProgress()
+    shown.taken_up(job(state="submitting"))
+    shown.submitted()
+    shown.begin_writing()
+    ended = job(100, state="completed", records=100, ended_ms=NOW_MS, dim=2)
+    shown.running(ended)
+    seconds(1.0)
+    shown.written(chunk(0))
+    results.report(ended, shown)
+    assert "0 truncated; 10.0 s, 10 records/s, 100 tokens/s" in words(capsys)
+
+
 def test_while_a_job_runs_and_is_written_the_slower_of_both_decides(seconds: Callable[[float], None]) -> None:
     shown = JobProgress()
     shown.begin_writing()

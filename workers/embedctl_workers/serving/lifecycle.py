@@ -20,7 +20,7 @@ from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id
 from embedctl.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import MissingExtra
 from embedctl_config.hardware import HardwareClass
@@ -117,6 +117,7 @@ def run_worker(
                 quiet_s=round(quietest[1], 1) if (quietest := runner.in_hand.quietest()) else 0.0,
                 device=pinned.device,
                 metrics=url,
+                version=wire.VERSION,
             )
 
         heartbeat = Heartbeat(broker, runner.in_hand, describe, runner.return_tickets)

@@ -25,7 +25,9 @@ def register(app: Celery, runner: ChunkRunner, model_of_queue: dict[str, str]) -
         model_of_queue: queue → the model whose tickets it holds.
     """
 
-    @app.task(name=TASK, bind=True, typing=False)
+    # By default, Celery makes a backend in each thread, which reads files. Without file descriptors, that fails after
+    # the ticket was handled, and again as Celery handles that failure.
+    @app.task(name=TASK, bind=True, typing=False, backend=app.backend)
     def encode(self: Task[Any, Any], /, *args: Any, **facts: Any) -> None:
         queue = (self.request.delivery_info or {}).get("routing_key")
         # A message may hold anything: nothing of it is used or logged before it is known to be a ticket.
