@@ -145,7 +145,7 @@ def test_a_run_keeps_a_job_that_the_same_command_repairs(
 ) -> None:
     @contextmanager
     def no_worker(*_: object) -> Iterator[object]:
-        yield settings, lambda: None
+        yield settings, lambda: None, ""
 
     def save(*_: object, **__: object) -> None:
         raise error
