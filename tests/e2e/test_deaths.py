@@ -143,6 +143,7 @@ def interrupt_twice(worker: WorkerProcess) -> None:
     worker.process.wait(60)
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_in_the_middle_of_a_chunk_loses_nothing(
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:

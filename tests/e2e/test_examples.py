@@ -240,6 +240,7 @@ def test_a_night_embeds_what_is_new_or_changed_and_nothing_else(
     assert_holds(store, good)
 
 
+@pytest.mark.slow
 def test_a_night_that_was_killed_is_taken_up_by_the_next(
     run: Run, short_folder: Path, broker: Broker, environment: dict[str, str], start_worker: StartWorker
 ) -> None:

@@ -112,7 +112,9 @@ def test_every_format_out_holds_the_same_vectors(
     assert not list(short_folder.glob(".out*"))
 
 
-@pytest.mark.parametrize("name", ["out.npy", "out.jsonl", "out.parquet"])
+@pytest.mark.parametrize(
+    "name", ["out.npy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("out.jsonl", "out.parquet"))]
+)
 def test_a_reader_that_was_killed_is_taken_up_again(
     name: str,
     settings: Settings,

@@ -54,6 +54,7 @@ def test_up_keeps_a_stack_running_for_other_commands(
     assert not Path(url.removeprefix("unix://")).exists()
 
 
+@pytest.mark.slow
 def test_up_on_a_terminal_ends_its_start_with_the_export_line_and_stays_quiet(
     environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path
 ) -> None:

@@ -169,7 +169,7 @@ def test_a_redis_that_goes_makes_it_unready_and_not_unwell_until_it_comes_back(
     start_worker()
     eventually(lambda: page.ready == (200, "ok\n"))
     redis_server.stop()
-    eventually(lambda: page.ready[0] == 503, timeout_s=10)  # sooner than a heartbeat ceases to count
+    eventually(lambda: page.ready[0] == 503, timeout_s=14)  # sooner than a heartbeat ceases to count
     eventually(lambda: sum(v for key, v in page.metrics("dummy").items() if key[0] == "redis_unanswered_total") > 0)
     reason = page.ready[1]
     assert reason.startswith(("not connected to the queues", "Redis has not answered for "))

@@ -524,6 +524,7 @@ def test_a_full_redis_has_room_again_when_a_job_is_given_up(
 # Late completions and races
 
 
+@pytest.mark.slow
 def test_a_late_result_of_other_weights_is_refused(
     settings: Settings,
     environment: dict[str, str],
