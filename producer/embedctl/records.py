@@ -169,7 +169,7 @@ class _Checked:
         return value
 
 
-#: Types of ids that need no conversion. A tuple, because a union would be made anew for each record.
+#: Types of ids that need no conversion. A tuple, because Python would build a union again for each record.
 _PLAIN_IDS = (str, int)
 
 

@@ -127,7 +127,7 @@ class Bucketed:
 
 
 def avoid_cudnn() -> None:
-    """Keep torch's plain attention from cuDNN, which plans each new shape anew: 0.4 s, and nearly every batch is one.
+    """Keep torch's plain attention from cuDNN. It takes 0.4 s to plan a new shape, and most batches have a new one.
 
     From cuDNN 9.15 on, torch prefers it on compute capabilities 9 and 10 (aten/src/ATen/native/transformers/cuda/
     sdp_utils.cpp, check_prefer_cudnn_attention).

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from embedctl_config.errors import ModelError
 from embedctl_workers.arrays.tokens import Rows
 
 _LEAST = 1e-9
@@ -90,4 +91,4 @@ class HostIndexedPooling(Pooling):
                     weights = features["weights"].to(x.dtype)[:, None]
                     yield total(chosen * weights) / total(weights).clamp(min=_LEAST)
                 case _:
-                    raise NotImplementedError(f"pooling mode {mode!r}")
+                    raise ModelError(f"the model pools by {mode!r}, which the packed engine does not know")
