@@ -51,7 +51,9 @@ class Ragged:
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
     def select(self, rows: Rows) -> Ragged:
-        """Some of the rows, in this order."""
+        """Some of the rows, in this order; perhaps views of these."""
+        if len(rows) == len(self) and (rows == np.arange(len(rows))).all():
+            return self
         begins = self.offsets[rows]
         lengths = self.offsets[rows + 1] - begins
         offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -76,6 +78,23 @@ class Tokens:
     columns: Mapping[str, Ragged] = field(default_factory=dict)
     prompt_tokens: int | None = None
     windows: Callable[[], Windows] | None = None
+
+    def select(self, rows: Rows) -> Tokens:
+        """Some of the texts, in this order, without their windows."""
+        columns = {name: column.select(rows) for name, column in self.columns.items()}
+        return Tokens(self.lengths[rows], self.lost[rows], columns, self.prompt_tokens)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Tokens]) -> Tokens:
+        """The texts of all parts, which have the same columns and the same prompt, without their windows."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            lengths=np.concatenate([part.lengths for part in parts]),
+            lost=np.concatenate([part.lost for part in parts]),
+            columns={name: Ragged.joined([part.columns[name] for part in parts]) for name in parts[0].columns},
+            prompt_tokens=parts[0].prompt_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

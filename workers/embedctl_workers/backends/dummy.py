@@ -69,6 +69,7 @@ class DummyBackend:
         self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         self.batch_cost: int | None = None
         self.budget_by_sum = False
+        self.joins = False
         self.reference: Reference | None = None
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch
