@@ -157,9 +157,8 @@ class Launcher:
                 pieces = self._take() if self._is_time() else []
             for backend, done in to_warm_up:
                 self._warm_up(backend, done)
-            wanted = [piece for piece in pieces if self._is_wanted(piece)]
-            if wanted:
-                self._launch(wanted)
+            if pieces:
+                self._launch(pieces)
 
     def _is_time(self) -> bool:
         """Whether a batch should be begun now. The condition is held."""
@@ -191,16 +190,19 @@ class Launcher:
         return taken
 
     def _launch(self, pieces: Sequence[Piece]) -> None:
-        backend = pieces[0].backend
-        for piece in pieces:
-            piece.joined = len(pieces) > 1
-        try:
-            tokens = Tokens.joined([piece.tokens for piece in pieces])
-            with self._device:
-                output = backend.forward(tokens, np.arange(len(tokens.lengths)))
-        except Exception as error:  # noqa: BLE001  (the owners of the pieces find out what is to blame)
-            self._fail(pieces, error)
-            return
+        with self._device:
+            # Not before the device is free: from this on, a chunk is watched for making progress.
+            pieces = [piece for piece in pieces if self._is_wanted(piece)]
+            if not pieces:
+                return
+            for piece in pieces:
+                piece.joined = len(pieces) > 1
+            try:
+                tokens = Tokens.joined([piece.tokens for piece in pieces])
+                output = pieces[0].backend.forward(tokens, np.arange(len(tokens.lengths)))
+            except Exception as error:  # noqa: BLE001  (the owners of the pieces find out what is to blame)
+                self._fail(pieces, error)
+                return
         with self._changed:
             self._begun.append(_Begun(pieces, output))
             self._changed.notify_all()
