@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
@@ -115,10 +116,27 @@ def no_worker(hardware: str, model: str, near: Sequence[str] = ()) -> str:
     return f"No live worker serves {model} on {hardware}. {_capitalised(how_to_serve(hardware, model, near))}"
 
 
+def with_workers(workers: WorkerRegistry, job: JobStatus) -> JobStatus:
+    """A job's status, with the workers that could take it now."""
+    live, older = workers.serving(job.hardware, job.model, job.version)
+    near = () if live or older or job.state.ended else near_models(workers.offers(), job.model)
+    return dataclasses.replace(job, live_workers=live, older_workers=older, near_models=near)
+
+
+def no_worker_for(job: JobStatus) -> str:
+    """The message about a job, as :func:`with_workers` gives it, that no live worker takes."""
+    if not job.older_workers:
+        return no_worker(job.hardware, job.model, job.near_models)
+    return (
+        f"No live worker takes jobs of version {job.version}: those that serve {job.model} on {job.hardware} "
+        f"({job.older_workers}) are older. Upgrade them, or {how_to_serve(job.hardware, job.model)}"
+    )
+
+
 def missing_worker(job: JobStatus) -> str:
     """The message about a job with waiting records and no live worker; empty for any other job."""
     waits = not job.state.ended and job.done + job.failed < job.records
-    return no_worker(job.hardware, job.model, job.near_models) if waits and not job.live_workers else ""
+    return no_worker_for(job) if waits and not job.live_workers else ""
 
 
 def how_to_serve(hardware: str, model: str, near: Sequence[str] = ()) -> str:
