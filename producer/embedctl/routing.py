@@ -24,12 +24,19 @@ FALLBACK_CLASS = "cpu"
 
 
 def resolve(
-    settings: Settings, workers: WorkerRegistry, *, model: str, hardware: str, precision: str | None
+    settings: Settings,
+    workers: WorkerRegistry,
+    *,
+    model: str,
+    hardware: str,
+    precision: str | None,
+    version: int = 1,
 ) -> tuple[str, str]:
     """The hardware class and the precision of a job.
 
     `auto` considers the classes with a live worker that serves this model in this precision (fp32 if none is given). It
-    chooses the class whose workers together encode the most tokens/s. If no such worker is alive, it chooses a class
+    chooses the class whose workers together encode the most tokens/s; a class whose workers are all older than the
+    job's version only if there is no other. If no such worker is alive, it chooses a class
     that had workers in the last minutes, because they may be restarting; otherwise `cpu`. The absence of workers is
     logged. What workers offer may be one second old.
 
@@ -41,7 +48,7 @@ def resolve(
     if hardware == "auto":
         wanted, offers = precision or "fp32", workers.offers()
         rates = {
-            name: offer.tokens_per_s
+            name: (any(each >= version for each in offer.versions), offer.tokens_per_s)
             for (name, served, offered), offer in offers.items()
             if served == model and offered == wanted and name in settings.classes
         }

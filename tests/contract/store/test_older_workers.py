@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,28 @@ from click.testing import CliRunner
 from embedctl import Job, WaitTimeout, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.cli import corpora, listing, main, status
+from embedctl.enqueue import JobOptions, job_spec
 from embedctl.local import borrowed_worker
 from embedctl.overview import Gatherer
 from embedctl.routing import missing_worker
+from embedctl.store import ServedModel
 from embedctl_config import wire
 from embedctl_config.settings import Settings
-from tests.support.store import row
+from tests.support.store import DIM, MINE, row
 
 TOLD = (
     "No live worker takes jobs of version 4: those that serve dummy on half (2) are older. Upgrade them, or start one: "
     "embedctl worker --class half --model dummy"
 )
+
+
+_OWN_TTL_S = count(1000)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Settings of one test alone, and so its own broker: a broker knows for a second who was alive."""
+    return settings.replace(ttl_s=float(next(_OWN_TTL_S)))
 
 
 @pytest.fixture
@@ -96,3 +108,18 @@ def test_a_command_with_its_own_worker_says_why_it_starts_one(version: int, sett
         if version == 1
         else [f"{older} {names}. This command starts a worker", "started"]
     )
+
+
+@pytest.mark.parametrize("versions", [{"half": 3, "slim": wire.VERSION}, {"half": 3, "slim": 3}], ids=str)
+def test_auto_prefers_a_class_whose_workers_take_the_job(
+    versions: dict[str, int], settings: Settings, broker: Broker
+) -> None:
+    both = settings.replace(classes={**settings.classes, "slim": settings.classes["half"]})
+    for hardware, rate in (("half", 200.0), ("slim", 100.0)):
+        served = {"dummy": ServedModel(MINE, DIM, rate)}
+        known = versions[hardware]
+        broker.workers.beat(row(hardware, hardware=hardware, precision="fp16", version=known, models=served))
+    producer = Broker.connect(both)
+    spec = job_spec(producer, JobOptions(hardware="auto", precision="fp16"))
+    producer.close()
+    assert spec.hardware == ("half" if versions["slim"] == 3 else "slim")
