@@ -82,6 +82,11 @@ class HardwareClass:
         """The same in words, for people and for results, such as `min_cosine 0.9`; empty if there are none."""
         return ", ".join(f"{name} {value:g}" for name, value in self.overrides.items())
 
+    @property
+    def stores_float16(self) -> bool:
+        """Whether 16 bits hold what it promises of its vectors. A bound of its own on each component asks for 32."""
+        return self.precision == "fp16" and not self.max_abs_error
+
     def thresholds(self, stated: Thresholds | None = None) -> Thresholds:
         """The bounds that its workers must meet: its own, else those of an int8 artefact, else the precision's."""
         promised = THRESHOLDS[self.precision]

@@ -16,12 +16,12 @@ Scripts read the digest from both at the same place. A *column* is u32 lengths, 
 Input: ``u8 kinds[rows]``, ``column texts``, [``column ids``], [``u64 positions[rows]``], [``column kept``]. A kept cell
 is a record's kept fields: one JSON object, in UTF-8.
 
-Result: ``u32 dim``, ``u8 dtype`` (1 = float32), ``32s fingerprint``, ``column (precision, backend)``,
+Result: ``u32 dim``, ``u8 dtype`` (1 = float32, 2 = float16), ``32s fingerprint``, ``column (precision, backend)``,
 ``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], ``u32 n``, ``u32 row[n]``,
 ``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``, [``column kept``], zero bytes up to a
-multiple of 64, then ``rows × dim`` float32, row-major; a failed record's row is NaN. A class's own bounds, if any,
-follow the precision after a space. The vectors' crc32, eight hexadecimal digits, follows the backend after a space;
-earlier releases omit it.
+multiple of 64, then ``rows × dim`` numbers of that type, row-major; a failed record's row is NaN. Only results of jobs
+of version 4 and later hold float16. A class's own bounds, if any, follow the precision after a space. The vectors'
+crc32, eight hexadecimal digits, follows the backend after a space; earlier releases omit it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from embedctl_config.settings import MAX_CHUNK_RECORDS
 
 MAGIC = b"EMBC"
 #: The newest version of jobs, tickets and chunks that this release knows. Version 2 added the option `dimensions` and
-#: the truncation `mean`, version 3 kept fields.
-VERSION = 3
+#: the truncation `mean`, version 3 kept fields, version 4 vectors in float16.
+VERSION = 4
 #: First and last byte of the digest: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)
 #: Offset of the number of rows, a u32.
@@ -51,7 +51,11 @@ _KIND_INPUT, _KIND_RESULT = 1, 2
 _HAS_IDS, _HAS_POSITIONS, _HAS_KEPT = 1, 2, 4
 _PREFIX = struct.Struct("<4sBBH16sQI")
 _RESULT_HEAD = struct.Struct("<IB32s")
-_FLOAT32 = 1
+#: NumPy's name of each type of vectors, by its number, and the bytes of one component.
+_DTYPES = {1: "<f4", 2: "<f2"}
+_NUMBERS = {name: number for number, name in _DTYPES.items()}
+_SIZES = {"<f4": 4, "<f2": 2}
+_FLOAT16_SINCE = 4
 _NULL = 0xFFFFFFFF
 _ALIGNMENT = 64
 
@@ -78,15 +82,22 @@ class ErrorCode(StrEnum):
     CRASHED_WORKER = "crashed_worker"
 
 
-def version_for(options: Mapping[str, Any]) -> int:
-    """The version of a job with these options, of its tickets and of its chunks.
+def version_for(options: Mapping[str, Any], precision: str) -> int:
+    """The version of a job with these options and this precision, of its tickets and of its chunks.
 
-    It is the lowest version that knows all of the options. So older workers encode every job that they encode
-    correctly, and leave the others alone.
+    It is the lowest version that knows all of them. So older workers encode every job that they encode correctly, and
+    leave the others alone.
     """
+    if precision == "fp16":
+        return _FLOAT16_SINCE
     if options.get("keep"):
         return 3
     return 2 if options.get("dimensions") is not None or options.get("truncation") == "mean" else 1
+
+
+def knows_float16(version: int) -> bool:
+    """Whether all readers of a job of this version can read vectors in float16."""
+    return version >= _FLOAT16_SINCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +165,11 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """The vectors of a chunk: `rows × dim` float32, little-endian, row-major, as bytes.
+    """The vectors of a chunk: `rows × dim` numbers, row-major, as bytes.
 
-    `fingerprint` is a sha256 in hexadecimal. `checksums` are the input's :meth:`ChunkInput.row_checksums`. `bounds` are
-    the class's own bounds for the vectors, in words; empty if the precision's bounds apply.
+    `dtype` is NumPy's name of their type: `<f4` or `<f2`. `fingerprint` is a sha256 in hexadecimal. `checksums` are the
+    input's :meth:`ChunkInput.row_checksums`. `bounds` are the class's own bounds for the vectors, in words; empty if
+    the precision's bounds apply.
     """
 
     first: int
@@ -175,6 +187,7 @@ class ChunkResult:
     truncations: Sequence[Truncation] = field(default=())
     bounds: str = ""
     kept: Sequence[bytes] | None = None
+    dtype: str = "<f4"
 
 
 def encode_input(chunk: ChunkInput, version: int | None = None) -> bytes:
@@ -229,10 +242,16 @@ def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
         version: the job's version, as for :func:`encode_input`.
 
     Raises:
-        ValueError: `vectors` is not `rows × dim` float32, or the fingerprint is not a sha256.
+        ValueError: `vectors` is not `rows × dim` of its type, readers of this version don't know the type, or the
+            fingerprint is not a sha256.
     """
-    if len(result.vectors) != result.rows * result.dim * 4:
-        raise ValueError(f"{len(result.vectors)} bytes of vectors are not {result.rows} rows × {result.dim} float32")
+    version = version or VERSION
+    if len(result.vectors) != result.rows * result.dim * _SIZES[result.dtype]:
+        raise ValueError(
+            f"{len(result.vectors)} bytes of vectors are not {result.rows} rows × {result.dim} {result.dtype}"
+        )
+    if result.dtype == "<f2" and not knows_float16(version):
+        raise ValueError(f"readers of version {version} don't know vectors in float16")
     fingerprint = bytes.fromhex(result.fingerprint)
     if len(fingerprint) != 32:
         raise ValueError(f"a fingerprint of {len(fingerprint)} bytes is not a sha256")
@@ -242,8 +261,8 @@ def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
     promise = f"{result.precision} {result.bounds}" if result.bounds else result.precision
     head = b"".join(
         [
-            _PREFIX.pack(MAGIC, _KIND_RESULT, version or VERSION, flags, result.digest, result.first, result.rows),
-            _RESULT_HEAD.pack(result.dim, _FLOAT32, fingerprint),
+            _PREFIX.pack(MAGIC, _KIND_RESULT, version, flags, result.digest, result.first, result.rows),
+            _RESULT_HEAD.pack(result.dim, _NUMBERS[result.dtype], fingerprint),
             _column([promise.encode(), f"{result.backend} {zlib.crc32(result.vectors):08x}".encode()]),
             struct.pack(f"<{result.rows}I", *result.checksums),
             *optional,
@@ -267,7 +286,7 @@ def decode_result(data: bytes | memoryview) -> ChunkResult:
     cursor, flags, checksum, head = _read_head(data)
     kept = _read_kept(cursor, flags, head.rows)
     cursor.align(_ALIGNMENT)
-    vectors = cursor.take(head.rows * head.dim * 4)
+    vectors = cursor.take(head.rows * head.dim * _SIZES[head.dtype])
     cursor.finish()
     if checksum and checksum != f"{zlib.crc32(vectors):08x}":
         raise WireForeign("the vectors of a result are damaged: their checksum does not match. Submit the corpus again")
@@ -289,7 +308,7 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
     """A cursor at the end of the head; the flags; the vectors' checksum or an empty string; the result so far."""
     cursor, flags, digest, first, rows = _open(data, _KIND_RESULT)
     dim, dtype, fingerprint = cursor.unpack(_RESULT_HEAD)
-    if dtype != _FLOAT32:
+    if dtype not in _DTYPES:
         raise WireNewer(f"a result's vectors are of type {dtype}, which this version does not know")
     promise, made_by = _words(cursor.column(2))
     precision, _, bounds = promise.partition(" ")
@@ -315,6 +334,7 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
             backend=backend if told else made_by,
             bounds=bounds,
             vectors=b"",
+            dtype=_DTYPES[dtype],
             checksums=checksums,
             ids=ids,
             positions=positions,

@@ -20,6 +20,7 @@ from embedctl.records import Record, RecordLike, kind_of, records_of
 from embedctl.routing import resolve, same_model
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
+from embedctl_config import wire
 from embedctl_config.errors import (
     BrokerUnavailable,
     CorpusChanged,
@@ -309,6 +310,7 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         model=model,
         hardware=options.hardware or settings.hardware,
         precision=options.precision,
+        version=wire.version_for(dataclasses.asdict(options), options.precision or "fp32"),
     )
     if options.dimensions is not None:
         _check_dimensions(broker, options.dimensions, model, hardware)

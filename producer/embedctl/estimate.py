@@ -132,6 +132,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
     tokens = counted["tokens"] if counted else round(text_bytes / _BYTES_PER_TOKEN)
     whole = served[0].dim if served else counted["dim"] if counted else None
     dim = options.dimensions or whole
+    component = 2 if broker.settings.hardware_class(hardware).stores_float16 else 4
     rate = sum(each.tokens_per_s for each in served)
     return Estimate(
         hardware=hardware,
@@ -143,7 +144,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
         truncated=counted["truncated"] if counted else None,
         text_bytes=text_bytes,
         kept_bytes=kept_bytes,
-        vector_bytes=None if dim is None else (total * dim * 4),
+        vector_bytes=None if dim is None else total * dim * component,
         seconds=tokens / rate if rate else None,
         workers=broker.workers.count(keys.queue(hardware, model)),
     )

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib.resources import as_file, files
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ from typing import IO
 
 from embedctl.broker import Broker
 from embedctl.child import guarded
+from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, MissingExtra, WorkerError
 from embedctl_config.settings import Settings, expanded
@@ -180,9 +181,19 @@ def borrowed_worker(
     look_at = 0.0
     missing_since: float | None = None
 
+    def serving() -> list[WorkerRow]:
+        return [row for row in broker.workers.alive(queue) if row.precision == precision]
+
     def others() -> list[str]:
-        rows = broker.workers.alive(queue)
-        return [row.name for row in rows if row.precision == precision and row.version >= version]
+        return [row.name for row in serving() if row.version >= version]
+
+    def start_own(why: str = "") -> Callable[[], None]:
+        if older := [row.name for row in serving() if row.version < version]:
+            why = f"The live workers that serve {model} on {hardware} are older than version {version}, the job's: "
+            why += f"upgrade {_some(older)}. This command starts a worker"
+        if why:
+            say(why)
+        return stack.enter_context(start())
 
     def watch() -> None:
         nonlocal own, look_at, missing_since
@@ -192,8 +203,7 @@ def borrowed_worker(
             try:
                 missing_since = None if others() else missing_since or now
                 if missing_since and now - missing_since >= _BACK_WITHIN_S:
-                    say(f"No live worker serves {model} on {hardware} any more: this command starts one")
-                    own = stack.enter_context(start())
+                    own = start_own(f"No live worker serves {model} on {hardware} any more: this command starts one")
             except BrokerUnavailable:  # the wait for the job reports that
                 missing_since = None
             look_at = time.monotonic() + _LOOK_EVERY_S
@@ -201,10 +211,14 @@ def borrowed_worker(
     with ExitStack() as stack:
         stack.callback(broker.close)
         if found := others():
-            say(f"Encoded by live workers of this Redis: {', '.join(found[:_NAMED])}{', …' * (len(found) > _NAMED)}")
+            say(f"Encoded by live workers of this Redis: {_some(found)}")
         else:
-            own = stack.enter_context(start())
+            own = start_own()
         yield watch
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:_NAMED])}{', …' * (len(names) > _NAMED)}"
 
 
 def state_folder(settings: Settings) -> Path:

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from embedctl.broker import Broker
 from embedctl.rates import Rate, seconds_left
 from embedctl.store import GoneWorker, JobStatus, Queues, ServedModel, WorkerRow
-from embedctl_config import keys
+from embedctl_config import keys, wire
 from embedctl_config.model_names import near_names
 
 #: Most active jobs to look at: those with chunks at workers, the newest, and those that have waited longest.
@@ -153,7 +153,13 @@ class Gatherer:
         now_ms = self._broker.connection.about_now_ms()
 
         live = Counter(queue for worker in workers for queue in worker.queues)
-        paces = self._paces.of((replace(job, live_workers=live[job.queue]) for job in jobs), now_ms)
+        older = Counter(
+            (queue, version)
+            for worker in workers
+            for queue in worker.queues
+            for version in range(worker.version + 1, wire.VERSION + 1)
+        )
+        paces = self._paces.of((_served(job, live[job.queue], older[job.queue, job.version]) for job in jobs), now_ms)
         active = sorted((pace for pace in paces if not pace.job.state.ended), key=_begun_and_newest)
         ended = sorted((pace for pace in paces if pace.job.ended_at), key=_last_ended)
         # Some jobs that need upkeep have ended or are gone.
@@ -190,6 +196,11 @@ class Gatherer:
             oldest_s = None if waiting.sent_ms is None else max(0.0, (now_ms - waiting.sent_ms) / 1000)
             near = () if live[name] else near_names(model, served)
             yield QueueState(hardware, model, waiting.tickets, oldest_s, live[name], near)
+
+
+def _served(job: JobStatus, live: int, older: int) -> JobStatus:
+    """A job with the numbers of live workers that take it, and of older ones that leave it alone."""
+    return replace(job, live_workers=live - older, older_workers=older)
 
 
 def _begun_and_newest(pace: JobPace) -> tuple[bool, float]:

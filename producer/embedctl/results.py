@@ -83,7 +83,7 @@ def chunk_vectors(result: ChunkResult) -> ChunkVectors:
         else np.asarray(result.positions, np.int64)
     )
     ids: list[str | None] = [None] * result.rows if result.ids is None else list(result.ids)
-    vectors = np.frombuffer(result.vectors, "<f4").reshape(result.rows, result.dim)
+    vectors = np.frombuffer(result.vectors, result.dtype).reshape(result.rows, result.dim).astype("<f4", copy=False)
     return ChunkVectors(
         positions=positions,
         ids=ids,

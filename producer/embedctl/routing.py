@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
@@ -23,12 +24,19 @@ FALLBACK_CLASS = "cpu"
 
 
 def resolve(
-    settings: Settings, workers: WorkerRegistry, *, model: str, hardware: str, precision: str | None
+    settings: Settings,
+    workers: WorkerRegistry,
+    *,
+    model: str,
+    hardware: str,
+    precision: str | None,
+    version: int = 1,
 ) -> tuple[str, str]:
     """The hardware class and the precision of a job.
 
     `auto` considers the classes with a live worker that serves this model in this precision (fp32 if none is given). It
-    chooses the class whose workers together encode the most tokens/s. If no such worker is alive, it chooses a class
+    chooses the class whose workers together encode the most tokens/s; a class whose workers are all older than the
+    job's version only if there is no other. If no such worker is alive, it chooses a class
     that had workers in the last minutes, because they may be restarting; otherwise `cpu`. The absence of workers is
     logged. What workers offer may be one second old.
 
@@ -40,7 +48,7 @@ def resolve(
     if hardware == "auto":
         wanted, offers = precision or "fp32", workers.offers()
         rates = {
-            name: offer.tokens_per_s
+            name: (any(each >= version for each in offer.versions), offer.tokens_per_s)
             for (name, served, offered), offer in offers.items()
             if served == model and offered == wanted and name in settings.classes
         }
@@ -115,10 +123,27 @@ def no_worker(hardware: str, model: str, near: Sequence[str] = ()) -> str:
     return f"No live worker serves {model} on {hardware}. {_capitalised(how_to_serve(hardware, model, near))}"
 
 
+def with_workers(workers: WorkerRegistry, job: JobStatus) -> JobStatus:
+    """A job's status, with the workers that could take it now."""
+    live, older = workers.serving(job.hardware, job.model, job.version)
+    near = () if live or older or job.state.ended else near_models(workers.offers(), job.model)
+    return dataclasses.replace(job, live_workers=live, older_workers=older, near_models=near)
+
+
+def no_worker_for(job: JobStatus) -> str:
+    """The message about a job, as :func:`with_workers` gives it, that no live worker takes."""
+    if not job.older_workers:
+        return no_worker(job.hardware, job.model, job.near_models)
+    return (
+        f"No live worker takes jobs of version {job.version}: those that serve {job.model} on {job.hardware} "
+        f"({job.older_workers}) are older. Upgrade them, or {how_to_serve(job.hardware, job.model)}"
+    )
+
+
 def missing_worker(job: JobStatus) -> str:
     """The message about a job with waiting records and no live worker; empty for any other job."""
     waits = not job.state.ended and job.done + job.failed < job.records
-    return no_worker(job.hardware, job.model, job.near_models) if waits and not job.live_workers else ""
+    return no_worker_for(job) if waits and not job.live_workers else ""
 
 
 def how_to_serve(hardware: str, model: str, near: Sequence[str] = ()) -> str:

@@ -16,7 +16,7 @@ from embedctl.broker import Broker
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, patiently
 from embedctl.reaper import Reaper
-from embedctl.routing import near_models, no_worker
+from embedctl.routing import no_worker_for, with_workers
 from embedctl.store import Added, JobState, JobStatus
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
@@ -220,9 +220,8 @@ class Submission:
             self._check_goes_on(status)
             if status.waiting_bytes <= self._broker.settings.high_water_bytes:
                 return
-            live = self._patiently(partial(self._broker.workers.count, status.queue))
-            near = () if live else near_models(self._patiently(self._broker.workers.offers), status.model)
-            self._wait(_WORKERS if live else f"{_WORKERS}. {no_worker(status.hardware, status.model, near)}")
+            status = self._patiently(partial(with_workers, self._broker.workers, status))
+            self._wait(_WORKERS if status.live_workers else f"{_WORKERS}. {no_worker_for(status)}")
             seen = self._patiently(partial(jobs.wait_event, self._job_id, seen, timeout_s=1.0))
             self._patiently(self._reaper.round)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from embedctl.broker import Broker
 from embedctl.notices import Reminder
 from embedctl.patience import TimeLimit, patiently
 from embedctl.reaper import Reaper
-from embedctl.routing import missing_worker, near_models
+from embedctl.routing import missing_worker, with_workers
 from embedctl.store import JobState, JobStatus
 from embedctl_config import keys
 from embedctl_config.errors import JobCancelled, JobLost, JobStalled, WaitTimeout
@@ -49,10 +48,7 @@ class Waiter:
 
     def status(self) -> JobStatus:
         """The job's status at this moment. Asks once."""
-        status = self.broker.jobs.status(self.job_id)
-        live = self.broker.workers.count(status.queue)
-        near = () if live or status.state.ended else near_models(self.broker.workers.offers(), status.model)
-        return dataclasses.replace(status, live_workers=live, near_models=near)
+        return with_workers(self.broker.workers, self.broker.jobs.status(self.job_id))
 
     def ask(self, question: Callable[[], T], deadline: float | None = None) -> T:
         """The answer to a question that may be asked twice; see :func:`patiently` for the deadline and the errors."""

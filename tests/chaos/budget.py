@@ -51,7 +51,7 @@ def _check_stored(broker: Broker, status: JobStatus, expected: Expected, verdict
         if chunk < (status.original_chunks or status.chunks):  # later chunks hold retried records
             seen.update(positions)
         failed.update({positions[each.row]: each.code for each in result.errors})
-        vectors = np.frombuffer(result.vectors, "<f4").reshape(result.rows, result.dim)
+        vectors = np.frombuffer(result.vectors, result.dtype).reshape(result.rows, result.dim)
         check_vectors(vectors, positions, failed, expected, verdict)
     verdict.doubled += sum(count - 1 for count in seen.values())
     if seen:

@@ -1,8 +1,8 @@
 """Workers and producers of two versions side by side, as while a cluster is upgraded host by host.
 
-The newer version is this one with another number: it writes 4 into tickets, jobs and chunks, where this one writes 1,
-2 for jobs with options that version 1 did not know, or 3 for jobs that keep fields. Versions before this one know only
-the lower numbers.
+The newer version is this one with another number: it writes 5 into tickets, jobs and chunks, where this one writes 1,
+2 for jobs with options that version 1 did not know, 3 for jobs that keep fields, or 4 for jobs in fp16. Versions
+before this one know only the lower numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SubmitNewer = Callable[..., Job]
 StartBefore = Callable[..., WorkerProcess]
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-NEWER = "from embedctl_config import wire; wire.VERSION = 4; wire.version_for = lambda options: 4"
+NEWER = "from embedctl_config import wire; wire.VERSION = 5; wire.version_for = lambda *job: 5"
 BEFORE = "from embedctl_config import wire; wire.VERSION = {}"
 
 
@@ -304,7 +304,9 @@ def test_a_job_without_later_options_is_done_by_a_worker_of_the_version_before(
 
 
 @pytest.mark.parametrize(
-    ("options", "version"), [({"dimensions": 5}, 2), ({"truncation": "mean"}, 2), ({"keep": ("title",)}, 3)], ids=str
+    ("options", "version"),
+    [({"dimensions": 5}, 2), ({"truncation": "mean"}, 2), ({"keep": ("title",)}, 3), ({"hardware": "half"}, 4)],
+    ids=str,
 )
 def test_a_job_with_later_options_waits_for_a_worker_that_knows_them(
     options: dict[str, Any],
@@ -314,22 +316,24 @@ def test_a_job_with_later_options_waits_for_a_worker_that_knows_them(
     start_worker: StartWorker,
     start_before: StartBefore,
 ) -> None:
-    before = start_before(version=version - 1)
+    hardware = options.get("hardware", "dummy")
+    before = start_before(hardware, version=version - 1)
     items = [{"text": text, "title": text[:7]} for text in TEXTS]
     job = enqueue_embeddings(items, chunk_size=10, settings=settings, **options)
     untouched = all_of(raw, job)
     eventually(lambda: all(times_received(before, job.id, chunk) >= 2 for chunk in range(4)))
     assert all_of(raw, job) == untouched
-    plain = enqueue_embeddings(TEXTS[:5], settings=settings)
-    assert ended(plain).done == 5
+    if hardware == "dummy":
+        plain = enqueue_embeddings(TEXTS[:5], settings=settings)
+        assert ended(plain).done == 5
 
-    now = start_worker()
+    now = start_worker(hardware)
     status = ended(job)
     assert (status.version, status.done, status.claims, status.lapsed) == (version, 40, 4, 0)
     assert status.pinned_by == now.row().instance
     expected = reference(TEXTS).astype(np.float64)[:, : options.get("dimensions")]
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-6 if version < 4 else 2**-12)
     kept = [fields for chunk in job.iter_results() for fields in chunk.kept or []]
     assert kept == ([{"title": text[:7]} for text in TEXTS] if "keep" in options else [])
 
@@ -351,3 +355,46 @@ def test_an_older_command_says_that_it_can_not_read_kept_fields(
         refused = embedctl(*command, **before)
         assert refused.returncode != 0
     assert job.status().done == 1
+
+
+def test_an_older_command_says_that_it_can_not_read_vectors_in_float16(
+    settings: Settings, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker("half")
+    job = enqueue_embeddings(["a"], hardware="half", settings=settings)
+    assert ended(job).done == 1
+    fetched = embedctl("fetch", job.id, "-o", "out.npy", **before_all_else(short_folder, "before", BEFORE.format(3)))
+    assert (fetched.returncode, "upgrade it" in fetched.stderr) == (1, True)
+    assert not (short_folder / "out.npy").exists()
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_job_in_fp16_that_was_begun_before_an_upgrade_goes_on_with_its_own_version(
+    version: int,
+    raw: redis_py.Redis,
+    settings: Settings,
+    embedctl: RunEmbedctl,
+    short_folder: Path,
+    start_worker: StartWorker,
+    start_before: StartBefore,
+) -> None:
+    """Its producer is submitted to again, and its workers are of both versions: all results are as the first reader
+    expects them."""
+    (short_folder / "c.txt").write_text("\n".join(TEXTS) + "\n")
+    submit = ("submit", "c.txt", "--class", "half", "--chunk-size", "10", "--idempotency-key", "key")
+    before = before_all_else(
+        short_folder, f"before-{version}", f"{BEFORE.format(version)}; wire.version_for = lambda *job: {version}"
+    )
+    first = embedctl(*submit, **before)
+    assert first.returncode == 0, first.stderr
+    again = embedctl(*submit)
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    older, now = start_before("half", version=version), start_worker("half")
+    job = Job.get(first.stdout.strip(), settings)
+    status = ended(job)
+    assert (status.version, status.done) == (version, 40)
+    assert {raw.getrange(keys.chunk_result(job.id, chunk), 40, 40) for chunk in range(4)} == {b"\x01"}
+    fetched = embedctl("fetch", job.id, "-o", "out.npy", **before)
+    assert fetched.returncode == 0, fetched.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "out.npy"), reference(TEXTS))
+    assert older.stop() == now.stop() == 0

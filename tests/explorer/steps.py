@@ -250,6 +250,9 @@ class _NobodyAsks:
     def count(self, queue: str) -> int:
         return 1
 
+    def serving(self, hardware: str, model: str, version: int) -> tuple[int, int]:
+        return 1, 0
+
 
 class _Tickets:
     def __init__(self, recorder: Recorder, send: Callable[[list[int]], None]) -> None:

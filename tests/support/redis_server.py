@@ -25,6 +25,7 @@ QUICK = {"lease_s": 1.0, "reissue_s": 1.0}
 CLASSES = {
     "cpu": HardwareClass(),
     "dummy": HardwareClass(backend="dummy", options={"dim": 16}),
+    "half": HardwareClass(backend="dummy", precision="fp16", options={"dim": 16}),
     "slow": HardwareClass(backend="dummy", token_budget=64, options={"dim": 16, "seconds_per_batch": 0.1}),
 }
 

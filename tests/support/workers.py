@@ -27,6 +27,11 @@ model = "dummy"
 backend = "dummy"
 options = {dim = 16}
 
+[classes.half]
+backend = "dummy"
+precision = "fp16"
+options = {dim = 16}
+
 [classes.slow]
 backend = "dummy"
 token_budget = 64

@@ -23,7 +23,7 @@ from embedctl.job import Job
 from embedctl.kept import parse_keep
 from embedctl.output import files_of, is_stdout
 from embedctl.records import Record
-from embedctl.routing import no_worker
+from embedctl.routing import no_worker_for
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import InputError
 from embedctl_config.printable import printable
@@ -171,7 +171,7 @@ def submit(
     # The choice of a class by `auto` has said so already.
     chosen = choice.options.resume is None and (choice.options.hardware or settings.hardware) == "auto"
     if not status.state.ended and not status.live_workers and not chosen:
-        click.echo(printable(no_worker(status.hardware, status.model, status.near_models)), err=True)
+        click.echo(printable(no_worker_for(status)), err=True)
     if status.state.ended:
         report(status, progress)
     if as_json:

@@ -93,10 +93,11 @@ def _print_left_out(count: int, limit: int, *, exact: bool) -> None:
 
 
 def _print_json(broker: Broker, jobs: Iterator[JobStatus]) -> None:
-    live_workers = cache(broker.workers.count)
+    serving = cache(broker.workers.serving)
     with printed_array() as add:
         for job in jobs:
-            add(job_form(replace(job, live_workers=live_workers(job.queue))))
+            live, older = serving(job.hardware, job.model, job.version)
+            add(job_form(replace(job, live_workers=live, older_workers=older)))
 
 
 def _print_table(jobs: Iterator[JobStatus], now_s: float) -> None:

@@ -89,7 +89,8 @@ def run(
     name = key or secrets.token_hex(8)
     kind = command if key else name
     model = choice.options.model or settings.model
-    version = wire.version_for(asdict(choice.options))
+    precision = settings.hardware_class(options["hardware"]).precision
+    version = wire.version_for(asdict(choice.options), precision)
     progress = JobProgress(quiet=quiet, moving=may_move(output))
     stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)
     with progress, stack as (ours, progress.watch, token):

@@ -147,7 +147,7 @@ class JobStore(JobReader):
         ttl_ms = int(spec.ttl_s * 1000)
         job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now / 1000))}-{secrets.token_hex(5)}"
         fields: dict[str, Any] = {
-            "version": wire.version_for(spec.options),
+            "version": wire.version_for(spec.options, spec.precision),
             "state": JobState.SUBMITTING,
             "model": spec.model,
             "hardware": spec.hardware,

@@ -55,7 +55,8 @@ class JobStatus:
         max_errors, max_errors_share: the error budget, as a number of records or as a share of them.
         stopped_by: `max_errors` where the error budget ended the job.
         lost_chunks: first and last chunk that Redis lost.
-        live_workers: workers that serve this job's class and model now.
+        live_workers: workers that serve this job's class and model now, and know its version.
+        older_workers: workers that serve them now, and leave the job alone, because its version is newer than they.
         near_models: if there are none, the models with a similar name that live workers serve now.
     """
 
@@ -97,6 +98,7 @@ class JobStatus:
     lost_chunks: tuple[int, int] | None
     trouble: str | None
     live_workers: int = 0
+    older_workers: int = 0
     near_models: tuple[str, ...] = ()
 
     @property
@@ -202,6 +204,7 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         lost_chunks=(int(facts["lost_first"]), int(facts["lost_last"])) if "lost_first" in facts else None,
         trouble=facts.get("trouble"),
         live_workers=0,
+        older_workers=0,
         near_models=(),
         **count,
     )

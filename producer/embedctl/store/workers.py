@@ -113,11 +113,13 @@ class Offer:
         tokens_per_s: the sum of their rates.
         dim: the dimensions of their vectors; the smallest number if they differ.
         spelling_of: as that of :class:`ServedModel`, if it is the same for all of them; else empty.
+        versions: the newest version of jobs that each of them knows.
     """
 
     tokens_per_s: float
     dim: int
     spelling_of: str = ""
+    versions: tuple[int, ...] = ()
 
 
 #: Hardware class, model, precision.
@@ -204,6 +206,18 @@ class WorkerRegistry:
         with self._connection.client() as client:
             return int(client.zcount(keys.queue_workers(queue), now, "+inf"))
 
+    def serving(self, hardware: str, model: str, version: int) -> tuple[int, int]:
+        """How many live workers of a class and a model take jobs of this version, and how many leave them alone.
+
+        The latter are older than the version. Who they are may be a second old.
+        """
+        live = self.count(keys.queue(hardware, model))
+        if not live or version == 1:  # every worker knows that version
+            return live, 0
+        offered = (offer for name, offer in self.offers().items() if name[:2] == (hardware, model))
+        older = sum(each < version for offer in offered for each in offer.versions)
+        return max(0, live - older), older
+
     def served_lately(self, queues: Collection[str]) -> list[str]:
         """The queues among these that a worker consumed within :data:`keys.GONE_TTL_S`, however the worker ended."""
         with self._connection.client() as client:
@@ -231,6 +245,7 @@ class WorkerRegistry:
                         before.tokens_per_s + served.tokens_per_s,
                         min(before.dim, served.dim),
                         served.spelling_of if served.spelling_of == before.spelling_of else "",
+                        (*before.versions, worker.version),
                     )
             self._offers, self._offers_until = offers, now + OFFERS_S
         return self._offers

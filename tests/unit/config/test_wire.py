@@ -48,6 +48,8 @@ def inputs(draw: st.DrawFn, max_rows: int = 6) -> ChunkInput:
 @st.composite
 def results(draw: st.DrawFn, max_rows: int = 5) -> ChunkResult:
     rows, dim = draw(st.integers(0, max_rows)), draw(st.integers(0, 4))
+    dtype = draw(st.sampled_from(["<f4", "<f2"]))
+    size = rows * dim * int(dtype[-1])
     row = st.integers(0, rows - 1) if rows else st.nothing()
     errors = st.builds(RecordError, row, st.sampled_from(ErrorCode), WORDS)
     cuts = st.builds(Truncation, row, U32, U32)
@@ -60,7 +62,8 @@ def results(draw: st.DrawFn, max_rows: int = 5) -> ChunkResult:
         precision=draw(st.sampled_from(PRECISIONS)),
         bounds=draw(WORDS),
         backend=draw(WORDS),
-        vectors=draw(st.binary(min_size=rows * dim * 4, max_size=rows * dim * 4)),
+        vectors=draw(st.binary(min_size=size, max_size=size)),
+        dtype=dtype,
         checksums=draw(_list(U32, rows)),
         ids=draw(st.none() | _list(st.none() | WORDS, rows)),
         positions=draw(st.none() | _list(U64, rows)),
@@ -388,6 +391,26 @@ def test_a_job_that_keeps_nothing_has_the_bytes_that_it_had_before() -> None:
     assert dataclasses.replace(read, vectors=bytes(read.vectors)) == result
 
 
+def test_vectors_in_float16_take_half_the_room_and_come_back_bit_by_bit() -> None:
+    halves = np.array([[np.nan, 1], [np.inf, -0.0], [6e-8, 65504]], "<f2").tobytes()
+    result = a_result(vectors=halves, dtype="<f2")
+    data = wire.encode_result(result, 4)
+    assert data[40] == 2
+    assert len(data) == len(wire.encode_result(a_result(), 4)) - 12
+    found = wire.decode_result(data)
+    assert dataclasses.replace(found, vectors=bytes(found.vectors)) == result
+    data = data[:-1] + bytes([data[-1] ^ 1])
+    with pytest.raises(WireForeign, match="vectors of a result are damaged"):
+        wire.decode_result(data)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_job_of_an_earlier_version_never_holds_float16(version: int) -> None:
+    with pytest.raises(ValueError, match=f"readers of version {version} don't know vectors in float16"):
+        wire.encode_result(a_result(vectors=bytes(12), dtype="<f2"), version)
+    assert wire.encode_result(a_result(), version)[40] == 1
+
+
 @pytest.mark.parametrize(
     ("options", "version"),
     [
@@ -401,7 +424,8 @@ def test_a_job_that_keeps_nothing_has_the_bytes_that_it_had_before() -> None:
     ],
 )
 def test_a_job_has_the_lowest_version_that_knows_its_options(options: dict[str, Any], version: int) -> None:
-    assert wire.version_for(options) == version
+    assert wire.version_for(options, "fp32") == wire.version_for(options, "int8") == version
+    assert wire.version_for(options, "fp16") == 4
 
 
 @pytest.mark.parametrize(

@@ -349,3 +349,17 @@ def test_bounds_of_a_class_s_own_let_pass_what_its_precision_would_not_and_are_s
 def test_a_backend_of_which_nothing_is_promised_is_not_measured(host: Host) -> None:
     assert run_gate(ChunkEncoder(DummyBackend(), 1024), HardwareClass(backend="dummy"), host) is None
     assert not host.cache.exists()
+
+
+def test_a_class_of_16_bits_is_measured_as_its_vectors_are_stored(host: Host, computed: list[list[str]]) -> None:
+    def measured(**options: Any) -> tuple[float, float]:
+        report = run_gate(ChunkEncoder(Gated(), 4096), HardwareClass(backend="dummy", **options), host)
+        assert report is not None
+        return report.checks[0].measured.max_abs_error, report.checks[0].measured.length_error
+
+    assert measured(precision="fp32")[0] < 1e-6
+    error, length_error = measured(precision="fp16")
+    assert 1e-5 < error <= 2**-12
+    assert length_error < 1e-6
+    assert measured(precision="fp16", max_abs_error=1e-4)[0] < 1e-6
+    assert computed

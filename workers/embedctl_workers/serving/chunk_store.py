@@ -14,6 +14,7 @@ from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkResult
+from embedctl_workers.arrays.halves import halved
 from embedctl_workers.encoding.encoder import EncodedChunk
 from embedctl_workers.serving.backoff import backoff_s
 from embedctl_workers.serving.claimed import ClaimedChunk
@@ -92,6 +93,10 @@ class ChunkStore:
 
     def _result(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> ChunkResult:
         chunk = claimed.chunk
+        halves = None
+        if self._hardware.stores_float16 and wire.knows_float16(claimed.job.version):
+            halves = halved(encoded.vectors)
+        vectors = encoded.vectors.astype("<f4", copy=False) if halves is None else halves
         return ChunkResult(
             first=chunk.first,
             rows=len(chunk),
@@ -101,7 +106,8 @@ class ChunkStore:
             precision=self._hardware.precision,
             bounds=self._hardware.overrides_in_words,
             backend=self._hardware.backend,
-            vectors=encoded.vectors.astype("<f4", copy=False).tobytes(),
+            vectors=vectors.tobytes(),
+            dtype=vectors.dtype.str,
             checksums=chunk.row_checksums(),
             ids=chunk.ids,
             positions=chunk.positions,
