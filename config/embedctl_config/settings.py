@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from embedctl_config.errors import SettingsError
-from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
+from embedctl_config.hardware import DEVICES, MOST_WORKERS, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.printable import printable
 
 log = logging.getLogger(__name__)
@@ -572,6 +572,9 @@ def _class_problems(name: str, entry: HardwareClass) -> list[str]:
         problems.append(f"{where}.prefetch: {entry.prefetch} is not between 1 and 16")
     if entry.token_budget < 0:
         problems.append(f"{where}.token_budget: {entry.token_budget} is below 0")
+    most = 1 if entry.device == "neuron" else MOST_WORKERS  # a Neuron core belongs to one process
+    if not 0 <= entry.workers_per_device <= most:
+        problems.append(f"{where}.workers_per_device: {entry.workers_per_device} is not between 0 and {most}")
     problems += [
         f"{where}.{bound}: {value} is not between 0 and {most:g}"
         for bound, value, most in (
