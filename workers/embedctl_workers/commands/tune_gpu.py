@@ -39,7 +39,7 @@ class Sharing:
     fingerprint: str
 
     def __str__(self) -> str:
-        return f"{len(self.workers)} on the GPU ({self.engine}): {self.rate:,.0f} tokens/s"
+        return f"{_workers(len(self.workers))} ({self.engine}): {self.rate:,.0f} tokens/s"
 
 
 def search(
@@ -67,7 +67,7 @@ def search(
         except ModelError:
             if best is None:
                 raise
-            on_found(f"{len(workers)} on the GPU: not measured, see the message above")
+            on_found(f"{_workers(len(workers))}: not measured, see the message above")
             break
         on_found(str(found))
         if best is not None and found.rate < best.rate * _WORTH:
@@ -121,3 +121,7 @@ def _command(worker: PlannedWorker) -> list[str]:
         *(worker.hardware, worker.models[0], format_cpus(worker.cpus.cpus), str(worker.cpus.threads)),
         *(worker.accelerator.uid, str(worker.sharing)),
     ]
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" + ("s" if count != 1 else "")
