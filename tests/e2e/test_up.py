@@ -376,6 +376,40 @@ def test_each_gpu_has_a_worker_and_no_gpu_is_no_worker(
     assert up.stop() == 0
 
 
+def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_that_dies(
+    environment: dict[str, str], settings: Settings, short_folder: Path, start_up: StartUp
+) -> None:
+    configure(short_folder, GPU + "workers_per_device = 2\n")
+    play(short_folder / "tools" / "nvidia-smi", SMI.splitlines()[0])
+    environment["PATH"] = f"{short_folder / 'tools'}{os.pathsep}{environment['PATH']}"
+    up = start_up("--class", "gpu")
+
+    def mine() -> list[WorkerRow]:
+        return [row for row in up.broker.workers.here() if row.pid in children(up.process.pid)]
+
+    def both() -> list[WorkerRow]:
+        eventually(lambda: len(mine()) == 2, show=up.said)
+        return mine()
+
+    def told(rows: list[WorkerRow]) -> list[tuple[str, str, str]]:
+        return sorted((row.name.partition("@")[0], row.device, row.cpus) for row in rows)
+
+    before = both()
+    assert {name for name, *_ in told(before)} == {"gpu:0", "gpu:0#2"}
+    assert {(device, on) for _, device, on in told(before)} == {(f"gpu {UUIDS[0]}", str(cpu)) for cpu in CPUS}
+    assert up.said().count("--gpu-workers 2") == 2
+
+    for row in before:  # both at once, as the kernel does where memory runs out
+        os.kill(row.pid, signal.SIGKILL)
+    eventually(lambda: not {row.pid for row in before} & {row.pid for row in mine()})
+    after = both()
+    assert {name for name, *_ in told(after)} == {"gpu:0", "gpu:0#2"}
+    assert sorted(row.cpus for row in after) == sorted(map(str, CPUS))
+    job = enqueue_embeddings(TEXTS, hardware="gpu", chunk_size=5, settings=settings)
+    assert job.wait(timeout=60).done == len(TEXTS)
+    assert up.stop() == 0
+
+
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1), which plays a terminal")
 def test_on_a_terminal_the_logs_are_text(environment: dict[str, str], short_folder: Path) -> None:
     configure(short_folder, BROKEN)
