@@ -26,6 +26,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.machine.devices import format_cpus
 from embedctl_workers.machine.discovery import find_cpu_sets
+from embedctl_workers.models.cache import locked
 from tests.support.jobs import owners, reference
 from tests.support.machines import SMI, UUIDS, play
 from tests.support.processes import RunEmbedctl, before_all_else, children, is_running
@@ -408,6 +409,16 @@ def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_th
     job = enqueue_embeddings(TEXTS, hardware="gpu", chunk_size=5, settings=settings)
     assert job.wait(timeout=60).done == len(TEXTS)
     assert up.stop() == 0
+
+
+def test_workers_that_start_together_choose_their_names_in_turn(
+    cache_folder: Path, broker: Broker, start_worker: StartWorker
+) -> None:
+    with locked(cache_folder / "names"):
+        second = start_worker("dummy", wait=False)
+        eventually(lambda: "another process chooses its name: waiting for it" in second.log_file.read_text())
+        assert not any(broker.workers.here())
+    eventually(lambda: any(broker.workers.here()))
 
 
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1), which plays a terminal")

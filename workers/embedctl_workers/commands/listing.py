@@ -57,7 +57,7 @@ def list_models(folder: Path | None, *, as_json: bool) -> None:
 @click.argument("model", metavar="MODEL|FOLDER")
 @json_option
 def show(model: str, *, as_json: bool) -> None:
-    """Show a model's facts, what `model tune` found here, and the manifests of everything that is built of it.
+    """Show a model's facts, what was tuned, and the manifests of all that is built of it.
 
     FOLDER is that of a model or of an artefact. A fingerprint, or the name that an artefact was built under, is found
     too.

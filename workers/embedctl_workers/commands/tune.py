@@ -60,7 +60,7 @@ class Split:
 @gpu_option
 @json_option
 def tune(model: str, hardware: str | None, cpus: str | None, gpu: str | None, *, as_json: bool) -> None:
-    """Find the fastest workers for MODEL: how many, and on CPUs their threads and token budget.
+    """Find the fastest workers, threads and token budget for MODEL.
 
     Measures each way of dividing the CPUs among workers, for about half a minute each. Nothing else should run on these
     CPUs meanwhile. Workers of this class use the budget from their next start, unless the class sets a `token_budget`.
