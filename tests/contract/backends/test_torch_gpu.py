@@ -802,7 +802,7 @@ def test_a_model_that_does_not_fit_into_a_workers_part_says_what_to_lower(
     on.free = -5
     backend = TorchGpuBackend(files, Host(1, tmp_path, sharing=2), on, dtype="fp32")
     with pytest.raises(
-        ModelError, match=r"does not fit into a part of 1/2 of the memory of .* Lower workers_per_device"
+        ModelError, match=r"does not fit into a part of 1/2 of the memory of .* Set a lower workers_per_device"
     ):
         backend.warm_up()
 

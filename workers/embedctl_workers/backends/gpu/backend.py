@@ -236,7 +236,7 @@ class TorchGpuBackend(SentenceModel):
         except torch.OutOfMemoryError as error:
             several = self._sharing > 1
             place = f"a part of 1/{self._sharing} of the memory" if several else "the free memory"
-            hint = ". Lower workers_per_device or --gpu-workers, so that fewer workers share it" if several else ""
+            hint = ". Set a lower workers_per_device or --gpu-workers, so that fewer share it" if several else ""
             raise ModelError(
                 f"model {self._name!r} does not fit into {place} of {self._device.name}: {first_line(error)}{hint}"
             ) from error

@@ -41,7 +41,7 @@ def part_of(total: int, workers: int) -> int:
     if part <= 0:
         raise SettingsError(
             f"{workers} workers can't share a GPU of {total / 1e9:.1f} GB, because each takes "
-            f"{CONTEXT_BYTES / 1e9:.1f} GB before it loads a model: lower workers_per_device or --gpu-workers"
+            f"{CONTEXT_BYTES / 1e9:.1f} GB before it loads a model: set a lower workers_per_device or --gpu-workers"
         )
     return part
 
