@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from embedctl.routing import FALLBACK_CLASS
 from embedctl_config.errors import SettingsError
@@ -122,31 +123,26 @@ def make_plan(
     on_cpus = [name for name in chosen if settings.classes[name].device == "cpu"]
     models_of = {name: tuple(models) or settings.classes[name].models or (settings.model,) for name in chosen}
 
-    def workers_on(name: str, cpus: CpuSet, accelerator: Accelerator | None) -> int:
-        return workers_set(name) or max(1, advice(name, models_of[name], cpus.cpus, accelerator))
+    def workers_of(name: str, cpus: CpuSet, accelerator: Accelerator | None = None, *, ask: bool = True) -> int:
+        advised = partial(advice, name, models_of[name], cpus.cpus, accelerator)
+        return settings.classes[name].workers_per_device or (max(1, advised()) if ask else 1)
 
-    def workers_set(name: str) -> int:
-        return settings.classes[name].workers_per_device
-
-    of_accelerators: list[PlannedWorker] = []
-    of_cpus: list[PlannedWorker] = []
+    planned: list[PlannedWorker] = []
     for cpus, near in zip(machine.cpu_sets, _placed(machine.cpu_sets, accelerators), strict=True):
-        alone = len(on_cpus) == 1 and not near
-        here = [
-            name for name in on_cpus for _ in range(workers_on(name, cpus, None) if alone else workers_set(name) or 1)
-        ]
-        seats = [*near, *((name, None) for name in here)]
-        planned: list[PlannedWorker] = []
+        ask = len(on_cpus) == 1 and not near
+        seats = [*near, *((name, None) for name in on_cpus for _ in range(workers_of(name, cpus, ask=ask)))]
+        here: list[PlannedWorker] = []
         for (name, accelerator), share in zip(seats, cpus.shared_out(len(seats)), strict=True):
-            many = 1 if accelerator is None else workers_on(name, share, accelerator)
-            planned += [
-                PlannedWorker(name, part, models_of[name], accelerator, sharing=many) for part in share.shared_out(many)
+            sharing = 1 if accelerator is None else workers_of(name, share, accelerator)
+            here += [
+                PlannedWorker(name, part, models_of[name], accelerator, sharing=sharing)
+                for part in share.shared_out(sharing)
             ]
-        if len(planned) > len(cpus.cores):
-            notes.append(f"{len(planned)} workers share {len(cpus.cores)} physical cores, and slow each other down")
-        of_accelerators += [each for each in planned if each.accelerator is not None]
-        of_cpus += [each for each in planned if each.accelerator is None]
-    return Plan(_with_ports([*of_accelerators, *of_cpus], settings.metrics_port), notes)
+        if len(here) > len(cpus.cores):
+            notes.append(f"{len(here)} workers share {len(cpus.cores)} physical cores, and slow each other down")
+        planned += here
+    planned.sort(key=lambda worker: worker.accelerator is None)
+    return Plan(_with_ports(planned, settings.metrics_port), notes)
 
 
 def _chosen_classes(settings: Settings, machine: Machine, asked: Sequence[str]) -> tuple[list[str], list[str]]:
