@@ -377,6 +377,7 @@ def test_each_gpu_has_a_worker_and_no_gpu_is_no_worker(
     assert up.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_that_dies(
     environment: dict[str, str], settings: Settings, short_folder: Path, start_up: StartUp
 ) -> None:
