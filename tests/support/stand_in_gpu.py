@@ -57,14 +57,16 @@ class StandIn:
         broken: whether nothing can be computed any more.
         emptied: how often memory was given back.
         free: bytes that are said to be free.
-        bytes_a_token: what a sample batch is said to take.
+        peak: bytes that a sample batch is said to take.
+        sharing: how many workers it was opened for.
     """
 
     device = torch.device("cpu")
     name = "the CPU as a stand-in"
     memory = 1 << 30
 
-    def __init__(self, *, varlen: bool = False) -> None:
+    def __init__(self, sharing: int = 1, *, varlen: bool = False) -> None:
+        self.sharing = sharing
         self.dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
         self.varlen = varlen
         self.waits = 0

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from threading import Lock
+from threading import Barrier, Lock
 
 import numpy as np
 
 from embedctl_config.errors import ModelError
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.arrays.tokens import Rows
+from embedctl_workers.backends.base import WarmsThreads
 from embedctl_workers.encoding.device_use import DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.encoding.prepared import Prepared
@@ -63,18 +64,32 @@ def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
         ModelError: some of the texts can't be encoded.
     """
     use = _TimedUse(seconds)
+    _in_threads(lambda: _encode_repeatedly(encoder, lambda: load.prepared, use), 2 if encoder.backend.ahead else 1)
+    return use.rate
 
-    def encode() -> None:
+
+def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: int) -> float:
+    """Tokens/s of tokenising and encoding a chunk repeatedly, for `seconds`, in as many threads as a worker has.
+
+    Raises:
+        ModelError: some of the texts can't be encoded.
+    """
+    use = _TimedUse(seconds)
+    ready = Barrier(threads, action=use.start)
+
+    def work() -> None:
         try:
-            while True:
-                done = encoder.encode(load.prepared, use)
-                if done.errors:
-                    raise ModelError(f"a text to measure with can't be encoded: {done.errors[0].message}")
-        except Stopped:
-            return
+            if isinstance(encoder.backend, WarmsThreads):
+                with use.turn():
+                    encoder.backend.warm_up_thread()
+        except BaseException:
+            ready.abort()  # or the other threads wait for ever
+            raise
+        ready.wait()
+        _encode_repeatedly(encoder, lambda: _prepare(encoder, load.texts), use)
 
-    _in_threads(encode, 2 if encoder.backend.ahead else 1)
-    return use.tokens / (time.perf_counter() - use.started)
+    _in_threads(work, threads)
+    return use.rate
 
 
 def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
@@ -89,20 +104,30 @@ class _TimedUse(DeviceUse):
     """Threads take turns on the device for some seconds, and their tokens are counted."""
 
     def __init__(self, seconds: float) -> None:
-        self.tokens, self.started = 0, time.perf_counter()
+        self._tokens = 0
         self._seconds = seconds
         self._device, self._counting = Lock(), Lock()
+        self.start()
+
+    def start(self) -> None:
+        """Begin to count the time."""
+        self._started = time.perf_counter()
+
+    @property
+    def rate(self) -> float:
+        """Tokens/s until now."""
+        return self._tokens / (time.perf_counter() - self._started)
 
     def turn(self) -> AbstractContextManager[object]:
         return self._device
 
     def check_wanted(self) -> None:
-        if time.perf_counter() - self.started >= self._seconds:
+        if time.perf_counter() - self._started >= self._seconds:
             raise Stopped
 
     def on_batch(self, tokens: int) -> None:
         with self._counting:
-            self.tokens += tokens
+            self._tokens += tokens
 
 
 def _load(encoder: ChunkEncoder, name: str, texts: Sequence[str]) -> Load:
@@ -114,6 +139,17 @@ def _load(encoder: ChunkEncoder, name: str, texts: Sequence[str]) -> Load:
 
 def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:
     return encoder.prepare(ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), texts), {})
+
+
+def _encode_repeatedly(encoder: ChunkEncoder, prepared: Callable[[], Prepared], use: DeviceUse) -> None:
+    """Encode chunks until the use of the device is over."""
+    try:
+        while True:
+            done = encoder.encode(prepared(), use)
+            if done.errors:
+                raise ModelError(f"a text to measure with can't be encoded: {done.errors[0].message}")
+    except Stopped:
+        return
 
 
 def _in_threads(function: Callable[[], None], threads: int) -> None:

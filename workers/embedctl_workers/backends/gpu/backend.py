@@ -72,7 +72,7 @@ class TorchGpuBackend(SentenceModel):
         super().__init__(files)
         self.ahead, self.token_budget = 2, MOST_TOKENS
         self.batch_cost: int | None = None
-        self._name = files.name
+        self._name, self._sharing = files.name, host.sharing
         self._device = device
         self._transfer = Transfer(device)
         self._packs = engine == "auto"
@@ -86,7 +86,8 @@ class TorchGpuBackend(SentenceModel):
         for parameter in self._model[0].parameters():
             parameter.data = torch.empty(0)  # the device has them
         self._compiles = compile and self._compile(compile_with or compiler())
-        self._limit = Limit(host.cache, device.name, device.memory, files.fingerprint, choice.dtype)
+        shared = [host.sharing] if host.sharing > 1 else []
+        self._limit = Limit(host.cache, device.name, device.memory, files.fingerprint, choice.dtype, *shared)
         self.engine = f"torch {torch.__version__.partition('+')[0]}, {choice.why}, {self._engine.name}"
 
     @classmethod
@@ -99,7 +100,7 @@ class TorchGpuBackend(SentenceModel):
             SettingsError: an option is wrong.
             WorkerError: there is no GPU that torch can use.
         """
-        return cls(resolve_model(model, entry), host, open_gpu(), **options)
+        return cls(resolve_model(model, entry), host, open_gpu(host.sharing), **options)
 
     def forward(self, tokens: Tokens, rows: Rows) -> Output:
         try:
@@ -140,7 +141,10 @@ class TorchGpuBackend(SentenceModel):
             run_warm_up_batches(self)
             with self._device.peak_of() as peak:
                 positions = self._run_dummies(_SAMPLE_LENGTH, tokens=SAMPLE_TOKENS)
-            self.token_budget = affordable(peak.bytes, positions, self._device.free_memory())
+            free = self._device.free_memory()
+            if free <= 0:
+                raise torch.OutOfMemoryError("nothing is left for a batch")
+            self.token_budget = affordable(peak.bytes, positions, free)
             if known := self._limit.load():
                 log.info("the device ran out of memory in an earlier run: the token budget is at most %d", known)
                 self.token_budget = min(self.token_budget, known)
@@ -225,14 +229,17 @@ class TorchGpuBackend(SentenceModel):
         """Turn a lack of memory before the first batch into an error that explains it.
 
         Raises:
-            ModelError: the model does not fit into the device's free memory.
+            ModelError: the model does not fit into the device's free memory, or into this worker's part.
         """
         try:
             with watched(self._device):
                 yield
         except torch.OutOfMemoryError as error:
+            several = self._sharing > 1
+            place = f"a part of 1/{self._sharing} of the memory" if several else "the free memory"
+            hint = ". Set a lower workers_per_device or --gpu-workers, so that fewer share it" if several else ""
             raise ModelError(
-                f"model {self._name!r} does not fit into the free memory of {self._device.name}: {first_line(error)}"
+                f"model {self._name!r} does not fit into {place} of {self._device.name}: {first_line(error)}{hint}"
             ) from error
 
 

@@ -12,6 +12,7 @@ import torch
 
 from embedctl_config.errors import DeviceLost, WorkerError
 from embedctl_workers.backends.base import is_out_of_memory
+from embedctl_workers.backends.gpu.memory import part_of
 from embedctl_workers.machine.devices import HIP_VARIABLES, ROCM_VARIABLE
 from embedctl_workers.redaction import first_line
 
@@ -102,13 +103,24 @@ class Peak:
 
 
 class Gpu:
-    """The first device of `torch.cuda`; see :class:`GpuDevice`."""
+    """The first device of `torch.cuda`; see :class:`GpuDevice`.
 
-    def __init__(self) -> None:
+    Args:
+        sharing: how many workers share it, this one included. torch then takes no more memory than this worker's part,
+            so a batch that is too large fails here, and not in another worker.
+
+    Raises:
+        SettingsError: its memory is too small for so many.
+    """
+
+    def __init__(self, sharing: int = 1) -> None:
         facts = torch.cuda.get_device_properties(0)
         self.device = torch.device("cuda", 0)
         self.name = str(facts.name)
         self.memory = int(facts.total_memory)
+        self._part = part_of(self.memory, sharing)
+        if sharing > 1:
+            torch.cuda.set_per_process_memory_fraction(self._part / self.memory, self.device)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self.dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16) if bf16 else (torch.float16,)
         # FlashAttention needs compute capability 8.0. On an AMD GPU, a trial shows whether it works.
@@ -133,8 +145,9 @@ class Gpu:
 
     def free_memory(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.device)
-        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return int(free) + held
+        taken = torch.cuda.memory_allocated(self.device)
+        held = torch.cuda.memory_reserved(self.device) - taken
+        return min(int(free) + held, self._part - taken)
 
     @contextmanager
     def peak_of(self) -> Iterator[Peak]:
@@ -153,10 +166,14 @@ class Gpu:
         torch.cuda.empty_cache()
 
 
-def open_gpu() -> Gpu:
+def open_gpu(sharing: int = 1) -> Gpu:
     """Open the GPU that this process sees, and try it out.
 
+    Args:
+        sharing: how many workers share it, this one included.
+
     Raises:
+        SettingsError: its memory is too small for so many.
         WorkerError: torch has no support for GPUs, or sees none, or sees one that does not compute.
     """
     if torch.version.cuda is None and torch.version.hip is None:
@@ -166,7 +183,7 @@ def open_gpu() -> Gpu:
         )
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # as above
-        gpu = Gpu()
+        gpu = Gpu(sharing)
         _try_out(gpu.device)
     except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
         raise WorkerError(_unusable(first_line(error))) from error

@@ -7,7 +7,7 @@ import json
 import logging
 from pathlib import Path
 
-from embedctl_config.errors import ModelError
+from embedctl_config.errors import ModelError, SettingsError
 from embedctl_workers.models.cache import distrusted, keep
 
 log = logging.getLogger(__name__)
@@ -18,6 +18,32 @@ MOST_TOKENS = 32_768
 SAMPLE_TOKENS = 4_096
 #: The share of the free memory that a batch may take.
 _SHARE = 0.8
+#: What a process holds on a device besides torch's tensors, in bytes: the driver's context and the libraries' code. An
+#: estimate, for it is not verified on hardware.
+CONTEXT_BYTES = 512 << 20
+
+
+def part_of(total: int, workers: int) -> int:
+    """Bytes that torch may take in each of the workers that share a device.
+
+    A part of the total memory, not of the free memory: so it is the same for the worker that loads first, for the one
+    that loads last, and for one that is restarted while the others hold their parts.
+
+    Args:
+        total: the memory of the device in bytes.
+
+    Raises:
+        SettingsError: nothing is left for tensors.
+    """
+    if workers == 1:
+        return total
+    part = total // workers - CONTEXT_BYTES
+    if part <= 0:
+        raise SettingsError(
+            f"{workers} workers can't share a GPU of {total / 1e9:.1f} GB, because each takes "
+            f"{CONTEXT_BYTES / 1e9:.1f} GB before it loads a model: set a lower workers_per_device or --gpu-workers"
+        )
+    return part
 
 
 def affordable(peak: int, tokens: int, free: int) -> int:
@@ -36,7 +62,8 @@ class Limit:
 
     Args:
         cache: the cache folder.
-        deciding: the key of the budget: the device's name and memory, the model's fingerprint, and the type.
+        deciding: the key of the budget: the device's name and memory, the model's fingerprint, the type, and how many
+            workers share the device if there are several.
     """
 
     def __init__(self, cache: Path, *deciding: object) -> None:
