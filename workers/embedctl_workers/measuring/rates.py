@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from threading import Barrier, Lock
 
@@ -17,11 +17,14 @@ from embedctl_workers.arrays.tokens import Rows
 from embedctl_workers.backends.base import WarmsThreads
 from embedctl_workers.encoding.device_use import DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.joining import Launcher
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.measuring.sample_texts import long_texts, mixed_texts
 
 #: Texts per chunk: the default of `chunk_size`, and the number of long texts that have about as many tokens.
 _MIXED, _LONG = 512, 48
+#: Threads with a chunk each, if batches of several chunks are joined: as many chunks as fill a large batch.
+_JOINED = 4
 #: The longest texts that are measured (tokens): most models take texts of this length.
 LONGEST = 450
 
@@ -58,14 +61,16 @@ def mixed_load(encoder: ChunkEncoder) -> Load:
 def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
     """Tokens/s of encoding a tokenised chunk repeatedly, for `seconds`.
 
-    As in a worker, if the backend works ahead, the next chunk begins while the last batches of this one are awaited.
+    As in a worker, if the backend works ahead, the next chunk begins while the last batches of this one are awaited. If
+    it joins batches, those of several chunks are joined.
 
     Raises:
         ModelError: some of the texts can't be encoded.
     """
-    use = _TimedUse(seconds)
-    _in_threads(lambda: _encode_repeatedly(encoder, lambda: load.prepared, use), 2 if encoder.backend.ahead else 1)
-    return use.rate
+    threads = _JOINED if encoder.backend.joins else 2 if encoder.backend.ahead else 1
+    with closing(_TimedUse(seconds)) as use:
+        _in_threads(lambda: _encode_repeatedly(encoder, lambda: load.prepared, use), threads)
+        return use.rate
 
 
 def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: int) -> float:
@@ -74,22 +79,24 @@ def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: 
     Raises:
         ModelError: some of the texts can't be encoded.
     """
-    use = _TimedUse(seconds)
-    ready = Barrier(threads, action=use.start)
+    with closing(_TimedUse(seconds)) as use:
+        ready = Barrier(threads, action=use.start)
 
-    def work() -> None:
-        try:
-            if isinstance(encoder.backend, WarmsThreads):
-                with use.turn():
-                    encoder.backend.warm_up_thread()
-        except BaseException:
-            ready.abort()  # or the other threads wait for ever
-            raise
-        ready.wait()
-        _encode_repeatedly(encoder, lambda: _prepare(encoder, load.texts), use)
+        def work() -> None:
+            try:
+                if isinstance(encoder.backend, WarmsThreads):
+                    if encoder.backend.joins:
+                        use.launcher.warm_up(encoder.backend)
+                    with use.turn():
+                        encoder.backend.warm_up_thread()
+            except BaseException:
+                ready.abort()  # or the other threads wait for ever
+                raise
+            ready.wait()
+            _encode_repeatedly(encoder, lambda: _prepare(encoder, load.texts), use)
 
-    _in_threads(work, threads)
-    return use.rate
+        _in_threads(work, threads)
+        return use.rate
 
 
 def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
@@ -107,7 +114,12 @@ class _TimedUse(DeviceUse):
         self._tokens = 0
         self._seconds = seconds
         self._device, self._counting = Lock(), Lock()
+        self.launcher = Launcher(self._device)
         self.start()
+
+    def close(self) -> None:
+        """End the threads that begin and finish joined batches."""
+        self.launcher.close()
 
     def start(self) -> None:
         """Begin to count the time."""
@@ -134,18 +146,19 @@ def _load(encoder: ChunkEncoder, name: str, texts: Sequence[str]) -> Load:
     encoded = [text.encode() for text in texts]
     prepared = _prepare(encoder, encoded)
     order = np.random.default_rng(0).permutation(len(prepared.batches))
-    return Load(name, encoded, replace(prepared, batches=[prepared.batches[at] for at in order], pieces=()))
+    pieces = [prepared.pieces[at] for at in order] if prepared.pieces else ()
+    return Load(name, encoded, replace(prepared, batches=[prepared.batches[at] for at in order], pieces=pieces))
 
 
 def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:
     return encoder.prepare(ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), texts), {})
 
 
-def _encode_repeatedly(encoder: ChunkEncoder, prepared: Callable[[], Prepared], use: DeviceUse) -> None:
+def _encode_repeatedly(encoder: ChunkEncoder, prepared: Callable[[], Prepared], use: _TimedUse) -> None:
     """Encode chunks until the use of the device is over."""
     try:
         while True:
-            done = encoder.encode(prepared(), use)
+            done = encoder.encode(prepared(), use, use.launcher)
             if done.errors:
                 raise ModelError(f"a text to measure with can't be encoded: {done.errors[0].message}")
     except Stopped:
