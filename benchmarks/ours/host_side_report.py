@@ -1,0 +1,189 @@
+"""The report about the host side, as Markdown."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+from embedctl_workers.machine.cpu import cpu_name
+
+_PACKAGES = ("torch", "tokenizers", "numpy", "celery", "kombu", "redis")
+#: Places in the code where a thread only waits: for a lock, for Redis, for the device, for time to pass.
+_WAITS = (
+    "Condition.wait", "Event.wait", "Semaphore", "StandInEvent.synchronize", "acquire", "_poll", "poll", "select",
+    "_read_from_socket", "_worker", "sleep", "_sample", "turn", "serve_forever",
+)  # fmt: skip
+#: Functions of a profile that are shown.
+_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A checkout that is measured."""
+
+    checkout: Path
+
+    @property
+    def commit(self) -> str:
+        """The commit that is checked out, with a plus sign if files were changed."""
+        git = ["git", "-C", str(self.checkout)]
+        found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+        return (found.stdout.strip() or "no commit") + ("+" if changed.stdout.strip() else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A job; the fields of `host_side_child.Run`."""
+
+    seconds: float
+    texts: int
+    tokens: int
+    chunks: int
+    worst: float
+    cpu: Mapping[str, float]
+    threads: Mapping[str, float]
+    holding: Mapping[str, float]
+    samples: Sequence[tuple[str, str, int]]
+
+    @property
+    def texts_per_s(self) -> float:
+        """The job's rate."""
+        return self.texts / self.seconds
+
+
+@dataclass(slots=True)
+class Cell:
+    """A way to set up the worker and the job, and the jobs of each side."""
+
+    mode: str
+    dim: int
+    threads: int
+    chunk: int
+    launches: int
+    ns_per_token: float
+    jobs: dict[str, list[Measured]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"{self.mode}, {self.dim} dimensions, {self.threads} threads, chunks of {self.chunk:,}"
+
+    def add(self, side: str, job: Measured) -> None:
+        """Note a job."""
+        self.jobs.setdefault(side, []).append(job)
+
+    def texts_per_s(self, side: str) -> float:
+        """The median rate of a side."""
+        return median(job.texts_per_s for job in self.jobs[side])
+
+    def row(self, sides: Sequence[str]) -> Iterator[str]:
+        """Its row of the table of rates."""
+        yield from (self.mode, str(self.dim), str(self.threads), f"{self.chunk:,}")
+        for side in sides:
+            jobs = self.jobs[side]
+            rates = [job.texts_per_s for job in jobs]
+            tokens_a_s = median(job.tokens / job.seconds for job in jobs)
+            yield f"{median(rates):,.0f} ({min(rates):,.0f}–{max(rates):,.0f})"
+            yield f"{tokens_a_s / 1e6:.2f}"
+            yield f"{median(1000 * job.seconds / job.chunks for job in jobs):.1f}"
+            yield f"{tokens_a_s * self.ns_per_token / 1e9:.0%}"
+        if len(sides) > 1:
+            ours, others = (self.jobs[side] for side in sides)
+            ratios = [a.texts_per_s / b.texts_per_s for a, b in zip(ours, others, strict=False)]
+            yield f"**{median(ratios):.2f}** ({min(ratios):.2f}–{max(ratios):.2f})"
+
+
+def render(cells: Sequence[Cell], sides: Mapping[str, Side], workload: str) -> str:
+    """The whole report."""
+    done = [cell for cell in cells if set(cell.jobs) == set(sides)]
+    return "\n".join([*_head(cells, sides, workload), "", *_rates(done, list(sides)), "", *_profiles(done), ""])
+
+
+def _head(cells: Sequence[Cell], sides: Mapping[str, Side], workload: str) -> Iterator[str]:
+    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    launches = {cell.dim: cell.launches for cell in cells}
+    yield "# The host side of one worker, with a stand-in for a GPU"
+    yield ""
+    yield f"- {time.strftime('%Y-%m-%d')}, {len(os.sched_getaffinity(0))} CPUs of {cpu_name()}, shared by Redis, the "
+    yield "  worker and the producer."
+    yield f"- Python {platform.python_version()}, {packages}."
+    yield "- " + "; ".join(f"{name}: commit {side.commit}" for name, side in sides.items()) + "."
+    yield f"- {workload}. No chunk holds a text twice."
+    for dim, count in launches.items():
+        yield f"- {dim} dimensions: {count} launches a batch; {cells[0].ns_per_token:g} ns a token on the device."
+    yield "- A job is queued before the clock starts. It is timed from its first claim to its last vector stored."
+    yield "- Figures are medians of rounds, with the least and the greatest. *device*: the share of time in which a"
+    yield "  device of this speed computes."
+
+
+def _rates(cells: Sequence[Cell], sides: Sequence[str]) -> Iterator[str]:
+    headings = ["mode", "dim", "threads", "chunk"]
+    for side in sides:
+        headings += [f"{side}: texts/s", "Mtok/s", "ms a chunk", "device"]
+    if len(sides) > 1:
+        headings.append(" / ".join(sides))
+    yield from _table(headings, [list(cell.row(sides)) for cell in cells])
+
+
+def _profiles(cells: Sequence[Cell]) -> Iterator[str]:
+    yield "## CPU time of a chunk (ms)"
+    yield ""
+    yield "`submit` and `read` are the producer's, before and after the clock; `wait` is its wait for the job's end."
+    yield ""
+    parts = ("worker", "redis", "wait", "submit", "read")
+    rows = []
+    for cell in cells:
+        for side, jobs in cell.jobs.items():
+            spent = [f"{median(1000 * job.cpu[part] / job.chunks for job in jobs):.2f}" for part in parts]
+            rows.append([cell.name, side, *spent])
+    yield from _table(["cell", "side", *parts], rows)
+    for cell in cells:
+        for side, jobs in cell.jobs.items():
+            if jobs[-1].samples:
+                yield from _profile(f"{cell.name}: {side}", jobs[-1])
+
+
+def _profile(title: str, job: Measured) -> Iterator[str]:
+    yield from ("", f"## {title}", "")
+    held = job.holding
+    yield (
+        f"The GIL was held for {sum(held.values()):.0%} of the time."
+        if held
+        else "Who holds the GIL can't be seen on this Python or this machine."
+    )
+    yield ""
+    rows = [
+        [name, f"{1000 * job.threads.get(name, 0.0) / job.chunks:.2f}", f"{held[name]:.1%}" if name in held else "–"]
+        for name in sorted(job.threads.keys() | held.keys(), key=lambda name: -job.threads.get(name, 0.0))
+        if job.threads.get(name, 0.0) / job.seconds >= 0.005 or held.get(name, 0.0) >= 0.005
+    ]
+    yield from _table(["thread", "CPU ms a chunk", "holds the GIL"], rows)
+    yield ""
+    yield "Samples of the task threads by place, waits apart; a running thread is mostly seen where it gives up the GIL:"
+    yield ""
+    places: Counter[str] = Counter()
+    for thread, place, count in job.samples:
+        if "Pool" in thread:
+            places[place] += count
+    total = places.total() or 1
+    rows = [
+        [f"`{place}`", f"{count / total:.1%}", "waits" if place.endswith(_WAITS) else ""]
+        for place, count in places.most_common(_SHOWN)
+    ]
+    yield from _table(["place", "samples", ""], rows)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(headings)} |"
+    yield f"| {' | '.join('---' for _ in headings)} |"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
