@@ -56,9 +56,10 @@ def main() -> None:
     arguments = _arguments()
     cells: list[Cell] = []
     sides = {"this": Side(ROOT)} | ({"other": Side(arguments.other.resolve())} if arguments.other else {})
-    models = {dim: model_of(dim, PLACE) for dim in arguments.dims}
-    workload = make_workload("W1", _QUICK_TEXTS if arguments.quick else _TEXTS, models[arguments.dims[0]], PLACE)
-    setting = {"ns_per_token": arguments.ns_per_token, "cpus": arguments.cpus, "cache": str(PLACE / "cache")}
+    place = arguments.place.resolve()
+    models = {dim: model_of(dim, place) for dim in arguments.dims}
+    workload = make_workload("W1", _QUICK_TEXTS if arguments.quick else _TEXTS, models[arguments.dims[0]], place)
+    setting = {"ns_per_token": arguments.ns_per_token, "cpus": arguments.cpus, "cache": str(place / "cache")}
     try:
         with ExitStack() as stack:
             running = {
@@ -69,7 +70,9 @@ def main() -> None:
                 launches = arguments.launches or LAUNCHES[dim]
                 worker = {**setting, "model": str(models[dim].folder), "threads": threads, "launches": launches}
                 for child in running.values():
-                    child.ask(worker={**worker, "cached": mode == "cached"})
+                    child.tell(worker={**worker, "cached": mode == "cached"})
+                for child in running.values():
+                    child.answer()
                 for chunk in arguments.chunks:
                     cells.append(Cell(mode, dim, threads, chunk, launches, arguments.ns_per_token))
                     _measure(cells[-1], running, arguments, len(workload.lengths))
@@ -97,6 +100,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="of a job, about (default: 3)")
     parser.add_argument("--profile", action="store_true", help="say what the time goes to; costs some percent of it")
     parser.add_argument("--other", type=Path, metavar="CHECKOUT", help="another checkout to compare with, by turns")
+    parser.add_argument("--place", type=Path, default=PLACE, metavar="FOLDER", help="of models and texts that are kept")
     parser.add_argument("--output", type=Path, metavar="FILE", help="Markdown, written after each cell")
     parser.add_argument("--quick", action="store_true", help="one cell of each mode, one round, to try the script")
     arguments = parser.parse_args()
@@ -142,10 +146,11 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # Ctrl-C is for this process, which then lets the child end in good order
         )
         child = cls(process)
         try:
-            package = child._request({"texts": str(texts), "profile": profile})["package"]
+            package = child.ask(texts=str(texts), profile=profile)["package"]
             if not Path(package).is_relative_to(checkout / "producer"):
                 sys.exit(f"{checkout} is no checkout of embedctl: {package} was imported")
             yield child
@@ -154,15 +159,20 @@ class Child:
             process.stdin.close()
             process.wait()
 
-    def ask(self, **request: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, **request: Any) -> dict[str, Any]:
         """The answer to a request."""
-        return self._request(request)
+        self.tell(**request)
+        return self.answer()
 
-    def _request(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def tell(self, **request: Any) -> None:
+        """Send a request, whose answer is to be read before the next one."""
         assert self.process.stdin
-        assert self.process.stdout
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """The answer to the request that was sent."""
+        assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
             sys.exit("the measuring process ended: its error is above")

@@ -245,7 +245,9 @@ def _answer(answer: Mapping[str, Any]) -> None:
 
 
 def _config(wanted: Worker) -> str:
-    options = f"ns_per_token = {wanted.ns_per_token}, launches = {wanted.launches}, cached = {json.dumps(wanted.cached)}"
+    options = (
+        f"ns_per_token = {wanted.ns_per_token}, launches = {wanted.launches}, cached = {json.dumps(wanted.cached)}"
+    )
     return f"""
 cache_dir = {json.dumps(wanted.cache)}
 
@@ -256,7 +258,9 @@ source = {json.dumps(wanted.model)}
 backend = "stand-in"
 precision = "fp16"
 prefetch = {wanted.threads}
-options = {{{options}}}
+
+[classes.{CLASS}.options]
+{lines}
 """
 
 

@@ -33,11 +33,11 @@ class Side:
 
     @property
     def commit(self) -> str:
-        """The commit that is checked out, with a plus sign if files were changed."""
+        """The commit that is checked out, with a plus sign if files were changed; the folder where git knows none."""
         git = ["git", "-C", str(self.checkout)]
         found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
         changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
-        return (found.stdout.strip() or "no commit") + ("+" if changed.stdout.strip() else "")
+        return (found.stdout.strip() or self.checkout.name) + ("+" if changed.stdout.strip() else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +113,16 @@ def _head(cells: Sequence[Cell], sides: Mapping[str, Side], workload: str) -> It
     launches = {cell.dim: cell.launches for cell in cells}
     yield "# The host side of one worker, with a stand-in for a GPU"
     yield ""
-    yield f"- {time.strftime('%Y-%m-%d')}, {len(os.sched_getaffinity(0))} CPUs of {cpu_name()}, shared by Redis, the "
-    yield "  worker and the producer."
+    yield f"- {time.strftime('%Y-%m-%d')}, {len(os.sched_getaffinity(0))} CPUs of {cpu_name()}"
+    yield "  for Redis, the worker and the producer together."
     yield f"- Python {platform.python_version()}, {packages}."
-    yield "- " + "; ".join(f"{name}: commit {side.commit}" for name, side in sides.items()) + "."
+    yield "- " + "; ".join(f"{name}: {side.commit}" for name, side in sides.items()) + "."
     yield f"- {workload}. No chunk holds a text twice."
     for dim, count in launches.items():
         yield f"- {dim} dimensions: {count} launches a batch; {cells[0].ns_per_token:g} ns a token on the device."
-    yield "- A job is queued before the clock starts. It is timed from its first claim to its last vector stored."
+    yield "- A job is queued before the clock starts. It is timed from its first claim to its last vector stored, so"
+    yield "  the first chunks' preparation counts, and submitting and reading do not. All settings but the chunks' size"
+    yield "  and the class's `prefetch` are the defaults."
     yield "- Figures are medians of rounds, with the least and the greatest. *device*: the share of time in which a"
     yield "  device of this speed computes."
 
@@ -168,7 +170,7 @@ def _profile(title: str, job: Measured) -> Iterator[str]:
     ]
     yield from _table(["thread", "CPU ms a chunk", "holds the GIL"], rows)
     yield ""
-    yield "Samples of the task threads by place, waits apart; a running thread is mostly seen where it gives up the GIL:"
+    yield "Samples of the task threads by place. A thread that runs is mostly seen where it gives up the GIL."
     yield ""
     places: Counter[str] = Counter()
     for thread, place, count in job.samples:

@@ -160,6 +160,7 @@ class StandInBackend(TorchGpuBackend):
         self._stand_in = StandInDevice(ns_per_token)
         self._cache: dict[tuple[object, ...], Tokens] | None = {} if cached else None
         super().__init__(files, host, self._stand_in, dtype="fp16")
+        torch.set_num_threads(1)  # what stands in for kernels must not wait for a second CPU
         self.reference: Reference | None = None  # its vectors mean nothing
 
     @classmethod
