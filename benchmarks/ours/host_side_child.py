@@ -245,9 +245,8 @@ def _answer(answer: Mapping[str, Any]) -> None:
 
 
 def _config(wanted: Worker) -> str:
-    options = (
-        f"ns_per_token = {wanted.ns_per_token}, launches = {wanted.launches}, cached = {json.dumps(wanted.cached)}"
-    )
+    options = {name: getattr(wanted, name) for name in ("ns_per_token", "launches", "cached")}
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in options.items())
     return f"""
 cache_dir = {json.dumps(wanted.cache)}
 
