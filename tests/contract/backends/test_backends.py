@@ -202,7 +202,7 @@ def test_the_windows_of_a_text_are_all_of_it(backend: Backend) -> None:
     assert not windows.tokens.lost.any()
     assert backend.tokenize(["word", "two words"], None).windows is None
     for name, column in tokens.columns.items():
-        assert [list(row) for row in windows.tokens.columns[name][:4]] == [list(row) for row in column]
+        assert windows.tokens.columns[name].select(np.arange(4)).values.tolist() == column.values.tolist()
         assert len(windows.tokens.columns[name]) == len(windows.text)
 
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from embedctl_config.hardware import HardwareClass, Precision
 from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.accuracy.report import Report
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.arrays.tokens import Ragged, Rows, Tokens, Vectors
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend, Reference
 from embedctl_workers.encoding.encoder import ChunkEncoder
@@ -279,7 +279,7 @@ class NoMask(Proxy):
     def forward(self, tokens: Tokens, rows: Rows) -> Any:
         width = int(tokens.lengths[rows].max())
         columns = {
-            name: [self._padded(list(column[row]), width, name) for row in rows]
+            name: Ragged.of([self._padded(column[row].tolist(), width, name) for row in rows])
             for name, column in tokens.columns.items()
         }
         every = np.arange(len(rows))

@@ -21,7 +21,7 @@ from embedctl_config.errors import DeviceLost, ModelError, SettingsError, Worker
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkInput, ErrorCode
 from embedctl_workers.accuracy.gate import measure_backend
-from embedctl_workers.arrays.tokens import Tokens, Vectors
+from embedctl_workers.arrays.tokens import Ragged, Tokens, Vectors
 from embedctl_workers.backends.base import WarmsThreads
 from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
@@ -106,7 +106,8 @@ def encode_with(encoder: ChunkEncoder, texts: Sequence[str], **options: Any) -> 
 def tokens_of(ids: Sequence[Sequence[int]]) -> Tokens:
     lengths = np.array([len(each) for each in ids])
     types = [[0] * len(each) for each in ids]
-    return Tokens(lengths, np.zeros_like(lengths), {"input_ids": ids, "token_type_ids": types})
+    columns = {"input_ids": Ragged.of(ids), "token_type_ids": Ragged.of(types)}
+    return Tokens(lengths, np.zeros_like(lengths), columns)
 
 
 def cosines(found: Vectors, expected: Vectors) -> Vectors:

@@ -4,22 +4,48 @@ from __future__ import annotations
 
 import pytest
 
-from embedctl_workers.serving.speed import Speed
+from embedctl_workers.serving.speed import Speed, SpeedMeter, Work
 
 
 def test_the_first_chunk_counts_whole() -> None:
-    first = Speed().after(rows=10, tokens=300, positions=400, seconds=2.0)
+    first = Speed().after(Work(10, 300, 400), 2.0)
     assert first == Speed(tokens_per_s=150.0, rows_per_s=5.0, padding=0.25)
 
 
 def test_later_chunks_count_a_fifth() -> None:
     speed = Speed(tokens_per_s=100.0, rows_per_s=10.0, padding=0.5)
-    speed = speed.after(rows=30, tokens=200, positions=200, seconds=1.0)
+    speed = speed.after(Work(30, 200, 200), 1.0)
     assert speed.tokens_per_s == pytest.approx(120)
     assert speed.rows_per_s == pytest.approx(14)
     assert speed.padding == pytest.approx(0.4)
 
 
 def test_a_chunk_that_gave_the_device_nothing_says_nothing_of_padding() -> None:
-    assert Speed().after(rows=3, tokens=0, positions=0, seconds=0.0).padding == 0
-    assert Speed(100.0, 10.0, 0.5).after(rows=3, tokens=0, positions=0, seconds=0.1).padding == 0.5
+    assert Speed().after(Work(rows=3), 1.0).padding == 0
+    assert Speed(100.0, 10.0, 0.5).after(Work(rows=3), 0.1).padding == 0.5
+
+
+def test_chunks_of_one_batch_count_together() -> None:
+    meter = SpeedMeter(["m"])
+    work = Work(rows=10, tokens=100, positions=100)
+    for batch in range(1, 40):  # four a second, begun early
+        for chunk in range(4):
+            meter.encoded("m", work, began=batch - 1.5, ended=batch + chunk * 1e-5)
+    assert meter.speed["m"].tokens_per_s == pytest.approx(400, rel=0.05)
+    assert meter.speed["m"].rows_per_s == pytest.approx(40, rel=0.05)
+
+
+def test_short_chunks_count_once_there_is_enough_of_them() -> None:
+    meter = SpeedMeter(["m"])
+    work = Work(rows=1, tokens=10, positions=10)
+    for at in range(1, 201):
+        meter.encoded("m", work, began=at, ended=at + (2e-4 if at > 1 else 1e-3))
+    assert meter.speed["m"].tokens_per_s == pytest.approx(10 / 2e-4, rel=0.05)
+
+
+def test_a_chunk_that_never_used_the_device_takes_no_time() -> None:
+    meter = SpeedMeter(["m"])
+    meter.encoded("m", Work(10, 100, 100), began=1.0, ended=2.0)
+    meter.encoded("m", Work(rows=10), began=0.0, ended=50.0)
+    meter.encoded("m", Work(10, 100, 100), began=60.0, ended=61.0)
+    assert meter.speed["m"].tokens_per_s == pytest.approx(100)

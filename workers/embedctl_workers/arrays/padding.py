@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -40,12 +40,10 @@ class Padding:
         Args:
             width: at least that of the longest row.
         """
-        columns = {name: [column[row] for row in rows] for name, column in tokens.columns.items()}
-        columns["attention_mask"] = [[1] * length for length in tokens.lengths[rows].tolist()]
-        return {name: self._pad(column, width, self._fillers[name]) for name, column in columns.items()}
-
-    def _pad(self, column: Sequence[Sequence[int]], width: int, filler: int) -> np.ndarray[Any, Any]:
-        padded = np.full((len(column), width), filler, np.int64)
-        for target, ids in zip(padded, column, strict=True):
-            target[width - len(ids) if self._left else 0 : width if self._left else len(ids)] = ids
-        return padded
+        places, lengths = np.arange(width), tokens.lengths[rows, np.newaxis]
+        used = places >= width - lengths if self._left else places < lengths
+        inputs = {"attention_mask": used.astype(np.int64)}
+        for name, column in tokens.columns.items():
+            inputs[name] = np.full(used.shape, self._fillers[name], np.int64)
+            inputs[name][used] = column.select(rows).values
+        return inputs

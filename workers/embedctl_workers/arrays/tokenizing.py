@@ -11,7 +11,7 @@ from typing import Literal, Self
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from embedctl_workers.arrays.tokens import Tokens, Windows, in_order_of_windows
+from embedctl_workers.arrays.tokens import Ragged, Tokens, Windows, in_order_of_windows
 
 #: Input of a model → attribute of an encoding.
 _COLUMNS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -61,7 +61,8 @@ class TextTokenizer:
             lengths=np.array([len(encoding) for encoding in encodings], np.int64),
             lost=np.zeros(len(encodings), np.int64),
             columns={
-                name: [getattr(encoding, source) for encoding in encodings] for name, source in self._columns.items()
+                name: Ragged.of([getattr(encoding, source) for encoding in encodings])
+                for name, source in self._columns.items()
             },
         )
 

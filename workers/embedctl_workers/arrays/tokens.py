@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import chain
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +19,82 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of integers of different lengths, one after the other in one array.
+
+    Attributes:
+        values: int32 or int64.
+        offsets: int64, one more than rows: where each row begins, then the end of the last one.
+    """
+
+    values: np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+    offsets: Rows
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], dtype: type[np.signedinteger[Any]] = np.int32) -> Self:
+        """The same rows in an array of this type."""
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        return cls(np.fromiter(chain.from_iterable(rows), dtype, count=int(offsets[-1])), offsets)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """The rows of all parts, which have one dtype."""
+        parts = list(parts)
+        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        return cls(np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray[Any, np.dtype[np.signedinteger[Any]]]:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def select(self, rows: Rows) -> Ragged:
+        """Some of the rows, in this order; perhaps views of these."""
+        if len(rows) == len(self) and (rows == np.arange(len(rows))).all():
+            return self
+        begins = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - begins
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        at = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
+        return Ragged(self.values[at], offsets)
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """Tokenised texts, unpadded.
 
     Attributes:
         lengths: int64, for each text: tokens that will be encoded, special ones included.
         lost: int64, for each text: tokens cut off at the model's maximum length.
-        columns: the model's inputs by name; a list of ints for each text.
+        columns: the model's inputs by name; a row for each text.
         prompt_tokens: how many of each text's first tokens are the prompt, if pooling leaves the prompt out.
         windows: makes windows of the uncut texts; None if no text is longer than the model takes.
     """
 
     lengths: Rows
     lost: Rows
-    columns: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    columns: Mapping[str, Ragged] = field(default_factory=dict)
     prompt_tokens: int | None = None
     windows: Callable[[], Windows] | None = None
+
+    def select(self, rows: Rows) -> Tokens:
+        """Some of the texts, in this order, without their windows."""
+        columns = {name: column.select(rows) for name, column in self.columns.items()}
+        return Tokens(self.lengths[rows], self.lost[rows], columns, self.prompt_tokens)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Tokens]) -> Tokens:
+        """The texts of all parts, which have the same columns and the same prompt, without their windows."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            lengths=np.concatenate([part.lengths for part in parts]),
+            lost=np.concatenate([part.lost for part in parts]),
+            columns={name: Ragged.joined([part.columns[name] for part in parts]) for name in parts[0].columns},
+            prompt_tokens=parts[0].prompt_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

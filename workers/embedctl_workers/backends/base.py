@@ -74,6 +74,9 @@ class Backend(Protocol):
     batch_cost: int | None
     #: Whether a batch's size is the sum of its rows, because none is padded; otherwise it is rows × longest row.
     budget_by_sum: bool
+    #: Whether batches of several chunks may be joined into one, up to the token budget. The batches are then begun by
+    #: one thread and finished by another.
+    joins: bool
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:

@@ -15,7 +15,7 @@ import numpy as np
 
 from embedctl_config.errors import DeviceLost
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, Windows, in_order_of_windows, padded
+from embedctl_workers.arrays.tokens import Ragged, Rows, Tokens, Vectors, Windows, in_order_of_windows, padded
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET
@@ -69,6 +69,7 @@ class DummyBackend:
         self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         self.batch_cost: int | None = None
         self.budget_by_sum = False
+        self.joins = False
         self.reference: Reference | None = None
         self.max_tokens = max_tokens
         self._seconds = seconds_per_batch
@@ -101,9 +102,9 @@ class DummyBackend:
         if self._memory_tokens and len(rows) * int(tokens.lengths[rows].max()) > self._memory_tokens:
             raise MemoryError(f"{len(rows)} rows of {tokens.lengths[rows].max()} tokens")
         ids = tokens.columns["input_ids"]
-        vectors = np.stack([self._vector(ids[row]) for row in rows])
+        vectors = np.stack([self._vector(ids[row].tolist()) for row in rows])
         if self._poison:
-            words = [{_WORDS[token] for token in ids[row] if token in _WORDS} for row in rows]
+            words = [{_WORDS[token] for token in ids[row].tolist() if token in _WORDS} for row in rows]
             _misbehave(set().union(*words), *Poison)
             vectors[[Poison.NOT_A_NUMBER in each for each in words]] = np.nan
         return vectors
@@ -120,8 +121,8 @@ class DummyBackend:
     def close(self) -> None:
         pass
 
-    def _vector(self, ids: Sequence[int]) -> Vectors:
-        words = hashlib.shake_256(f"{self._seed} {list(ids)}".encode()).digest(2 * self.dim)
+    def _vector(self, ids: list[int]) -> Vectors:
+        words = hashlib.shake_256(f"{self._seed} {ids}".encode()).digest(2 * self.dim)
         # The values are centred on zero, and none is zero, so that every vector has a direction.
         return (np.frombuffer(words, "<u2").astype(np.float32) - 32767.5) / 32767.5
 
@@ -130,7 +131,7 @@ def _tokens(rows: Sequence[Sequence[int]]) -> Tokens:
     return Tokens(
         lengths=np.array([max(1, len(row)) for row in rows], np.int64),
         lost=np.zeros(len(rows), np.int64),
-        columns={"input_ids": rows},
+        columns={"input_ids": Ragged.of(rows, np.int64)},
     )
 
 

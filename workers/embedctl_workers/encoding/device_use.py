@@ -16,12 +16,13 @@ class DeviceUse:
         """A context in which batches are begun, and nobody else begins any.
 
         It ends before the last batches are awaited, so that another thread may begin those of the next chunk meanwhile.
+        If the batches are begun by a :class:`~embedctl_workers.encoding.joining.Launcher`, no turn is taken for them.
         If batches failed, there is another turn, in which their rows are told apart.
         """
         return nullcontext()
 
     def check_wanted(self) -> None:
-        """Called before each batch.
+        """Called before each batch, by the thread that begins it.
 
         Raises:
             Stopped: the chunk is no longer wanted.

@@ -19,6 +19,7 @@ from embedctl_workers.arrays.vectors import mean_of_windows, unit
 from embedctl_workers.backends.base import Backend, RemembersBudget
 from embedctl_workers.encoding.device_use import SOLE_USE, DeviceUse, Stopped
 from embedctl_workers.encoding.inflight import OF_THE_WORKER, Batches, may_work_elsewhere
+from embedctl_workers.encoding.joining import Launcher, Piece
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.redaction import first_line
 
@@ -112,7 +113,7 @@ class ChunkEncoder:
         if windows is not None:
             tokens = replace(windows.tokens, prompt_tokens=tokens.prompt_tokens)
         wanted = np.setdiff1d(np.arange(len(texts)), list(bad))
-        return Prepared(
+        prepared = Prepared(
             rows=len(chunk),
             source=source,
             texts=len(texts),
@@ -125,9 +126,15 @@ class ChunkEncoder:
             errors=errors,
             about=about,
         )
+        if not self.backend.joins:
+            return prepared
+        return replace(prepared, pieces=[prepared.tokens_of(rows).select(rows) for rows in prepared.batches])
 
-    def encode(self, prepared: Prepared, use: DeviceUse = SOLE_USE) -> EncodedChunk:
+    def encode(self, prepared: Prepared, use: DeviceUse = SOLE_USE, launcher: Launcher | None = None) -> EncodedChunk:
         """Run the device. The chunk stays as it was prepared.
+
+        Args:
+            launcher: begins the batches if the backend joins them; None: the calling thread does.
 
         Raises:
             Stopped: by `use`.
@@ -137,17 +144,44 @@ class ChunkEncoder:
         encoded = np.full((len(prepared.tokens.lengths), self.backend.dim), np.nan, np.float32)
         bad: dict[int, tuple[ErrorCode, str]] = {}
         batches = Batches(self.backend, prepared, encoded, bad, use.on_batch, self.check_worker)
-        with use.turn():
-            for batch in prepared.batches:
-                use.check_wanted()
-                batches.begin(batch)
-        batches.finish()
+        if launcher is not None and prepared.pieces:
+            self._encode_joined(prepared, use, launcher, batches)
+        else:
+            self._encode_in_turn(prepared.batches, use, batches)
         if batches.failed or bad:
             with use.turn():
                 batches.split_failed()
                 self._try_again(batches, bad, use)
         self._remember_limits(batches.too_large)
         return self._assemble(prepared, encoded, bad, batches.elsewhere)
+
+    def _encode_in_turn(self, rows: Collection[Rows], use: DeviceUse, batches: Batches) -> None:
+        with use.turn():
+            for batch in rows:
+                use.check_wanted()
+                batches.begin(batch)
+        batches.finish()
+
+    def _encode_joined(self, prepared: Prepared, use: DeviceUse, launcher: Launcher, batches: Batches) -> None:
+        pieces = [Piece(self.backend, tokens, prepared.unit, self._token_budget, use) for tokens in prepared.pieces]
+        launcher.begin(pieces)
+        alone: list[Rows] = []
+        try:
+            for rows, piece in zip(prepared.batches, pieces, strict=True):
+                try:
+                    batches.keep(rows, piece.vectors.result())
+                except (Stopped, *OF_THE_WORKER):
+                    raise
+                except Exception as error:  # noqa: BLE001  (any error that a row causes is the error of its record)
+                    if piece.joined:  # another chunk may be to blame
+                        alone.append(rows)
+                    else:
+                        batches.failed.append((rows, error))
+        except BaseException:
+            launcher.withdraw(pieces)
+            raise
+        if alone:
+            self._encode_in_turn(alone, use, batches)
 
     def _assemble(
         self,

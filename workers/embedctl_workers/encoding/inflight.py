@@ -83,6 +83,11 @@ class Batches:
             else:
                 self._report(rows)
 
+    def keep(self, rows: Rows, vectors: Vectors) -> None:
+        """Take the vectors of a batch that was begun and finished elsewhere: float32, rows × dim."""
+        self._take(rows, vectors)
+        self._report(rows)
+
     def split_failed(self) -> None:
         """Finish all batches, and halve those that failed until the rows to blame are found."""
         if not self.failed:
@@ -139,9 +144,11 @@ class Batches:
             self.too_large.append(size_of(lengths, by_sum=self._backend.budget_by_sum))
 
     def _store(self, rows: Rows, output: Any) -> None:
-        prepared = self._prepared
-        self._into[rows] = self._backend.finish(output, normalize=prepared.normalize and not prepared.postprocess)
-        for row in rows[~np.isfinite(self._into[rows]).all(axis=1)].tolist():
+        self._take(rows, self._backend.finish(output, normalize=self._prepared.unit))
+
+    def _take(self, rows: Rows, vectors: Vectors) -> None:
+        self._into[rows] = vectors
+        for row in rows[~np.isfinite(vectors).all(axis=1)].tolist():
             self._bad[row] = (ErrorCode.NON_FINITE, "the model's output holds infinity or NaN")
             self._into[row] = np.nan
 

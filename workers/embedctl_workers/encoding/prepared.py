@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from embedctl_config.wire import RecordError
@@ -19,6 +19,7 @@ class Prepared:
         texts: how many distinct texts there are.
         tokens: of the distinct texts; then, if some texts have several windows, of their further windows.
         batches: rows of `tokens`.
+        pieces: the tokens of each batch, if batches of several chunks may be joined; else empty.
         windows: which text each row of `tokens` belongs to; None if each text has one window.
         dim: length of the vectors to make.
         postprocess: whether the encoder averages windows or cuts vectors, and then normalises instead of the backend.
@@ -38,6 +39,12 @@ class Prepared:
     normalize: bool
     errors: Mapping[int, RecordError] = field(default_factory=dict)
     about: Mapping[str, object] | None = None
+    pieces: Sequence[Tokens] = ()
+
+    @property
+    def unit(self) -> bool:
+        """Whether the backend is to normalise."""
+        return self.normalize and not self.postprocess
 
     def tokens_of(self, batch: Rows) -> Tokens:
         """The tokens for a batch. Only the first window of a text begins with the prompt."""

@@ -109,7 +109,7 @@ def _load(encoder: ChunkEncoder, name: str, texts: Sequence[str]) -> Load:
     encoded = [text.encode() for text in texts]
     prepared = _prepare(encoder, encoded)
     order = np.random.default_rng(0).permutation(len(prepared.batches))
-    return Load(name, encoded, replace(prepared, batches=[prepared.batches[at] for at in order]))
+    return Load(name, encoded, replace(prepared, batches=[prepared.batches[at] for at in order], pieces=()))
 
 
 def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:

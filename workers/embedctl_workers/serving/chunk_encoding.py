@@ -6,20 +6,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from embedctl.store import Doubts
+from embedctl_workers.backends.base import Backend, WarmsThreads
 from embedctl_workers.encoding.careful import encode_carefully
 from embedctl_workers.encoding.device_use import DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import NOT_OF_A_RECORD, ChunkEncoder, EncodedChunk
+from embedctl_workers.encoding.joining import Launcher
 from embedctl_workers.encoding.prepared import Prepared
-from embedctl_workers.redaction import redacted_exc_info
+from embedctl_workers.redaction import first_line, redacted_exc_info
 from embedctl_workers.serving.chunk_store import ChunkStore
 from embedctl_workers.serving.claimed import ClaimedChunk
 from embedctl_workers.serving.in_hand import Held, InHand
 from embedctl_workers.serving.isolation import Isolation
-from embedctl_workers.serving.speed import Speed
+from embedctl_workers.serving.speed import SpeedMeter, Work
 from embedctl_workers.serving.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -51,8 +53,18 @@ class ChunkEncoding:
         self._isolation = isolation
         self._telemetry = telemetry
         self._device = _Device(in_hand, telemetry, draining, now_ms)
-        self._encoded_at = 0.0
-        self.speed: dict[str, Speed] = dict.fromkeys(models, Speed())
+        self._launcher = Launcher(self._device.lock)
+        self._meter = SpeedMeter(models)
+        self.speed = self._meter.speed
+
+    def warm_up(self, backends: Iterable[Backend]) -> None:
+        """Do the one-time work of the thread that begins joined batches."""
+        for backend in backends:
+            if backend.joins and isinstance(backend, WarmsThreads):
+                try:
+                    self._launcher.warm_up(backend)
+                except Exception as error:  # noqa: BLE001  (chunks may still be encoded, or tell what is wrong)
+                    log.warning("the thread that begins batches is not warmed up: %s", first_line(error))
 
     def encode(self, claimed: ClaimedChunk) -> EncodedChunk | None:
         """Encode a chunk; None if the worker is to stop first, or another suspect chunk is encoded alone.
@@ -106,14 +118,11 @@ class ChunkEncoding:
 
     def _encode_at_once(self, claimed: ClaimedChunk, prepared: Prepared) -> EncodedChunk:
         held, use = claimed.held, _OneTurn(self._device, claimed.held)
-        encoded = claimed.encoder.encode(prepared, use)
+        encoded = claimed.encoder.encode(prepared, use, self._launcher)
         now = time.monotonic()
-        # The last batches of the previous chunk may still have been in flight when this one began.
-        seconds = now - max(use.began, self._encoded_at)
-        self._encoded_at = now
-        self._telemetry.staged(held.model, "encode", now - use.began)
-        self.speed[held.model] = self.speed[held.model].after(
-            rows=prepared.rows, tokens=encoded.tokens, positions=encoded.positions, seconds=seconds
+        self._telemetry.staged(held.model, "encode", now - use.began if use.began else 0.0)
+        self._meter.encoded(
+            held.model, Work(prepared.rows, encoded.tokens, encoded.positions), began=use.began, ended=now
         )
         return encoded
 
@@ -194,7 +203,7 @@ class _HeldUse(DeviceUse):
         self._device.in_hand.progressed(self._held, self._device.now_ms())
 
     def _begin(self) -> float:
-        """The lock is held: note the time, unless the worker is to stop."""
+        """Note the time, unless the worker is to stop."""
         if self._device.draining.is_set():
             raise _Draining
         now = self._held.moving_since = time.monotonic()
@@ -212,12 +221,13 @@ class _OneTurn(_HeldUse):
         super().__init__(device, held)
         self.began = self._batch_began = 0.0
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        with self._device.lock:
-            if not self.began:
-                self.began = self._batch_began = self._begin()
-            yield
+    def turn(self) -> AbstractContextManager[object]:
+        return self._device.lock
+
+    def check_wanted(self) -> None:
+        if not self.began:
+            self.began = self._batch_began = self._begin()
+        super().check_wanted()
 
     def on_batch(self, tokens: int) -> None:
         before, self._batch_began = self._batch_began, time.monotonic()

@@ -229,9 +229,11 @@ def _consume(
     remove_commands()
     inflate_nothing()
     # Threads, because one process holds one device: chunks share it under a lock instead of forking.
+    runner.warm_up()
     worker = app.Worker(
         hostname=name,
-        pool=warmed_threads([each.backend for each in encoders.values()]),
+        # Batches that are joined are begun by another thread.
+        pool=warmed_threads([each.backend for each in encoders.values() if not each.backend.joins]),
         consumer_cls=CheckingConsumer,
         concurrency=prefetch,
         queues=queues,

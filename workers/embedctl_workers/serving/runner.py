@@ -91,6 +91,10 @@ class ChunkRunner:
         # Once a job has a claimed chunk, its fingerprint is pinned, and no later answer changes anything.
         self._is_kept_apart = lru_cache(maxsize=256)(self._has_other_files)
 
+    def warm_up(self) -> None:
+        """Do the one-time work of threads that chunks share."""
+        self._encoding.warm_up([each.backend for each in self._encoders.values()])
+
     def run(self, model: str, ticket: Ticket) -> None:
         """Do what a ticket says. Never raises: whatever goes wrong, there will be another ticket."""
         held = Held(ticket.job_id, ticket.chunk, secrets.token_hex(8), model)

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 #: Weight of the newest chunk.
 _WEIGHT = 0.2
+#: Chunks of one batch end at almost the same time. They count together, once this much time is known (seconds).
+_LEAST_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What was encoded.
+
+    Attributes:
+        tokens: without padding.
+        positions: with padding.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    positions: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.rows + other.rows, self.tokens + other.tokens, self.positions + other.positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +41,10 @@ class Speed:
     rows_per_s: float = 0.0
     padding: float = 0.0
 
-    def after(self, *, rows: int, tokens: int, positions: int, seconds: float) -> Speed:
-        """The speed after one more chunk.
-
-        Args:
-            tokens: without padding.
-            positions: with padding.
-        """
-        seconds = max(1e-6, seconds)
-        newest = Speed(tokens / seconds, rows / seconds, 1 - tokens / positions if positions else 0.0)
+    def after(self, work: Work, seconds: float) -> Speed:
+        """The speed after some more work."""
+        tokens, positions = work.tokens, work.positions
+        newest = Speed(tokens / seconds, work.rows / seconds, 1 - tokens / positions if positions else 0.0)
         if self == Speed():
             return newest
 
@@ -41,3 +57,31 @@ class Speed:
             # A chunk that gave the device nothing says nothing about padding.
             mean(self.padding, newest.padding) if positions else self.padding,
         )
+
+
+class SpeedMeter:
+    """Measures the speed of a worker whose threads encode chunks at the same time.
+
+    Attributes:
+        speed: by model.
+    """
+
+    def __init__(self, models: Iterable[str]) -> None:
+        self.speed: dict[str, Speed] = dict.fromkeys(models, Speed())
+        self._lock = threading.Lock()
+        self._ended = 0.0
+        self._uncounted = dict.fromkeys(self.speed, (Work(), 0.0))
+
+    def encoded(self, model: str, work: Work, *, began: float, ended: float) -> None:
+        """A chunk was encoded between these times of the monotonic clock; `began` is 0 if the device was not used."""
+        with self._lock:
+            # The last batches of the previous chunk may still have been in flight when this one began.
+            seconds = ended - max(began, self._ended) if began else 0.0
+            self._ended = ended
+            earlier, earlier_s = self._uncounted[model]
+            work, seconds = earlier + work, earlier_s + seconds
+            if seconds < _LEAST_S and self.speed[model] != Speed():
+                self._uncounted[model] = work, seconds
+            else:
+                self._uncounted[model] = Work(), 0.0
+                self.speed[model] = self.speed[model].after(work, max(1e-6, seconds))

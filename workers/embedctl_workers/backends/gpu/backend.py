@@ -80,6 +80,7 @@ class TorchGpuBackend(SentenceModel):
             choice = self._nearest(files, host) if dtype == "auto" else forced(dtype)
             self._engine = self._engine_in(choice.dtype)
         self.budget_by_sum = isinstance(self._engine, PackedGpuEngine)
+        self.joins = self.budget_by_sum
         if self.budget_by_sum:
             self._tokenize = self._tokenize.only("input_ids")
         for parameter in self._model[0].parameters():

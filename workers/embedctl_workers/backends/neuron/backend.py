@@ -68,6 +68,7 @@ class NeuronBackend:
         self.token_budget = _ROWS * self.max_tokens
         self.batch_cost: int | None = None
         self.budget_by_sum = False
+        self.joins = False
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:

@@ -54,6 +54,7 @@ class OnnxBackend:
         self.token_budget = DEFAULT_TOKEN_BUDGET if options.provider == CPU else _GPU_TOKEN_BUDGET
         self.batch_cost = PADDED_BATCH_COST if options.provider == CPU else None
         self.budget_by_sum = False
+        self.joins = False
         stated = artifact.manifest.get("accuracy", {}).get("bounds")
         self.reference: Reference | None = Reference(files, Thresholds(**stated) if stated else None)
         graph = artifact.folder / GRAPH

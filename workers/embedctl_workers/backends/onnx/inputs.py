@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -98,7 +97,7 @@ class GraphInputs:
             batch[POOLING_MASK] = (used & (places >= (tokens.prompt_tokens or 0))).astype(np.int64)
         for name, column in tokens.columns.items():
             padded = batch[name] = np.full(used.shape, self.facts.fillers[name], np.int64)
-            padded[used] = list(chain.from_iterable(column[row] for row in rows.tolist()))
+            padded[used] = column.select(rows).values
         return {name: batch[name] for name in self._names}
 
     def _count(self, prompt: str) -> int:

@@ -54,6 +54,7 @@ class TensorRTBackend:
         self.ahead, self.token_budget = 1, options.batch_tokens
         self.batch_cost: int | None = None
         self.budget_by_sum = False
+        self.joins = False
         self._runtime = runtime
         self._profiles = profiles_of(artifact.folder, options)
         plan = (artifact.folder / PLAN).read_bytes()

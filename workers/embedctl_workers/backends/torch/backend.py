@@ -100,6 +100,7 @@ class TorchBackend(SentenceModel):
             self._tokenize = self._tokenize.only("input_ids")
         self.batch_cost = PADDED_BATCH_COST if self._pads else None
         self.budget_by_sum = False  # packed rows too: budgets on CPUs are tuned as rows × longest row
+        self.joins = False
 
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
@@ -52,9 +51,8 @@ def packed_texts(tokens: Tokens, rows: Rows, weights: Weights) -> Packed:
     Raises:
         IndexError: the model has no embedding for a token or a position.
     """
-    offsets = np.concatenate([[0], np.cumsum(tokens.lengths[rows])])
-    column = tokens.columns["input_ids"]
-    ids = np.fromiter(chain.from_iterable(column[row] for row in rows), np.int64, count=int(offsets[-1]))
+    chosen = tokens.columns["input_ids"].select(rows)
+    ids, offsets = chosen.values.astype(np.int64), chosen.offsets
     positions = positions_of(ids, offsets, weights.padding_id)
     check_within(ids, len(weights.words))
     check_within(positions, len(weights.places))

@@ -1,0 +1,251 @@
+"""Batches of several chunks joined into one, begun by one thread and finished by another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import DeviceLost, WorkerSick
+from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
+from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.encoding.device_use import DeviceUse, Stopped
+from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
+from embedctl_workers.encoding.joining import Launcher
+from tests.support.device_use import RecordedUse
+from tests.support.waiting import eventually
+
+BUDGET = 64
+
+
+class Device(DummyBackend):
+    """A dummy on an asynchronous device that computes one batch after the other, while its gate is open."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(dim=4, poison=True, **options)
+        self.joins = self.budget_by_sum = True
+        self.ahead = 2
+        self.gate = threading.Event()
+        self.sizes: list[int] = []
+        self.threads: set[str] = set()
+        self._kernels = ThreadPoolExecutor(1)
+
+    def forward(self, tokens: Tokens, rows: Rows) -> Any:
+        self.sizes.append(len(rows))
+        self.threads.add(threading.current_thread().name)
+        forward = super().forward
+
+        def compute() -> Vectors:
+            assert self.gate.wait(30)
+            return forward(tokens, rows)
+
+        return self._kernels.submit(compute)
+
+    def finish(self, output: Any, *, normalize: bool) -> Vectors:
+        return super().finish(output.result(), normalize=normalize)
+
+
+class Chunks:
+    """Chunks that several threads encode on one device."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.encoder = device, ChunkEncoder(device, BUDGET)
+        self.lock = threading.Lock()
+        self.launcher = Launcher(self.lock)
+        self._threads = ThreadPoolExecutor(16)
+
+    def begin(self, texts: Sequence[str], use: DeviceUse | None = None, **options: Any) -> Future[EncodedChunk]:
+        """Hand a chunk to the launcher, after those of earlier calls."""
+        chunk = ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
+        prepared = self.encoder.prepare(chunk, options)
+        handed_over = threading.Event()
+        begin = self.launcher.begin
+
+        def noted(pieces: Any) -> None:
+            begin(pieces)
+            handed_over.set()
+
+        self.launcher.begin = noted  # type: ignore[method-assign]
+        done = self._threads.submit(self.encoder.encode, prepared, use or _Turns(self.lock), self.launcher)
+        assert handed_over.wait(30)
+        self.launcher.begin = begin  # type: ignore[method-assign]
+        return done
+
+    def open(self) -> None:
+        self.device.gate.set()
+
+    def close(self) -> None:
+        self.open()
+        self.launcher.close()
+        self._threads.shutdown()
+        self.device._kernels.shutdown()
+
+
+class _Turns(DeviceUse):
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def turn(self) -> AbstractContextManager[object]:
+        return self._lock
+
+
+Make = Callable[..., Chunks]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Chunks] = []
+
+    def make_chunks(**options: Any) -> Chunks:
+        made.append(Chunks(Device(**options)))
+        return made[-1]
+
+    yield make_chunks
+    for each in made:
+        each.close()
+
+
+def texts_of(chunk: int, count: int = 8) -> list[str]:
+    return [f"c{chunk} w{row}" for row in range(count)]  # two tokens each
+
+
+def alone(texts: Sequence[str], **options: Any) -> Vectors:
+    encoder = ChunkEncoder(DummyBackend(dim=4), 1000)
+    chunk = ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
+    return encoder.encode(encoder.prepare(chunk, options)).vectors
+
+
+def test_chunks_that_wait_are_joined_and_have_the_same_vectors(make: Make) -> None:
+    chunks = make()
+    found = [chunks.begin(texts_of(chunk)) for chunk in range(6)]
+    # The first has the idle device for itself. The next two make half a batch, which is enough while it is busy.
+    eventually(lambda: chunks.device.sizes == [8, 16, 16])
+    chunks.open()
+    for chunk, each in enumerate(found):
+        np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk)))
+    assert sum(chunks.device.sizes) == 48
+    assert chunks.device.threads == {"launching"}
+
+
+def test_no_batch_is_larger_than_the_budget_and_no_more_are_in_flight_than_the_backend_wants(make: Make) -> None:
+    chunks = make()
+    found = [chunks.begin(texts_of(chunk, 12)) for chunk in range(12)]
+    eventually(lambda: len(chunks.device.sizes) == 3)
+    chunks.open()
+    for chunk, each in enumerate(found):
+        np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk, 12)))
+    assert max(chunks.device.sizes) <= BUDGET // 2
+    assert 24 in chunks.device.sizes
+
+
+def test_a_chunk_larger_than_the_budget_comes_in_pieces(make: Make) -> None:
+    chunks = make()
+    chunks.open()
+    large = texts_of(0, 100)
+    np.testing.assert_array_equal(chunks.begin(large).result(30).vectors, alone(large))
+    assert chunks.device.sizes == [32, 32, 32, 4]
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        ("fail-encoder", ErrorCode.ENCODE_ERROR),
+        ("out-of-memory", ErrorCode.OUT_OF_MEMORY),
+        ("not-a-number", ErrorCode.NON_FINITE),
+    ],
+)
+def test_a_record_that_fails_costs_one_record(make: Make, word: str, code: ErrorCode) -> None:
+    chunks = make()
+    blocking = chunks.begin(texts_of(9))
+    first, second = chunks.begin([*texts_of(0, 7), f"c0 {word}"]), chunks.begin(texts_of(1))
+    eventually(lambda: len(chunks.device.sizes) == 2)
+    chunks.open()
+    assert [(error.row, error.code) for error in first.result(30).errors] == [(7, code)]
+    np.testing.assert_array_equal(first.result().vectors[:7], alone(texts_of(0, 7)))
+    np.testing.assert_array_equal(second.result(30).vectors, alone(texts_of(1)))
+    assert not second.result().errors
+    assert not blocking.result(30).errors
+
+
+def test_after_a_lack_of_memory_less_is_joined(make: Make) -> None:
+    chunks = make(memory_tokens=20)
+    found = [chunks.begin(texts_of(chunk)) for chunk in range(6)]
+    eventually(lambda: len(chunks.device.sizes) == 3)
+    chunks.open()
+    for chunk, each in enumerate(found):
+        np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk)))
+    chunks.device.sizes.clear()
+    later = [chunks.begin(texts_of(chunk)) for chunk in range(6)]
+    for chunk, each in enumerate(later):
+        np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk)))
+    assert set(chunks.device.sizes) == {8}
+
+
+def test_a_chunk_that_nobody_wants_is_not_begun(make: Make) -> None:
+    chunks = make()
+    wanted = threading.Event()
+    wanted.set()
+    first = chunks.begin(texts_of(0))
+    unwanted, other = chunks.begin(texts_of(1, 4), RecordedUse(wanted=wanted.is_set)), chunks.begin(texts_of(2, 4))
+    wanted.clear()
+    chunks.open()
+    with pytest.raises(Stopped):
+        unwanted.result(30)
+    for chunk, each, count in ((0, first, 8), (2, other, 4)):
+        np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk, count)))
+    assert sum(chunks.device.sizes) == 12
+
+
+def test_the_rest_of_a_chunk_that_nobody_wants_is_not_begun(make: Make) -> None:
+    chunks = make()
+    device = chunks.device
+    stopped = chunks.begin(texts_of(0, 160), RecordedUse(wanted=lambda: len(device.sizes) < 3))
+    eventually(lambda: len(device.sizes) == 3)
+    chunks.open()
+    with pytest.raises(Stopped):
+        stopped.result(30)
+    np.testing.assert_array_equal(chunks.begin(texts_of(1)).result(30).vectors, alone(texts_of(1)))
+    assert device.sizes == [32, 32, 32, 8]
+
+
+def test_chunks_of_different_options_are_not_joined(make: Make) -> None:
+    chunks = make()
+    blocking = chunks.begin(texts_of(9))
+    plain = [chunks.begin(texts_of(0)), chunks.begin(texts_of(1), normalize=False), chunks.begin(texts_of(2))]
+    chunks.open()
+    np.testing.assert_array_equal(plain[1].result(30).vectors, alone(texts_of(1), normalize=False))
+    for chunk in (0, 2):
+        np.testing.assert_array_equal(plain[chunk].result(30).vectors, alone(texts_of(chunk)))
+    blocking.result(30)
+    assert sorted(chunks.device.sizes) == [8, 8, 16]
+
+
+def test_a_lost_device_is_told_to_every_chunk(make: Make) -> None:
+    chunks = make()
+    blocking = chunks.begin(texts_of(9))
+    found = [chunks.begin([*texts_of(0, 7), "c0 lose-device"]), chunks.begin(texts_of(1))]
+    eventually(lambda: len(chunks.device.sizes) == 2)
+    chunks.open()
+    for each in found:
+        with pytest.raises(DeviceLost):
+            each.result(30)
+    assert not blocking.result(30).errors
+
+
+def test_a_thread_that_ends_lets_nobody_wait(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = make()
+    first = chunks.begin(texts_of(0))
+    eventually(lambda: chunks.device.sizes == [8])
+    monkeypatch.setattr(chunks.launcher, "_take", lambda: 1 / 0)
+    second = chunks.begin(texts_of(1, 20))
+    with pytest.raises(WorkerSick):
+        second.result(30)
+    chunks.open()
+    with pytest.raises(WorkerSick):  # as from now on every chunk
+        first.result(30)

@@ -1,0 +1,263 @@
+"""One thread begins the batches of all chunks on a device, and joins those that wait into large ones."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embedctl_config.errors import WorkerSick
+from embedctl_workers.arrays.tokens import Tokens, Vectors
+from embedctl_workers.backends.base import Backend, WarmsThreads, is_out_of_memory
+from embedctl_workers.encoding.device_use import DeviceUse
+from embedctl_workers.redaction import first_line
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """A batch of one chunk, on its way to the device alone or joined with those of other chunks.
+
+    Attributes:
+        tokens: its texts; a batch holds all of them, in this order.
+        unit: whether its vectors are normalised.
+        budget: the most tokens of the batch that it is joined into.
+        use: is asked whether the chunk is still wanted.
+        vectors: float32, texts × dim; or the error of the batch, or that of `use`.
+        joined: whether the batch held other pieces too; known with `vectors`.
+    """
+
+    backend: Backend
+    tokens: Tokens
+    unit: bool
+    budget: int
+    use: DeviceUse
+    vectors: Future[Vectors] = field(default_factory=Future)
+    joined: bool = False
+
+    @property
+    def size(self) -> int:
+        """Its tokens."""
+        return int(self.tokens.lengths.sum())
+
+    @property
+    def key(self) -> object:
+        """Equal for pieces that may be in one batch."""
+        return id(self.backend), self.tokens.prompt_tokens, self.unit
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A batch on the device."""
+
+    pieces: Sequence[Piece]
+    output: Any
+
+
+class Launcher:
+    """Begins batches on a device in one thread, and finishes them in another.
+
+    While the device is busy, pieces wait until they fill half a batch. When it is idle, what waits is begun at once. So
+    a device that is slower than its host gets large batches, and one that is faster waits for nothing.
+
+    Args:
+        lock: held while a batch is begun. Whoever else holds it may use the device.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._device = lock
+        self._changed = threading.Condition()
+        self._waiting: deque[Piece] = deque()
+        self._begun: deque[_Begun] = deque()
+        self._owed: set[Piece] = set()
+        self._most: dict[int, int] = {}
+        self._to_warm_up: list[tuple[WarmsThreads, Future[None]]] = []
+        self._started = self._closed = False
+        self._broken: WorkerSick | None = None
+
+    def begin(self, pieces: Collection[Piece]) -> None:
+        """Have pieces begun, in this order.
+
+        Raises:
+            WorkerSick: a thread of this launcher has ended.
+        """
+        with self._changed:
+            if self._broken:
+                raise self._broken
+            self._start()
+            self._owed.update(pieces)
+            self._waiting.extend(pieces)
+            self._changed.notify_all()
+
+    def withdraw(self, pieces: Collection[Piece]) -> None:
+        """Forget those pieces that were not begun."""
+        with self._changed:
+            self._owed.difference_update(pieces)
+            self._waiting = deque(piece for piece in self._waiting if piece not in pieces)
+
+    def warm_up(self, backend: WarmsThreads) -> None:
+        """Do the one-time work of the thread that begins batches."""
+        done: Future[None] = Future()
+        with self._changed:
+            self._start()
+            self._to_warm_up.append((backend, done))
+            self._changed.notify_all()
+        done.result()
+
+    def close(self) -> None:
+        """End the threads once no batch is in flight. Pieces that wait are not begun."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            for name, work in (("launching", self._launch_all), ("finishing", self._finish_all)):
+                threading.Thread(target=self._watched, args=[work], name=name, daemon=True).start()
+
+    def _watched(self, work: Callable[[], None]) -> None:
+        """Run the work of a thread. If the thread can't go on, nobody waits for it for ever."""
+        try:
+            work()
+        except Exception as error:
+            log.exception("the thread that runs the device ends")
+            broken = WorkerSick(f"the thread that runs the device has ended: {first_line(error)}")
+            with self._changed:
+                self._broken, owed = broken, list(self._owed)
+                self._changed.notify_all()
+            for piece in owed:
+                self._settle(piece, broken)
+
+    def _settle(self, piece: Piece, found: Vectors | Exception) -> None:
+        """Give a piece its vectors or its error, unless it has one."""
+        with self._changed:
+            if piece not in self._owed:
+                return
+            self._owed.remove(piece)
+        if isinstance(found, Exception):
+            piece.vectors.set_exception(found)
+        else:
+            piece.vectors.set_result(found)
+
+    def _launch_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ends or self._to_warm_up or self._is_time())
+                if self._ends:
+                    return
+                to_warm_up, self._to_warm_up = self._to_warm_up, []
+                pieces = self._take() if self._is_time() else []
+            for backend, done in to_warm_up:
+                self._warm_up(backend, done)
+            wanted = [piece for piece in pieces if self._is_wanted(piece)]
+            if wanted:
+                self._launch(wanted)
+
+    def _is_time(self) -> bool:
+        """Whether a batch should be begun now. The condition is held."""
+        if not self._waiting:
+            return False
+        first = self._waiting[0]
+        if not self._begun:
+            return True
+        return len(self._begun) <= first.backend.ahead and 2 * self._size(first) >= self._budget(first)
+
+    def _size(self, first: Piece) -> int:
+        return sum(piece.size for piece in self._waiting if piece.key == first.key)
+
+    def _budget(self, piece: Piece) -> int:
+        return min(piece.budget, self._most.get(id(piece.backend), piece.budget))
+
+    def _take(self) -> list[Piece]:
+        """The first piece, and those that fit into a batch with it. The condition is held."""
+        first = self._waiting.popleft()
+        taken, left, room = [first], deque[Piece](), self._budget(first) - first.size
+        for piece in self._waiting:
+            if room >= 0 and piece.key == first.key:
+                room -= piece.size  # a chunk's pieces stay in order: after one that does not fit, none is taken
+                if room >= 0:
+                    taken.append(piece)
+                    continue
+            left.append(piece)
+        self._waiting = left
+        return taken
+
+    def _launch(self, pieces: Sequence[Piece]) -> None:
+        backend = pieces[0].backend
+        for piece in pieces:
+            piece.joined = len(pieces) > 1
+        try:
+            tokens = Tokens.joined([piece.tokens for piece in pieces])
+            with self._device:
+                output = backend.forward(tokens, np.arange(len(tokens.lengths)))
+        except Exception as error:  # noqa: BLE001  (the owners of the pieces find out what is to blame)
+            self._fail(pieces, error)
+            return
+        with self._changed:
+            self._begun.append(_Begun(pieces, output))
+            self._changed.notify_all()
+
+    def _finish_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ends or self._begun)
+                if self._broken or not self._begun:
+                    return
+                begun = self._begun[0]
+            self._finish(begun)
+            with self._changed:
+                self._begun.popleft()
+                self._changed.notify_all()
+
+    def _finish(self, begun: _Begun) -> None:
+        first = begun.pieces[0]
+        try:
+            vectors = first.backend.finish(begun.output, normalize=first.unit)
+        except Exception as error:  # noqa: BLE001  (as above)
+            self._fail(begun.pieces, error)
+            return
+        at = 0
+        for piece in begun.pieces:
+            count = len(piece.tokens.lengths)
+            self._settle(piece, vectors[at : at + count])
+            at += count
+
+    def _fail(self, pieces: Sequence[Piece], error: Exception) -> None:
+        size = sum(piece.size for piece in pieces)
+        if len(pieces) > 1 and is_out_of_memory(error):
+            self._most[id(pieces[0].backend)] = size // 2
+            log.warning("the device's memory is too small for %d tokens: batches are joined up to %d", size, size // 2)
+        elif len(pieces) > 1:
+            log.warning("a batch of %d pieces failed (%s): trying each alone", len(pieces), type(error).__name__)
+        for piece in pieces:
+            self._settle(piece, error)
+
+    def _warm_up(self, backend: WarmsThreads, done: Future[None]) -> None:
+        try:
+            with self._device:
+                backend.warm_up_thread()
+        except Exception as error:  # noqa: BLE001  (the caller decides)
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    def _is_wanted(self, piece: Piece) -> bool:
+        """Whether a piece is to be begun; else its owner is told why not."""
+        try:
+            piece.use.check_wanted()
+        except Exception as error:  # noqa: BLE001  (raised in the owner's thread)
+            self._settle(piece, error)
+            return False
+        return True
+
+    @property
+    def _ends(self) -> bool:
+        return self._closed or self._broken is not None
