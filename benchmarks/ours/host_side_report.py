@@ -21,8 +21,8 @@ _WAITS = (
     "Condition.wait", "Event.wait", "Semaphore", "StandInEvent.synchronize", "acquire", "_poll", "poll", "select",
     "_read_from_socket", "_worker", "sleep", "_sample", "turn", "serve_forever",
 )  # fmt: skip
-#: Functions of a profile that are shown.
-_SHOWN = 16
+#: Places of a profile that are shown.
+_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +170,18 @@ def _profile(title: str, job: Measured) -> Iterator[str]:
     ]
     yield from _table(["thread", "CPU ms a chunk", "holds the GIL"], rows)
     yield ""
-    yield "Samples of the task threads by place. A thread that runs is mostly seen where it gives up the GIL."
+    yield "Samples of these threads by place. A thread that runs is mostly seen where it gives up the GIL."
     yield ""
-    places: Counter[str] = Counter()
+    shown = {row[0] for row in rows}
+    places: Counter[tuple[str, str]] = Counter()
     for thread, place, count in job.samples:
-        if "Pool" in thread:
-            places[place] += count
-    total = places.total() or 1
-    rows = [
-        [f"`{place}`", f"{count / total:.1%}", "waits" if place.endswith(_WAITS) else ""]
-        for place, count in places.most_common(_SHOWN)
+        if thread in shown:
+            places[thread.rstrip("_-0123456789"), place] += count
+    found = [
+        [kind, f"`{place}`", f"{count / places.total():.1%}", "waits" if place.endswith(_WAITS) else ""]
+        for (kind, place), count in places.most_common(_SHOWN)
     ]
-    yield from _table(["place", "samples", ""], rows)
+    yield from _table(["thread", "place", "samples", ""], found)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
