@@ -33,6 +33,7 @@ from benchmarks.ours.gpu_models import PLACE
 from benchmarks.ours.host_side_report import Cell, Measured, Side, render
 
 from embedctl_bench.engines.workloads import describe_workload, make_workload
+from embedctl_bench.measuring.machine import Usage
 from embedctl_bench.measuring.shapes import ModelShape, write_shape
 from embedctl_bench.peers.models import Model, written
 
@@ -187,9 +188,11 @@ def _measure(cell: Cell, running: Mapping[str, Child], arguments: argparse.Names
         warm = Measured(**child.ask(run={"chunk": cell.chunk, "count": texts}))
         rates.append(warm.texts_per_s)
     count = _job_size(cell, max(rates) * arguments.seconds)
+    before = Usage.read()
     for turn in range(arguments.rounds):
         for name in list(running) if turn % 2 else reversed(list(running)):
             cell.add(name, Measured(**running[name].ask(run={"chunk": cell.chunk, "count": count})))
+    cell.others = Usage.read().since(before).others
     _say(f"{cell.name}: " + ", ".join(f"{name} {cell.texts_per_s(name):,.0f} texts/s" for name in running))
 
 

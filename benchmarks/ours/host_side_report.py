@@ -62,7 +62,11 @@ class Measured:
 
 @dataclass(slots=True)
 class Cell:
-    """A way to set up the worker and the job, and the jobs of each side."""
+    """A way to set up the worker and the job, and the jobs of each side.
+
+    Attributes:
+        others: CPUs that processes of others took meanwhile.
+    """
 
     mode: str
     dim: int
@@ -71,6 +75,7 @@ class Cell:
     launches: int
     ns_per_token: float
     jobs: dict[str, list[Measured]] = field(default_factory=dict)
+    others: float = 0.0
 
     @property
     def name(self) -> str:
@@ -100,6 +105,7 @@ class Cell:
             ours, others = (self.jobs[side] for side in sides)
             ratios = [a.texts_per_s / b.texts_per_s for a, b in zip(ours, others, strict=False)]
             yield f"**{median(ratios):.2f}** ({min(ratios):.2f}–{max(ratios):.2f})"
+        yield f"{self.others:.1f}"
 
 
 def render(cells: Sequence[Cell], sides: Mapping[str, Side], workload: str) -> str:
@@ -124,7 +130,7 @@ def _head(cells: Sequence[Cell], sides: Mapping[str, Side], workload: str) -> It
     yield "  the first chunks' preparation counts, and submitting and reading do not. All settings but the chunks' size"
     yield "  and the class's `prefetch` are the defaults."
     yield "- Figures are medians of rounds, with the least and the greatest. *device*: the share of time in which a"
-    yield "  device of this speed computes."
+    yield "  device of this speed computes. *others*: CPUs that other processes of the machine took meanwhile."
 
 
 def _rates(cells: Sequence[Cell], sides: Sequence[str]) -> Iterator[str]:
@@ -133,6 +139,7 @@ def _rates(cells: Sequence[Cell], sides: Sequence[str]) -> Iterator[str]:
         headings += [f"{side}: texts/s", "Mtok/s", "ms a chunk", "device"]
     if len(sides) > 1:
         headings.append(" / ".join(sides))
+    headings.append("others")
     yield from _table(headings, [list(cell.row(sides)) for cell in cells])
 
 

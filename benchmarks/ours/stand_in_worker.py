@@ -70,7 +70,10 @@ def _native_names() -> dict[str, str]:
 
 
 def _words_of_the_gil() -> list[int]:
-    """Addresses in CPython's global state that hold this thread's state, one of them because it holds the GIL."""
+    """Addresses in CPython's global state that hold this thread's state, one of them because it holds the GIL.
+
+    From Python 3.12 on, there is none.
+    """
     base = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
     words = (ctypes.c_uint64 * _WORDS).from_address(base)
     here = _state()
