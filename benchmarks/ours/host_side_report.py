@@ -59,6 +59,11 @@ class Measured:
         """The job's rate."""
         return self.texts / self.seconds
 
+    @property
+    def cpu_us_a_text(self) -> float:
+        """CPU time that a text took while the clock ran, by the worker, Redis and the wait together (µs)."""
+        return 1e6 * sum(self.cpu[part] for part in ("worker", "redis", "wait")) / self.texts
+
 
 @dataclass(slots=True)
 class Cell:
@@ -146,15 +151,16 @@ def _rates(cells: Sequence[Cell], sides: Sequence[str]) -> Iterator[str]:
 def _profiles(cells: Sequence[Cell]) -> Iterator[str]:
     yield "## CPU time of a chunk (ms)"
     yield ""
-    yield "`submit` and `read` are the producer's, before and after the clock; `wait` is its wait for the job's end."
+    yield "`submit` and `read` are the producer's, before and after the clock; `wait` is its wait for the job's end. *µs a"
+    yield "text*: worker, Redis and wait together; it depends less on other load than the rate does."
     yield ""
     parts = ("worker", "redis", "wait", "submit", "read")
     rows = []
     for cell in cells:
         for side, jobs in cell.jobs.items():
             spent = [f"{median(1000 * job.cpu[part] / job.chunks for job in jobs):.2f}" for part in parts]
-            rows.append([cell.name, side, *spent])
-    yield from _table(["cell", "side", *parts], rows)
+            rows.append([cell.name, side, *spent, f"{median(job.cpu_us_a_text for job in jobs):.1f}"])
+    yield from _table(["cell", "side", *parts, "µs a text"], rows)
     for cell in cells:
         for side, jobs in cell.jobs.items():
             if jobs[-1].samples:

@@ -66,3 +66,4 @@ def test_ratios_are_of_the_same_turn() -> None:
     assert "| **3.00** (2.00–4.00) |" in report
     assert "| cached | 384 | 4 | 512 | 4,096 (2,048–4,096) | 0.16 |" in report
     assert "| cached | 384 | 4 | 4,096 |" not in report
+    assert "| 50.00 | 50.00 | 50.00 | 50.00 | 50.00 | 293.0 |" in report
