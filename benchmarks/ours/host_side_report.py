@@ -151,8 +151,8 @@ def _rates(cells: Sequence[Cell], sides: Sequence[str]) -> Iterator[str]:
 def _profiles(cells: Sequence[Cell]) -> Iterator[str]:
     yield "## CPU time of a chunk (ms)"
     yield ""
-    yield "`submit` and `read` are the producer's, before and after the clock; `wait` is its wait for the job's end. *µs a"
-    yield "text*: worker, Redis and wait together; it depends less on other load than the rate does."
+    yield "`submit` and `read` are the producer's, before and after the clock; `wait` is its wait for the job's end."
+    yield "*µs a text*: worker, Redis and wait together; it depends less on other load than the rate does."
     yield ""
     parts = ("worker", "redis", "wait", "submit", "read")
     rows = []
