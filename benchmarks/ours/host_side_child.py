@@ -89,6 +89,8 @@ class Checkout:
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="host-side-")))
         self._config = self._folder / "embedctl.toml"
         self._config.touch()
+        for variable in [name for name in os.environ if name.startswith("EMBEDCTL_")]:
+            del os.environ[variable]  # the user's own settings
         os.environ["EMBEDCTL_CONFIG"], os.environ["XDG_CONFIG_HOME"] = str(self._config), str(self._folder)
         self._settings = self._stack.enter_context(private_redis(load_settings(), self._folder))
         (self._redis,) = children(os.getpid())
@@ -117,8 +119,8 @@ class Checkout:
         self._broker = Broker.connect(settings)
         _until(lambda: any(row.pid == self._pid for row in self._broker.workers.alive()), self._worker, log)
         folder = Path(wanted.model)
-        dim = json.loads((folder / "config.json").read_text())["hidden_size"]
-        self._tables = Tables.of(json.loads((folder / "config.json").read_text())["vocab_size"], dim)
+        facts = json.loads((folder / "config.json").read_text())
+        self._tables = Tables.of(facts["vocab_size"], facts["hidden_size"])
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -136,20 +138,20 @@ class Checkout:
         finally:
             os.kill(self._pid, signal.SIGCONT)
         with self._watched() as watched:
-            status = job.wait()
+            status = job.wait(progress=self._check_worker)
         waited = time.process_time()
         after = cpu_seconds(self._pid), cpu_seconds(self._redis)
         if status.done != count:
             raise RuntimeError(f"{status.done} of {count} texts were encoded: {job.errors()[:3]}")
         assert status.started_at
         assert status.ended_at
-        worst = self._check(job, texts)
+        worst, reading = self._read(job, texts)
         cpu = {
             "worker": after[0] - before[0],
             "redis": after[1] - before[1],
             "submit": submitted - submitting,
             "wait": waited - submitted,
-            "read": self._read_s,
+            "read": reading,
         }
         job.discard()
         seconds = (status.ended_at - status.started_at).total_seconds()
@@ -160,12 +162,16 @@ class Checkout:
         assert self._worker is not None
         return self._worker.pid
 
-    def _check(self, job: Job, texts: list[str]) -> float:
-        """The largest error of a component, of some texts of each chunk; and note the CPU time of reading them all."""
-        worst = self._read_s = 0.0
+    def _check_worker(self, _: object) -> None:
+        if self._worker is not None and self._worker.poll() is not None:
+            raise RuntimeError(f"the worker ended:\n{(self._folder / 'worker.log').read_text()[-4000:]}")
+
+    def _read(self, job: Job, texts: list[str]) -> tuple[float, float]:
+        """The largest error of a component, of some texts of each chunk; and the CPU seconds of reading them all."""
+        worst = reading = 0.0
         began = time.process_time()
         for chunk in job.iter_results():
-            self._read_s += time.process_time() - began
+            reading += time.process_time() - began
             rows = np.linspace(0, len(chunk.positions) - 1, _CHECKED).astype(int)
             for row in {int(row) for row in rows}:
                 ids = self._tokenizer.encode(texts[int(chunk.positions[row])]).ids
@@ -173,7 +179,7 @@ class Checkout:
             began = time.process_time()
         if not worst <= _TOLERANCE:
             raise RuntimeError(f"vectors are wrong by {worst}")
-        return worst
+        return worst, reading
 
     def _watched(self) -> _Watched:
         return _Watched(self._pid, self._folder if self._profile else None)
