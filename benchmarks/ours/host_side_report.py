@@ -18,8 +18,7 @@ from embedctl_workers.machine.cpu import cpu_name
 _PACKAGES = ("torch", "tokenizers", "numpy", "celery", "kombu", "redis")
 #: Places in the code where a thread only waits: for a lock, for Redis, for the device, for time to pass.
 _WAITS = (
-    "Condition.wait", "Event.wait", "Semaphore", "StandInEvent.synchronize", "acquire", "_poll", "poll", "select",
-    "_read_from_socket", "_worker", "sleep", "_sample", "turn", "serve_forever",
+    ".wait", "_epoll.poll", "._read_from_socket", ".thread._worker", "StandInEvent.synchronize", "_OneTurn.turn",
 )  # fmt: skip
 #: Places of a profile that are shown.
 _SHOWN = 20
@@ -185,7 +184,7 @@ def _profile(title: str, job: Measured) -> Iterator[str]:
     yield ""
     yield "Samples of these threads by place. A thread that runs is mostly seen where it gives up the GIL."
     yield ""
-    shown = {row[0] for row in rows}
+    shown = {row[0] for row in rows} - {"sampler"}
     places: Counter[tuple[str, str]] = Counter()
     for thread, place, count in job.samples:
         if thread in shown:
