@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from benchmarks.ours.gpu_probe.batches import WORKLOADS, lengths_of
 from benchmarks.ours.gpu_probe.device import Probed, wall_ms
+from benchmarks.ours.gpu_probe.lengths import WORKLOADS, lengths_of
 from torch.nn import functional
 
 from embedctl_bench.measuring.shapes import MAX_TOKENS

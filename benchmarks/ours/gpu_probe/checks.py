@@ -5,8 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from benchmarks.ours.gpu_probe.batches import engine_of, lengths_of
+from benchmarks.ours.gpu_probe.batches import engine_of
 from benchmarks.ours.gpu_probe.device import Probed
+from benchmarks.ours.gpu_probe.lengths import lengths_of
 from benchmarks.ours.gpu_probe.whole import Run, eager
 from torch.nn.functional import cosine_similarity
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.ours.gpu_probe.batches import engine_of, lengths_of
+from benchmarks.ours.gpu_probe.batches import engine_of
 from benchmarks.ours.gpu_probe.device import Probed
+from benchmarks.ours.gpu_probe.lengths import lengths_of
 from benchmarks.ours.gpu_probe.whole import eager
 from torch.profiler import ProfilerActivity, profile
 

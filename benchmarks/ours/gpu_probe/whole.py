@@ -9,8 +9,9 @@ from functools import partial
 
 import numpy as np
 import torch
-from benchmarks.ours.gpu_probe.batches import WORKLOADS, engine_of, lengths_of, tokens_of, uploaded
+from benchmarks.ours.gpu_probe.batches import engine_of, tokens_of, uploaded
 from benchmarks.ours.gpu_probe.device import NotHereError, Probed
+from benchmarks.ours.gpu_probe.lengths import WORKLOADS, lengths_of
 
 from embedctl_bench.measuring.shapes import ModelShape
 from embedctl_workers.arrays.tokens import Rows
