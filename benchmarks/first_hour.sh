@@ -29,14 +29,16 @@ anything failed.
 
     --cpu                try the commands on the CPU, at toy sizes
     --output DIR         for the figures (default: build/first-hour-figures)
+    --seconds N          for the whole step (default: 560)
 
 The Python is that of the variable PYTHON, else .venv/bin/python, else python3.
 END
 }
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# A step's time: less than ten minutes, with what it takes to stop a command that does not end by itself.
-readonly STEP_SECONDS=560 STOP_SECONDS=20
+# A step's time (seconds), which with the time to stop a command is less than ten minutes; the time that a command must
+# at least have to be begun.
+readonly STEP_SECONDS=560 STOP_SECONDS=20 LEAST_SECONDS=5
 
 die() {
 	echo "first_hour.sh: $*" >&2
@@ -44,8 +46,7 @@ die() {
 }
 
 wrong_use() {
-	echo "first_hour.sh: $*; see --help" >&2
-	exit 2
+	die "$*; see --help"
 }
 
 # Packing
@@ -63,6 +64,7 @@ pack() {
 		--platform) platforms+=("$2") && shift ;;
 		--redis-server) server=$(absolute "$2") && shift ;;
 		--no-wheels) wheels=no ;;
+		-h | --help) usage && exit ;;
 		*) wrong_use "pack has no option $1" ;;
 		esac
 		shift
@@ -118,31 +120,47 @@ step() {
 	local number=${1:-}
 	case $number in
 	[1-4]) shift ;;
+	-h | --help) usage && exit ;;
 	*) wrong_use 'step needs a number from 1 to 4' ;;
 	esac
-	cpu=no output=$root/build/first-hour-figures
+	cpu=no output=$root/build/first-hour-figures seconds=$STEP_SECONDS
 	while (($#)); do
 		case $1 in
+		--output | --seconds) (($# > 1)) || wrong_use "$1 needs a value" ;;
+		esac
+		case $1 in
 		--cpu) cpu=yes ;;
-		--output)
-			(($# > 1)) || wrong_use '--output needs a value'
-			output=$(absolute "$2") && shift
-			;;
+		--output) output=$(absolute "$2") && shift ;;
+		--seconds) seconds=$2 && shift ;;
+		-h | --help) usage && exit ;;
 		*) wrong_use "step has no option $1" ;;
 		esac
 		shift
 	done
+	[[ $seconds =~ ^[1-9][0-9]*$ ]] || wrong_use "--seconds $seconds is no number of seconds"
 	SECONDS=0
-	done_well=0 failed=()
+	done_well=0 failed=() stopped=0 child=''
+	trap 'stop 130' INT
+	trap 'stop 143' TERM
 	mkdir -p "$output"
 	cd "$root"
 	prepare
 	"step_$number"
+	finish
+	((${#failed[@]} == 0))
+}
+
+finish() {
 	local summary="step $number: $done_well passed in $SECONDS s"
 	((${#failed[@]} == 0)) || summary+=", FAILED: $(printf '%s; ' "${failed[@]}" | sed 's/; $//')"
 	echo "$summary" | tee "$output/step-$number.txt"
 	echo "figures: $output"
-	((${#failed[@]} == 0))
+}
+
+# Stop the step: first the running command, which `timeout` has in a group of its own.
+stop() {
+	stopped=$1
+	[ -z "$child" ] || kill -INT "$child"
 }
 
 step_1() {
@@ -188,7 +206,9 @@ step_3() {
 }
 
 pipeline() {
-	measure "3-$1-$2" 180 "$python" -m benchmarks.ours.gpu --models "$1" --workloads "$2" "${@:3}" "${seed[@]}" \
+	local limit=180
+	[ $cpu = no ] || limit=540 # a CPU without bf16 takes its time
+	measure "3-$1-$2" $limit "$python" -m benchmarks.ours.gpu --models "$1" --workloads "$2" "${@:3}" "${seed[@]}" \
 		--output "$output/3-$1-$2.md"
 }
 
@@ -200,10 +220,10 @@ step_4() {
 
 # measure NAME SECONDS COMMAND…: run a command, with what it says in NAME.txt, for at most so long, and go on.
 measure() {
-	local name=$1 limit=$2 left=$((STEP_SECONDS - SECONDS)) began=$SECONDS status=0
+	local name=$1 limit=$2 left=$((seconds - SECONDS)) began=$SECONDS status=0
 	shift 2
 	((limit <= left)) || limit=$left
-	if ((limit < 10)); then
+	if ((limit < LEAST_SECONDS)); then
 		failed+=("$name (not run: no time was left)")
 		return
 	fi
@@ -211,7 +231,17 @@ measure() {
 	# An interrupted command writes what it has and stops what it started. In the background of a shell, it would
 	# ignore the signal.
 	timeout --signal=INT --kill-after=$STOP_SECONDS "$limit" env --default-signal=INT "$@" \
-		>"$output/$name.txt" 2>&1 </dev/null || status=$?
+		>"$output/$name.txt" 2>&1 </dev/null &
+	child=$!
+	((stopped == 0)) || kill -INT $child
+	wait $child || status=$?
+	if ((stopped)); then
+		wait $child || true # the signal had ended the first wait
+		failed+=("$name (interrupted)")
+		finish
+		exit "$stopped"
+	fi
+	child=''
 	tail -n 12 "$output/$name.txt"
 	case $status in
 	0) done_well=$((done_well + 1)) ;;
