@@ -157,7 +157,7 @@ finish() {
 	echo "figures: $output"
 }
 
-# Stop the step: first the running command, which `timeout` has in a group of its own.
+# Stop the step, the running command first.
 stop() {
 	stopped=$1
 	[ -z "$child" ] || kill -INT "$child"
@@ -228,15 +228,15 @@ measure() {
 		return
 	fi
 	echo "== $name"
-	# An interrupted command writes what it has and stops what it started. In the background of a shell, it would
-	# ignore the signal.
-	timeout --signal=INT --kill-after=$STOP_SECONDS "$limit" env --default-signal=INT "$@" \
+	# An interrupted command writes what it has and stops what it started. It must get the signal once, so not from the
+	# terminal and not through its group; and in the background of a shell, it would ignore the signal.
+	setsid timeout --foreground --signal=INT --kill-after=$STOP_SECONDS "$limit" env --default-signal=INT "$@" \
 		>"$output/$name.txt" 2>&1 </dev/null &
 	child=$!
 	((stopped == 0)) || kill -INT $child
 	wait $child || status=$?
 	if ((stopped)); then
-		wait $child || true # the signal had ended the first wait
+		while kill -0 $child 2>/dev/null; do wait $child || true; done # the signal ends a wait
 		failed+=("$name (interrupted)")
 		finish
 		exit "$stopped"
