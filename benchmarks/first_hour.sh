@@ -206,9 +206,7 @@ step_3() {
 }
 
 pipeline() {
-	local limit=180
-	[ $cpu = no ] || limit=540 # a CPU without bf16 takes its time
-	measure "3-$1-$2" $limit "$python" -m benchmarks.ours.gpu --models "$1" --workloads "$2" "${@:3}" "${seed[@]}" \
+	measure "3-$1-$2" 180 "$python" -m benchmarks.ours.gpu --models "$1" --workloads "$2" "${@:3}" "${seed[@]}" \
 		--output "$output/3-$1-$2.md"
 }
 
@@ -222,6 +220,7 @@ step_4() {
 measure() {
 	local name=$1 limit=$2 left=$((seconds - SECONDS)) began=$SECONDS status=0
 	shift 2
+	[ $cpu = no ] || limit=$((3 * limit)) # a trial, perhaps on a busy machine
 	((limit <= left)) || limit=$left
 	if ((limit < LEAST_SECONDS)); then
 		failed+=("$name (not run: no time was left)")
@@ -230,7 +229,7 @@ measure() {
 	echo "== $name"
 	# An interrupted command writes what it has and stops what it started. It must get the signal once, so not from the
 	# terminal and not through its group; and in the background of a shell, it would ignore the signal.
-	setsid timeout --foreground --signal=INT --kill-after=$STOP_SECONDS "$limit" env --default-signal=INT "$@" \
+	setsid timeout --foreground --signal=INT --kill-after=$STOP_SECONDS "$limit" "${as_usual[@]}" "$@" \
 		>"$output/$name.txt" 2>&1 </dev/null &
 	child=$!
 	((stopped == 0)) || kill -INT $child
@@ -262,6 +261,8 @@ prepare() {
 	export EMBEDCTL_CONFIG=$root/build/first-hour-state/embedctl.toml
 	export EMBEDCTL_CACHE_DIR=$root/build/first-hour-state/cache
 	export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
+	as_usual=(env --default-signal=INT)
+	"${as_usual[@]}" true 2>/dev/null || as_usual=() # coreutils before 8.31
 	local source=all-MiniLM-L6-v2
 	seed=()
 	if [ -d packed/model ]; then
@@ -292,10 +293,11 @@ use_packed_wheels() {
 	if [ ! -f "$environment/complete" ]; then
 		rm -rf "$environment"
 		"$python" -m venv --without-pip "$environment"
-		"$python" -c 'import sys; print(*(each for each in sys.path if each.endswith("-packages")), sep="\n")' \
-			>"$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
-		"$environment/bin/python" -m pip install --quiet --disable-pip-version-check --no-index \
-			--find-links packed/wheels --requirement packed/requirements.txt
+		local own=$environment/bin/python path='import sys; print(*sys.path[1:], sep="\n")' all
+		all=$("$python" -c "$path" | grep -vxFf <("$own" -c "$path")) || true
+		echo "$all" >"$("$own" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
+		"$own" -m pip install --quiet --disable-pip-version-check --no-index --find-links packed/wheels \
+			--requirement packed/requirements.txt || die "pip can't install packed/wheels for $("$python" --version): pack with --python"
 		touch "$environment/complete"
 	fi
 	python=$environment/bin/python
@@ -308,7 +310,7 @@ use_python() {
 		[ ! -x "$root/.venv/bin/python" ] || python=$root/.venv/bin/python
 	fi
 	# This tree, whatever else is installed.
-	export PYTHONPATH="$root/config:$root/producer:$root/workers:$root/benchmarks:$root"
+	export PYTHONPATH="$root/config:$root/producer:$root/workers:$root/benchmarks:$root${PYTHONPATH:+:$PYTHONPATH}"
 }
 
 absolute() {

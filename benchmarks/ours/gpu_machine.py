@@ -22,10 +22,10 @@ _PACKAGES = (
     *("pytest", "pytest-timeout", "hypothesis"),
 )
 _TOOLS = (
-    ["nvidia-smi"],
-    ["nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE"],
     ["lscpu"],
     ["redis-server", "--version"],
+    ["nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE"],
+    ["nvidia-smi"],
 )
 _TOOL_S = 20
 

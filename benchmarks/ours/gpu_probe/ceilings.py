@@ -13,7 +13,7 @@ from embedctl_bench.measuring.shapes import ModelShape
 
 def ceilings(probed: Probed) -> None:
     """a copy, a large product, and each product of each model with its bias"""
-    size = 1 << (20 if probed.trial else 32)
+    size = 1 << (20 if probed.trial else 31)
     source = torch.zeros(size, dtype=torch.uint8, device=probed.device)
     target = torch.empty_like(source)
     print(f"copy: {2 * size / probed.device_ms(partial(target.copy_, source)) / 1e9:.2f} TB/s")
