@@ -67,7 +67,7 @@ def _passes(name: str, probed: Probed) -> bool:
     try:
         section = getattr(import_module(f"{__package__}.{SECTIONS[name]}"), name)
         print(f": {section.__doc__}", flush=True)
-        with torch.inference_mode():
+        with torch.inference_mode(), probed.computing():
             section(probed)
     except Exception:  # noqa: BLE001  (whatever it is, the next section runs)
         print(f"\nFAILED: {traceback.format_exc()}", flush=True)

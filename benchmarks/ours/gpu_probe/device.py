@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from embedctl_workers.backends.gpu.device import GpuDevice, open_gpu
 
 _WARM_UPS = 3
 _ROUNDS = 10
+#: Of the device's clock: some 20 ms.
+_HEAD_START_CYCLES = 40_000_000
 _TOY = ModelShape("bert", layers=2, hidden=64, heads=2, pooling="mean")
 
 
@@ -63,12 +66,16 @@ class Probed:
         """Random numbers on the device."""
         return torch.randn(*shape, device=self.device, dtype=self.dtype)
 
+    def computing(self) -> AbstractContextManager[object]:
+        """A context: work that is begun inside it runs on a stream of its own, as a worker's does."""
+        return nullcontext() if self.trial else self.gpu.on(self.gpu.stream())
+
     def synchronize(self) -> None:
         """Wait for everything."""
         self.gpu.synchronize()
 
     def device_ms(self, work: Callable[[], object]) -> float:
-        """The median time that the device takes for some work, in ms."""
+        """The median time that the device takes for some work, in ms. The host must queue it within 20 ms."""
         for _ in range(_WARM_UPS):
             work()
         self.synchronize()
@@ -88,6 +95,8 @@ class Probed:
         if self.trial:
             return wall_ms(work)
         began, ended = _event(), _event()
+        # While the device is busy with this, the host queues all of the work: its own time is not part of the device's.
+        torch.cuda._sleep(_HEAD_START_CYCLES)
         began.record()
         work()
         ended.record()
