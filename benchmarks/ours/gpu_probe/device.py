@@ -96,7 +96,7 @@ class Probed:
             return wall_ms(work)
         began, ended = _event(), _event()
         # While the device is busy with this, the host queues all of the work: its own time is not part of the device's.
-        torch.cuda._sleep(_HEAD_START_CYCLES)
+        torch.cuda._sleep(_HEAD_START_CYCLES)  # type: ignore[no-untyped-call]  # torch has no types for it
         began.record()
         work()
         ended.record()
