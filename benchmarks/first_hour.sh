@@ -6,7 +6,7 @@ usage() {
 The first hour on a machine with a GPU and no network: is embedctl right there, and how fast is it?
 
     benchmarks/first_hour.sh pack [OPTION…]
-    benchmarks/first_hour.sh step 1|2|3|4 [--cpu] [--output DIR]
+    benchmarks/first_hour.sh step 1|2|3|4 [OPTION…]
 
 `pack` runs where there is a network and embedctl's environment. It puts all that must travel into one folder: this
 source tree, the packages of embedctl's base install, a redis-server, and all-MiniLM-L6-v2 in fp16. The GPU's machine
