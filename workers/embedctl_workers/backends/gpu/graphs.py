@@ -10,6 +10,7 @@ import torch
 
 from embedctl_workers.backends.gpu.buckets import Bucket
 from embedctl_workers.backends.gpu.device import GpuDevice, Graph, watched
+from embedctl_workers.backends.gpu.transfer import ALIGNED
 from embedctl_workers.redaction import first_line
 
 log = logging.getLogger(__name__)
@@ -76,10 +77,7 @@ class Graphs:
     def _capture(
         self, bucket: Bucket, arrays: Mapping[str, torch.Tensor], layers: Layers, expected: torch.Tensor
     ) -> None:
-        """Capture the layers, which have just run in this thread: what they make once for each thread is made.
-
-        A failure is logged, and costs nothing but the graphs.
-        """
+        """Capture the layers; `expected` is what they give. A failure is logged, and costs nothing but the graphs."""
         try:
             with watched(self._device):
                 right = self._try_capture(bucket, arrays, layers, expected)
@@ -100,8 +98,8 @@ class Graphs:
     ) -> bool:
         """Capture and keep a graph; whether its result is the expected one."""
         buffers = self._buffers = self._buffers or _Buffers(self.most, expected, arrays)
-        views = {name: buffers.arrays[name][: len(array)] for name, array in arrays.items()}
-        buffers.fill(arrays)
+        views = buffers.fill(arrays)
+        layers(views)  # a capture must find done what is done once: the thread's handles, and code for these tensors
         beside = next(iter(self._graphs.values()), None)
         graph = self._device.capture(lambda: buffers.result(bucket).copy_(layers(views)), beside)
         graph.replay()
@@ -124,13 +122,16 @@ class _Buffers:
     """
 
     def __init__(self, most: int, like: torch.Tensor, arrays: Mapping[str, torch.Tensor]) -> None:
-        self.arrays = {name: array.new_empty(most + 1) for name, array in arrays.items()}
+        step = -(-(most + 1) // ALIGNED) * ALIGNED
+        # Views of one tensor, as a batch's arrays are: to torch's compiler, others would be inputs of another kind.
+        parts = next(iter(arrays.values())).new_empty(len(arrays), step)
+        self._arrays = dict(zip(arrays, parts, strict=True))
         # float32, because pooling wants it: the graph's last copy converts what would have to be converted anyway.
         self._result = like.new_empty(most, like.shape[1], dtype=torch.float32)
 
-    def fill(self, arrays: Mapping[str, torch.Tensor]) -> None:
-        for name, array in arrays.items():
-            self.arrays[name][: len(array)].copy_(array)
+    def fill(self, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy a batch's arrays; returns the copies."""
+        return {name: self._arrays[name][: len(array)].copy_(array) for name, array in arrays.items()}
 
     def result(self, bucket: Bucket) -> torch.Tensor:
         return self._result[: bucket.tokens]
