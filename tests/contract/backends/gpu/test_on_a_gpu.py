@@ -24,7 +24,7 @@ pytest.importorskip("sentence_transformers")
 from embedctl_workers.backends.gpu import device
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
 from tests.support.tiny_models import Tiny
-from tests.support.torch_gpu import QWEN, MakeModel, cosines, reference, texts_of
+from tests.support.torch_gpu import QWEN, MakeModel, cosines, encode, reference, texts_of
 
 
 @pytest.mark.gpu
@@ -53,3 +53,34 @@ def test_on_a_gpu(tiny: Tiny, dtype: str, tiny_model: MakeModel, host: Host, cap
     with ThreadPoolExecutor(2) as pool:
         assert min(pool.map(run, range(20))) > (0.99999 if dtype == "fp32" else 0.99)
     backend.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile_too", [False, True], ids=["graphs", "compiled graphs"])
+def test_graphs_on_a_gpu(
+    compile_too: bool, tiny_model: MakeModel, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_model(Tiny(hidden=128, heads=2, max_seq_length=128))
+    files, gpu = ModelFiles("tiny", folder, fingerprint_of(folder)), device.open_gpu()
+    plain = TorchGpuBackend(files, host, gpu, dtype="fp16")
+    graphed = TorchGpuBackend(files, host, gpu, dtype="fp16", compile=compile_too, graphs=True)
+    graphed.warm_up()
+    if not graphed.engine.endswith("graphs"):
+        pytest.skip(f"this GPU runs {graphed.engine}")
+    chunks = [texts_of(np.random.default_rng(at).integers(1, 100, 40 * at).tolist()) for at in (1, 2, 3, 4)]
+    expected = [encode(plain, texts, 2048).vectors for texts in chunks]
+    encoder, turn = ChunkEncoder(graphed, 2048), threading.Lock()
+
+    def run(at: int) -> float:
+        chunk = ChunkInput(0, bytes(len(chunks[at])), [text.encode() for text in chunks[at]])
+        found = encoder.encode(encoder.prepare(chunk, {"normalize": False}), RecordedUse(turn=lambda: turn))
+        assert found.errors == []
+        return float(cosines(found.vectors, expected[at]).min())
+
+    with ThreadPoolExecutor(2) as pool:
+        assert min(pool.map(run, [0, 1, 2, 3] * 6)) > 0.9999
+    assert graphed._graphs is not None
+    assert len(graphed._graphs._graphs) > 0
+    assert "CUDA graphs" not in caplog.text
+    for backend in (plain, graphed):
+        backend.close()
