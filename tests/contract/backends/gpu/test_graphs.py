@@ -31,7 +31,7 @@ ALL_MODES = replace(TINY, include_prompt=False, pooling="cls+max+mean+mean_sqrt_
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
 NOT_PERMITTED = torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
 
-LENGTHS = (30, 9, 48, 12, 3)
+LENGTHS = (30, 9, 48, 12, 3, 32)
 #: Rows of the texts of these lengths, and the tokens that such a batch is filled up to.
 SMALL, MIDDLE, LARGE = ([0, 1], 64), ([2, 0], 128), ([2] * 5, 256)
 
@@ -77,7 +77,8 @@ def test_vectors_are_the_same_with_and_without_graphs(tiny: Any, load: Load, sta
     prompted = [replace(texts(), prompt_tokens=prompt) for prompt in (None, 2)]
     batches = [
         *(SMALL, MIDDLE, SMALL, LARGE, SMALL, MIDDLE, MIDDLE, LARGE, LARGE),
-        *(([1, 0], 64), ([0, 2], 128), ([3] * 5, 64), ([3, 1, 3, 1, 3], 64)),  # other texts of the same sizes
+        # Other texts of the same sizes, one of them longer than those of the capture.
+        *(([1, 0], 64), ([1, 5], 64), ([0, 2], 128), ([3] * 5, 64), ([3, 1, 3, 1, 3], 64)),
         *(SMALL, LARGE, MIDDLE, SMALL),
     ]
     begun = []
