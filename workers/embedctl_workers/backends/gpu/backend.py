@@ -115,7 +115,8 @@ class TorchGpuBackend(SentenceModel):
         # Memory was held by batches in flight, or in pieces: that says nothing of the size of a batch.
         with watched(self._device):
             self._device.synchronize()
-            if self._graphs:
+            if self._graphs and self._graphs.most:
+                log.warning("CUDA graphs are given up, because a batch needs their memory")
                 self._graphs.allow(0)
             self._device.empty_cache()
             return self._begin(self._engine, tokens, rows)
