@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -171,12 +171,19 @@ class Gpu:
 
     def capture(self, work: Callable[[], object], beside: torch.cuda.CUDAGraph | None) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        # The pool of a living graph: torch refuses one that all graphs have left.
-        pool = None if beside is None else beside.pool()
+        # The pool of a living graph, because torch refuses one that all graphs have left.
+        pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool()
         # Other threads wait for events and take pinned memory meanwhile. By default, that would end the capture.
         mode = "thread_local"
-        with torch.cuda.graph(graph, pool, torch.cuda.current_stream(self.device), mode):
-            work()
+        try:
+            with torch.cuda.graph(graph, pool, torch.cuda.current_stream(self.device), mode):
+                work()
+        except RuntimeError:
+            # In some versions of torch, the capture would stay under way for the allocator (pytorch#180395). It would
+            # then never reuse a tensor that several streams have used. Otherwise this call fails.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self.device.index, pool)
+            raise
         return graph
 
     def synchronize(self) -> None:
