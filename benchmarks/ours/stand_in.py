@@ -8,7 +8,7 @@ batch, which a GPU does not.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
@@ -20,7 +20,7 @@ from embedctl_workers.arrays.tokens import Tokens
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.gpu.attention import Varlen
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
-from embedctl_workers.backends.gpu.device import Peak
+from embedctl_workers.backends.gpu.device import Graph, Peak
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.torch.packed.inputs import packable
 from embedctl_workers.machine.host import Host
@@ -100,6 +100,9 @@ class StandInDevice:
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
+
+    def capture(self, work: Callable[[], object], beside: Any) -> Graph:
+        raise RuntimeError("a stand-in captures no graphs")
 
     def free_memory(self) -> int:
         return self.memory

@@ -12,8 +12,12 @@ from embedctl_workers.models.cache import distrusted, keep
 
 log = logging.getLogger(__name__)
 
-#: Most tokens of a batch: more make a GPU no faster.
-MOST_TOKENS = 32_768
+#: Most tokens of a batch of any model.
+MOST_TOKENS = 131_072
+#: Most tokens of a batch of a packed model with larger vectors, and of a padded batch: more make a GPU no faster.
+_MOST_LARGE, _MOST_PADDED = 65_536, 32_768
+#: The most dimensions of a small model. A batch of it is done before the next one is begun, unless it is large.
+_SMALL = 512
 #: Tokens of the batch whose memory is measured.
 SAMPLE_TOKENS = 4_096
 #: The share of the free memory that a batch may take.
@@ -46,15 +50,22 @@ def part_of(total: int, workers: int) -> int:
     return part
 
 
-def affordable(peak: int, tokens: int, free: int) -> int:
-    """The most tokens of a batch, up to :data:`MOST_TOKENS`, if a batch of `tokens` took `peak` bytes.
+def most_tokens(dim: int, *, packed: bool) -> int:
+    """The most tokens of a batch that a model with vectors of `dim` dimensions profits from."""
+    if not packed:
+        return _MOST_PADDED
+    return MOST_TOKENS if dim <= _SMALL else _MOST_LARGE
+
+
+def affordable(peak: int, tokens: int, free: int, most: int) -> int:
+    """The most tokens of a batch, up to `most`, if a batch of `tokens` took `peak` bytes.
 
     Args:
         free: the free memory in bytes.
     """
     if peak <= 0:
-        return MOST_TOKENS
-    return max(1, min(MOST_TOKENS, int(_SHARE * free * tokens / peak)))
+        return most
+    return max(1, min(most, int(_SHARE * free * tokens / peak)))
 
 
 class Limit:
