@@ -178,11 +178,11 @@ step_1() {
 	local options=()
 	[ $cpu = no ] || options=(--cpu)
 	measure 1-machine 60 "$python" -m benchmarks.ours.gpu_machine "${options[@]}"
-	measure 1-tests 200 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/contract/backends/*gpu*
-	local class classes=(gpu gpu-padded gpu-fp32)
+	measure 1-tests 180 "$python" -m pytest -q -m gpu -p no:cacheprovider tests/contract/backends/*gpu*
+	local class classes=(gpu gpu-graphs gpu-padded gpu-fp32)
 	[ $cpu = no ] || classes=(cpu)
 	for class in "${classes[@]}"; do
-		measure "1-verify-$class" 100 "$python" -m embedctl model verify minilm --class "$class" \
+		measure "1-verify-$class" 80 "$python" -m embedctl model verify minilm --class "$class" \
 			--report "$output/1-verify-$class.json"
 	done
 }
@@ -281,6 +281,12 @@ prepare() {
 	cat >"$EMBEDCTL_CONFIG" <<END
 [models.minilm]
 source = "$source"
+
+[classes.gpu-graphs]
+device = "gpu"
+backend = "torch-gpu"
+precision = "fp16"
+options = { graphs = true }
 
 [classes.gpu-padded]
 device = "gpu"

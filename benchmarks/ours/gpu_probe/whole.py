@@ -17,6 +17,8 @@ from embedctl_bench.measuring.shapes import ModelShape
 from embedctl_workers.arrays.tokens import Rows
 from embedctl_workers.backends.gpu.attention import Bucketed
 from embedctl_workers.backends.gpu.compiled import compiler
+from embedctl_workers.backends.gpu.graphs import Graphs
+from embedctl_workers.backends.gpu.memory import MOST_TOKENS
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 
 Run = Callable[[], torch.Tensor]
@@ -38,8 +40,8 @@ def batches(probed: Probed) -> None:
 
 
 def graphs(probed: Probed) -> None:
-    """a small batch of W1 run eagerly, and as a CUDA graph captured by torch"""
-    _compare({"eager": eager, "graph": captured}, probed)
+    """a small batch of W1 run eagerly, as a CUDA graph captured by torch, and with graphs as by the class's option"""
+    _compare({"eager": eager, "graph": captured, "option graphs": by_option}, probed)
 
 
 def compiled(probed: Probed) -> None:
@@ -73,6 +75,19 @@ def captured(engine: PackedGpuEngine, lengths: Rows, probed: Probed) -> Run:
         return vectors
 
     return replay
+
+
+def by_option(engine: PackedGpuEngine, lengths: Rows, probed: Probed) -> Run:
+    """With its layers captured, as by the class's option `graphs`."""
+    if Bucketed.NAME in engine.name:
+        raise NotHereError(f"not captured, because it is {engine.name}")
+    graphs = Graphs(probed.gpu)
+    graphs.allow(MOST_TOKENS)
+    engine.capture(graphs)
+    run = eager(engine, lengths, probed)
+    for _ in range(2):  # a size's second batch is captured
+        run()
+    return run
 
 
 def by_compiler(engine: PackedGpuEngine, lengths: Rows, probed: Probed) -> Run:
