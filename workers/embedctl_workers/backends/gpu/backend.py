@@ -69,7 +69,7 @@ class TorchGpuBackend(SentenceModel):
         torch.set_num_threads(host.threads)
         full_precision()
         avoid_cudnn()
-        super().__init__(files)
+        super().__init__(files, host)
         self.ahead, self.token_budget = 2, MOST_TOKENS
         self.batch_cost: int | None = None
         self._name = files.name
