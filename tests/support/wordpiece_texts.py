@@ -39,7 +39,7 @@ class Texts:
 
     def _piece(self) -> str:
         piece = "".join(self._random.choices(self._pieces, k=self._random.choice([1, 1, 1, 2, 5])))
-        return self._random.choice([str, str.upper, str.title, str.swapcase])(piece)
+        return self._random.choice([piece, piece, piece.upper(), piece.title()])
 
     def _letters(self) -> str:
         size = self._random.choice([1, 2, 3, 7, 20, 99, 100, 101, 230])
@@ -54,14 +54,15 @@ class Texts:
 
     def _added_token(self) -> str:
         token = self._random.choice(self._added)
-        changed = self._random.choice([str, str, str.lower, str.upper, str.swapcase])(token)
-        return changed[: self._random.choice([None, None, -1, 1])]
+        token = self._random.choice([token, token, token.lower(), token.upper(), token.swapcase()])
+        return token[: self._random.choice([None, None, -1, 1])]
 
     def _code(self) -> str:
         return chr(self._random.randrange(128))
 
     def _odd(self) -> str:
-        odd = self._random.choice([*_ODD, chr(self._random.choice([*range(128, 0xD800), *range(0xE000, 0x30000, 7)]))])
-        return self._random.choice(["", self._letters(), self._added_token()]) + odd * self._random.choice(
-            [1, 1, 2, 30]
+        random = self._random
+        odd = random.choice(
+            [random.choice(_ODD), chr(random.randrange(128, 0xD800)), chr(random.randrange(0xE000, 0x30000))]
         )
+        return random.choice(["", self._letters(), self._added_token()]) + odd * random.choice([1, 1, 2, 30])

@@ -89,9 +89,9 @@ class TextTokenizer:
             cut = self._fast(texts, self._max_tokens, keep_end=self._keep == "right")
         except UnicodeEncodeError:
             return self._by_library(texts)  # which says what is wrong
-        left_out = np.flatnonzero(cut.lost < 0)
+        left_out = np.flatnonzero(cut.lost < 0).tolist()
         tokens = self._of_cut(cut)
-        if len(left_out):
+        if left_out:
             tokens = _filled(tokens, left_out, self._by_library([texts[at] for at in left_out]))
         return replace(tokens, windows=partial(self._windows_of, texts) if tokens.lost.any() else None)
 
@@ -129,7 +129,7 @@ class TextTokenizer:
         return Windows(self._tokens(parts), text, np.array([_content(part) for part in parts], np.int64))
 
 
-def _filled(tokens: Tokens, left_out: Rows, others: Tokens) -> Tokens:
+def _filled(tokens: Tokens, left_out: Sequence[int], others: Tokens) -> Tokens:
     """The same, with texts that were left out in their places."""
     row = np.arange(len(tokens.lengths))
     row[left_out] = len(row) + np.arange(len(left_out))

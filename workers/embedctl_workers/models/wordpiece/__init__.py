@@ -1,1 +1,1 @@
-"""A compiled tokenizer for the models of the BERT family, whose tokens are exactly those of the library `tokenizers`."""
+"""A compiled tokenizer for models of the BERT family, with exactly the tokens of the library `tokenizers`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,9 @@ def load_library(path: Path) -> ctypes.CDLL:
 class CompiledWordPiece:
     """A WordPiece tokenizer for texts of ASCII words and a few others. Threads may call it at the same time.
 
-    White space of ASCII ends a word, whatever the word holds: the normalizer and the pre-tokenizer look at one character
-    at a time, and Unicode's decomposition never moves a mark over a space. So a word of other characters has the same
-    tokens alone as in its text.
+    White space of ASCII ends a word, whatever the word holds: the normalizer and the pre-tokenizer look at one
+    character at a time, and Unicode's decomposition never moves a mark over a space. So a word of other characters has
+    the same tokens alone as in its text.
 
     Args:
         library: what :func:`load_library` loaded.
@@ -76,7 +76,7 @@ class CompiledWordPiece:
         begins = np.zeros(256, np.uint8)
         for content in rules.added:
             begins[list((content[0].lower() + content[0].upper()).encode())] = 1
-        arrays = {
+        arrays: Mapping[str, npt.NDArray[Any]] = {
             "classes": classes,
             "punctuation": _punctuation(rules),
             "edges": edges,

@@ -11,7 +11,7 @@ _MODEL = {"type", "unk_token", "continuing_subword_prefix", "max_input_chars_per
 _MOST_IDS = 2**31
 
 
-class NotSupported(Exception):  # noqa: N818  (never reaches anybody as an error)
+class NotSupported(Exception):
     """Raised when a tokenizer is not one that can be compiled; says why."""
 
 
