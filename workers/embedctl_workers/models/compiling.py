@@ -52,7 +52,7 @@ def compiled(source: Traversable, flags: Sequence[str], host: Host, load: Callab
         with suppress(OSError):
             return load(library)
     if not host.build:
-        raise ModelError("they are not compiled yet, and --no-build was given")
+        raise ModelError("not compiled yet, and --no-build was given")
     with as_file(source) as path, tempfile.TemporaryDirectory(dir=folder) as scratch:
         object_file, made = Path(scratch) / "made.o", Path(scratch) / "made.so"
         _run([compiler, *flags, "-c", str(path), "-o", str(object_file)])
