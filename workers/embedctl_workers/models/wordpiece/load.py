@@ -11,7 +11,6 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer
 
-from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import NOT_COMPILED, compiled
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
@@ -48,20 +47,18 @@ def fast_tokenizer_for(tokenizer: Tokenizer, host: Host) -> CompiledWordPiece | 
     return fast
 
 
-def _agrees(fast: CompiledWordPiece, tokenizer: Tokenizer, rules: Rules) -> bool:
+def _agrees(fast: CompiledWordPiece, library: Tokenizer, rules: Rules) -> bool:
     """Whether both cut a few hundred texts into the same tokens, from either end."""
     texts = [*TEXTS.values(), *(PROMPT + text for text in TEXTS.values()), *_generated(rules)]
-    most = len(rules.before) + len(rules.after) + _CHECK_TOKENS
-    for keep in ("left", "right"):
-        slow = TextTokenizer(tokenizer, max_tokens=most, columns=["input_ids", "token_type_ids"], keep=keep)
-        expected = slow(texts)
-        found = TextTokenizer(
-            tokenizer, max_tokens=most, columns=["input_ids", "token_type_ids"], keep=keep, fast=fast
-        )(texts)
-        if not np.array_equal(found.lost, expected.lost):
-            return False
-        for name, column in expected.columns.items():
-            if not np.array_equal(found.columns[name].values, column.values):
+    special = len(rules.before) + len(rules.after)
+    for keep_end in (False, True):
+        cut = fast(texts, special + _CHECK_TOKENS, keep_end=keep_end)
+        library.enable_truncation(special + _CHECK_TOKENS, direction="left" if keep_end else "right")
+        expected = library.encode_batch_fast(texts)
+        library.no_truncation()
+        for at in np.flatnonzero(cut.lost >= 0).tolist():
+            lost = sum(len(part) - special for part in expected[at].overflowing)
+            if (cut.ids[at].tolist(), cut.lost[at]) != (expected[at].ids, lost) or any(expected[at].type_ids):
                 return False
     return True
 
