@@ -17,7 +17,8 @@ from embedctl_workers.arrays.tokens import Ragged, Rows
 from embedctl_workers.models.wordpiece.odd_words import LONGEST, OddWords
 from embedctl_workers.models.wordpiece.rules import Rules
 
-_LETTERS, _SPACE, _PUNCTUATION, _OTHER = 64, 64, 65, 66
+#: Classes of bytes, as in the C file; letters and digits have smaller ones.
+_SPACE, _PUNCTUATION, _OTHER = 64, 65, 66
 _EDGE = np.dtype([("key", np.uint32), ("child", np.uint32), ("id", np.int32)])
 _LARGEST_TABLE = 26  # bits
 
