@@ -74,7 +74,7 @@ class TorchGpuBackend(SentenceModel):
         torch.set_num_threads(host.threads)
         full_precision()
         avoid_cudnn()
-        super().__init__(files)
+        super().__init__(files, host)
         self.ahead = 2
         self.batch_cost: int | None = None
         self._name, self._sharing = files.name, host.sharing
