@@ -20,7 +20,7 @@ from embedctl_workers.arrays.tokens import Tokens
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.gpu.attention import Varlen
 from embedctl_workers.backends.gpu.backend import TorchGpuBackend
-from embedctl_workers.backends.gpu.device import Graph, Peak
+from embedctl_workers.backends.gpu.device import Peak
 from embedctl_workers.backends.gpu.packed import PackedGpuEngine
 from embedctl_workers.backends.torch.packed.inputs import packable
 from embedctl_workers.machine.host import Host
@@ -101,7 +101,7 @@ class StandInDevice:
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def capture(self, work: Callable[[], object], beside: Any) -> Graph:
+    def capture(self, work: Callable[[], object], beside: Any) -> Any:
         raise RuntimeError("a stand-in captures no graphs")
 
     def free_memory(self) -> int:
