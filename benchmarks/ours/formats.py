@@ -43,8 +43,8 @@ def main() -> None:
         print(json.dumps(_write(arguments.write, arguments.records, arguments.dimensions[0])))
         return
     checkouts = {**({_OTHER: arguments.against} if arguments.against else {}), _OURS: _HERE}
-    print("| format | dimensions | code | bytes / raw | records/s (lowest to highest) | peak memory, MB |")
-    print("| --- | --: | --- | --: | --: | --: |")
+    print("| format | dimensions | code | bytes / raw | records/s (lowest to highest) | per CPU second | peak MB |")
+    print("| --- | --: | --- | --: | --: | --: | --: |")
     for file_format in arguments.formats:
         for dim in arguments.dimensions:
             found = defaultdict(list)
@@ -53,16 +53,17 @@ def main() -> None:
                     found[name].append(_in_child(checkout, file_format, arguments.records, dim))
             for name, runs in found.items():
                 rates = [arguments.records / run["seconds"] for run in runs]
+                cpu = statistics.median(run["cpu"] for run in runs)
                 print(
                     f"| {file_format} | {dim:,} | {name} | {runs[0]['bytes'] / (arguments.records * dim * 4):.2f} | "
                     f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f}) | "
-                    f"{max(run['peak'] for run in runs) / 1e6:,.0f} |"
+                    f"{arguments.records / cpu:,.0f} | {max(run['peak'] for run in runs) / 1e6:,.0f} |"
                 )
     print(f"{arguments.records:,} records; {os.cpu_count()} CPUs; Python {platform.python_version()}")
 
 
 def _in_child(checkout: Path, file_format: str, records: int, dim: int) -> dict[str, float]:
-    """What one writing of a file cost: seconds, bytes of the file, and the process's peak memory in bytes."""
+    """What one writing of a file cost: seconds, those of CPU, bytes of the file, and peak memory in bytes."""
     path = os.pathsep.join(str(checkout / each) for each in ("producer", "config"))
     command = [sys.executable, __file__, "--write", file_format, "--records", str(records), "--dimensions", str(dim)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True, capture_output=True)
@@ -75,7 +76,7 @@ def _write(file_format: str, records: int, dim: int) -> dict[str, float]:
 
     writer_class = getattr(import_module(f"embedctl.output.{file_format}"), f"{file_format.capitalize()}Writer")
     generator = np.random.default_rng(0)
-    seconds = 0.0
+    seconds = cpu = 0.0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"vectors.{file_format}"
         writer = writer_class(path, records, None)
@@ -85,15 +86,15 @@ def _write(file_format: str, records: int, dim: int) -> dict[str, float]:
             vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
             positions = np.arange(first, first + rows)
             chunk = ChunkVectors(positions, [f"id-{at}" for at in positions], vectors, [], [])
-            began = time.perf_counter()
+            began = time.perf_counter(), time.process_time()
             writer.write(chunk)
-            seconds += time.perf_counter() - began
-        began = time.perf_counter()
+            seconds, cpu = seconds + time.perf_counter() - began[0], cpu + time.process_time() - began[1]
+        began = time.perf_counter(), time.process_time()
         writer.finish()
-        seconds += time.perf_counter() - began
+        seconds, cpu = seconds + time.perf_counter() - began[0], cpu + time.process_time() - began[1]
         size = path.stat().st_size
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds, "bytes": size, "peak": peak}
+    return {"seconds": seconds, "bytes": size, "cpu": cpu, "peak": peak}
 
 
 if __name__ == "__main__":
