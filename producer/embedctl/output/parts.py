@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from embedctl.durable import remove_durably, replace_durably
 from embedctl_config.errors import OutputError
 
 #: Characters that JSON does not escape in strings, in UTF-8: DEL, the controls of ISO 6429, and Unicode's line ends and
@@ -78,10 +79,8 @@ def json_line(value: object) -> bytes:
 
 
 def publish(path: Path) -> None:
-    """Sync a finished part to the disk, and give it its final name."""
-    with part_of(path).open("rb") as stream:
-        os.fsync(stream.fileno())
-    part_of(path).replace(path)
+    """Give a finished part its final name, on the disk: the vectors in Redis may be removed after this."""
+    replace_durably(part_of(path), path)
 
 
 class Progress:
@@ -110,11 +109,11 @@ class Progress:
         fresh = self._path.with_suffix(".new")
         fresh.unlink(missing_ok=True)  # it might be a link to another file
         fresh.write_text(json.dumps({"of": self._of, "facts": dict(facts)}), encoding="utf-8")
-        fresh.replace(self._path)
+        replace_durably(fresh, self._path)
 
     def clear(self) -> None:
-        """Remove the note."""
-        self._path.unlink(missing_ok=True)
+        """Remove the note, on the disk: if it came back, it would vouch for what another fetch has written since."""
+        remove_durably(self._path)
 
     def _read(self) -> Mapping[str, Any]:
         try:
