@@ -114,10 +114,18 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = 
         failed_in: the file that names them, of a job that is freed.
     """
     progress.say(_sentence(summary(status, progress.continued_at), progress), prose=True)
+    if status.stopped_by is not None:
+        progress.say(f"{status.records - status.done - status.failed:,} records were not encoded: {_why_ended(status)}")
     if status.failed and failed_in is not None:
         progress.say(f"The failed records are in {failed_in}")
     elif status.failed and status.state is not JobState.CANCELLED:
         progress.say(f"The failed records: embedctl errors {status.id}")
+
+
+def _why_ended(status: JobStatus) -> str:
+    if status.state is JobState.STOPPED:
+        return f"the job was stopped. To continue it: embedctl submit CORPUS --resume {status.id}"
+    return "the error budget (--max-errors) ended the job"
 
 
 def failures_in(written: list[Path]) -> str:
@@ -147,6 +155,6 @@ def _sentence(facts: Summary, progress: JobProgress) -> str:
 
 def exit_status(job: JobStatus) -> ExitStatus:
     """The exit status of a command that has waited for this job."""
-    if job.state in (JobState.FAILED, JobState.CANCELLED):
+    if job.state in (JobState.FAILED, JobState.STOPPED, JobState.CANCELLED):
         return ExitStatus.FAILURE
     return ExitStatus.SOME_FAILED if job.state is JobState.COMPLETED_WITH_ERRORS else ExitStatus.SUCCESS

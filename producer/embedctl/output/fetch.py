@@ -17,7 +17,15 @@ from embedctl.output.parts import BeginAgain, Progress, locked, part_of
 from embedctl.output.standard import check_stdout, is_stdout, print_results
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
-from embedctl_config.errors import BrokerUnavailable, JobError, JobNotFound, JobStalled, OutputError, SettingsError
+from embedctl_config.errors import (
+    BrokerUnavailable,
+    JobError,
+    JobFailed,
+    JobNotFound,
+    JobStalled,
+    OutputError,
+    SettingsError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +101,8 @@ def fetch(
         OutputError: the file can't be written, exists and must not be replaced, or another fetch is writing it.
         BrokenPipeError: nobody reads standard output any more.
         MissingExtra: parquet without pyarrow.
-        JobCancelled, JobFailed, BrokerUnavailable: as for :meth:`Job.iter_results`.
+        JobFailed: the job's error budget ended it; what is done is in the file.
+        JobCancelled, BrokerUnavailable: as for :meth:`Job.iter_results`.
         JobNotFound, JobLost, JobStalled: the job is gone, or its producer is. What was fetched stays where the message
             says.
     """
@@ -209,15 +218,18 @@ def _fetch(
     retried = status.chunks - (status.original_chunks or status.chunks)
     note = Progress(path, {"job": job.id, "format": file_format, "retried": retried})
     writer, taken_up_at = _taken_up(make_writer, path, status, note)
-    chunks = taken_up_at
+    chunks, failed = taken_up_at, None
     next_note = time.monotonic() + _NOTE_EVERY_S
     try:
-        for chunks in _written(job, writer, taken_up_at, progress, written):
-            if time.monotonic() >= next_note:
-                facts = writer.checkpoint()
-                if facts is not None:
-                    note.save({**facts, "chunks": chunks})
-                next_note = time.monotonic() + _NOTE_EVERY_S
+        try:
+            for chunks in _written(job, writer, taken_up_at, progress, written):
+                if time.monotonic() >= next_note:
+                    facts = writer.checkpoint()
+                    if facts is not None:
+                        note.save({**facts, "chunks": chunks})
+                    next_note = time.monotonic() + _NOTE_EVERY_S
+        except JobFailed as error:  # its error budget ended it, and what was paid for is kept
+            failed = JobFailed(f"{error}. What is done is in {path}")
         files = writer.finish()
     except BrokerUnavailable:  # the written part stays for the next fetch
         writer.close()
@@ -248,6 +260,8 @@ def _fetch(
         writer.close()
         raise
     note.clear()
+    if failed is not None:
+        raise failed
     return files
 
 

@@ -22,7 +22,7 @@ def beside(path: Path) -> dict[str, Path]:
 
 
 class NpyWriter:
-    """Writes vectors into a preallocated array; a failed record's row is NaN.
+    """Writes vectors into a preallocated array; the row of a record that failed, or that was not encoded, is NaN.
 
     The files next to it have a JSON string or null per record (`ids`), an object per failed record (`errors`) and an
     object per truncated record (`truncated`). Each file exists only if it has content.
@@ -34,7 +34,10 @@ class NpyWriter:
         self._path = path
         self._records = records
         self._array: Vectors | None = None
+        if noted and "rows" not in noted:
+            raise ValueError("an older version wrote this note")
         noted = noted or {}
+        self._rows = noted.get("rows", 0)
         self._said = {kind: noted.get(f"said_{kind}", 0) for kind in BESIDE}
         self._files = {kind: LineFile(file, noted.get(kind, 0)) for kind, file in beside(path).items()}
         if noted:
@@ -45,6 +48,9 @@ class NpyWriter:
     def write(self, chunk: ChunkVectors) -> None:
         if self._array is None:
             self._array = _preallocated(part_of(self._path), (self._records, chunk.vectors.shape[1]))
+        if len(chunk.positions):
+            self._skip_to(int(chunk.positions[0]))
+            self._rows = int(chunk.positions[-1]) + 1
         self._array[chunk.positions] = chunk.vectors
         self._said["ids"] += sum(label is not None for label in chunk.ids)
         for label in chunk.ids:
@@ -58,11 +64,12 @@ class NpyWriter:
         if isinstance(self._array, np.memmap):
             self._array.flush()
         sizes = {kind: file.flush() for kind, file in self._files.items()}
-        return {**sizes, **{f"said_{kind}": count for kind, count in self._said.items()}}
+        return {"rows": self._rows, **sizes, **{f"said_{kind}": count for kind, count in self._said.items()}}
 
     def finish(self) -> list[Path]:
         if self._array is None:
             self._array = _preallocated(part_of(self._path), (self._records, 0))
+        self._skip_to(self._records)
         self.checkpoint()
         self.close()
         written = [self._path]
@@ -83,6 +90,14 @@ class NpyWriter:
     def discard(self) -> None:
         for path in (self._path, *(file.path for file in self._files.values())):
             part_of(path).unlink(missing_ok=True)
+
+    def _skip_to(self, row: int) -> None:
+        """Fill the rows of the records before this one that were not encoded, because the job was ended."""
+        if self._array is not None:
+            self._array[self._rows : row] = np.nan
+        for _ in range(self._rows, row):
+            self._files["ids"].write(json_line(None))
+        self._rows = row
 
     def _say(self, kind: str, **fields: object) -> None:
         self._said[kind] += 1
