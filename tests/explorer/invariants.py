@@ -237,7 +237,7 @@ def _was_told_right(actor: Actor, run: Run, view: View, state: State) -> Iterato
     elif said == "JobFailed":
         wrong = view.text("stopped_by") is None and view.state != "cancelled" and not state.went_back
     elif said in ("JobLost", "JobNotFound"):
-        wrong = not state.went_back
+        wrong = not state.went_back and not view.number("resumed_below")
     elif said == "CorpusChanged":
         wrong = not _changed(state)
     elif said == "returned" and run.value in ("completed", "completed_with_errors"):
