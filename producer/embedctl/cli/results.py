@@ -52,7 +52,9 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
 
 
-def check_destination(path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool) -> None:
+def check_destination(
+    path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool, numbers: output.Numbers
+) -> None:
     """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
 
     Raises:
@@ -61,21 +63,25 @@ def check_destination(path: Path, keep: Sequence[str], *, clobber: bool, as_json
     """
     if as_json and output.is_stdout(path):
         raise click.UsageError("--json and --output - both print to standard output: name a file, or omit --json")
-    output.check_output(path, keep, clobber=clobber)
+    output.check_output(path, keep, clobber=clobber, numbers=numbers)
 
 
-def save(job: Job, path: Path, progress: JobProgress, *, clobber: bool = True) -> list[Path]:
+def save(
+    job: Job, path: Path, progress: JobProgress, *, clobber: bool = True, numbers: output.Numbers = output.FLOAT32
+) -> list[Path]:
     """Write a job's vectors as they come, and show the progress of both.
 
     Args:
-        clobber: as for :func:`output.fetch`.
+        clobber, numbers: as for :func:`output.fetch`.
 
     Raises:
         KeyboardInterrupt: says how to return to the job.
     """
     progress.begin_writing()
     try:
-        written = output.fetch(job, path, progress=progress.running, written=progress.written, clobber=clobber)
+        written = output.fetch(
+            job, path, progress=progress.running, written=progress.written, clobber=clobber, numbers=numbers
+        )
         status = job.wait(progress=progress.running)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {path}") from None

@@ -70,6 +70,7 @@ def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
     status = broker.jobs.status(job_id)
     assert (status.state, status.stopped_by) == (JobState.STOPPED, "stop")
     assert status.state.ended
+    assert raw.hget(keys.job(job_id), "state") == b"failed"  # for older versions, which know no other
     assert (status.records, status.done, status.failed, status.waiting_bytes) == (12, 3, 1, 0)
     look_after(broker, job_id)
     assert inputs(raw, job_id) == [3]  # a failed record's text, for a retry once the job has gone on
@@ -289,3 +290,31 @@ def test_a_lapsed_lease_of_a_stopped_job_means_nothing(broker: Broker, raw: redi
     assert broker.upkeep.reap(job_id, QUEUE) == []
     assert not broker.jobs.release(job_id, 0, "t", delay_s=0)
     assert not raw.exists(keys.due(job_id), keys.owners(job_id))
+
+
+def test_int8_takes_its_ranges_from_what_is_done(broker: Broker, tmp_path: Path) -> None:
+    numbers = output.Numbers(output.OutputType.INT8)
+    job_id = stopped_job(broker)
+    output.fetch(Job(job_id, broker), tmp_path / "v.npy", numbers=numbers)
+    assert np.load(tmp_path / "v.npy").dtype == np.int8
+    errors = [json.loads(line) for line in (tmp_path / "v.errors.jsonl").read_text().splitlines()]
+    assert [error["position"] for error in errors if error["code"] == "stopped"] == [0, 1, 4, 5, 8, 9, 10, 11]
+    failed = new_job(broker, 4, max_errors=0)
+    work(broker, failed, 0)
+    work(broker, failed, 2, failed=1)
+    with pytest.raises(JobFailed, match="What is done"):
+        output.fetch(Job(failed, broker), tmp_path / "f.parquet", numbers=numbers)
+    assert (tmp_path / "f.parquet").exists()
+
+
+def test_a_part_of_other_numbers_is_not_continued(
+    broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0, 1, 2)
+    path = tmp_path / "v.npy"
+    note = {"of": {"job": job_id, "format": "npy", "retried": 0}, "facts": {"chunks": 2, "rows": 4, "ids": 10}}
+    (tmp_path / ".v.npy.progress").write_text(json.dumps(note))
+    output.fetch(Job(job_id, broker), path, numbers=output.Numbers(output.OutputType.FLOAT16))
+    assert "begun with another --output-type or other ranges; beginning again" in caplog.text
+    assert np.load(path).dtype == np.float16
