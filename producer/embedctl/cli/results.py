@@ -121,17 +121,19 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = 
     """
     progress.say(_sentence(summary(status, progress.continued_at), progress), prose=True)
     if status.stopped_by is not None:
-        progress.say(f"{status.records - status.done - status.failed:,} records were not encoded: {_why_ended(status)}")
+        left = status.records - status.done - status.failed
+        progress.say(f"{left:,} records were not encoded: {_why_ended(status, is_freed=failed_in is not None)}")
     if status.failed and failed_in is not None:
         progress.say(f"The failed records are in {failed_in}")
     elif status.failed and status.state is not JobState.CANCELLED:
         progress.say(f"The failed records: embedctl errors {status.id}")
 
 
-def _why_ended(status: JobStatus) -> str:
-    if status.state is JobState.STOPPED:
-        return f"the job was stopped. To continue it: embedctl submit CORPUS --resume {status.id}"
-    return "the error budget (--max-errors) ended the job"
+def _why_ended(status: JobStatus, *, is_freed: bool) -> str:
+    if status.state is not JobState.STOPPED:
+        return "the error budget (--max-errors) ended the job"
+    mend = "" if is_freed else f". To continue it: embedctl submit CORPUS --resume {status.id}"
+    return f"the job was stopped{mend}"
 
 
 def failures_in(written: list[Path]) -> str:
