@@ -15,7 +15,15 @@ from embedctl.broker import Broker
 from embedctl.cli.addresses import refuse_addresses
 from embedctl.cli.completion import complete_class, complete_job
 from embedctl.cli.json_forms import result_json
-from embedctl.cli.options import corpus_options, json_option, no_clobber_option, option, output_option
+from embedctl.cli.options import (
+    chosen_numbers,
+    corpus_options,
+    json_option,
+    no_clobber_option,
+    numbers_options,
+    option,
+    output_option,
+)
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
 from embedctl.corpus import Corpus, open_corpus
 from embedctl.estimate import Estimate, estimate
@@ -122,6 +130,7 @@ class CorpusChoice:
 )
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
+@numbers_options
 @no_clobber_option
 @option("--dry-run", is_flag=True, help="Queue nothing; print an estimate of the job's size and duration.")
 @json_option
@@ -132,6 +141,8 @@ def submit(
     *,
     wait: bool,
     output: Path | None,
+    output_type: str,
+    ranges: Path | None,
     no_clobber: bool,
     dry_run: bool,
     as_json: bool,
@@ -147,9 +158,10 @@ def submit(
     continues it.
     """
     settings = load_settings()
+    numbers = chosen_numbers(output_type, ranges)
     choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
     if output is not None:
-        check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json)
+        check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json, numbers=numbers)
     choice.check()
     broker = Broker.shared(settings)
     if dry_run:
@@ -164,7 +176,7 @@ def submit(
             with progress.above():
                 click.echo(job.id, err=is_stdout(output))  # the vectors have standard output to themselves
         if output is not None:
-            written = save(job, output, progress, clobber=not no_clobber)
+            written = save(job, output, progress, clobber=not no_clobber, numbers=numbers)
         elif wait:
             wait_for(job, progress)
     status = job.status()

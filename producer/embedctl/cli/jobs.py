@@ -9,7 +9,16 @@ import click
 
 from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array, result_json
-from embedctl.cli.options import job_argument, json_option, no_clobber_option, option, output_option, quiet_option
+from embedctl.cli.options import (
+    chosen_numbers,
+    job_argument,
+    json_option,
+    no_clobber_option,
+    numbers_options,
+    option,
+    output_option,
+    quiet_option,
+)
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
@@ -38,21 +47,33 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
 @click.command()
 @job_argument
 @output_option(required=True)
+@numbers_options
 @no_clobber_option
 @quiet_option
 @json_option
 @click.pass_context
-def fetch(ctx: click.Context, /, job_id: str, output: Path, no_clobber: bool, quiet: bool, as_json: bool) -> None:
+def fetch(
+    ctx: click.Context,
+    /,
+    job_id: str,
+    output: Path,
+    output_type: str,
+    ranges: Path | None,
+    no_clobber: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Write a job's vectors, and wait for any that are not ready yet.
 
     In .npy, a failed record is a row of NaN; ids and errors go to separate files next to the .npy file. A .jsonl or
     .parquet file holds everything. To continue an interrupted fetch, run it again with the same file.
     """
-    check_destination(output, (), clobber=not no_clobber, as_json=as_json)
+    numbers = chosen_numbers(output_type, ranges)
+    check_destination(output, (), clobber=not no_clobber, as_json=as_json, numbers=numbers)
     job = Job.get(job_id)
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
         progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
-        written = save(job, output, progress, clobber=not no_clobber)
+        written = save(job, output, progress, clobber=not no_clobber, numbers=numbers)
     ended = job.status()
     report(ended, progress)
     if as_json:

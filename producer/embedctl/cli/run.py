@@ -18,10 +18,12 @@ from embedctl.cli.completion import complete_class
 from embedctl.cli.corpora import CorpusChoice, print_estimate, submit_choice
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import (
+    chosen_numbers,
     corpus_options,
     cpus_option,
     json_option,
     no_clobber_option,
+    numbers_options,
     option,
     output_option,
 )
@@ -47,6 +49,7 @@ from embedctl_config.settings import Settings, load_settings
 )
 @cpus_option
 @output_option()
+@numbers_options
 @no_clobber_option
 @option("--dry-run", is_flag=True, help="Start and write nothing; print an estimate of the job's size.")
 @json_option
@@ -56,6 +59,8 @@ def run(
     /,
     *,
     output: Path | None,
+    output_type: str,
+    ranges: Path | None,
     no_clobber: bool,
     cpus: str | None,
     dry_run: bool,
@@ -74,6 +79,7 @@ def run(
     own if there are none, or if --cpus is given. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
+    numbers = chosen_numbers(output_type, ranges)
     options["hardware"] = local_class(settings, options["hardware"])
     choice = CorpusChoice.of(settings, output=output, **options)
     if dry_run:
@@ -82,7 +88,7 @@ def run(
         return
     if output is None:
         raise click.UsageError("Missing option '--output' / '-o'.")
-    check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json)
+    check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json, numbers=numbers)
     command = _command(settings, output, cpus=cpus, **options)
     key = _run_key(choice.corpus, command)
     choice.check()
@@ -97,7 +103,7 @@ def run(
         broker = Broker.connect(ours)
         job = submit_choice(broker, choice.keyed(key and key + token), progress)
         with _freed_unless_it_goes_on(job, resumable=key is not None):
-            written = save(job, output, progress, clobber=not no_clobber)
+            written = save(job, output, progress, clobber=not no_clobber, numbers=numbers)
         status = job.status()
         job.discard()
         broker.close()

@@ -1,6 +1,19 @@
 """Writes vectors to files. A file gets its final name only when it is complete."""
 
 from embedctl.output.fetch import FORMATS, check_output, fetch, files_of, guess_format, holds_kept_fields
+from embedctl.output.numbers import FLOAT32, Numbers, OutputType, load_ranges
 from embedctl.output.standard import is_stdout
 
-__all__ = ["FORMATS", "check_output", "fetch", "files_of", "guess_format", "holds_kept_fields", "is_stdout"]
+__all__ = [
+    "FLOAT32",
+    "FORMATS",
+    "Numbers",
+    "OutputType",
+    "check_output",
+    "fetch",
+    "files_of",
+    "guess_format",
+    "holds_kept_fields",
+    "is_stdout",
+    "load_ranges",
+]
