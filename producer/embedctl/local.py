@@ -20,6 +20,7 @@ from typing import IO
 
 from embedctl.broker import Broker
 from embedctl.child import guarded
+from embedctl.durable import replace_durably
 from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, MissingExtra, WorkerError
@@ -79,7 +80,7 @@ def token_of(folder: Path) -> str:
         return file.read_text()
     fresh = file.with_suffix(".new")
     fresh.write_text(secrets.token_hex(8))
-    fresh.replace(file)
+    replace_durably(fresh, file)
     return file.read_text()
 
 

@@ -109,7 +109,7 @@ def test_a_closed_pipe_ends_the_command_quietly_and_not_the_job(
         process = piped(environment, short_folder, "fetch", job.id, "-o", "-")
     assert process.stdout
     assert process.stderr
-    assert process.stdout.readline().startswith(b'{"position": 0')
+    assert process.stdout.readline().startswith(b'{"position":0')
     process.stdout.close()
     assert process.wait(60) == 0
     said = process.stderr.read().decode().split()

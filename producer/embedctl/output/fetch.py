@@ -74,7 +74,7 @@ def fetch(
     clobber: bool = True,
 ) -> list[Path]:
     """Write a job's results to a file, or to standard output, as they arrive, in input order. Memory holds one chunk at
-    a time.
+    a time (parquet: a row group, some 64 MB).
 
     Waits for unfinished chunks. If a fetch dies, the next one to the same file continues where it stopped (parquet
     begins again).

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from embedctl.output.parts import LineFile, json_line, part_of, publish
 from embedctl.results import ChunkVectors
 
 
-def lines_of(chunk: ChunkVectors) -> Iterator[str]:
+def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
     """A line for each record: `{"position", "id", "embedding"}`, or `{"position", "id", "error": {"code", "message"}}`
     for a failed one.
 
     The record's kept fields, under their own names, follow its id. A truncated record also has
-    `"truncated": {"used", "lost"}`. Numbers have nine significant digits, which identify a float32 exactly (IEEE
+    `"truncated": {"used", "lost"}`. Numbers have as many digits as identify a float32 exactly, at most nine (IEEE
     754-2019, 5.12.2).
     """
+    import orjson  # here, because most commands write no line
+
     errors = {error.position: error for error in chunk.errors}
     cuts = {cut.position: cut for cut in chunk.truncations}
-    numbers = ",".join(["%.9g"] * chunk.vectors.shape[1])
-    rows = zip(chunk.positions.tolist(), chunk.ids, chunk.vectors.tolist(), strict=True)
-    for row, (position, label, vector) in enumerate(rows):
+    vectors = np.ascontiguousarray(chunk.vectors)
+    for row, (position, label) in enumerate(zip(chunk.positions.tolist(), chunk.ids, strict=True)):
         head: dict[str, object] = {"position": position, "id": label}
         if chunk.kept is not None:
             head |= chunk.kept[row]
@@ -31,8 +34,8 @@ def lines_of(chunk: ChunkVectors) -> Iterator[str]:
             head["error"] = {"code": errors[position].code.value, "message": errors[position].message}
             yield json_line(head)
         else:
-            text = json_line(head)
-            yield f'{text[:-1]}, "embedding": [{numbers % tuple(vector)}]}}'
+            numbers = orjson.dumps(vectors[row], option=orjson.OPT_SERIALIZE_NUMPY)
+            yield json_line(head)[:-1] + b',"embedding":' + numbers + b"}"
 
 
 class JsonlWriter:

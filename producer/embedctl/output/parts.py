@@ -11,11 +11,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from embedctl.durable import remove_durably, replace_durably
 from embedctl_config.errors import OutputError
 
-#: Characters that JSON does not escape in strings: DEL, the controls of ISO 6429, and Unicode's line ends and direction
-#: marks. A line may be printed on a terminal.
-_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+#: Characters that JSON does not escape in strings, in UTF-8: DEL, the controls of ISO 6429, and Unicode's line ends and
+#: direction marks. A line may be printed on a terminal.
+_UNSAFE = re.compile(
+    rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2(?:\x80[\x8e\x8f\xa8-\xae]|\x81[\xa6-\xa9])"  # U+061C, U+200E … U+2069
+)
+
+#: A line may have 20 kB.
+_BUFFER_BYTES = 1024 * 1024
 
 
 class BeginAgain(Exception):
@@ -60,17 +66,21 @@ def _open_own(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
-def json_line(value: object) -> str:
-    """JSON on one line: every character that some readers or terminals take for a line end or a control is escaped."""
-    text = json.dumps(value, ensure_ascii=False)
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+def json_line(value: object) -> bytes:
+    """JSON on one line, in UTF-8: every character that some readers or terminals take for a line end or a control is
+    escaped."""
+    import orjson  # here, because most commands write no line
+
+    try:
+        line = orjson.dumps(value)
+    except orjson.JSONEncodeError:  # a lone surrogate, a number of more than 64 bits, or deep nesting
+        line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), line)
 
 
 def publish(path: Path) -> None:
-    """Sync a finished part to the disk, and give it its final name."""
-    with part_of(path).open("rb") as stream:
-        os.fsync(stream.fileno())
-    part_of(path).replace(path)
+    """Give a finished part its final name, on the disk: the vectors in Redis may be removed after this."""
+    replace_durably(part_of(path), path)
 
 
 class Progress:
@@ -99,11 +109,11 @@ class Progress:
         fresh = self._path.with_suffix(".new")
         fresh.unlink(missing_ok=True)  # it might be a link to another file
         fresh.write_text(json.dumps({"of": self._of, "facts": dict(facts)}), encoding="utf-8")
-        fresh.replace(self._path)
+        replace_durably(fresh, self._path)
 
     def clear(self) -> None:
-        """Remove the note."""
-        self._path.unlink(missing_ok=True)
+        """Remove the note, on the disk: if it came back, it would vouch for what another fetch has written since."""
+        remove_durably(self._path)
 
     def _read(self) -> Mapping[str, Any]:
         try:
@@ -124,16 +134,16 @@ class LineFile:
         """
         self.path = path
         part = part_of(path)
-        self._stream: IO[bytes] = os.fdopen(_open_own(part), "r+b")
+        self._stream: IO[bytes] = os.fdopen(_open_own(part), "r+b", _BUFFER_BYTES)
         if os.fstat(self._stream.fileno()).st_size < size:
             self._stream.close()
             raise ValueError(f"{part} is shorter than its progress note says")
         self._stream.truncate(size)
         self._stream.seek(size)
 
-    def write(self, line: str) -> None:
+    def write(self, line: bytes) -> None:
         """Add a line."""
-        self._stream.write(line.encode("utf-8", "surrogateescape") + b"\n")
+        self._stream.write(line + b"\n")
 
     def flush(self) -> int:
         """Sync everything to the disk; returns the file's size in bytes."""

@@ -48,7 +48,7 @@ def print_results(
     check_stdout()
     sys.stdout.flush()
     for chunk in job.iter_results(progress=progress):
-        data = "".join(f"{line}\n" for line in lines_of(chunk)).encode("utf-8", "surrogateescape")
+        data = b"".join(line + b"\n" for line in lines_of(chunk))
         try:
             _write(sys.stdout.fileno(), data)
         except BrokenPipeError:

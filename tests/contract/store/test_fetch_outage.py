@@ -197,7 +197,7 @@ def test_who_has_many_chunks_to_take_sees_the_job_go_on_meanwhile(
 
 def test_lines_are_lines_to_every_reader(tmp_path: Path) -> None:
     odd = "a\x7f\x85\x9b\u2028\u2029é"
-    line = json_line({"id": odd})
+    line = json_line({"id": odd}).decode()
     assert line.splitlines() == [line]
     assert json.loads(line) == {"id": odd}
     assert "é" in line

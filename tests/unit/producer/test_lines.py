@@ -3,16 +3,74 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from embedctl.output.jsonl import lines_of
+from embedctl.output.jsonl import JsonlWriter, lines_of
+from embedctl.output.parts import json_line
 from embedctl.results import ChunkVectors
+from tests.support.result_chunks import result_chunk, unit_vectors
 
 
 def test_nothing_in_a_line_can_move_a_terminals_cursor_or_turn_its_text() -> None:
     bad = "a\x1b[2Jb\x7fc\x85d\u2028e\u202ef\u2066g\n"
     chunk = ChunkVectors(np.arange(1), [bad], np.zeros((1, 2), np.float32), [], [], kept=[{bad: bad}])
     (line,) = lines_of(chunk)
-    assert line.isprintable()
+    assert line.decode().isprintable()
     assert json.loads(line) == {"position": 0, "id": bad, bad: bad, "embedding": [0, 0]}
+
+
+def test_numbers_come_back_bit_for_bit() -> None:
+    vectors = unit_vectors(200, 64)
+    vectors[0, :4] = np.array([-0.0, 1e-45, 1.1754942e-38, 3.4028235e38], np.float32)
+    rows = [json.loads(line)["embedding"] for line in lines_of(result_chunk(vectors))]
+    np.testing.assert_array_equal(np.array(rows, np.float32).view(np.uint32), vectors.view(np.uint32))
+
+
+def test_a_line_has_its_keys_in_order() -> None:
+    kept: list[Mapping[str, Any]] = [{"title": "a", "n": 1}, {"title": "b", "n": None}]
+    good, bad = lines_of(result_chunk(unit_vectors(2, 3), failed=[1], truncated=[0], kept=kept))
+    assert list(json.loads(good)) == ["position", "id", "title", "n", "truncated", "embedding"]
+    assert list(json.loads(bad)) == ["position", "id", "title", "n", "error"]
+
+
+def test_a_line_that_orjson_refuses_is_written_all_the_same() -> None:
+    deep: object = 1
+    for _ in range(300):
+        deep = [deep]
+    kept: list[Mapping[str, Any]] = [{"n": 2**70}, {"n": deep}, {"n": "a\udce9"}]
+    huge, nested, broken = lines_of(result_chunk(unit_vectors(3, 2), kept=kept))
+    assert json.loads(huge)["n"] == 2**70
+    assert json.loads(nested)["n"] == deep
+    assert json.loads(broken.decode("utf-8", "surrogateescape"))["n"] == "a\udce9"
+
+
+def test_every_unsafe_character_is_escaped_and_no_other() -> None:
+    unsafe = {*range(0x7F, 0xA0), 0x2028, 0x2029, 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+    text = "".join(chr(code) for code in range(0x7F, 0xD800))
+    line = json_line(text).decode()
+    assert json.loads(line) == text
+    assert {code for code in range(0x7F, 0xD800) if chr(code) not in line} == unsafe
+
+
+def test_a_part_that_an_older_version_began_stays_valid(tmp_path: Path) -> None:
+    path, vectors = tmp_path / "v.jsonl", unit_vectors(4, 3)
+    numbers = [", ".join("%.9g" % each for each in vector.tolist()) for vector in vectors]  # noqa: UP031
+    old = "".join(f'{{"position": {at}, "id": "id-{at}", "embedding": [{numbers[at]}]}}\n' for at in range(2)).encode()
+    (tmp_path / ".v.jsonl.part").write_bytes(old + b'{"posi')
+    writer = JsonlWriter(path, 4, {"size": len(old), "chunks": 1})
+    writer.write(result_chunk(vectors[2:], first=2))
+    writer.finish()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["position"], row["id"]) for row in rows] == [(at, f"id-{at}") for at in range(4)]
+    np.testing.assert_array_equal(np.array([row["embedding"] for row in rows], np.float32), vectors)
+
+
+def test_a_command_that_writes_no_line_does_not_load_orjson() -> None:
+    code = "import sys, embedctl, embedctl.cli.corpora; sys.exit('orjson' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

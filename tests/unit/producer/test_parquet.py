@@ -1,0 +1,94 @@
+"""The parquet files that are written: every bit of the vectors, for every reader, in large row groups."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import polars
+import pyarrow.parquet as pq
+import pytest
+
+from embedctl.output import check_output, row_groups
+from embedctl.output.columns import KeptColumns
+from embedctl.output.parquet import ParquetWriter
+from embedctl.output.row_groups import RowGroups
+from embedctl.results import Vectors
+from embedctl_config.errors import MissingExtra
+from tests.support.result_chunks import result_chunk, unit_vectors
+
+
+def written(path: Path, chunks: int, rows: int, dim: int = 48) -> Vectors:
+    vectors = unit_vectors(chunks * rows, dim)
+    writer = ParquetWriter(path, chunks * rows, None)
+    for first in range(0, chunks * rows, rows):
+        writer.write(result_chunk(vectors[first : first + rows], first=first))
+    writer.finish()
+    return vectors
+
+
+def test_every_bit_comes_back_in_nine_tenths_of_the_size(tmp_path: Path) -> None:
+    path = tmp_path / "v.parquet"
+    vectors = unit_vectors(4096, 384)
+    vectors[0, :4] = np.array([-0.0, 1e-45, np.inf, np.finfo(np.float32).max], np.float32)
+    writer = ParquetWriter(path, 4096, None)
+    for first in range(0, 4096, 512):
+        writer.write(result_chunk(vectors[first : first + 512], first=first))
+    writer.finish()
+    found = pq.read_table(path)["embedding"].combine_chunks().flatten().to_numpy()
+    np.testing.assert_array_equal(found.view(np.uint32), vectors.reshape(-1).view(np.uint32))
+    assert path.stat().st_size < 0.9 * vectors.nbytes
+
+
+def test_other_readers_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "v.parquet"
+    vectors = unit_vectors(30, 8)
+    writer = ParquetWriter(path, 30, None)
+    writer.write(result_chunk(vectors, failed=[3]))
+    writer.finish()
+    good = np.delete(vectors, 3, 0)
+    frame = polars.read_parquet(path)
+    assert frame["embedding"].null_count() == 1
+    np.testing.assert_array_equal(frame["embedding"].drop_nulls().to_numpy(), good)
+    rows = duckdb.execute(f"SELECT embedding FROM '{path}' WHERE error_code IS NULL ORDER BY position").fetchall()
+    np.testing.assert_array_equal(np.array([row[0] for row in rows], np.float32), good)
+
+
+@pytest.mark.parametrize(("rows", "limit"), [(20, 10**9), (10**9, 20 * 48 * 4)])
+def test_a_row_group_holds_many_chunks_up_to_a_limit(
+    rows: int, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_groups, "ROWS", rows)
+    monkeypatch.setattr(row_groups, "BYTES", limit)
+    vectors = written(tmp_path / "v.parquet", chunks=11, rows=5)
+    file = pq.ParquetFile(tmp_path / "v.parquet")
+    assert [file.metadata.row_group(at).num_rows for at in range(file.metadata.num_row_groups)] == [20, 20, 15]
+    column = file.metadata.row_group(0).column(2)
+    assert column.has_column_index
+    assert column.has_offset_index
+    np.testing.assert_array_equal(np.array(file.read()["embedding"].to_pylist(), np.float32), vectors)
+
+
+def test_facts_known_at_the_end_go_into_the_footer(tmp_path: Path) -> None:
+    groups = RowGroups(tmp_path / "part", 4, KeptColumns([]))
+    groups.add(result_chunk(unit_vectors(3, 4)))
+    groups.close({"embedctl": '{"last": 0}'})
+    groups.close()
+    assert pq.read_metadata(tmp_path / "part").metadata[b"embedctl"] == b'{"last": 0}'
+
+
+def test_a_file_that_is_closed_early_holds_every_chunk_given(tmp_path: Path) -> None:
+    writer = ParquetWriter(tmp_path / "v.parquet", 10, None)
+    writer.write(result_chunk(unit_vectors(5, 4)))
+    writer.close()
+    assert pq.read_table(tmp_path / ".v.parquet.part").num_rows == 5
+
+
+def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name in ("parquet", "row_groups", "columns"):
+        monkeypatch.delitem(sys.modules, f"embedctl.output.{name}", raising=False)
+    with pytest.raises(MissingExtra, match=r"embedctl\[parquet\]"):
+        check_output(tmp_path / "v.parquet")
