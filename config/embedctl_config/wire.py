@@ -19,9 +19,10 @@ is a record's kept fields: one JSON object, in UTF-8.
 Result: ``u32 dim``, ``u8 dtype`` (1 = float32, 2 = float16), ``32s fingerprint``, ``column (precision, backend)``,
 ``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], [``u32 tokens[rows]``],
 ``u32 n``, ``u32 row[n]``, ``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``,
-[``column kept``], zero bytes up to a multiple of 64, then ``rows × dim`` numbers of that type, row-major; a failed record's row is NaN. Only results of jobs
-of version 4 and later hold float16. A class's own bounds, if any, follow the precision after a space. The vectors'
-crc32, eight hexadecimal digits, follows the backend after a space; earlier releases omit it.
+[``column kept``], zero bytes up to a multiple of 64, then ``rows × dim`` numbers of that type, row-major; a failed
+record's row is NaN. Only results of jobs of version 4 and later hold float16. A class's own bounds, if any, follow the
+precision after a space. The vectors' crc32, eight hexadecimal digits, follows the backend after a space; earlier
+releases omit it.
 """
 
 from __future__ import annotations

@@ -9,9 +9,19 @@ import click
 
 from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array, result_json
-from embedctl.cli.options import job_argument, json_option, no_clobber_option, option, output_option, quiet_option
+from embedctl.cli.options import (
+    job_argument,
+    json_option,
+    no_clobber_option,
+    one_file_option,
+    option,
+    output_option,
+    quiet_option,
+)
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
+from embedctl.corpus import BATCH_FORMAT
 from embedctl.job import Job
+from embedctl.output import FORMATS
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.printable import printable
 from embedctl_config.settings import load_settings
@@ -38,11 +48,29 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
 @click.command()
 @job_argument
 @output_option(required=True)
+@option(
+    "--format",
+    "file_format",
+    type=click.Choice([*FORMATS, BATCH_FORMAT]),
+    help=f"The format of the file. Default: that of its suffix; {BATCH_FORMAT} for .jsonl if the job was made of a "
+    "batch file.",
+)
+@one_file_option
 @no_clobber_option
 @quiet_option
 @json_option
 @click.pass_context
-def fetch(ctx: click.Context, /, job_id: str, output: Path, no_clobber: bool, quiet: bool, as_json: bool) -> None:
+def fetch(
+    ctx: click.Context,
+    /,
+    job_id: str,
+    output: Path,
+    file_format: str | None,
+    one_file: bool,
+    no_clobber: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Write a job's vectors, and wait for any that are not ready yet.
 
     In .npy, a failed record is a row of NaN; ids and errors go to separate files next to the .npy file. A .jsonl or
@@ -52,7 +80,7 @@ def fetch(ctx: click.Context, /, job_id: str, output: Path, no_clobber: bool, qu
     job = Job.get(job_id)
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
         progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
-        written = save(job, output, progress, clobber=not no_clobber)
+        written = save(job, output, progress, clobber=not no_clobber, file_format=file_format, one_file=one_file)
     ended = job.status()
     report(ended, progress)
     if as_json:

@@ -52,8 +52,11 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
 
 
-def check_destination(path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool) -> None:
+def check_destination(path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool, batch: bool = False) -> None:
     """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
+
+    Args:
+        keep, clobber, batch: as for :func:`output.check_output`.
 
     Raises:
         click.UsageError: both would be printed.
@@ -61,28 +64,44 @@ def check_destination(path: Path, keep: Sequence[str], *, clobber: bool, as_json
     """
     if as_json and output.is_stdout(path):
         raise click.UsageError("--json and --output - both print to standard output: name a file, or omit --json")
-    output.check_output(path, keep, clobber=clobber)
+    output.check_output(path, keep, clobber=clobber, batch=batch)
 
 
-def save(job: Job, path: Path, progress: JobProgress, *, clobber: bool = True) -> list[Path]:
+def save(
+    job: Job,
+    path: Path,
+    progress: JobProgress,
+    *,
+    clobber: bool = True,
+    file_format: str | None = None,
+    one_file: bool = False,
+) -> list[Path]:
     """Write a job's vectors as they come, and show the progress of both.
 
     Args:
-        clobber: as for :func:`output.fetch`.
+        clobber, file_format, one_file: as for :func:`output.fetch`.
 
     Raises:
         KeyboardInterrupt: says how to return to the job.
     """
     progress.begin_writing()
     try:
-        written = output.fetch(job, path, progress=progress.running, written=progress.written, clobber=clobber)
+        written = output.fetch(
+            job,
+            path,
+            file_format=file_format,
+            one_file=one_file,
+            progress=progress.running,
+            written=progress.written,
+            clobber=clobber,
+        )
         status = job.wait(progress=progress.running)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {path}") from None
     if written:
         progress.say("Wrote " + ", ".join(map(str, written)))
     kept = status.options.get("keep")
-    if kept and not output.holds_kept_fields(path):
+    if kept and not output.holds_kept_fields(path) and not output.is_of_batch(status):
         progress.say(f"Not in {path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them")
     return written
 

@@ -11,7 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.job import Job
+from embedctl.output.batch import Answers, BatchFormat, errors_beside, is_of_batch
+from embedctl.output.jsonl import lines_of
 from embedctl.output.npy import beside
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
 from embedctl.output.standard import check_stdout, is_stdout, print_results
@@ -31,8 +34,8 @@ FORMATS = tuple(_WRITERS)
 _NOTE_EVERY_S = 2.0
 
 
-class Writer(Protocol):
-    """Writes chunks under a temporary name.
+class Format(Protocol):
+    """Makes a writer.
 
     Its arguments are the final path, the number of the job's records, the last checkpoint, or None, and the names of
     the job's kept fields.
@@ -41,14 +44,23 @@ class Writer(Protocol):
     #: Whether the number of records must be known before the first chunk is written.
     needs_total: bool
 
-    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()) -> None: ...
+    def __call__(
+        self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()
+    ) -> Writer: ...
+
+
+class Writer(Protocol):
+    """Writes chunks under a temporary name."""
 
     def write(self, chunk: ChunkVectors) -> None:
         """Add a chunk; BeginAgain if the writer needs all chunks once more, from the first one."""
         ...
 
     def checkpoint(self) -> Mapping[str, int] | None:
-        """Flush. Returns what a new writer needs to go on from here, or None if it can't."""
+        """Flush. Returns what a new writer needs to go on from here, or None if it can't.
+
+        If that writer needs more than the chunks after these, `chunks` is the number of those that it does not need.
+        """
         ...
 
     def finish(self) -> list[Path]:
@@ -69,6 +81,7 @@ def fetch(
     path: Path,
     *,
     file_format: str | None = None,
+    one_file: bool = False,
     progress: Callable[[JobStatus], None] | None = None,
     written: Callable[[ChunkVectors], None] | None = None,
     clobber: bool = True,
@@ -81,7 +94,9 @@ def fetch(
 
     Args:
         path: `-` and `/dev/stdout` are standard output, which is written from the job's first chunk on.
-        file_format: npy, jsonl or parquet; by the path's suffix if None. Standard output takes jsonl alone.
+        file_format: npy, jsonl, parquet or openai-batch; by the path's suffix if None. A job made of a batch file is
+            written as openai-batch where others are as jsonl. Standard output takes these two alone.
+        one_file: of openai-batch, write failed requests among the others, as on standard output.
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in the file.
         clobber: whether to replace a file that exists, and the unfinished file of another job.
@@ -90,6 +105,7 @@ def fetch(
         The written files, `path` first; none for standard output.
 
     Raises:
+        SettingsError: the job has no such format.
         OutputError: the file can't be written, exists and must not be replaced, or another fetch is writing it.
         BrokenPipeError: nobody reads standard output any more.
         MissingExtra: parquet without pyarrow.
@@ -98,18 +114,25 @@ def fetch(
             says.
     """
     chosen = file_format or guess_format(path)
+    status = job.status()
+    if chosen == "jsonl" and file_format is None and is_of_batch(status):
+        chosen = BATCH_FORMAT
+    _check_batch(status, chosen, one_file=one_file)
     if is_stdout(path):
-        if chosen != "jsonl":
+        if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
-        print_results(job, progress, written)
+        answers = Answers(status)
+        print_results(job, progress, written, lines_of if chosen == "jsonl" else answers.lines)
         return []
     try:
         with locked(path):
             if not clobber:
                 # Again, because another process may have written the file, or a part of it, since the command began.
-                _refuse_to_clobber(path, chosen)
+                _refuse_to_clobber(path, "jsonl" if one_file else chosen)
                 _refuse_part_of_another(path, job)
-            return _fetch(job, path, chosen, _writer(chosen), progress, written)
+            make_writer = BatchFormat(status, one_file=one_file) if chosen == BATCH_FORMAT else _writer(chosen)
+            noted_as = f"{chosen}, one file" if one_file else chosen
+            return _fetch(job, path, noted_as, make_writer, progress, written)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -121,10 +144,11 @@ def holds_kept_fields(path: Path) -> bool:
     return guess_format(path) != "npy"
 
 
-def check_output(path: Path, keep: Sequence[str] = (), *, clobber: bool = True) -> None:
+def check_output(path: Path, keep: Sequence[str] = (), *, clobber: bool = True, batch: bool = False) -> None:
     """Check beforehand that vectors, and these kept fields, can be written to a path.
 
     Args:
+        batch: whether a .jsonl file will be one of requests, with another one beside it.
         clobber: whether files that exist may be replaced.
 
     Raises:
@@ -149,7 +173,7 @@ def check_output(path: Path, keep: Sequence[str] = (), *, clobber: bool = True) 
     if not os.access(folder, os.W_OK) or path.is_dir():
         raise OutputError(f"{path} can't be written: permission denied, or it is a folder")
     if not clobber:
-        _refuse_to_clobber(path, file_format)
+        _refuse_to_clobber(path, BATCH_FORMAT if batch and file_format == "jsonl" else file_format)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -173,14 +197,24 @@ def guess_format(path: Path) -> str:
     return suffix
 
 
-def _writer(file_format: str) -> type[Writer]:
+def _check_batch(status: JobStatus, chosen: str, *, one_file: bool) -> None:
+    if chosen == BATCH_FORMAT and not is_of_batch(status):
+        raise SettingsError(
+            f"job {status.id} was not made of a batch file, so it has no requests to answer: choose another format"
+        )
+    if one_file and chosen != BATCH_FORMAT:
+        raise SettingsError(f"one file is for the answers to a batch file ({BATCH_FORMAT}): omit --one-file")
+
+
+def _writer(file_format: str) -> Format:
     module, _, name = _WRITERS[file_format].partition(":")
-    writer: type[Writer] = getattr(import_module(module), name)
+    writer: Format = getattr(import_module(module), name)
     return writer
 
 
 def _refuse_to_clobber(path: Path, file_format: str) -> None:
-    for file in (path, *(beside(path).values() if file_format == "npy" else ())):
+    others = {"npy": [*beside(path).values()], BATCH_FORMAT: [errors_beside(path)]}
+    for file in (path, *others.get(file_format, ())):
         if os.path.lexists(file):
             raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
 
@@ -198,7 +232,7 @@ def _fetch(
     job: Job,
     path: Path,
     file_format: str,
-    make_writer: type[Writer],
+    make_writer: Format,
     progress: Callable[[JobStatus], None] | None,
     written: Callable[[ChunkVectors], None] | None,
 ) -> list[Path]:
@@ -216,7 +250,7 @@ def _fetch(
             if time.monotonic() >= next_note:
                 facts = writer.checkpoint()
                 if facts is not None:
-                    note.save({**facts, "chunks": chunks})
+                    note.save({"chunks": chunks, **facts})
                 next_note = time.monotonic() + _NOTE_EVERY_S
         files = writer.finish()
     except BrokerUnavailable:  # the written part stays for the next fetch
@@ -236,7 +270,7 @@ def _fetch(
             raise
         facts = writer.checkpoint()
         if facts is not None:
-            note.save({**facts, "chunks": chunks})
+            note.save({"chunks": chunks, **facts})
         writer.close()
         raise type(error)(f"{error} The {chunks} chunks fetched so far stay in {part_of(path)}.") from error
     except JobError:
@@ -273,7 +307,7 @@ def _written(
             return
 
 
-def _taken_up(make_writer: type[Writer], path: Path, status: JobStatus, note: Progress) -> tuple[Writer, int]:
+def _taken_up(make_writer: Format, path: Path, status: JobStatus, note: Progress) -> tuple[Writer, int]:
     """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
     records, keep = status.records, status.options.get("keep", ())
     noted = note.load()

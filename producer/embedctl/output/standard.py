@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from embedctl.job import Job
@@ -34,11 +34,13 @@ def print_results(
     job: Job,
     progress: Callable[[JobStatus], None] | None = None,
     written: Callable[[ChunkVectors], None] | None = None,
+    lines: Callable[[ChunkVectors], Iterable[bytes]] = lines_of,
 ) -> None:
     """Write a job's results to standard output as they arrive.
 
     Args:
         written: called with each chunk once it is there.
+        lines: makes a chunk's lines.
 
     Raises:
         BrokenPipeError: nobody reads it any more.
@@ -48,7 +50,7 @@ def print_results(
     check_stdout()
     sys.stdout.flush()
     for chunk in job.iter_results(progress=progress):
-        data = b"".join(line + b"\n" for line in lines_of(chunk))
+        data = b"".join(line + b"\n" for line in lines(chunk))
         try:
             _write(sys.stdout.fileno(), data)
         except BrokenPipeError:
