@@ -146,7 +146,7 @@ def test_what_is_retried_comes_out_among_the_others(
             "line 3: duplicate_custom_id (custom_id): its custom_id is that of requests.jsonl",
         ),
         ([REQUESTS[0], {"custom_id": "b", "body": {"model": "n", "input": "x"}}], [], "model_mismatch (body.model)"),
-        ([REQUESTS[0]], ["--model", "n"], "'dummy', and 'n' in --model"),
+        ([REQUESTS[0]], ["--model", "n"], "'dummy', and 'n' in --model (EMBEDCTL_MODEL)"),
         ([REQUESTS[0]], ["--format", "openai-batch", "--keep", "a"], "leave out --text-field, --id-field, --keep and"),
         ([{"text": "a"}], ["--format", "openai-batch"], "missing_required_parameter (custom_id)"),
         ([{"text": "a"}], ["-o", "out.jsonl", "--one-file"], "--one-file is for the .jsonl output of a batch file"),

@@ -82,9 +82,9 @@ class CorpusChoice:
         )
         most, share = enqueue.parse_budget(max_errors)
         chosen = enqueue.JobOptions(**options, max_errors=most, max_errors_share=share, keep=fields)
-        plain = (text_field, id_field, keep, skip_bad_lines) == ("text", "id", None, False)
+        plain = (text_field, id_field) == ("text", "id")
         if format == BATCH_FORMAT or (format is None and plain and is_batch(corpus.files[0])):
-            if not plain:
+            if not plain or keep is not None or skip_bad_lines:
                 raise SettingsError(
                     f"the format {BATCH_FORMAT} has its own fields, and answers every request: leave out --text-field, "
                     "--id-field, --keep and --skip-bad-lines"

@@ -48,7 +48,8 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
 @click.command()
 @job_argument
 @output_option(required=True)
-@option(
+# Without a variable: EMBEDCTL_FORMAT is the format of a corpus.
+@click.option(
     "--format",
     "file_format",
     type=click.Choice([*FORMATS, BATCH_FORMAT]),

@@ -76,7 +76,7 @@ one_file_option = option(
 )
 corpus_options = together(
     click.argument("corpus_paths", metavar="CORPUS...", type=click.Path(allow_dash=True), nargs=-1),
-    # Without a variable: one for an argument is a surprise.
+    # Without a variable, like the argument.
     click.option(
         "--input-file",
         "-i",
@@ -84,7 +84,7 @@ corpus_options = together(
         metavar="CORPUS",
         type=click.Path(allow_dash=True),
         multiple=True,
-        help="The same as CORPUS, for those who know `vllm run-batch`.",
+        help="The same as CORPUS; the flag of `vllm run-batch`.",
     ),
     option(
         "--format",

@@ -72,7 +72,7 @@ class _Refused(Exception):
 
 
 def is_batch(file: CorpusFile) -> bool:
-    """Whether the first line of a file is a request.
+    """Whether the first line of a file is a request, and no record of jsonl.
 
     Raises:
         InputError: the file can't be read.
@@ -81,7 +81,12 @@ def is_batch(file: CorpusFile) -> bool:
         return False
     with suppress(ValueError, RecursionError):
         first = json.loads(file.first_line().decode("utf-8", "surrogateescape"))
-        return isinstance(first, dict) and "custom_id" in first and isinstance(first.get("body"), dict)
+        return (
+            isinstance(first, dict)
+            and "custom_id" in first
+            and isinstance(first.get("body"), dict)
+            and "text" not in first
+        )
     return False
 
 
@@ -212,7 +217,7 @@ class _Shared:
     def __init__(self, model: str | None, dimensions: int | None) -> None:
         self.model = model
         self.dimensions = dimensions
-        self._model_of = "--model" if model is not None else ""
+        self._model_of = "--model (EMBEDCTL_MODEL)" if model is not None else ""
         self._dimensions_of = "--dimensions" if dimensions is not None else ""
 
     def check(self, request: Request, where: str) -> None:

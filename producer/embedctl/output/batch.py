@@ -229,6 +229,10 @@ class BatchFormat:
         self._job = job
         self._one_file = one_file
 
+    def answers(self) -> Answers:
+        """What makes the lines."""
+        return Answers(self._job)
+
     def __call__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: object = ()) -> BatchWriter:
         return BatchWriter(path, self._job, noted, one_file=self._one_file)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.job import Job
-from embedctl.output.batch import Answers, BatchFormat, errors_beside, is_of_batch
+from embedctl.output.batch import BatchFormat, errors_beside, is_of_batch
 from embedctl.output.jsonl import lines_of
 from embedctl.output.npy import beside
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
@@ -114,15 +114,13 @@ def fetch(
             says.
     """
     chosen = file_format or guess_format(path)
-    status = job.status()
-    if chosen == "jsonl" and file_format is None and is_of_batch(status):
+    batch = _batch(job, chosen, guessed=file_format is None, one_file=one_file)
+    if batch is not None:
         chosen = BATCH_FORMAT
-    _check_batch(status, chosen, one_file=one_file)
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
-        answers = Answers(status)
-        print_results(job, progress, written, lines_of if chosen == "jsonl" else answers.lines)
+        print_results(job, progress, written, lines_of if batch is None else batch.answers().lines)
         return []
     try:
         with locked(path):
@@ -130,9 +128,8 @@ def fetch(
                 # Again, because another process may have written the file, or a part of it, since the command began.
                 _refuse_to_clobber(path, "jsonl" if one_file else chosen)
                 _refuse_part_of_another(path, job)
-            make_writer = BatchFormat(status, one_file=one_file) if chosen == BATCH_FORMAT else _writer(chosen)
             noted_as = f"{chosen}, one file" if one_file else chosen
-            return _fetch(job, path, noted_as, make_writer, progress, written)
+            return _fetch(job, path, noted_as, batch or _writer(chosen), progress, written)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -197,13 +194,22 @@ def guess_format(path: Path) -> str:
     return suffix
 
 
-def _check_batch(status: JobStatus, chosen: str, *, one_file: bool) -> None:
-    if chosen == BATCH_FORMAT and not is_of_batch(status):
+def _batch(job: Job, chosen: str, *, guessed: bool, one_file: bool) -> BatchFormat | None:
+    """The format of a batch file's answers, if they are asked for; they are where jsonl is only guessed.
+
+    Raises:
+        SettingsError: they are asked for, and the job was not made of a batch file.
+    """
+    status = job.status() if chosen in ("jsonl", BATCH_FORMAT) else None
+    if status is not None and is_of_batch(status) and (guessed or chosen == BATCH_FORMAT):
+        return BatchFormat(status, one_file=one_file)
+    if chosen == BATCH_FORMAT:
         raise SettingsError(
-            f"job {status.id} was not made of a batch file, so it has no requests to answer: choose another format"
+            f"job {job.id} was not made of a batch file, so it has no requests to answer: choose another format"
         )
-    if one_file and chosen != BATCH_FORMAT:
-        raise SettingsError(f"one file is for the answers to a batch file ({BATCH_FORMAT}): omit --one-file")
+    if one_file:
+        raise SettingsError("one file is for the answers to a batch file: omit --one-file (one_file= in Python)")
+    return None
 
 
 def _writer(file_format: str) -> Format:

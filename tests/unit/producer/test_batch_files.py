@@ -146,7 +146,7 @@ def test_the_command_may_name_what_the_requests_do_not(tmp_path: Path) -> None:
         None,
     )
     (error,) = refusals(tmp_path, a_request(model="n"), model="m")
-    assert "'n', and 'm' in --model" in error["message"]
+    assert "'n', and 'm' in --model (EMBEDCTL_MODEL)" in error["message"]
     (error,) = refusals(tmp_path, a_request(dimensions=3), dimensions=4)
     assert "3, and 4 in --dimensions" in error["message"]
 
@@ -207,7 +207,18 @@ def test_standard_input_is_checked_in_full_and_read_again(monkeypatch: pytest.Mo
     assert not corpus.rereadable
 
 
-@pytest.mark.parametrize("line", ['{"text": "x"}', '{"custom_id": 1}', '{"custom_id": 1, "body": "x"}', "[]", "{", ""])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"text": "x"}',
+        '{"text": "x", "custom_id": 1, "body": {}}',
+        '{"custom_id": 1}',
+        '{"custom_id": 1, "body": "x"}',
+        "[]",
+        "{",
+        "",
+    ],
+)
 def test_other_files_are_no_batch_files(line: str, tmp_path: Path) -> None:
     assert not is_batch(corpus_of(tmp_path, "", line).files[0])
 
