@@ -190,9 +190,7 @@ class BatchCorpus:
         if file.path != "-":
             return file.plain_lines()
         if self._piped is None:
-            self._piped = tempfile.TemporaryFile()  # noqa: SIM115  (it goes with this corpus)
-            with opened("-") as stream:
-                shutil.copyfileobj(stream, self._piped)
+            self._piped = _copy_of_standard_input()
         self._piped.seek(0)
         return bounded_lines(self._piped, file.name)  # type: ignore[arg-type]  # an IO[bytes] is a BinaryIO
 
@@ -251,6 +249,19 @@ class _Shared:
                 f"model is {model!r}, and {self.model!r} in {self._model_of}; a "
                 "job has one model: split the file, or give the --model that all its requests name",
             )
+
+
+def _copy_of_standard_input() -> IO[bytes]:
+    try:
+        copy = tempfile.TemporaryFile()  # noqa: SIM115  (it goes with its corpus)
+        with opened("-") as stream:
+            shutil.copyfileobj(stream, copy)
+    except OSError as error:
+        raise InputError(
+            f"standard input can't be copied to {tempfile.gettempdir()}: {error.strerror}. Make room there, or set "
+            "TMPDIR"
+        ) from error
+    return copy
 
 
 def _json(line: bytes) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +222,15 @@ def test_standard_input_is_checked_in_full_and_read_again(monkeypatch: pytest.Mo
 )
 def test_other_files_are_no_batch_files(line: str, tmp_path: Path) -> None:
     assert not is_batch(corpus_of(tmp_path, "", line).files[0])
+
+
+def test_a_pipe_that_is_larger_than_the_disk_says_where_to_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    files = open_corpus("-", max_bytes=100).files
+    with pytest.raises(InputError, match=r"can't be copied to .*absent: No such file or directory. Make room there"):
+        BatchCorpus(files, 100, None, unique=True).check()
 
 
 # ------------------------------------------------------------------------------------------------------------- answers
