@@ -19,7 +19,7 @@ from embedctl.corpus import batch as batch_module
 from embedctl.output.batch import Answers, BatchWriter
 from embedctl.results import ChunkVectors, FailedRecord
 from embedctl.store import JobStatus
-from embedctl_config.errors import BatchFileError
+from embedctl_config.errors import BatchFileError, InputError
 from embedctl_config.wire import ErrorCode, RecordKind
 
 #: Published by vLLM for its own command (vllm-project/vllm, pull request 7132).
