@@ -20,6 +20,7 @@
     │   ├── JobUnfinished
     │   ├── JobStalled            its producer died before it had submitted all records
     │   ├── JobCancelled
+    │   ├── JobStopped            it takes no more records; its vectors can be fetched
     │   └── JobFailed             its error budget is spent, or it has no vector
     ├── WaitTimeout
     ├── WireError                 bytes of a chunk or of a result
@@ -59,7 +60,7 @@ class ExitStatus(IntEnum):
         return made
 
     SUCCESS = 0, "success: every record that the command waited for has its vector"
-    FAILURE = 1, "the job failed or was cancelled, or an error without a status of its own"
+    FAILURE = 1, "the job failed, was stopped or was cancelled, or an error without a status of its own"
     USAGE = 2, "a wrong option, argument, setting or corpus"
     SOME_FAILED = 3, "some records failed; all others have their vectors"
     NOT_FOUND = 4, "there is no such job or model"
@@ -188,6 +189,10 @@ class JobStalled(JobError):
 
 class JobCancelled(JobError):
     """Raised when a caller wants the vectors of a cancelled job, or adds or retries records of it."""
+
+
+class JobStopped(JobError):
+    """Raised when a caller adds or retries records of a job that was stopped. Its vectors can be fetched."""
 
 
 class JobFailed(JobError):

@@ -80,7 +80,21 @@ _CHANNELS = ("/{db}.celery.pidbox", "/{db}.celeryev/*")
 USERS: Mapping[str, User] = {
     "producer": User(
         "producer",
-        scripts=("create", "add", "hold", "seal", "issue", "retry", "cancel", "renew", "reap", "audit", "settle"),
+        scripts=(
+            "create",
+            "add",
+            "hold",
+            "seal",
+            "issue",
+            "retry",
+            "stop",
+            "resume",
+            "cancel",
+            "renew",
+            "reap",
+            "audit",
+            "settle",
+        ),
         commands=_LOOKING | _REAPING | _SENDING | {"getrange", "xread"},
         others=tuple(f"{table}.embed.*" for table in BINDINGS),
     ),

@@ -243,6 +243,10 @@ class AsyncJob:
         # It waits for a Redis that is away, which would block a shared thread.
         return await asyncio.wrap_future(in_own_thread(partial(self._job.retry_failed, timeout)))
 
+    async def stop(self) -> JobStatus:
+        """End the job now, and keep what is done; see :meth:`Job.stop`."""
+        return await in_shared_thread(self._job.stop)
+
     async def cancel(self) -> JobStatus:
         """End the job now; see :meth:`Job.cancel`."""
         return await in_shared_thread(self._job.cancel)

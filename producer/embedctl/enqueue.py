@@ -218,6 +218,7 @@ def submit(
     resumable = options.idempotency_key is not None or options.resume is not None
     try:
         with Submission(broker, job, progress, timeout, began=began) as submission:
+            submission.reopen()
             for chunk in chunks:
                 submission.add(chunk)
             submission.seal()

@@ -139,7 +139,8 @@ class Job:
     ) -> Iterator[ChunkVectors]:
         """The results in input order, chunk by chunk, each as soon as it is there; holds one chunk at a time.
 
-        Records that were retried come in their original places.
+        Records that were retried come in their original places. Of a job that was stopped, a chunk that was not
+        encoded comes without records.
 
         Args:
             start: chunks to leave out.
@@ -149,7 +150,7 @@ class Job:
         Raises:
             WaitTimeout: a chunk did not come in time; another call with `start` continues with it.
             JobCancelled: the job was cancelled.
-            JobFailed: the job's error budget ended it before it was done.
+            JobFailed: the job's error budget ended it before it was done; raised after the last result that there is.
             JobLost: Redis lost a result.
             JobStalled: as for :meth:`wait`.
         """
@@ -157,7 +158,8 @@ class Job:
         return self._reader.chunks(start, timeout, progress)
 
     def vectors(self) -> Vectors:
-        """Every vector: float32, records × dimensions, in input order; a failed record's is NaN.
+        """Every vector: float32, records × dimensions, in input order. The row of a record that failed, or that was
+        not encoded because the job was stopped, is NaN.
 
         Raises:
             JobUnfinished: the job has not ended.
@@ -172,7 +174,7 @@ class Job:
     def iter_errors(self) -> Iterator[FailedRecord]:
         """The records of an ended job that have no vector, in input order; holds one chunk at a time.
 
-        If the job's error budget ended it, these are the records that had failed until then.
+        If the job's error budget ended it, or somebody stopped it, these are the records that had failed until then.
 
         Raises:
             JobUnfinished: the job has not ended.
@@ -196,10 +198,21 @@ class Job:
         Raises:
             JobUnfinished: the job has not ended.
             JobCancelled: it was cancelled.
-            JobError: its error budget ended it, or another process retries it.
+            JobFailed, JobStopped: its error budget, or somebody, ended it.
+            JobError: another process retries it.
             WaitTimeout: Redis was away or full until the time was over.
         """
         return retry_failed(self._waiter, TimeLimit.from_now(timeout))
+
+    def stop(self) -> JobStatus:
+        """End the job now, and keep what is done: its vectors can be fetched, and its corpus can continue it. Workers
+        stop at their next batch, and text that is not encoded is freed. An ended job stays as it is.
+
+        Raises:
+            JobCancelled: the job was cancelled.
+        """
+        self._broker.jobs.stop(self._id)
+        return self.status()
 
     def cancel(self) -> JobStatus:
         """End the job now. Workers stop at their next batch, and what was stored is freed. An ended job stays as it

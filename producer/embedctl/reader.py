@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 
 from embedctl.patience import TimeLimit
-from embedctl.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, overlaid
+from embedctl.results import ChunkVectors, FailedRecord, Vectors, chunk_vectors, no_records, overlaid
 from embedctl.routing import missing_worker
-from embedctl.store import JobStatus
+from embedctl.store import JobState, JobStatus
 from embedctl.waiting import LOOK_EVERY_S, Progress, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import wire
 from embedctl_config.errors import JobFailed, JobLost, JobUnfinished
@@ -61,6 +61,8 @@ class ResultReader:
     ) -> Iterator[ChunkVectors]:
         """The results of one chunk after the other; see :meth:`Job.iter_results`.
 
+        In a job that was ended before its last record, a chunk that was not encoded comes without records.
+
         Args:
             start: chunks to leave out.
             timeout: longest wait for one chunk (seconds); None for no limit.
@@ -69,10 +71,12 @@ class ResultReader:
         limit = TimeLimit(timeout, time.monotonic() if since is None else since)
         status = self._waiter.look(progress, limit.deadline)
         refuse_cancelled(status)
-        index, looked = start, time.monotonic()
-        while status.original_chunks is None or index < status.original_chunks:
+        index, looked, cut_short = start, time.monotonic(), False
+        while (chunks := _chunks_to_read(status)) is None or index < chunks:
             wait = partial(self._wait_for_chunk, limit=limit, progress=progress)
             chunk = self._waiter.ask(partial(self._chunk, index, status, wait), limit.deadline)
+            if chunk is None and status.stopped_by is not None:
+                chunk, cut_short = no_records(status.dim or 0), True
             if chunk is None:
                 status = wait(index)
             else:
@@ -82,6 +86,11 @@ class ResultReader:
                 if progress is not None and not status.state.ended and limit.began - looked > LOOK_EVERY_S:
                     # Whoever has many chunks to take sees the job go on meanwhile.
                     status, looked = self._waiter.look(progress, limit.deadline), limit.began
+        if cut_short and status.state is JobState.FAILED:
+            raise JobFailed(
+                f"job {self._job_id} was ended by its error budget after {status.failed} failed records; "
+                f"`embedctl errors {self._job_id}` lists them"
+            )
 
     def empty_vectors(self) -> tuple[JobStatus, Vectors]:
         """The status of an ended job, and an array for its vectors: float32, records × dimensions, filled with NaN.
@@ -124,10 +133,10 @@ class ResultReader:
         return [] if chunk is None else chunk.errors
 
     def _wait_for_chunk(self, index: int, limit: TimeLimit, progress: Progress | None = None) -> JobStatus:
-        """Wait until a chunk's result is there, or the job turns out to have no such chunk.
+        """Wait until a chunk's result is there, or the job turns out to have no such chunk, or was ended without it.
 
         Raises:
-            JobCancelled, JobFailed, JobLost: the result will never come.
+            JobCancelled, JobLost: the result will never come.
         """
 
         def is_there(status: JobStatus) -> bool:
@@ -137,10 +146,7 @@ class ResultReader:
             if self._waiter.ask(partial(self._broker.jobs.has_result, self._job_id, index), limit.deadline):
                 return True
             if status.stopped_by is not None:
-                raise JobFailed(
-                    f"job {self._job_id} was ended by its error budget after {status.failed} failed records; "
-                    f"`embedctl errors {self._job_id}` lists them"
-                )
+                return True  # what is there, is there
             if status.state.ended:
                 raise lost_chunks(self._job_id, *(status.lost_chunks or (index, index)))
             return False
@@ -181,6 +187,13 @@ class ResultReader:
     def _pinned_fingerprint(self) -> str:
         """The model's fingerprint of a job whose status was read before its first claim."""
         return self._broker.jobs.status(self._job_id).model_fingerprint or ""
+
+
+def _chunks_to_read(status: JobStatus) -> int | None:
+    """How many chunks hold a job's records; None while its producer may add more."""
+    if status.stopped_by is not None:
+        return status.original_chunks or status.chunks
+    return status.original_chunks
 
 
 def _all_failed(status: JobStatus, first: FailedRecord) -> JobFailed:

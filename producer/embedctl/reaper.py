@@ -183,8 +183,8 @@ class Reaper:
         """Tidy a slice of a job; returns whether there is more to do. A job that is done is forgotten."""
         upkeep = self._broker.upkeep
         cancelled = job.state is JobState.CANCELLED
-        if not cancelled and not job.settled:
-            return upkeep.settle_slice(job.id)
+        if not cancelled and (not job.settled or job.resumable):
+            return upkeep.settle_slice(job.id)  # a script, because what is freed may be added again
         # If its error budget ended the job, the results stay to show what went wrong, and the waiting text is freed.
         if not upkeep.free_slice(job.id, job.chunks, results=cancelled):
             return True
@@ -200,7 +200,7 @@ class Reaper:
         except (BrokerRefused, NotPermitted) as error:
             return error
         if closed:
-            log.warning("job %s: the process that retried its failed records died; those it queued go on", job.id)
+            log.warning("job %s: the process that retried or resumed it died; the records that it queued go on", job.id)
         return None
 
     def _look_at(self, jobs: Sequence[ActiveJob], now_ms: int, until: float) -> None:

@@ -83,6 +83,11 @@ def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
     )
 
 
+def no_records(dim: int) -> ChunkVectors:
+    """A chunk without records."""
+    return ChunkVectors(np.arange(0), [], np.empty((0, dim), np.float32), [], [])
+
+
 def chunk_vectors(result: ChunkResult) -> ChunkVectors:
     """The results of a chunk as decoded from the wire format."""
     positions = (

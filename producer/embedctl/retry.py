@@ -21,6 +21,8 @@ def retry_failed(waiter: Waiter, limit: TimeLimit) -> int:
     status = ask(waiter.status)
     if status.state is JobState.CANCELLED:
         raise JobCancelled(f"job {job_id} was cancelled: submit its corpus again")
+    if status.stopped_by is not None:
+        raise broker.jobs.why_stopped(job_id)
     send_tickets = partial(broker.send_issued, status)
     token = secrets.token_hex(8)
     chunks, retried = status.chunks, 0

@@ -25,7 +25,6 @@ from embedctl_config.errors import (
     EmbedctlError,
     JobCancelled,
     JobError,
-    JobFailed,
     JobLost,
     JobNotFound,
     WaitTimeout,
@@ -94,7 +93,7 @@ class Submission:
 
         Raises:
             CorpusChanged: the job has another chunk in this place, or was sealed without it.
-            JobFailed: its error budget has ended it.
+            JobFailed, JobStopped: its error budget, or a user, has ended it.
             JobCancelled, JobLost, BrokerUnavailable: it takes no more; the last two say how to go on.
             WaitTimeout: the time is over.
         """
@@ -108,7 +107,7 @@ class Submission:
         if answer is Added.SEALED:
             raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
         if answer is Added.STOPPED:
-            raise self._stopped()
+            raise self._patiently(lambda: self._broker.jobs.why_stopped(self._job_id))
         if answer is Added.DIFFERS:
             raise CorpusChanged(self._first_difference(chunk))
         self._added += 1
@@ -118,6 +117,13 @@ class Submission:
         self._report()
         if waiting > self._broker.settings.high_water_bytes:
             self._wait_for_workers()
+
+    def reopen(self) -> None:
+        """If the job was stopped, open it again for its corpus. Raises as :meth:`add` does."""
+        if self._job.state is JobState.STOPPED:
+            while not self._patiently(lambda: self._broker.jobs.resume(self._job_id, self._token)):
+                self._wait(_ANOTHER_PRODUCER)
+                time.sleep(1.0)
 
     def seal(self) -> None:
         """Say that the job has all its chunks. Raises as :meth:`add` does."""
@@ -181,9 +187,6 @@ class Submission:
             f"job {self._job_id} has only the first {self._records} of its records after {self._timeout:g} s{why}"
         )
 
-    def _stopped(self) -> JobFailed:
-        return JobFailed(f"job {self._job_id} was ended by its error budget (max_errors) while it was submitted")
-
     def _keep_right(self) -> None:
         """Renew the producer's lease while the corpus is slow to give its next record, or Redis is slow to take it.
 
@@ -211,7 +214,7 @@ class Submission:
         """Backpressure: wait until the job's waiting text is below `high_water_bytes`.
 
         Raises:
-            JobCancelled, JobFailed, JobLost: there will be no room, because the job has ended or can't end.
+            JobCancelled, JobFailed, JobStopped, JobLost: there will be no room, because the job has ended or can't end.
             WaitTimeout: the time is over.
         """
         jobs, seen = self._broker.jobs, "$"
@@ -229,7 +232,7 @@ class Submission:
         if status.state is JobState.CANCELLED:
             raise JobCancelled(f"job {self._job_id} was cancelled")
         if status.stopped_by is not None:
-            raise self._stopped()
+            raise self._patiently(lambda: self._broker.jobs.why_stopped(self._job_id))
         if status.lost_chunks is not None:
             first, last = status.lost_chunks
             raise JobLost(

@@ -50,6 +50,10 @@ def cancels(job_type: Callable[[str, Broker], Any] = Job) -> Body:
     return lambda broker, job_id: str(job_type(job_id, broker).cancel().state)
 
 
+def stops(broker: Broker, job_id: str) -> str:
+    return str(Job(job_id, broker).stop().state)
+
+
 def retries(job_type: Callable[[str, Broker], Any] = Job) -> Body:
     return lambda broker, job_id: job_type(job_id, broker).retry_failed()
 

@@ -69,12 +69,15 @@ def _states(view: View, missing: bool) -> Iterator[Violation]:
             )
         if not view.ended and not view.is_active:  # nor would a sweep find it
             yield Violation("what has not ended is active", view.state)
-    if view.text("lost_first") is not None and not missing:
+    # A stopped job that is resumed lacks the text that its producer has not added again, for ever if the producer died.
+    if view.text("lost_first") is not None and not missing and view.number("resumed_below") == 0:
         yield Violation("nothing is called lost that is not", f"lost from chunk {view.text('lost_first')}")
 
 
 def _counts(view: View) -> Iterator[Violation]:
     chunks, done, failed, records, waiting, stored = view.number("added"), 0, 0, 0, 0, 0
+    # A stopped job that is resumed: the text of these is gone, or as good as gone.
+    not_added_again = range(view.number("resumed_to"), view.number("resumed_below"))
     for chunk in range(chunks):
         result, data = view.result(chunk), view.input(chunk)
         if view.is_void(chunk):
@@ -86,13 +89,17 @@ def _counts(view: View) -> Iterator[Violation]:
             done += result.rows - errors
             failed += errors - moved
             records += result.rows - moved
+        elif chunk in not_added_again:
+            continue
         elif data is not None:
             waiting += len(data)
             records += len(wire.decode_input(data).kinds)
         elif view.text("stopped_by") is None:
             yield Violation("no chunk is without text and result", f"chunk {chunk}")
     seen = {"done": done, "failed": failed, "chunks_done": stored}
-    if view.text("stopped_by") is None:
+    if not_added_again:
+        seen |= {"waiting_bytes": waiting}
+    elif view.text("stopped_by") is None:
         seen |= {"waiting_bytes": waiting, "records": records}
     for name, count in seen.items():
         if view.number(name) != count:
@@ -155,7 +162,8 @@ def at_rest(world: World, state: State, actors: tuple[Actor, ...]) -> Iterator[V
             yield from _was_told_right(actor, known, view, state)
     if not view.job:
         return
-    if not view.ended and view.text("original_chunks") is not None:
+    resumable = view.number("resumed_below") > 0  # its corpus must be added once more, as everybody is told
+    if not view.ended and view.text("original_chunks") is not None and not resumable:
         yield Violation(
             "a job that has all its records ends",
             f"{view.state}, sealed {view.text('sealed')}, {view.number('done')}+{view.number('failed')} of "
@@ -178,7 +186,9 @@ def _memory(view: View) -> Iterator[Violation]:
     if waiting:
         yield Violation("an ended job has no text waiting", f"{waiting} bytes")
     kinds = {"in": keys.chunk_input, "out": keys.chunk_result, "retry": keys.retry_pointer}
-    freed = {"cancelled": ["in", "out", "retry"]}.get(view.state, ["in"] if view.text("stopped_by") else [])
+    freed = {"cancelled": ["in", "out", "retry"]}.get(
+        view.state, ["in"] if view.text("stopped_by") == "max_errors" else []
+    )
     for kind in freed:
         held = [each for each in range(view.number("added")) if view.string(kinds[kind](view.job_id, each)) is not None]
         if held:
@@ -186,6 +196,7 @@ def _memory(view: View) -> Iterator[Violation]:
     if not freed:
         for chunk in range(view.number("added")):
             result = view.result(chunk)
+            # A stopped job keeps the failed records of what is done, for a retry once its corpus has continued it.
             if view.input(chunk) is not None and (result is None or not result.errors):
                 yield Violation("memory is freed", f"{view.state}, and the text of chunk {chunk} is there")
 
@@ -226,7 +237,7 @@ def _was_told_right(actor: Actor, run: Run, view: View, state: State) -> Iterato
     elif said == "JobFailed":
         wrong = view.text("stopped_by") is None and view.state != "cancelled" and not state.went_back
     elif said in ("JobLost", "JobNotFound"):
-        wrong = not state.went_back
+        wrong = not state.went_back and not view.number("resumed_below")
     elif said == "CorpusChanged":
         wrong = not _changed(state)
     elif said == "returned" and run.value in ("completed", "completed_with_errors"):

@@ -201,7 +201,7 @@ class Machine:
 
     @staticmethod
     def _reopens(move: Move, what: str) -> bool:
-        return move.who == "redis" or "retry(" in what or "add(" in what
+        return move.who == "redis" or any(step in what for step in ("retry(", "add(", "resume("))
 
     def _texts_at_first(self, snapshot: Snapshot) -> tuple[tuple[int, bytes], ...]:
         view = self.world.view(snapshot)

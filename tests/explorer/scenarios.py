@@ -135,6 +135,10 @@ def _canceller(cast: Cast) -> Program:
     return Program("canceller", {"": bodies.cancels(cast.job)}, mortal=True, rare=True)
 
 
+def _stopper(runs: int = 1) -> Program:
+    return Program("stopper", {"": bodies.stops}, runs=runs, mortal=True, rare=True)
+
+
 def _retrier(cast: Cast, name: str = "retrier", runs: int = 1) -> Program:
     bodies_of = {"": bodies.retries(cast.job)}
     return Program(name, bodies_of, rare=True, runs=runs, mortal=True, holds=True, sees=_size)
@@ -315,6 +319,21 @@ SCENARIOS: dict[str, Scenario] = {
         lambda cast: (_producer(cast, "a", "b"), Worker("w1"), _reaper(cast), _canceller(cast), _waiter(cast)),
         left={"death": 1, "lapse": 1},
     ),
+    # A client stops the job, and its corpus may continue it.
+    "stop": Scenario(
+        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _reaper(cast), _stopper(), _waiter(cast)),
+        left={"death": 1, "lapse": 1},
+    ),
+    # A job is stopped while its producer submits it, or continues it, and workers still hold its chunks.
+    "stop twice": Scenario(
+        lambda cast: (_producer(cast, "a", "b", runs=3), Worker("w1", fails=(0, 1)), _reaper(cast), _stopper(runs=2)),
+        left={"death": 1, "lapse": 1, "lost answer": 1},
+    ),
+    "stop and retry": Scenario(
+        lambda cast: (_retrier(cast), _repairer(cast), Worker("w1"), _reaper(cast), _stopper()),
+        left={"death": 1},
+        prepare=_ended_with_failures,
+    ),
     # Tickets of a job that is over are removed while the job is opened again, or after Redis forgot its end.
     "dead tickets": Scenario(
         lambda cast: (_retrier(cast), _repairer(cast), Worker("w1"), _reaper(cast), Tidier()),
@@ -352,6 +371,9 @@ def _everybody(cast: Cast, **options: Any) -> tuple[Actor, ...]:
 SCENARIOS["everybody"] = Scenario(_everybody, left={"death": 3, "lapse": 5, "lost answer": 2})
 SCENARIOS["everybody and a canceller"] = Scenario(
     lambda cast: (*_everybody(cast), _canceller(cast)), left={"death": 2, "lapse": 3, "lost answer": 1}
+)
+SCENARIOS["everybody and a stopper"] = Scenario(
+    lambda cast: (*_everybody(cast), _stopper(runs=2)), left={"death": 2, "lapse": 3, "lost answer": 1}
 )
 SCENARIOS["everybody with a budget"] = Scenario(
     _everybody, left={"death": 2, "lapse": 3, "lost answer": 1}, job={"max_errors": 2}

@@ -53,6 +53,7 @@ for _command in (
     jobs.fetch,
     jobs.errors,
     disposal.retry,
+    disposal.stop,
     disposal.cancel,
     disposal.discard,
     stack.worker,

@@ -17,9 +17,11 @@ from embedctl.cli.addresses import refuse_addresses
 from embedctl.cli.completion import complete_class, complete_job
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import (
+    chosen_numbers,
     corpus_options,
     json_option,
     no_clobber_option,
+    numbers_options,
     one_file_option,
     option,
     output_option,
@@ -193,6 +195,7 @@ class CorpusChoice:
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
 @one_file_option
+@numbers_options
 @no_clobber_option
 @option("--dry-run", is_flag=True, help="Queue nothing; print an estimate of the job's size and duration.")
 @json_option
@@ -204,6 +207,8 @@ def submit(
     wait: bool,
     output: Path | None,
     one_file: bool,
+    output_type: str,
+    ranges: Path | None,
     no_clobber: bool,
     dry_run: bool,
     as_json: bool,
@@ -219,11 +224,17 @@ def submit(
     encode. If that is interrupted, `embedctl fetch` continues it.
     """
     settings = load_settings()
+    numbers = chosen_numbers(output_type, ranges)
     choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
     choice.check_one_file(one_file, output)
     if output is not None:
         check_destination(
-            output, choice.keep, clobber=not no_clobber, as_json=as_json, batch=choice.is_batch and not one_file
+            output,
+            choice.keep,
+            clobber=not no_clobber,
+            as_json=as_json,
+            numbers=numbers,
+            batch=choice.is_batch and not one_file,
         )
     choice = choice.checked(as_json=as_json)
     broker = Broker.shared(settings)
@@ -239,7 +250,7 @@ def submit(
             with progress.above():
                 click.echo(job.id, err=is_stdout(output))  # the vectors have standard output to themselves
         if output is not None:
-            written = save(job, output, progress, clobber=not no_clobber, one_file=one_file)
+            written = save(job, output, progress, clobber=not no_clobber, one_file=one_file, numbers=numbers)
         elif wait:
             wait_for(job, progress)
     status = job.status()

@@ -1,4 +1,4 @@
-"""Commands that change jobs that are there: retry, cancel, discard. Each takes several jobs."""
+"""Commands that change jobs that are there: retry, stop, cancel, discard. Each takes several jobs."""
 
 from __future__ import annotations
 
@@ -62,8 +62,27 @@ def retry(ctx: click.Context, /, job_ids: tuple[str, ...], as_json: bool) -> Non
 @_jobs_argument(required=True)
 @json_option
 @click.pass_context
+def stop(ctx: click.Context, /, job_ids: tuple[str, ...], as_json: bool) -> None:
+    """End jobs now and keep what is done, for `embedctl fetch`. A job that has already ended is left unchanged.
+
+    To continue a stopped job, submit the same corpus with --resume JOB or with its idempotency key.
+    """
+
+    def deed(job: Job) -> tuple[str, Mapping[str, Any]]:
+        status = job.stop()
+        facts = {"state": status.state, "records": status.records, "done": status.done, "failed": status.failed}
+        return f"{status.state}; {status.done:,} of {status.records:,} records have a vector", facts
+
+    with _outcomes(ctx, as_json=as_json) as outcomes:
+        _do_to_each(outcomes, job_ids, deed)
+
+
+@click.command()
+@_jobs_argument(required=True)
+@json_option
+@click.pass_context
 def cancel(ctx: click.Context, /, job_ids: tuple[str, ...], as_json: bool) -> None:
-    """End jobs now and free their data in Redis. A job that has already ended is left unchanged."""
+    """End jobs now and free their data in Redis, vectors too. A job that has already ended is left unchanged."""
 
     def deed(job: Job) -> tuple[str, Mapping[str, Any]]:
         state = job.cancel().state

@@ -10,9 +10,11 @@ import click
 from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array, result_json
 from embedctl.cli.options import (
+    chosen_numbers,
     job_argument,
     json_option,
     no_clobber_option,
+    numbers_options,
     one_file_option,
     option,
     output_option,
@@ -57,6 +59,7 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
     "batch file.",
 )
 @one_file_option
+@numbers_options
 @no_clobber_option
 @quiet_option
 @json_option
@@ -68,6 +71,8 @@ def fetch(
     output: Path,
     file_format: str | None,
     one_file: bool,
+    output_type: str,
+    ranges: Path | None,
     no_clobber: bool,
     quiet: bool,
     as_json: bool,
@@ -77,11 +82,20 @@ def fetch(
     In .npy, a failed record is a row of NaN; ids and errors go to separate files next to the .npy file. A .jsonl or
     .parquet file holds everything. To continue an interrupted fetch, run it again with the same file.
     """
-    check_destination(output, (), clobber=not no_clobber, as_json=as_json)
+    numbers = chosen_numbers(output_type, ranges)
+    check_destination(output, (), clobber=not no_clobber, as_json=as_json, numbers=numbers)
     job = Job.get(job_id)
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
         progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
-        written = save(job, output, progress, clobber=not no_clobber, file_format=file_format, one_file=one_file)
+        written = save(
+            job,
+            output,
+            progress,
+            clobber=not no_clobber,
+            file_format=file_format,
+            one_file=one_file,
+            numbers=numbers,
+        )
     ended = job.status()
     report(ended, progress)
     if as_json:

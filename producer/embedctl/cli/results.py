@@ -52,7 +52,9 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
 
 
-def check_destination(path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool, batch: bool = False) -> None:
+def check_destination(
+    path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool, numbers: output.Numbers, batch: bool = False
+) -> None:
     """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
 
     Args:
@@ -64,7 +66,7 @@ def check_destination(path: Path, keep: Sequence[str], *, clobber: bool, as_json
     """
     if as_json and output.is_stdout(path):
         raise click.UsageError("--json and --output - both print to standard output: name a file, or omit --json")
-    output.check_output(path, keep, clobber=clobber, batch=batch)
+    output.check_output(path, keep, clobber=clobber, numbers=numbers, batch=batch)
 
 
 def save(
@@ -75,11 +77,12 @@ def save(
     clobber: bool = True,
     file_format: str | None = None,
     one_file: bool = False,
+    numbers: output.Numbers = output.FLOAT32,
 ) -> list[Path]:
     """Write a job's vectors as they come, and show the progress of both.
 
     Args:
-        clobber, file_format, one_file: as for :func:`output.fetch`.
+        clobber, file_format, one_file, numbers: as for :func:`output.fetch`.
 
     Raises:
         KeyboardInterrupt: says how to return to the job.
@@ -94,6 +97,7 @@ def save(
             progress=progress.running,
             written=progress.written,
             clobber=clobber,
+            numbers=numbers,
         )
         status = job.wait(progress=progress.running)
     except KeyboardInterrupt:
@@ -133,10 +137,20 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = 
         failed_in: the file that names them, of a job that is freed.
     """
     progress.say(_sentence(summary(status, progress.continued_at), progress), prose=True)
+    if status.stopped_by is not None:
+        left = status.records - status.done - status.failed
+        progress.say(f"{left:,} records were not encoded: {_why_ended(status, is_freed=failed_in is not None)}")
     if status.failed and failed_in is not None:
         progress.say(f"The failed records are in {failed_in}")
     elif status.failed and status.state is not JobState.CANCELLED:
         progress.say(f"The failed records: embedctl errors {status.id}")
+
+
+def _why_ended(status: JobStatus, *, is_freed: bool) -> str:
+    if status.state is not JobState.STOPPED:
+        return "the error budget (--max-errors) ended the job"
+    mend = "" if is_freed else f". To continue it: embedctl submit CORPUS --resume {status.id}"
+    return f"the job was stopped{mend}"
 
 
 def failures_in(written: list[Path]) -> str:
@@ -166,6 +180,6 @@ def _sentence(facts: Summary, progress: JobProgress) -> str:
 
 def exit_status(job: JobStatus) -> ExitStatus:
     """The exit status of a command that has waited for this job."""
-    if job.state in (JobState.FAILED, JobState.CANCELLED):
+    if job.state in (JobState.FAILED, JobState.STOPPED, JobState.CANCELLED):
         return ExitStatus.FAILURE
     return ExitStatus.SOME_FAILED if job.state is JobState.COMPLETED_WITH_ERRORS else ExitStatus.SUCCESS

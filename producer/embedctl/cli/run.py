@@ -18,10 +18,12 @@ from embedctl.cli.completion import complete_class
 from embedctl.cli.corpora import CorpusChoice, print_estimate, submit_choice
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import (
+    chosen_numbers,
     corpus_options,
     cpus_option,
     json_option,
     no_clobber_option,
+    numbers_options,
     one_file_option,
     option,
     output_option,
@@ -52,6 +54,7 @@ _NEWER = ("input_files", "unique_ids")
 @cpus_option
 @output_option()
 @one_file_option
+@numbers_options
 @no_clobber_option
 @option("--dry-run", is_flag=True, help="Start and write nothing; print an estimate of the job's size.")
 @json_option
@@ -62,6 +65,8 @@ def run(
     *,
     output: Path | None,
     one_file: bool,
+    output_type: str,
+    ranges: Path | None,
     no_clobber: bool,
     cpus: str | None,
     dry_run: bool,
@@ -80,6 +85,7 @@ def run(
     own if there are none, or if --cpus is given. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
+    numbers = chosen_numbers(output_type, ranges)
     options["hardware"] = local_class(settings, options["hardware"])
     choice = CorpusChoice.of(settings, output=output, **options)
     if dry_run:
@@ -90,7 +96,12 @@ def run(
         raise click.UsageError("Missing option '--output' / '-o'.")
     choice.check_one_file(one_file, output)
     check_destination(
-        output, choice.keep, clobber=not no_clobber, as_json=as_json, batch=choice.is_batch and not one_file
+        output,
+        choice.keep,
+        clobber=not no_clobber,
+        as_json=as_json,
+        numbers=numbers,
+        batch=choice.is_batch and not one_file,
     )
     command = _command(settings, output, cpus=cpus, **options)
     key = _run_key(choice.corpus, command)
@@ -106,7 +117,7 @@ def run(
         broker = Broker.connect(ours)
         job = submit_choice(broker, choice.keyed(key and key + token), progress)
         with _freed_unless_it_goes_on(job, resumable=key is not None):
-            written = save(job, output, progress, clobber=not no_clobber, one_file=one_file)
+            written = save(job, output, progress, clobber=not no_clobber, one_file=one_file, numbers=numbers)
         status = job.status()
         job.discard()
         broker.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from embedctl.output.npy import beside
+from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import LineFile, json_line, part_of, publish
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import JobStatus
@@ -233,7 +234,14 @@ class BatchFormat:
         """What makes the lines."""
         return Answers(self._job)
 
-    def __call__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: object = ()) -> BatchWriter:
+    def __call__(
+        self,
+        path: Path,
+        records: int,
+        noted: Mapping[str, int] | None,
+        keep: Sequence[str] = (),
+        numbers: Numbers = FLOAT32,
+    ) -> BatchWriter:
         return BatchWriter(path, self._job, noted, one_file=self._one_file)
 
 

@@ -15,12 +15,21 @@ from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.job import Job
 from embedctl.output.batch import BatchFormat, errors_beside, is_of_batch
 from embedctl.output.jsonl import lines_of
-from embedctl.output.npy import beside
+from embedctl.output.npy import all_beside
+from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
 from embedctl.output.standard import check_stdout, is_stdout, print_results
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
-from embedctl_config.errors import BrokerUnavailable, JobError, JobNotFound, JobStalled, OutputError, SettingsError
+from embedctl_config.errors import (
+    BrokerUnavailable,
+    JobError,
+    JobFailed,
+    JobNotFound,
+    JobStalled,
+    OutputError,
+    SettingsError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +46,20 @@ _NOTE_EVERY_S = 2.0
 class Format(Protocol):
     """Makes a writer.
 
-    Its arguments are the final path, the number of the job's records, the last checkpoint, or None, and the names of
-    the job's kept fields.
+    Its arguments are the final path, the number of the job's records, the last checkpoint, or None, the names of the
+    job's kept fields, and how vectors are stored.
     """
 
     #: Whether the number of records must be known before the first chunk is written.
     needs_total: bool
 
     def __call__(
-        self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()
+        self,
+        path: Path,
+        records: int,
+        noted: Mapping[str, int] | None,
+        keep: Sequence[str] = (),
+        numbers: Numbers = FLOAT32,
     ) -> Writer: ...
 
 
@@ -85,6 +99,7 @@ def fetch(
     progress: Callable[[JobStatus], None] | None = None,
     written: Callable[[ChunkVectors], None] | None = None,
     clobber: bool = True,
+    numbers: Numbers = FLOAT32,
 ) -> list[Path]:
     """Write a job's results to a file, or to standard output, as they arrive, in input order. Memory holds one chunk at
     a time (parquet: a row group, some 64 MB).
@@ -100,6 +115,7 @@ def fetch(
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in the file.
         clobber: whether to replace a file that exists, and the unfinished file of another job.
+        numbers: how vectors are stored. Int8 without ranges takes those of the first 100,000 records.
 
     Returns:
         The written files, `path` first; none for standard output.
@@ -109,7 +125,8 @@ def fetch(
         OutputError: the file can't be written, exists and must not be replaced, or another fetch is writing it.
         BrokenPipeError: nobody reads standard output any more.
         MissingExtra: parquet without pyarrow.
-        JobCancelled, JobFailed, BrokerUnavailable: as for :meth:`Job.iter_results`.
+        JobFailed: the job's error budget ended it; what is done is in the file.
+        JobCancelled, BrokerUnavailable: as for :meth:`Job.iter_results`.
         JobNotFound, JobLost, JobStalled: the job is gone, or its producer is. What was fetched stays where the message
             says.
     """
@@ -117,6 +134,7 @@ def fetch(
     batch = _batch(job, chosen, guessed=file_format is None, one_file=one_file)
     if batch is not None:
         chosen = BATCH_FORMAT
+    _refuse_numbers(path, chosen, numbers)
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
@@ -128,8 +146,10 @@ def fetch(
                 # Again, because another process may have written the file, or a part of it, since the command began.
                 _refuse_to_clobber(path, "jsonl" if one_file else chosen)
                 _refuse_part_of_another(path, job)
+            if numbers.kind is OutputType.INT8 and numbers.ranges is None:
+                numbers = Numbers(numbers.kind, ranges_of(_up_to_its_end(job, progress), f"job {job.id}"))
             noted_as = f"{chosen}, one file" if one_file else chosen
-            return _fetch(job, path, noted_as, batch or _writer(chosen), progress, written)
+            return _fetch(job, path, noted_as, batch or _writer(chosen), progress, written, numbers)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -141,7 +161,9 @@ def holds_kept_fields(path: Path) -> bool:
     return guess_format(path) != "npy"
 
 
-def check_output(path: Path, keep: Sequence[str] = (), *, clobber: bool = True, batch: bool = False) -> None:
+def check_output(
+    path: Path, keep: Sequence[str] = (), *, clobber: bool = True, numbers: Numbers = FLOAT32, batch: bool = False
+) -> None:
     """Check beforehand that vectors, and these kept fields, can be written to a path.
 
     Args:
@@ -149,13 +171,15 @@ def check_output(path: Path, keep: Sequence[str] = (), *, clobber: bool = True, 
         clobber: whether files that exist may be replaced.
 
     Raises:
-        SettingsError: the path has no suffix of a known format, or the format has no room for kept fields.
+        SettingsError: the path has no suffix of a known format, or the format has no room for kept fields or no such
+            numbers.
         OutputError: the folder is missing, or not writable; a file exists that must not be replaced; standard output is
             closed.
         MissingExtra: parquet without pyarrow.
     """
     file_format = guess_format(path)
     _writer(file_format)
+    _refuse_numbers(path, file_format, numbers)
     if keep and not holds_kept_fields(path):
         raise SettingsError(
             f"{path} can't hold the kept fields ({', '.join(keep)}): name the output .jsonl or .parquet, or leave out "
@@ -177,7 +201,7 @@ def files_of(path: Path) -> list[Path]:
     """The files that :func:`fetch` may write for a path, `path` first; none for standard output."""
     if is_stdout(path):
         return []
-    return [path, *(beside(path).values() if path.suffix == ".npy" else ())]
+    return [path, *(all_beside(path) if path.suffix == ".npy" else ())]
 
 
 def guess_format(path: Path) -> str:
@@ -218,8 +242,14 @@ def _writer(file_format: str) -> Format:
     return writer
 
 
+def _refuse_numbers(path: Path, file_format: str, numbers: Numbers) -> None:
+    if file_format in ("jsonl", BATCH_FORMAT) and numbers.kind is not OutputType.FLOAT32:
+        where = "standard output" if is_stdout(path) else path
+        raise SettingsError(f"{where} takes float32 alone: name the output .npy or .parquet for {numbers.kind}")
+
+
 def _refuse_to_clobber(path: Path, file_format: str) -> None:
-    others = {"npy": [*beside(path).values()], BATCH_FORMAT: [errors_beside(path)]}
+    others = {"npy": [*all_beside(path)], BATCH_FORMAT: [errors_beside(path)]}
     for file in (path, *others.get(file_format, ())):
         if os.path.lexists(file):
             raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
@@ -241,23 +271,27 @@ def _fetch(
     make_writer: Format,
     progress: Callable[[JobStatus], None] | None,
     written: Callable[[ChunkVectors], None] | None,
+    numbers: Numbers,
 ) -> list[Path]:
     if make_writer.needs_total:
         job.wait_until_sealed(progress)
     status = job.status()
     # A retry of failed records may change rows that an earlier fetch has written.
     retried = status.chunks - (status.original_chunks or status.chunks)
-    note = Progress(path, {"job": job.id, "format": file_format, "retried": retried})
-    writer, taken_up_at = _taken_up(make_writer, path, status, note)
-    chunks = taken_up_at
+    note = Progress(path, {"job": job.id, "format": file_format, "retried": retried, **numbers.mark()})
+    writer, taken_up_at = _taken_up(make_writer, path, status, note, numbers)
+    chunks, failed = taken_up_at, None
     next_note = time.monotonic() + _NOTE_EVERY_S
     try:
-        for chunks in _written(job, writer, taken_up_at, progress, written):
-            if time.monotonic() >= next_note:
-                facts = writer.checkpoint()
-                if facts is not None:
-                    note.save({"chunks": chunks, **facts})
-                next_note = time.monotonic() + _NOTE_EVERY_S
+        try:
+            for chunks in _written(job, writer, taken_up_at, progress, written):
+                if time.monotonic() >= next_note:
+                    facts = writer.checkpoint()
+                    if facts is not None:
+                        note.save({"chunks": chunks, **facts})
+                    next_note = time.monotonic() + _NOTE_EVERY_S
+        except JobFailed as error:  # its error budget ended it, and what was paid for is kept
+            failed = JobFailed(f"{error}. What is done is in {path}")
         files = writer.finish()
     except BrokerUnavailable:  # the written part stays for the next fetch
         writer.close()
@@ -288,7 +322,15 @@ def _fetch(
         writer.close()
         raise
     note.clear()
+    if failed is not None:
+        raise failed
     return files
+
+
+def _up_to_its_end(job: Job, progress: Callable[[JobStatus], None] | None) -> Iterator[ChunkVectors]:
+    """A job's results, also if its error budget ends it."""
+    with suppress(JobFailed):
+        yield from job.iter_results(progress=progress)
 
 
 def _written(
@@ -313,15 +355,19 @@ def _written(
             return
 
 
-def _taken_up(make_writer: Format, path: Path, status: JobStatus, note: Progress) -> tuple[Writer, int]:
+def _taken_up(
+    make_writer: Format, path: Path, status: JobStatus, note: Progress, numbers: Numbers
+) -> tuple[Writer, int]:
     """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
     records, keep = status.records, status.options.get("keep", ())
     noted = note.load()
     if noted is not None:
         try:
-            return make_writer(path, records, noted, keep), noted["chunks"]
+            return make_writer(path, records, noted, keep, numbers), noted["chunks"]
         except (OSError, ValueError):
             log.warning("%s: can't continue an earlier fetch; beginning again", path)
+    elif note.is_of_other_numbers():
+        log.warning("%s was begun with another --output-type or other ranges; beginning again", path)
     # From here on, the part files belong to this fetch, so no later fetch may trust an older progress note.
     note.clear()
-    return make_writer(path, records, None, keep), 0
+    return make_writer(path, records, None, keep, numbers), 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embedctl.output.numbers import FLOAT32, Numbers, OutputType
 from embedctl.output.parts import LineFile, json_line, part_of, publish
 from embedctl.results import ChunkVectors
 
@@ -43,7 +44,15 @@ class JsonlWriter:
 
     needs_total = False
 
-    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        records: int,
+        noted: Mapping[str, int] | None,
+        keep: Sequence[str] = (),
+        numbers: Numbers = FLOAT32,
+    ) -> None:
+        assert numbers.kind is OutputType.FLOAT32
         self._file = LineFile(path, (noted or {}).get("size", 0))
 
     def write(self, chunk: ChunkVectors) -> None:

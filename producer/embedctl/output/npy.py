@@ -1,28 +1,46 @@
-"""`.npy`: one float32 array, records × dimensions, and separate files for ids, errors and truncations."""
+"""`.npy`: one array, records × dimensions, and separate files for ids, errors, truncations and ranges."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import LineFile, json_line, part_of, publish
-from embedctl.results import ChunkVectors, Vectors
+from embedctl.results import ChunkVectors
 
 #: The files next to `NAME.npy`: `NAME.ids.jsonl`, `NAME.errors.jsonl`, `NAME.truncated.jsonl`.
 BESIDE = ("ids", "errors", "truncated")
+_NOT_ENCODED = "the job was ended before it came to this record"
 
 
 def beside(path: Path) -> dict[str, Path]:
-    """The files next to an array, by kind."""
-    stem = path.with_suffix("") if path.suffix == ".npy" else path
-    return {kind: stem.with_name(f"{stem.name}.{kind}.jsonl") for kind in BESIDE}
+    """The files of lines next to an array, by kind."""
+    return {kind: _stem(path).with_name(f"{_stem(path).name}.{kind}.jsonl") for kind in BESIDE}
+
+
+def ranges_beside(path: Path) -> Path:
+    """The file next to an int8 array that holds the ranges: float32, 2 × dimensions."""
+    return _stem(path).with_name(f"{_stem(path).name}.ranges.npy")
+
+
+def all_beside(path: Path) -> list[Path]:
+    """The files that may be written next to an array."""
+    return [*beside(path).values(), ranges_beside(path)]
+
+
+def _stem(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix == ".npy" else path
 
 
 class NpyWriter:
-    """Writes vectors into a preallocated array; a failed record's row is NaN.
+    """Writes vectors into a preallocated array. The row of a record that failed, or that was not encoded, is NaN; in
+    int8 and ubinary it is 0, and `errors` names both.
 
     The files next to it have a JSON string or null per record (`ids`), an object per failed record (`errors`) and an
     object per truncated record (`truncated`). Each file exists only if it has content.
@@ -30,11 +48,22 @@ class NpyWriter:
 
     needs_total = True
 
-    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        records: int,
+        noted: Mapping[str, int] | None,
+        keep: Sequence[str] = (),
+        numbers: Numbers = FLOAT32,
+    ) -> None:
         self._path = path
+        self._numbers = numbers
         self._records = records
-        self._array: Vectors | None = None
+        self._array: npt.NDArray[Any] | None = None
+        if noted and "rows" not in noted:
+            raise ValueError("an older version wrote this note")
         noted = noted or {}
+        self._rows = noted.get("rows", 0)
         self._said = {kind: noted.get(f"said_{kind}", 0) for kind in BESIDE}
         self._files = {kind: LineFile(file, noted.get(kind, 0)) for kind, file in beside(path).items()}
         if noted:
@@ -44,8 +73,11 @@ class NpyWriter:
 
     def write(self, chunk: ChunkVectors) -> None:
         if self._array is None:
-            self._array = _preallocated(part_of(self._path), (self._records, chunk.vectors.shape[1]))
-        self._array[chunk.positions] = chunk.vectors
+            self._array = self._preallocated(chunk.vectors.shape[1])
+        if len(chunk.positions):
+            self._skip_to(int(chunk.positions[0]))
+            self._rows = int(chunk.positions[-1]) + 1
+        self._array[chunk.positions] = self._numbers.of(chunk.vectors)
         self._said["ids"] += sum(label is not None for label in chunk.ids)
         for label in chunk.ids:
             self._files["ids"].write(json_line(label))
@@ -58,11 +90,12 @@ class NpyWriter:
         if isinstance(self._array, np.memmap):
             self._array.flush()
         sizes = {kind: file.flush() for kind, file in self._files.items()}
-        return {**sizes, **{f"said_{kind}": count for kind, count in self._said.items()}}
+        return {"rows": self._rows, **sizes, **{f"said_{kind}": count for kind, count in self._said.items()}}
 
     def finish(self) -> list[Path]:
         if self._array is None:
-            self._array = _preallocated(part_of(self._path), (self._records, 0))
+            self._array = self._preallocated(0)
+        self._skip_to(self._records)
         self.checkpoint()
         self.close()
         written = [self._path]
@@ -73,6 +106,8 @@ class NpyWriter:
             else:
                 part_of(file.path).unlink()
                 file.path.unlink(missing_ok=True)
+        if self._publish_ranges():
+            written.append(ranges_beside(self._path))
         publish(self._path)
         return written
 
@@ -81,22 +116,48 @@ class NpyWriter:
             file.close()
 
     def discard(self) -> None:
-        for path in (self._path, *(file.path for file in self._files.values())):
+        for path in (self._path, *all_beside(self._path)):
             part_of(path).unlink(missing_ok=True)
+
+    def _skip_to(self, row: int) -> None:
+        """Fill the rows of the records before this one that were not encoded, because the job was ended."""
+        if self._array is not None and self._numbers.has_nan:
+            self._array[self._rows : row] = np.nan
+        for position in range(self._rows, row):
+            self._files["ids"].write(json_line(None))
+            if not self._numbers.has_nan:
+                self._say("errors", position=position, id=None, code="stopped", message=_NOT_ENCODED)
+        self._rows = row
+
+    def _preallocated(self, dim: int) -> npt.NDArray[Any]:
+        shape = self._records, self._numbers.width(dim)
+        return _preallocated(part_of(self._path), shape, self._numbers.dtype)
+
+    def _publish_ranges(self) -> bool:
+        """Write the ranges of int8, or remove those of an earlier array; returns whether there are any."""
+        path = ranges_beside(self._path)
+        if self._numbers.ranges is None:
+            path.unlink(missing_ok=True)
+            return False
+        part_of(path).unlink(missing_ok=True)  # it might be a link to another file
+        with part_of(path).open("wb") as stream:
+            np.save(stream, self._numbers.ranges)
+        publish(path)
+        return True
 
     def _say(self, kind: str, **fields: object) -> None:
         self._said[kind] += 1
         self._files[kind].write(json_line(fields))
 
 
-def _preallocated(path: Path, shape: tuple[int, int]) -> Vectors:
+def _preallocated(path: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     path.unlink(missing_ok=True)  # it might be a link to another file
     if 0 in shape:  # an empty file can't be mapped
-        empty = np.empty(shape, np.float32)
+        empty = np.empty(shape, dtype)
         with path.open("wb") as stream:
             np.save(stream, empty)
         return empty
-    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     # Writing to a mapped page on a full disk kills the process; allocating beforehand raises an error instead.
     with path.open("r+b") as stream:
         os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)

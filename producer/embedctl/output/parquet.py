@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import BeginAgain, part_of, publish
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import MissingExtra
@@ -21,8 +22,16 @@ class ParquetWriter:
 
     needs_total = False
 
-    def __init__(self, path: Path, records: int, noted: Mapping[str, int] | None, keep: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        records: int,
+        noted: Mapping[str, int] | None,
+        keep: Sequence[str] = (),
+        numbers: Numbers = FLOAT32,
+    ) -> None:
         self._path = path
+        self._numbers = numbers
         self._groups: RowGroups | None = None
         self._kept = KeptColumns(keep)
 
@@ -52,4 +61,4 @@ class ParquetWriter:
 
     def _open(self, dim: int) -> RowGroups:
         part_of(self._path).unlink(missing_ok=True)  # it might be a link to another file
-        return RowGroups(part_of(self._path), dim, self._kept)
+        return RowGroups(part_of(self._path), dim, self._kept, self._numbers)

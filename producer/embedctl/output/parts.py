@@ -104,6 +104,12 @@ class Progress:
         found = of.get(name) if isinstance(of, dict) else None
         return None if found == self._of[name] else found
 
+    def is_of_other_numbers(self) -> bool:
+        """Whether there is a note of the same job and format, but of vectors that are stored otherwise."""
+        of = self._read().get("of")
+        names = ("job", "format", "retried")
+        return isinstance(of, dict) and of != self._of and all(of.get(name) == self._of.get(name) for name in names)
+
     def save(self, facts: Mapping[str, int]) -> None:
         """Note the file's progress. The file must already contain everything that the facts describe."""
         fresh = self._path.with_suffix(".new")

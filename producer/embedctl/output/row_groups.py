@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedctl.output.columns import KeptColumns
+from embedctl.output.numbers import FLOAT32, Numbers, OutputType, as_text
 from embedctl.results import ChunkVectors
 
 #: A row group ends with the chunk that fills one of these. Until the file is closed, each group costs some 13 kB of
@@ -18,6 +19,8 @@ from embedctl.results import ChunkVectors
 ROWS, BYTES = 50_000, 64 * 1024 * 1024
 #: The path of the vectors' numbers in the file's schema.
 _NUMBERS = "embedding.list.element"
+#: The footer's entry about the numbers.
+_FACTS = "embedctl.vectors"
 #: Texts that may repeat. A dictionary of anything else only makes the file larger and its writing slower.
 _REPEATED = ("id", "error_code", "error_message")
 
@@ -25,23 +28,27 @@ _REPEATED = ("id", "error_code", "error_message")
 class RowGroups:
     """Writes chunks to a parquet file, many to a row group, with a page index.
 
-    The columns are `position`, `id`, `embedding` (a fixed-size list of float32; null if the record failed),
+    The columns are `position`, `id`, `embedding` (a fixed-size list of numbers; null if the record failed),
     `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records), and one for each kept field.
 
     Args:
         path: the file; one that exists is overwritten.
         dim: dimensions of a vector.
         kept: the columns of the kept fields. Their types must hold the values of every chunk that is added.
+        numbers: how vectors are stored. Unless as float32, the footer has an entry `embedctl.vectors`: JSON with
+            `output_type`, `dimensions` and, for int8, `ranges`.
     """
 
-    def __init__(self, path: Path, dim: int, kept: KeptColumns) -> None:
+    def __init__(self, path: Path, dim: int, kept: KeptColumns, numbers: Numbers = FLOAT32) -> None:
         self._kept = kept
+        self._numbers = numbers
+        self._facts = numbers.facts(dim)
         fields = kept.fields()
         self._schema = pa.schema(
             [
                 ("position", pa.int64()),
                 ("id", pa.string()),
-                ("embedding", pa.list_(pa.float32(), dim)),
+                ("embedding", pa.list_(pa.from_numpy_dtype(numbers.dtype), numbers.width(dim))),
                 ("error_code", pa.string()),
                 ("error_message", pa.string()),
                 ("tokens_used", pa.int32()),
@@ -49,13 +56,16 @@ class RowGroups:
                 *fields,
             ]
         )
+        repeated = [*_REPEATED, *(name for name, dtype in fields if pa.types.is_string(dtype))]
+        # The bytes of the same place of all numbers stand together: the signs and exponents then compress. Of int8,
+        # which parquet stores in four bytes, only a dictionary stores one.
+        split = numbers.kind is not OutputType.INT8
         self._writer = pq.ParquetWriter(
             path,
             self._schema,
             compression="zstd",
-            use_dictionary=[*_REPEATED, *(name for name, dtype in fields if pa.types.is_string(dtype))],
-            # The bytes of the same place of all numbers stand together: the signs and exponents then compress.
-            column_encoding={_NUMBERS: "BYTE_STREAM_SPLIT"},
+            use_dictionary=repeated if split else [*repeated, _NUMBERS],
+            column_encoding={_NUMBERS: "BYTE_STREAM_SPLIT"} if split else None,
             write_page_index=True,
         )
         self._tables: list[Any] = []
@@ -74,7 +84,8 @@ class RowGroups:
         """Write what is left, and the footer with these entries; it is not synced. A second call does nothing."""
         if self._writer.is_open:
             self._write()
-            self._writer.add_key_value_metadata(metadata or {})
+            own = {_FACTS: as_text(self._facts)} if self._facts else {}
+            self._writer.add_key_value_metadata({**own, **(metadata or {})})
             self._writer.close()
 
     def _write(self) -> None:
@@ -87,11 +98,13 @@ class RowGroups:
         cuts = {cut.position: cut for cut in chunk.truncations}
         at = chunk.positions.tolist()
         failed = np.array([position in errors for position in at], bool)
-        numbers = pa.array(np.ascontiguousarray(chunk.vectors).reshape(-1))
+        numbers = self._numbers.of(chunk.vectors)
         columns = [
             pa.array(at, pa.int64()),
             pa.array(chunk.ids, pa.string()),
-            pa.FixedSizeListArray.from_arrays(numbers, chunk.vectors.shape[1], mask=pa.array(failed)),
+            pa.FixedSizeListArray.from_arrays(
+                pa.array(np.ascontiguousarray(numbers).reshape(-1)), numbers.shape[1], mask=pa.array(failed)
+            ),
             pa.array([errors[p].code.value if p in errors else None for p in at], pa.string()),
             pa.array([errors[p].message if p in errors else None for p in at], pa.string()),
             pa.array([cuts[p].used if p in cuts else None for p in at], pa.int32()),

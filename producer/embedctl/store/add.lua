@@ -2,7 +2,8 @@
 -- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input, token, lease.
 -- → ok <bytes waiting> | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
-if redis.call('HGET', job, 'stopped_by') then return {'stopped'} end
+local facts = redis.call('HMGET', job, 'stopped_by', 'resumed_to', 'resumed_below')
+if facts[1] then return {'stopped'} end
 if not sealed and not hold(KEYS[9], ARGV[6], ARGV[7]) then return {'held'} end
 local added = tonumber(redis.call('HGET', job, 'added'))
 if chunk > added then return {'gap', added} end
@@ -11,11 +12,26 @@ if chunk < added then
   local was_counted = redis.call('GETBIT', counted, chunk) == 1
   local digest = redis.call('GETRANGE', KEYS[11], DIGEST_FROM, DIGEST_TO)
   if digest == '' and not was_counted then digest = redis.call('GETRANGE', KEYS[10], DIGEST_FROM, DIGEST_TO) end
-  if digest == ARGV[3] and not lost_a_retry(chunk) then return {'skipped', redis.call('HGET', job, 'waiting_bytes')} end
   if digest ~= '' and digest ~= ARGV[3] then return {'differs'} end
-  -- Redis lost this chunk, and the corpus repairs it.
+  local to, below = tonumber(facts[2]), tonumber(facts[3])
+  if to and chunk >= to then  -- the job was stopped: this chunk is added again
+    if chunk + 1 >= below then
+      redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by')
+    else
+      redis.call('HSET', job, 'resumed_to', chunk + 1, 'resumed_by', ARGV[6])
+    end
+  end
+  local dropped = to and chunk >= to and not was_counted
+  if digest ~= '' and not dropped and not lost_a_retry(chunk) then
+    return {'skipped', redis.call('HGET', job, 'waiting_bytes')}
+  end
+  -- Redis lost this chunk, or freed it when the job was stopped, and the corpus repairs it.
   redis.call('HDEL', job, 'lost_first', 'lost_last')
-  if was_counted then uncount(chunk, rows) else redis.call('HINCRBY', job, 'waiting_bytes', -#input) end
+  if was_counted then
+    uncount(chunk, rows)
+  elseif not dropped then
+    redis.call('HINCRBY', job, 'waiting_bytes', -#input)
+  end
   if chunk < tonumber(redis.call('HGET', job, 'next')) then schedule(chunk, 0) end
 else
   redis.call('HSET', job, 'added', added + 1)

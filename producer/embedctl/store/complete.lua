@@ -3,7 +3,7 @@
 -- failed, records truncated, tokens, dim, input of the failed records or '', [length of a result that came in parts].
 -- → ok | refused | mismatch <pinned> | missing
 local chunk = ARGV[2]
-local facts = redis.call('HMGET', job, 'model_fingerprint', 'added')
+local facts = redis.call('HMGET', job, 'model_fingerprint', 'added', 'resumed_to', 'resumed_below')
 local pinned, added = facts[1], tonumber(facts[2])
 -- After a crash, Redis may have lost the added chunk. Its producer adds it again, perhaps with another text.
 local text = redis.call('GETRANGE', KEYS[9], DIGEST_FROM, DIGEST_TO)
@@ -20,7 +20,9 @@ end
 if made_of == '' or (ARGV[10] and redis.call('STRLEN', KEYS[11]) < tonumber(ARGV[10])) then return {'missing'} end
 redis.call('RENAMENX', KEYS[11], KEYS[10])
 redis.call('PEXPIRE', KEYS[10], keep_ms)
-redis.call('HINCRBY', job, 'waiting_bytes', 0 - redis.call('STRLEN', KEYS[9]))
+if not facts[3] or tonumber(chunk) < tonumber(facts[3]) or tonumber(chunk) >= tonumber(facts[4]) then
+  redis.call('HINCRBY', job, 'waiting_bytes', 0 - redis.call('STRLEN', KEYS[9]))
+end
 if ARGV[9] == '' then redis.call('UNLINK', KEYS[9]) else redis.call('SET', KEYS[9], ARGV[9], 'PX', keep_ms) end
 forget(chunk)
 redis.call('SETBIT', counted, chunk, 1)

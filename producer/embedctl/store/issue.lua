@@ -2,8 +2,10 @@
 -- KEYS[9]: live workers of the queue. ARGV: job, tickets per worker, reissue after.
 -- → ok <chunk>…
 if ended then return {'ok'} end
-local facts = redis.call('HMGET', job, 'next', 'added', 'window')
+local facts = redis.call('HMGET', job, 'next', 'added', 'window', 'resumed_to', 'resumed_by')
 local chunk, added = tonumber(facts[1]), tonumber(facts[2])
+-- A stopped job that is resumed has no text yet for the chunks that its producer has not reached.
+if facts[4] and redis.call('GET', job .. ':producer') == facts[5] then added = tonumber(facts[4]) end
 local live = redis.call('ZCOUNT', KEYS[9], now, '+inf')
 local room = math.max(tonumber(facts[3]), live * tonumber(ARGV[2])) - redis.call('ZCARD', due)
 local issued, looked = {'ok'}, 0

@@ -23,6 +23,7 @@ from embedctl_config.errors import (
     JobError,
     JobFailed,
     JobLost,
+    JobStopped,
     JobUnfinished,
     NotPermitted,
 )
@@ -225,14 +226,11 @@ class JobStore(JobReader):
         Raises:
             CorpusChanged: the job holds more chunks, or was sealed with another number.
             JobLost: the job is not sealed and holds fewer chunks, because Redis lost its last writes in a crash.
-            JobFailed: its error budget has ended it.
+            JobFailed, JobStopped: its error budget, or a user, has ended it.
         """
         answer, rest = self._job_script("seal", job_id, [keys.producer(job_id)], [chunks])
         if answer == "stopped":
-            raise JobFailed(
-                f"job {job_id} was ended by its error budget (max_errors) before its last chunk was counted; "
-                f"`embedctl errors {job_id}` lists what failed"
-            )
+            raise self.why_stopped(job_id)
         if answer == "gap" and int(rest[0]) < chunks:  # Redis had accepted all of them
             raise self._cut_off(job_id, int(rest[0]), chunks)
         if answer == "gap" or (answer == "sealed" and int(rest[0]) != chunks):
@@ -399,7 +397,8 @@ class JobStore(JobReader):
 
         Raises:
             JobUnfinished: the job has not ended.
-            JobError: its error budget ended it, or another process is retrying it.
+            JobFailed, JobStopped: its error budget, or a user, ended it.
+            JobError: another process is retrying it.
         """
         answer, rest = self._job_script(
             "retry",
@@ -415,12 +414,40 @@ class JobStore(JobReader):
         if answer == "busy":
             raise JobUnfinished(f"job {job_id} has not ended: retry its failed records after its end")
         if answer == "stopped":
-            raise JobError(
-                f"job {job_id} was ended by its error budget (max_errors): correct its corpus and submit it again"
-            )
+            raise self.why_stopped(job_id)
         if answer in ("held", "gap"):
             raise JobError(f"job {job_id} is being retried by another process")
         return int(rest[0]) if answer == "ok" else 0
+
+    def stop(self, job_id: str) -> None:
+        """End a job now, and keep its results. An ended job stays as it is."""
+        self._job_script("stop", job_id, [], [])
+
+    def resume(self, job_id: str, token: str) -> bool:
+        """Open a stopped job again, for its corpus to be added once more. False while another producer holds it.
+
+        Raises:
+            JobStopped: its failed records were being retried when it was stopped.
+        """
+        answer, _ = self._job_script("resume", job_id, [keys.producer(job_id)], [token, keys.PRODUCER_LEASE_S * 1000])
+        if answer == "retried":
+            raise JobStopped(
+                f"job {job_id} was stopped while its failed records were retried, so it can't go on: fetch what "
+                "it has, and submit the corpus as a new job"
+            )
+        return answer != "held"
+
+    def why_stopped(self, job_id: str) -> JobError:
+        """The error for a caller that a job takes no records from, because it was ended before its last record."""
+        if self.status(job_id).stopped_by == "max_errors":
+            return JobFailed(
+                f"job {job_id} was ended by its error budget (max_errors); `embedctl errors {job_id}` lists what "
+                f"failed, and `embedctl fetch {job_id}` writes what is done"
+            )
+        return JobStopped(
+            f"job {job_id} was stopped: what is done can be fetched. Continue it with its corpus: embedctl submit "
+            f"CORPUS --resume {job_id}"
+        )
 
     def cancel(self, job_id: str) -> JobState:
         """End a job now, and free its chunks. Returns the state that the job then has."""

@@ -70,17 +70,24 @@ local function enter(new_state)
   event('state', state)
 end
 
--- If the error budget is spent, end the job. The reaper then frees the text that will not be encoded.
+-- End a job before all its records are counted, and keep its results. Its state is one that older versions know; they
+-- take it for a spent error budget. The reaper then frees the text that will not be encoded.
+local function stop(by)
+  ended = true
+  redis.call('UNLINK', due, owners, attempts, reissues)  -- first: in a full Redis, a script that begins by freeing may go on
+  redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by')
+  redis.call('HSET', job, 'ended_ms', now, 'stopped_by', by, 'waiting_bytes', 0)
+  look_by(now)
+  enter('failed')
+end
+
+-- If the error budget is spent, end the job.
 local function end_if_hopeless()
   local facts = redis.call('HMGET', job, 'failed', 'records', 'max_errors', 'max_errors_share')
   local failed, records, most, share = tonumber(facts[1]), tonumber(facts[2]), tonumber(facts[3]), tonumber(facts[4])
   if ended or not ((most and failed > most) or (share and sealed and failed > share * records)) then return end
-  ended = true
-  redis.call('HSET', job, 'ended_ms', now, 'stopped_by', 'max_errors', 'waiting_bytes', 0)
-  redis.call('UNLINK', due, owners, attempts, reissues)
+  stop('max_errors')
   if idempotency then redis.call('UNLINK', idempotency) end
-  look_by(now)
-  enter('failed')
   redis.call('PEXPIRE', events, ENDED_EVENTS_MS)
 end
 

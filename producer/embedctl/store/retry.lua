@@ -2,8 +2,9 @@
 -- KEYS[9..12]: producer, input of the failed records, pointer to the new chunk, input of the new chunk.
 -- ARGV: job, chunk, new chunk, token, lease. → ok <records> | nothing | busy | held | stopped | gap <chunks>
 local input, pointer = KEYS[10], KEYS[11]
-if redis.call('HGET', job, 'stopped_by') then return {'stopped'} end
-if not ended and not (original and not sealed) then return {'busy'} end
+local facts = redis.call('HMGET', job, 'stopped_by', 'resumed_to')
+if facts[1] then return {'stopped'} end
+if not ended and (sealed or not original or facts[2]) then return {'busy'} end
 if not hold(KEYS[9], ARGV[4], ARGV[5]) then return {'held'} end
 if redis.call('GET', pointer) == ARGV[3] then return {'ok', rows_of(KEYS[12])} end  -- done before; the answer was lost
 -- An uncounted chunk has not failed but waits, such as a chunk that this retry made before it died.

@@ -9,7 +9,12 @@ local added = tonumber(facts[2])
 local to = math.min(from + ARGV[2], added)
 redis.call('UNLINK', due)
 if facts[3] then
-  for chunk = from, to - 1 do redis.call('UNLINK', job .. ':in:' .. chunk) end  -- it will not be encoded
+  for chunk = from, to - 1 do
+    -- It will not be encoded. The failed records of a job that may be resumed stay.
+    if facts[3] ~= 'stop' or redis.call('GETBIT', counted, chunk) == 0 then
+      redis.call('UNLINK', job .. ':in:' .. chunk)
+    end
+  end
 end
 settle(from, to, left_ms)
 if to < added then

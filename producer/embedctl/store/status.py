@@ -21,6 +21,7 @@ class JobState(StrEnum):
     COMPLETED = "completed"
     COMPLETED_WITH_ERRORS = "completed_with_errors"
     FAILED = "failed"
+    STOPPED = "stopped"
     CANCELLED = "cancelled"
 
     @property
@@ -29,7 +30,11 @@ class JobState(StrEnum):
         return self in _ENDED
 
 
-_ENDED = frozenset({JobState.COMPLETED, JobState.COMPLETED_WITH_ERRORS, JobState.FAILED, JobState.CANCELLED})
+_ENDED = frozenset(
+    {JobState.COMPLETED, JobState.COMPLETED_WITH_ERRORS, JobState.FAILED, JobState.STOPPED, JobState.CANCELLED}
+)
+#: The value of `stopped_by` in a job that :meth:`Job.stop` ended.
+BY_REQUEST = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class JobStatus:
         mismatch: the last worker that was refused for serving other weights, and its fingerprint.
         original_chunks: number of the corpus' chunks, once the job is sealed; later chunks retry failed records.
         max_errors, max_errors_share: the error budget, as a number of records or as a share of them.
-        stopped_by: `max_errors` where the error budget ended the job.
+        stopped_by: `max_errors` where the error budget ended the job before its last record, `stop` where a user did.
         lost_chunks: first and last chunk that Redis lost.
         live_workers: workers that serve this job's class and model now, and know its version.
         older_workers: workers that serve them now, and leave the job alone, because its version is newer than they.
@@ -179,7 +184,8 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
     return JobStatus(
         id=job_id,
         version=int(facts["version"]),
-        state=JobState(facts["state"]),
+        # Redis holds a state that older versions know.
+        state=JobState.STOPPED if facts.get("stopped_by") == BY_REQUEST else JobState(facts["state"]),
         model=facts["model"],
         hardware=facts["hardware"],
         precision=facts["precision"],

@@ -10,7 +10,7 @@ from typing import Any
 from embedctl.store.agenda import Agenda
 from embedctl.store.connection import Connection, ScriptCall
 from embedctl.store.jobs import issue_call
-from embedctl.store.status import STUCK_AFTER, JobState, lifetime_s
+from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, lifetime_s
 from embedctl.store.unused import UnusedQueues
 from embedctl_config import keys
 from embedctl_config.errors import BrokerRefused
@@ -43,7 +43,8 @@ class ActiveJob:
         chunks: the number of chunks added; `issued`: the number of these that were issued.
         left_ms: time until the job expires, if nothing more happens to it.
         ttl_ms: how long it is kept after its end.
-        stopped: whether its error budget ended it.
+        stopped: whether its error budget or a user ended it before its last record.
+        resumable: whether a user did, so that its corpus may continue it at any moment.
         abandoned: whether a retry of its failed records died before it was finished; the corpus is complete.
         audit_at, extend_at: the next chunk of each sweep; 0 if the sweep is not in progress.
         extend_next_ms: when the next sweep of `extend` begins, in ms by Redis' clock.
@@ -59,6 +60,7 @@ class ActiveJob:
     left_ms: int
     progressed_ms: int
     stopped: bool
+    resumable: bool
     abandoned: bool
     audit_at: int
     extend_at: int
@@ -346,6 +348,7 @@ def _active_job(
             left_ms=left_ms,
             progressed_ms=int(progressed_ms),
             stopped=stopped_by is not None,
+            resumable=stopped_by is not None and stopped_by.decode() == BY_REQUEST,
             abandoned=state == JobState.SUBMITTING and original_chunks is not None and not producer_lives,
             audit_at=audit_at,
             extend_at=extend_at,

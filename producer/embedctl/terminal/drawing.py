@@ -27,6 +27,7 @@ _STATE_STYLES = {
     JobState.COMPLETED: _GOOD,
     JobState.COMPLETED_WITH_ERRORS: _WARN,
     JobState.FAILED: _BAD,
+    JobState.STOPPED: _WARN,
     JobState.CANCELLED: _DIM,
 }
 _ACTIVITY_STYLES = {"busy": _GOOD, "idle": _DIM, "hung": _BAD}

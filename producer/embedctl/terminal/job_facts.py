@@ -110,7 +110,7 @@ def _blocking(view: JobView) -> Iterator[Fact]:
 
 def _plain_facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[Fact]:
     """Everything that the job and its workers say of themselves, without empty facts."""
-    ended_by = f" (ended by {job.stopped_by})" if job.stopped_by else ""
+    ended_by = f" (ended by {job.stopped_by})" if job.stopped_by and job.state is JobState.FAILED else ""
     facts = [
         ("job", job.id),
         ("state", state(job) + ended_by),

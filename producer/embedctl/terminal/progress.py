@@ -146,7 +146,7 @@ class JobProgress:
 
     def written(self, chunk: ChunkVectors) -> None:
         """A chunk's records are in the file, and all before them."""
-        if self.writing is not None and self._pace is not None:
+        if self.writing is not None and self._pace is not None and len(chunk.positions):
             self.writing.add(int(chunk.positions[0]), int(chunk.positions[-1]) + 1)
             self._tell(self._pace)
 

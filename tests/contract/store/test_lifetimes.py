@@ -82,6 +82,10 @@ def test_no_key_of_a_whole_jobs_life_is_without_a_lifetime(broker: Broker, raw: 
         lambda: extend(broker, job_id, broker.connection.now_ms() + TTL_MS, 5.0),
         lambda: broker.upkeep.agenda.take_turn(5),
         lambda: broker.upkeep.agenda.sweep(broker.connection.now_ms()),
+        lambda: broker.jobs.stop(job_id),
+        lambda: broker.jobs.resume(job_id, "p"),
+        lambda: [add(broker, job_id, chunk) for chunk in range(6)],
+        lambda: broker.jobs.seal(job_id, 6),
         lambda: work(broker, job_id, 1, 2, 3, 4, 5),
         lambda: broker.jobs.cancel(job_id),
         lambda: complete(broker, job_id, 5, "late"),
@@ -225,7 +229,7 @@ def test_extending_makes_no_key_of_a_chunk_that_is_not_there(broker: Broker, raw
     assert not raw.exists(*(keys.chunk_input(job_id, chunk) for chunk in range(1, 10)))
 
 
-@pytest.mark.parametrize("end", ["completed", "running", "cancelled", "submitting"])
+@pytest.mark.parametrize("end", ["completed", "running", "cancelled", "stopped", "submitting"])
 def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: redis_py.Redis, end: str) -> None:
     job_id = new_job(broker, 3, seal=end != "submitting", idempotency_key="nightly")
     if end != "submitting":
@@ -237,6 +241,8 @@ def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: redis_py.Redis,
         complete(broker, job_id, 1)
     if end == "cancelled":
         broker.jobs.cancel(job_id)
+    if end == "stopped":
+        broker.jobs.stop(job_id)
     Job(job_id, broker).discard()
     assert keys_of(raw, job_id) == set()
     assert raw.zscore(keys.ACTIVE, job_id) is None
@@ -253,7 +259,7 @@ def test_discarding_a_job_leaves_the_key_of_the_one_that_came_after_it(broker: B
     assert broker.jobs.create(spec(idempotency_key="nightly")) == (second, False)
 
 
-@pytest.mark.parametrize("end", ["completed", "max_errors", "cancelled"])
+@pytest.mark.parametrize("end", ["completed", "max_errors", "cancelled", "stopped"])
 def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(
     broker: Broker, raw: redis_py.Redis, end: str
 ) -> None:
@@ -263,6 +269,8 @@ def test_a_job_whose_time_ran_out_is_not_found_and_its_chunks_follow(
         work(broker, job_id, 1)
     if end == "cancelled":
         broker.jobs.cancel(job_id)
+    if end == "stopped":
+        broker.jobs.stop(job_id)
     assert (raw.zscore(keys.ACTIVE, job_id) is None) is (end == "completed")  # so small a job needs no reaper
     look_after(broker, job_id)
     assert raw.zscore(keys.ACTIVE, job_id) is None
@@ -376,6 +384,8 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: r
         "reap": ([queue, keys.idle(1, QUEUE)], [1000, 1000, 10, 1000, 3, 1 << 53, 5000, 60_000]),
         "audit": ([], [0, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), 10]),
         "cancel": ([], []),
+        "stop": ([], []),
+        "resume": ([producer], ["p", 1000]),
         "settle": ([], [10]),
         "retry": ([producer, source, keys.retry_pointer(job_id, 0), keys.chunk_input(job_id, 3)], [0, 3, "p", 1000]),
     }
@@ -392,7 +402,7 @@ def test_every_script_is_covered_by_the_test_above() -> None:
         f"{name}.lua"
         for name in """
             prelude deaths repair rest create hold add seal issue claim renew part release complete reap audit cancel
-            settle retry
+            settle retry stop resume
             """.split()  # noqa: SIM905
     }
 

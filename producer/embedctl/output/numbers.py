@@ -1,0 +1,169 @@
+"""The types that vectors are written in, and how they come about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedctl.results import ChunkVectors, Vectors
+from embedctl_config.errors import OutputError, SettingsError
+
+#: The ranges of int8 are those of this many records, the first ones.
+CALIBRATED_ON = 100_000
+
+
+class OutputType(StrEnum):
+    """A type of the numbers in a file, under the names that Cohere and others use."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+    UBINARY = "ubinary"
+
+
+_DTYPES: dict[OutputType, type[np.generic]] = {
+    OutputType.FLOAT32: np.float32,
+    OutputType.FLOAT16: np.float16,
+    OutputType.INT8: np.int8,
+    OutputType.UBINARY: np.uint8,
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Numbers:
+    """How vectors become numbers of a file.
+
+    `int8` cuts the range of each component into 256 equal parts, as `quantize_embeddings` of sentence-transformers does
+    for the same ranges: `floor((value - low) / step) - 128`, at most 127, with `step = (high - low) / 255`. A value is
+    restored as `low + (number + 128.5) * step`. `ubinary` packs the bits `value > 0`, eight to a byte, the first one
+    highest.
+
+    Args:
+        kind: the type.
+        ranges: for int8, the lowest and the highest value of each component: float32, 2 × dimensions.
+    """
+
+    kind: OutputType = OutputType.FLOAT32
+    ranges: Vectors | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the array."""
+        return np.dtype(_DTYPES[self.kind])
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether a row can say by itself that it is no vector."""
+        return self.kind in (OutputType.FLOAT32, OutputType.FLOAT16)
+
+    def width(self, dim: int) -> int:
+        """How many numbers a vector of so many dimensions has."""
+        return (dim + 7) // 8 if self.kind is OutputType.UBINARY else dim
+
+    def of(self, vectors: Vectors) -> npt.NDArray[Any]:
+        """The numbers of these vectors. The row of a failed record is NaN, or 0 where there is no NaN.
+
+        Raises:
+            OutputError: a value does not fit, or the ranges are of vectors with other dimensions.
+        """
+        if self.kind is OutputType.FLOAT32:
+            return vectors
+        if self.kind is OutputType.FLOAT16:
+            return _as_float16(vectors)
+        there = ~np.isnan(vectors).any(axis=1)
+        numbers = np.zeros((len(vectors), self.width(vectors.shape[1])), self.dtype)
+        good = vectors[there]
+        numbers[there] = np.packbits(good > 0, axis=-1) if self.kind is OutputType.UBINARY else self._as_int8(good)
+        return numbers
+
+    def facts(self, dim: int) -> dict[str, Any]:
+        """What a reader needs to restore vectors, as JSON values; empty for float32."""
+        if self.kind is OutputType.FLOAT32:
+            return {}
+        ranges = {} if self.ranges is None else {"ranges": self.ranges.tolist()}
+        return {"output_type": self.kind.value, "dimensions": dim, **ranges}
+
+    def mark(self) -> dict[str, str]:
+        """What tells a file of these numbers from others, for a note of progress; empty for float32."""
+        if self.kind is OutputType.FLOAT32:
+            return {}
+        ranges = b"" if self.ranges is None else self.ranges.tobytes()
+        return {"output_type": self.kind.value, "ranges": hashlib.sha256(ranges).hexdigest()}
+
+    def _as_int8(self, vectors: Vectors) -> npt.NDArray[np.int8]:
+        assert self.ranges is not None
+        if self.ranges.shape[1] != vectors.shape[1]:
+            raise OutputError(
+                f"the ranges are of vectors with {self.ranges.shape[1]} dimensions, and these have {vectors.shape[1]}: "
+                "give the ranges of this model's vectors, or leave --ranges out"
+            )
+        low, high = self.ranges
+        step = (high - low) / 255
+        step = np.where(step == 0, 1, step)
+        parts: npt.NDArray[np.float32] = np.clip(np.floor((vectors - low) / step), 0, 255)
+        return (parts - 128).astype(np.int8)
+
+
+FLOAT32 = Numbers()
+
+
+def _as_float16(vectors: Vectors) -> npt.NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        half = vectors.astype(np.float16)
+    if (np.isinf(half) & np.isfinite(vectors)).any():
+        raise OutputError("a vector has a value beyond 65,504, which float16 can't hold: choose float32")
+    return half
+
+
+def load_ranges(path: Path) -> Vectors:
+    """The ranges in a `.npy` file, as `fetch` writes them beside an int8 array: float32, 2 × dimensions.
+
+    Raises:
+        SettingsError: it is no such file.
+    """
+    try:
+        ranges = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path} is no .npy file that can be read: {error}") from error
+    if not isinstance(ranges, np.ndarray) or ranges.ndim != 2 or len(ranges) != 2 or ranges.dtype.kind != "f":
+        raise SettingsError(f"{path} holds no ranges: give a float array of two rows, the lowest and the highest value")
+    if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
+        raise SettingsError(f"{path} holds no ranges: each lowest value must be finite and not above the highest one")
+    return ranges.astype(np.float32)
+
+
+def ranges_of(chunks: Iterable[ChunkVectors], where: str) -> Vectors:
+    """The lowest and the highest value of each component in the first chunks, of at least CALIBRATED_ON records.
+
+    Raises:
+        OutputError: fewer than two of them have a vector.
+    """
+    seen, records = 0, 0
+    bounds: Vectors | None = None
+    for chunk in chunks:
+        good = chunk.vectors[~np.isnan(chunk.vectors).any(axis=1)]
+        if len(good):
+            known = good if bounds is None else np.concatenate([bounds, good])
+            bounds = np.stack([known.min(axis=0), known.max(axis=0)])
+        seen, records = seen + len(good), records + len(chunk.positions)
+        if records >= CALIBRATED_ON:
+            break
+    if bounds is None or seen < 2:
+        raise OutputError(
+            f"{where}: int8 needs the range of each component, and {seen} record has a vector: give a file with "
+            "--ranges, or choose another --output-type"
+        )
+    return bounds
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """Facts for a file's footer."""
+    return json.dumps(facts, separators=(",", ":"))

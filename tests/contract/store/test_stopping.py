@@ -1,0 +1,320 @@
+"""A job that is stopped keeps what is done, and its corpus may continue it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis as redis_py
+
+from embedctl import output
+from embedctl.broker import Broker
+from embedctl.job import Job
+from embedctl.reaper import Reaper
+from embedctl.store import Added, ClaimAnswer, JobState
+from embedctl.submission import Submission
+from embedctl_config import keys, wire
+from embedctl_config.errors import CorpusChanged, JobCancelled, JobFailed, JobStopped
+from tests.support.store import (
+    DIM,
+    QUEUE,
+    add,
+    assert_consistent,
+    claim,
+    complete,
+    new_job,
+    overdue,
+    payload,
+    row,
+    text_waiting,
+    work,
+)
+
+
+def look_after(broker: Broker, job_id: str) -> None:
+    Reaper(broker)._look_after([job_id], broker.connection.now_ms(), math.inf)
+
+
+def inputs(raw: redis_py.Redis, job_id: str, chunks: int = 6) -> list[int]:
+    return [chunk for chunk in range(chunks) if raw.exists(keys.chunk_input(job_id, chunk))]
+
+
+def stopped_job(broker: Broker, *, seal: bool = True, **changes: object) -> str:
+    """A job of 6 chunks of 2 records, of which chunks 1 and 3 are done when it is stopped; a record of 3 failed."""
+    job_id = new_job(broker, 6, seal=seal, **changes)
+    broker.jobs.issue(job_id, QUEUE)
+    work(broker, job_id, 1)
+    work(broker, job_id, 3, failed=1)
+    claim(broker, job_id, 0, "running")
+    broker.jobs.hold(job_id, "p", lease_s=0)
+    Job(job_id, broker).stop()
+    return job_id
+
+
+def submit_again(broker: Broker, job_id: str, chunks: int = 6, word: str = "text") -> None:
+    with Submission(broker, broker.jobs.status(job_id), None) as submission:
+        submission.reopen()
+        for chunk in range(chunks):
+            submission.add(wire.decode_input(payload(chunk, word=word)))
+        submission.seal()
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_what_is_done_can_be_fetched_and_the_rest_is_freed(
+    broker: Broker, raw: redis_py.Redis, tmp_path: Path, seal: bool
+) -> None:
+    job_id = stopped_job(broker, seal=seal)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.stopped_by) == (JobState.STOPPED, "stop")
+    assert status.state.ended
+    assert raw.hget(keys.job(job_id), "state") == b"failed"  # for older versions, which know no other
+    assert (status.records, status.done, status.failed, status.waiting_bytes) == (12, 3, 1, 0)
+    look_after(broker, job_id)
+    assert inputs(raw, job_id) == [3]  # a failed record's text, for a retry once the job has gone on
+    assert raw.zscore(keys.ACTIVE, job_id) is None
+    job = Job(job_id, broker)
+    assert job.wait().state is JobState.STOPPED
+    assert [len(chunk.positions) for chunk in job.iter_results()] == [0, 2, 0, 2, 0, 0]
+    there = ~np.isnan(job.vectors()).any(axis=1)
+    assert np.flatnonzero(there).tolist() == [2, 3, 6, 7]  # the stand-in for a worker gives failed records a vector
+    assert [error.position for error in job.errors()] == [6]
+    assert claim(broker, job_id, 4).answer is ClaimAnswer.DONE
+    assert complete(broker, job_id, 0, "running") == "refused"
+    assert broker.jobs.renew(job_id, 0, "running") == "done"
+
+    output.fetch(job, tmp_path / "v.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), job.vectors())
+    assert len(json.loads("[" + ",".join((tmp_path / "v.errors.jsonl").read_text().splitlines()) + "]")) == 1
+    output.fetch(job, tmp_path / "v.jsonl")
+    positions = [json.loads(line)["position"] for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    assert positions == [2, 3, 6, 7]
+
+
+def test_a_fetch_that_died_goes_on_in_a_stopped_job(broker: Broker, tmp_path: Path) -> None:
+    job_id = stopped_job(broker)
+    whole, taken = tmp_path / "whole.npy", tmp_path / "v.npy"
+    output.fetch(Job(job_id, broker), whole)
+
+    class Killed(BaseException):
+        pass
+
+    seen = []
+
+    def dies(chunk: object) -> None:
+        seen.append(chunk)
+        if len(seen) == 3:
+            raise Killed
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(output.fetch.__globals__["time"], "monotonic", iter(range(0, 10_000, 5)).__next__)
+    try:
+        with pytest.raises(Killed):
+            output.fetch(Job(job_id, broker), taken, written=dies)
+    finally:
+        monkey.undo()
+    assert (tmp_path / ".v.npy.progress").exists()
+    output.fetch(Job(job_id, broker), taken)
+    np.testing.assert_array_equal(np.load(taken), np.load(whole))
+
+
+def test_a_spent_error_budget_keeps_what_is_done_too(broker: Broker, tmp_path: Path) -> None:
+    job_id = new_job(broker, 4, max_errors=0)
+    work(broker, job_id, 0)
+    work(broker, job_id, 2, failed=1)
+    job = Job(job_id, broker)
+    assert broker.jobs.status(job_id).state is JobState.FAILED
+    with pytest.raises(JobFailed, match="error budget"):
+        list(job.iter_results())
+    with pytest.raises(JobFailed, match=r"What is done is in .*v\.jsonl"):
+        output.fetch(job, tmp_path / "v.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    assert [(line["position"], "embedding" in line) for line in lines] == [(0, True), (1, True), (4, False), (5, True)]
+
+
+def test_it_is_stopped_once_and_an_ended_job_not_at_all(broker: Broker) -> None:
+    job_id = stopped_job(broker)
+    ended_at = broker.jobs.status(job_id).ended_at
+    assert Job(job_id, broker).stop().ended_at == ended_at
+    assert Job(job_id, broker).cancel().state is JobState.STOPPED
+    done = new_job(broker, 1)
+    work(broker, done, 0)
+    assert Job(done, broker).stop().state is JobState.COMPLETED
+    cancelled = new_job(broker, 1)
+    broker.jobs.cancel(cancelled)
+    with pytest.raises(JobCancelled):
+        Job(cancelled, broker).stop()
+
+
+@pytest.mark.parametrize("seal", [True, False])
+@pytest.mark.parametrize("freed", [True, False])
+def test_its_corpus_continues_it(broker: Broker, raw: redis_py.Redis, seal: bool, freed: bool) -> None:
+    broker.workers.beat(row())
+    job_id = stopped_job(broker, seal=seal)
+    if freed:
+        look_after(broker, job_id)
+    submit_again(broker, job_id)
+    status = broker.jobs.status(job_id)
+    assert (status.state, status.stopped_by, status.records) == (JobState.RUNNING, None, 12)
+    assert_consistent(broker, raw, job_id)
+    assert not {b"resumed_to", b"resumed_below", b"resumed_by"} & set(raw.hkeys(keys.job(job_id)))
+    broker.jobs.issue(job_id, QUEUE)
+    work(broker, job_id, 0, 2, 4, 5)
+    assert_consistent(broker, raw, job_id)
+    job = Job(job_id, broker)
+    assert job.status().state is JobState.COMPLETED_WITH_ERRORS
+    assert not np.isnan(job.vectors()).any()
+    assert [error.position for error in job.errors()] == [6]
+    assert job.retry_failed() == 1
+    work(broker, job_id, 6)
+    assert job.status().state is JobState.COMPLETED
+
+
+def test_its_idempotency_key_still_finds_it(broker: Broker) -> None:
+    job_id = stopped_job(broker, idempotency_key="k")
+    assert broker.jobs.with_key("k") == job_id
+
+
+def test_it_waits_for_no_text_that_is_not_added_again(broker: Broker, raw: redis_py.Redis) -> None:
+    """Tickets go out only as far as the producer has come, and bytes count only then."""
+    job_id = stopped_job(broker)
+    look_after(broker, job_id)
+    assert broker.jobs.resume(job_id, "p")
+    assert broker.jobs.resume(job_id, "p")  # the answer was lost
+    assert not broker.jobs.resume(job_id, "other") or broker.jobs.status(job_id).stopped_by is None
+    assert broker.jobs.issue(job_id, QUEUE) == []
+    answers = [add(broker, job_id, chunk)[0] for chunk in range(3)]
+    assert answers == [Added.OK, Added.SKIPPED, Added.OK]
+    assert broker.jobs.status(job_id).waiting_bytes == text_waiting(raw, job_id, 6) > 0
+    assert broker.jobs.issue(job_id, QUEUE) == [0, 2]
+    assert add(broker, job_id, 0)[0] is Added.SKIPPED  # a producer that begins again
+    work(broker, job_id, 0, 2)
+    assert broker.jobs.status(job_id).waiting_bytes == 0
+
+
+def test_a_late_result_of_text_that_is_not_added_again_counts_once(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = stopped_job(broker)  # nothing is freed yet
+    broker.jobs.resume(job_id, "p")
+    assert complete(broker, job_id, 0, "running") == "ok"
+    assert broker.jobs.status(job_id).waiting_bytes == 0
+    assert add(broker, job_id, 0)[0] is Added.SKIPPED
+    status = broker.jobs.status(job_id)
+    assert (status.done, status.chunks_done) == (5, 3)
+
+
+def test_another_corpus_does_not_continue_it(broker: Broker) -> None:
+    job_id = stopped_job(broker)
+    with pytest.raises(CorpusChanged):
+        submit_again(broker, job_id, word="other")
+    Job(job_id, broker).stop()
+    with pytest.raises(CorpusChanged):
+        submit_again(broker, job_id, chunks=4)
+    Job(job_id, broker).stop()
+    with pytest.raises(CorpusChanged):
+        submit_again(broker, job_id, chunks=7)
+
+
+def test_it_can_be_stopped_while_it_goes_on(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = stopped_job(broker)
+    broker.jobs.resume(job_id, "p")
+    add(broker, job_id, 0, token="p")
+    Job(job_id, broker).stop()
+    assert add(broker, job_id, 1, token="p")[0] is Added.STOPPED
+    look_after(broker, job_id)
+    assert inputs(raw, job_id) == [3]
+    broker.jobs.hold(job_id, "p", lease_s=0)
+    submit_again(broker, job_id)
+    assert_consistent(broker, raw, job_id)
+
+
+def test_a_producer_is_told_and_does_not_continue_it_by_itself(broker: Broker) -> None:
+    job_id = new_job(broker, 2, seal=False)
+    broker.jobs.hold(job_id, "p", lease_s=0)
+    with Submission(broker, broker.jobs.status(job_id), None) as submission:
+        for chunk in range(2):
+            submission.add(wire.decode_input(payload(chunk)))
+        Job(job_id, broker).stop()
+        with pytest.raises(JobStopped, match=f"--resume {job_id}"):
+            submission.add(wire.decode_input(payload(2)))
+    assert broker.jobs.status(job_id).records == 4
+
+
+def test_if_its_producer_dies_as_it_continues_it_nobody_waits_in_vain(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl.store.connection.Connection.uptime_s", lambda self: 3600)
+    broker.workers.beat(row())
+    job_id = stopped_job(broker)
+    look_after(broker, job_id)
+    broker.jobs.resume(job_id, "p")
+    add(broker, job_id, 0)
+    broker.jobs.hold(job_id, "p", lease_s=0)
+    look_after(broker, job_id)  # sealed, as after a retry that died
+    broker.jobs.issue(job_id, QUEUE)
+    for chunk in (0, 2, 4, 5):
+        if claim(broker, job_id, chunk, f"t{chunk}").answer == "ok":
+            complete(broker, job_id, chunk, f"t{chunk}")
+    assert broker.upkeep.audit(job_id) == 3
+    assert broker.jobs.status(job_id).lost_chunks == (2, 5)
+    submit_again(broker, job_id)  # as its message says
+    broker.jobs.issue(job_id, QUEUE)
+    work(broker, job_id, 2, 4, 5)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED_WITH_ERRORS
+    assert_consistent(broker, raw, job_id)
+
+
+def test_stopped_in_a_retry_it_keeps_the_first_errors_and_does_not_go_on(broker: Broker) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0, failed=1)
+    work(broker, job_id, 1)
+    job = Job(job_id, broker)
+    assert job.retry_failed() == 1
+    job.stop()
+    look_after(broker, job_id)
+    assert [error.position for error in job.errors()] == [0]
+    assert job.vectors().shape == (4, DIM)
+    with pytest.raises(JobStopped, match="submit the corpus as a new job"):
+        submit_again(broker, job_id, 2)
+    with pytest.raises(JobStopped):
+        job.retry_failed()
+
+
+def test_a_lapsed_lease_of_a_stopped_job_means_nothing(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker, 2)
+    broker.jobs.issue(job_id, QUEUE)
+    claim(broker, job_id, 0)
+    overdue(raw, job_id, 0)
+    Job(job_id, broker).stop()
+    assert broker.upkeep.reap(job_id, QUEUE) == []
+    assert not broker.jobs.release(job_id, 0, "t", delay_s=0)
+    assert not raw.exists(keys.due(job_id), keys.owners(job_id))
+
+
+def test_int8_takes_its_ranges_from_what_is_done(broker: Broker, tmp_path: Path) -> None:
+    numbers = output.Numbers(output.OutputType.INT8)
+    job_id = stopped_job(broker)
+    output.fetch(Job(job_id, broker), tmp_path / "v.npy", numbers=numbers)
+    assert np.load(tmp_path / "v.npy").dtype == np.int8
+    errors = [json.loads(line) for line in (tmp_path / "v.errors.jsonl").read_text().splitlines()]
+    assert [error["position"] for error in errors if error["code"] == "stopped"] == [0, 1, 4, 5, 8, 9, 10, 11]
+    failed = new_job(broker, 4, max_errors=0)
+    work(broker, failed, 0)
+    work(broker, failed, 2, failed=1)
+    with pytest.raises(JobFailed, match="What is done"):
+        output.fetch(Job(failed, broker), tmp_path / "f.parquet", numbers=numbers)
+    assert (tmp_path / "f.parquet").exists()
+
+
+def test_a_part_of_other_numbers_is_not_continued(
+    broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0, 1, 2)
+    path = tmp_path / "v.npy"
+    note = {"of": {"job": job_id, "format": "npy", "retried": 0}, "facts": {"chunks": 2, "rows": 4, "ids": 10}}
+    (tmp_path / ".v.npy.progress").write_text(json.dumps(note))
+    output.fetch(Job(job_id, broker), path, numbers=output.Numbers(output.OutputType.FLOAT16))
+    assert "begun with another --output-type or other ranges; beginning again" in caplog.text
+    assert np.load(path).dtype == np.float16
