@@ -137,6 +137,27 @@ def test_what_is_retried_comes_out_among_the_others(
     assert not (short_folder / "r.errors.jsonl").exists()
 
 
+def test_of_a_stopped_job_the_answers_that_are_there_are_written(
+    embedctl: RunEmbedctl, start_worker: StartWorker, settings: Settings, short_folder: Path
+) -> None:
+    start_worker("slow")
+    rows = [
+        {"custom_id": f"r{i}", "body": {"input": [f"{i} {at} " + "word " * 40 for at in range(7)]}} for i in range(30)
+    ]
+    submitted = embedctl("submit", write(short_folder, rows), "--class", "slow", "--chunk-size", "5")
+    job = submitted.stdout.strip()
+    eventually(lambda: Job.get(job, settings).status().done >= 10)
+    assert embedctl("stop", job).returncode == 0
+    embedctl("fetch", job, "-o", "r.jsonl")
+    answered = lines_of(short_folder / "r.jsonl")
+    assert answered
+    assert_answered(answered, [row for row in rows if row["custom_id"] in {line["custom_id"] for line in answered}])
+    for line in lines_of(short_folder / "r.errors.jsonl") if (short_folder / "r.errors.jsonl").exists() else []:
+        assert (line["response"], line["error"]["code"]) == (None, "batch_failed")
+    printed = [json.loads(line) for line in embedctl("fetch", job, "-o", "-").stdout.splitlines()]
+    assert [line["id"] for line in printed if line["response"]] == [line["id"] for line in answered]
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "words"),
     [

@@ -83,7 +83,7 @@ class Answers:
                 continue
             facts: Mapping[str, object] = {} if chunk.kept is None else chunk.kept[row]
             index, size = _whole(facts.get("index"), 0), _whole(facts.get("inputs"), 1)
-            if self.open is not None and index == 0:  # a part of the job was never encoded
+            if self.open is not None and position - index != self.open.first:  # the job was ended before its end
                 yield self._unfinished(self.open)
                 self.open = None
             if self.open is None:
@@ -103,6 +103,11 @@ class Answers:
         """After the last chunk: the line of a request whose last inputs were never encoded."""
         if self.open is not None:
             yield self._unfinished(self.open)
+
+    def last_lines(self) -> Iterator[bytes]:
+        """The lines of :meth:`end` alone."""
+        for answer in self.end():
+            yield answer.line
 
     def _answer(self, request: _Open) -> Answer:
         failed = next((each.error for each in request.inputs if each.error is not None), None)

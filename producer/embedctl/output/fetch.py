@@ -14,7 +14,6 @@ from typing import Protocol
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.job import Job
 from embedctl.output.batch import BatchFormat, errors_beside, is_of_batch
-from embedctl.output.jsonl import lines_of
 from embedctl.output.npy import all_beside
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
@@ -138,7 +137,11 @@ def fetch(
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
-        print_results(job, progress, written, lines_of if batch is None else batch.answers().lines)
+        if batch is None:
+            print_results(job, progress, written)
+        else:
+            answers = batch.answers()
+            print_results(job, progress, written, answers.lines, answers.last_lines())
         return []
     try:
         with locked(path):

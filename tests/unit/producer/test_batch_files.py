@@ -333,13 +333,19 @@ def test_a_request_fails_as_at_openai(code: ErrorCode, status: int, kind: str, t
 
 def test_a_request_that_was_not_encoded_in_full_says_so() -> None:
     lines = lines_of(
-        chunk(0, ("a", 0, 3), ("a", 1, 3)), chunk(7, ("b", 0, 1)), chunk(9, ("c", 1, 2)), chunk(11, ("d", 0, 2))
+        chunk(0, ("a", 0, 3), ("a", 1, 3)),
+        chunk(7, ("b", 0, 1)),
+        chunk(9, ("c", 1, 2), ("d", 0, 2)),
+        chunk(14, ("e", 2, 3)),
+        chunk(15, ("f", 0, 2)),
     )
     assert [(line["custom_id"], line["response"] is None) for line in lines] == [
         ("a", True),
         ("b", False),
         ("c", True),
         ("d", True),
+        ("e", True),
+        ("f", True),
     ]
     assert lines[0]["error"]["code"] == "batch_failed"
 
