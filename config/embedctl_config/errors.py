@@ -5,6 +5,7 @@
     EmbedctlError
     ├── SettingsError             a flag, variable, file entry or argument
     ├── InputError                the corpus
+    │   ├── BatchFileError        requests of a batch file
     │   └── CorpusChanged         the corpus is not the one that the job was begun with
     ├── OutputError               the file to write
     ├── MissingExtra              an optional dependency
@@ -36,6 +37,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Self
 
@@ -97,6 +99,19 @@ class InputError(EmbedctlError, ValueError):
 
     def __init__(self, message: str, *more: str) -> None:
         super().__init__("\n".join(map(printable, (message, *more))))
+
+
+class BatchFileError(InputError):
+    """Raised when requests of an OpenAI batch file are refused; nothing of the file is queued.
+
+    Args:
+        data: for each request that the message names, its error as OpenAI's batch service gives it: `code`, `message`,
+            `param` and `line`.
+    """
+
+    def __init__(self, message: str, *more: str, data: Sequence[Mapping[str, object]]) -> None:
+        super().__init__(message, *more)
+        self.data = list(data)
 
 
 class CorpusChanged(InputError):

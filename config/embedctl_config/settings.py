@@ -37,9 +37,9 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 FLAGS = frozenset(
     """
     cpus dimensions dry_run exporter force format fresh gpu gpu_workers id_field idempotency_key json keep limit
-    log_level max_errors neuron_core no_build no_clobber normalize output output_type passwords peers precision price
-    prompt quick quiet ranges ready redis_7 report resume skip_bad_lines target text_field threads timeout truncation
-    wait watch
+    log_level max_errors neuron_core no_build no_clobber normalize one_file output output_type passwords peers
+    precision price prompt quick quiet ranges ready redis_7 report resume skip_bad_lines target text_field threads
+    timeout truncation unique_ids wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )
 #: The longest time that a job may be kept (seconds): ten years. None of our clocks and counters overflows by then.

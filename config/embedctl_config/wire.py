@@ -5,7 +5,7 @@ Both begin with the same 36 bytes, all little-endian::
     0   4s   magic "EMBC"
     4   u8   kind: 1 input, 2 result
     5   u8   format version
-    6   u16  flags: 1 ids, 2 explicit positions, 4 kept fields
+    6   u16  flags: 1 ids, 2 explicit positions, 4 kept fields, 8 tokens (only in results)
     8   16s  digest of the input (in a result: of the input that it answers)
     24  u64  position of the first record
     32  u32  rows
@@ -17,11 +17,12 @@ Input: ``u8 kinds[rows]``, ``column texts``, [``column ids``], [``u64 positions[
 is a record's kept fields: one JSON object, in UTF-8.
 
 Result: ``u32 dim``, ``u8 dtype`` (1 = float32, 2 = float16), ``32s fingerprint``, ``column (precision, backend)``,
-``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], ``u32 n``, ``u32 row[n]``,
-``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``, [``column kept``], zero bytes up to a
-multiple of 64, then ``rows × dim`` numbers of that type, row-major; a failed record's row is NaN. Only results of jobs
-of version 4 and later hold float16. A class's own bounds, if any, follow the precision after a space. The vectors'
-crc32, eight hexadecimal digits, follows the backend after a space; earlier releases omit it.
+``u32 crc32[rows]`` of the input's rows, [``column ids``], [``u64 positions[rows]``], [``u32 tokens[rows]``],
+``u32 n``, ``u32 row[n]``, ``column codes``, ``column messages``, ``u32 n``, ``(u32 row, used, lost)[n]``,
+[``column kept``], zero bytes up to a multiple of 64, then ``rows × dim`` numbers of that type, row-major; a failed
+record's row is NaN. Only results of jobs of version 4 and later hold float16. A class's own bounds, if any, follow the
+precision after a space. The vectors' crc32, eight hexadecimal digits, follows the backend after a space; earlier
+releases omit it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from embedctl_config.settings import MAX_CHUNK_RECORDS
 
 MAGIC = b"EMBC"
 #: The newest version of jobs, tickets and chunks that this release knows. Version 2 added the option `dimensions` and
-#: the truncation `mean`, version 3 kept fields, version 4 vectors in float16.
+#: the truncation `mean`, version 3 kept fields, version 4 vectors in float16 and
+#: the option `count_tokens`.
 VERSION = 4
 #: First and last byte of the digest: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)
@@ -48,7 +50,7 @@ DIGEST_RANGE = (8, 23)
 ROWS_AT = 32
 
 _KIND_INPUT, _KIND_RESULT = 1, 2
-_HAS_IDS, _HAS_POSITIONS, _HAS_KEPT = 1, 2, 4
+_HAS_IDS, _HAS_POSITIONS, _HAS_KEPT, _HAS_TOKENS = 1, 2, 4, 8
 _PREFIX = struct.Struct("<4sBBH16sQI")
 _RESULT_HEAD = struct.Struct("<IB32s")
 #: NumPy's name of each type of vectors, by its number, and the bytes of one component.
@@ -88,8 +90,8 @@ def version_for(options: Mapping[str, Any], precision: str) -> int:
     It is the lowest version that knows all of them. So older workers encode every job that they encode correctly, and
     leave the others alone.
     """
-    if precision == "fp16":
-        return _FLOAT16_SINCE
+    if precision == "fp16" or options.get("count_tokens"):
+        return 4
     if options.get("keep"):
         return 3
     return 2 if options.get("dimensions") is not None or options.get("truncation") == "mean" else 1
@@ -168,8 +170,9 @@ class ChunkResult:
     """The vectors of a chunk: `rows × dim` numbers, row-major, as bytes.
 
     `dtype` is NumPy's name of their type: `<f4` or `<f2`. `fingerprint` is a sha256 in hexadecimal. `checksums` are the
-    input's :meth:`ChunkInput.row_checksums`. `bounds` are the class's own bounds for the vectors, in words; empty if
-    the precision's bounds apply.
+    input's :meth:`ChunkInput.row_checksums`. `tokens` are the numbers of tokens encoded for each row, special ones
+    included, 0 for a failed row; None if the job does not count them. `bounds` are the class's own bounds for the
+    vectors, in words; empty if the precision's bounds apply.
     """
 
     first: int
@@ -188,6 +191,7 @@ class ChunkResult:
     bounds: str = ""
     kept: Sequence[bytes] | None = None
     dtype: str = "<f4"
+    tokens: Sequence[int] | None = None
 
 
 def encode_input(chunk: ChunkInput, version: int | None = None) -> bytes:
@@ -257,6 +261,9 @@ def encode_result(result: ChunkResult, version: int | None = None) -> bytes:
         raise ValueError(f"a fingerprint of {len(fingerprint)} bytes is not a sha256")
     flags, optional = _optional_columns(result.ids, result.positions)
     flags |= 0 if result.kept is None else _HAS_KEPT
+    if result.tokens is not None:
+        flags |= _HAS_TOKENS
+        optional.append(struct.pack(f"<{result.rows}I", *result.tokens))
     errors, cuts = result.errors, result.truncations
     promise = f"{result.precision} {result.bounds}" if result.bounds else result.precision
     head = b"".join(
@@ -315,6 +322,7 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
     backend, told, checksum = made_by.rpartition(" ")
     checksums = cursor.numbers(rows, "I")
     ids, positions = _read_optional_columns(cursor, flags, rows)
+    tokens = cursor.numbers(rows, "I") if flags & _HAS_TOKENS else None
     failed = cursor.numbers(cursor.count(), "I")
     codes, messages = _words(cursor.column(len(failed))), _words(cursor.column(len(failed)))
     cuts = cursor.numbers(3 * cursor.count(), "I")
@@ -338,6 +346,7 @@ def _read_head(data: bytes | memoryview) -> tuple[_Cursor, int, str, ChunkResult
             checksums=checksums,
             ids=ids,
             positions=positions,
+            tokens=tokens,
             errors=[
                 RecordError(row, _error_code(code), message)
                 for row, code, message in zip(failed, codes, messages, strict=True)

@@ -16,6 +16,7 @@ from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl.store import Death, JobState, JobStatus, Suspect
 from embedctl_config import __version__
 from embedctl_config.errors import (
+    BatchFileError,
     BrokerFull,
     BrokerRefused,
     BrokerUnavailable,
@@ -51,6 +52,7 @@ from embedctl_config.settings import Settings, load_settings
 
 __all__ = [
     "AsyncJob",
+    "BatchFileError",
     "BrokerFull",
     "BrokerRefused",
     "BrokerUnavailable",

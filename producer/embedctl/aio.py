@@ -55,6 +55,8 @@ async def aenqueue_embeddings(
     idempotency_key: str | None = None,
     max_errors: int | str | None = None,
     keep: Sequence[str] = (),
+    count_tokens: bool = False,
+    unique_ids: bool = False,
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -83,6 +85,7 @@ async def aenqueue_embeddings(
         max_errors=most,
         max_errors_share=share,
         keep=check_keep(keep),
+        count_tokens=count_tokens,
     )
     feed = _Feed(texts) if isinstance(texts, AsyncIterable) else None
     cancelled = threading.Event()
@@ -100,6 +103,10 @@ async def aenqueue_embeddings(
             max_bytes=chosen.max_text_bytes,
             stored=partial(stored_records, broker, idempotency_key),
         )
+        if unique_ids:
+            from embedctl.unique import checked  # here, because few calls need it
+
+            records = checked(records)
         return submit(broker, _until(cancelled, records), options, report, timeout)
 
     loop = asyncio.get_running_loop()

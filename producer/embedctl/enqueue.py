@@ -52,7 +52,7 @@ class JobOptions:
 
     `resume` is the id of a job whose producer did not finish. The submission goes on with the same records, and any
     other option given here must be the same as when the job was begun. `keep` names the fields that the records hold as
-    kept fields, and so must always be the same.
+    kept fields, and so must always be the same. `batch_file` marks a job made of an OpenAI batch file.
     """
 
     model: str | None = None
@@ -69,6 +69,12 @@ class JobOptions:
     max_errors_share: float | None = None
     resume: str | None = None
     keep: Sequence[str] = ()
+    count_tokens: bool = False
+    batch_file: bool = False
+
+
+#: The options that only newer jobs hold, and those only if they are set: other jobs look as they always did.
+_LATER_OPTIONS = ("keep", "count_tokens", "batch_file")
 
 
 def enqueue_embeddings(
@@ -89,6 +95,8 @@ def enqueue_embeddings(
     idempotency_key: str | None = None,
     max_errors: int | str | None = None,
     keep: Sequence[str] = (),
+    count_tokens: bool = False,
+    unique_ids: bool = False,
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -122,6 +130,10 @@ def enqueue_embeddings(
         max_errors: the error budget: a number of records, or a share such as "1%". More failed records end the job.
         keep: fields of the mappings that come back with the vectors, such as `("title", "url")`. A field that a mapping
             does not have is null. At most 32 fields, and 64 KiB for each record.
+        count_tokens: give each record's number of tokens with its vector (:attr:`ChunkVectors.tokens`). Workers of
+            older versions leave such a job to newer ones.
+        unique_ids: refuse an id that occurs twice. That is known once `texts` has been read, so the call raises when
+            all but the end is queued, and the job is cancelled unless it has an idempotency key.
         timeout: most seconds that this call may take; None for no limit. The call checks it between chunks and while it
             waits, but not while `texts` is slow to give its next item. If Redis hangs without an answer, the call ends
             at most one socket timeout (10 s) later.
@@ -158,6 +170,7 @@ def enqueue_embeddings(
         max_errors=most,
         max_errors_share=share,
         keep=check_keep(keep),
+        count_tokens=count_tokens,
     )
     broker = Broker.shared(settings)
     records = records_of(
@@ -169,6 +182,10 @@ def enqueue_embeddings(
         max_bytes=settings.max_text_bytes,
         stored=partial(stored_records, broker, idempotency_key),
     )
+    if unique_ids:
+        from embedctl.unique import checked  # here, because few calls need it
+
+        records = checked(records)
     return submit(broker, records, options, progress, timeout)
 
 
@@ -256,21 +273,21 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
         if options.idempotency_key is not None:
             raise SettingsError("resume and idempotency_key could name two different jobs: leave one of them out")
         job = broker.jobs.status(broker.jobs.resolve(options.resume))
-        _check_same(broker, job, {**_given(options), "keep": _kept_by(options)})
+        _check_same(broker, job, {**_given(options), **_later(options)})
         return job
     spec = job_spec(broker, options)
     job_id, created = broker.jobs.create(spec)
     job = broker.jobs.status(job_id)
     if not created:
         # Hardware may differ: with `auto` it depends on who is alive.
-        now = {"model": spec.model, "precision": spec.precision, **spec.options, "keep": _kept_by(options)}
+        now = {"model": spec.model, "precision": spec.precision, **spec.options, **_later(options)}
         _check_same(broker, job, now)
     return job
 
 
-def _kept_by(options: JobOptions) -> list[str] | None:
-    """The kept fields as a job's options hold them: JSON, and nothing if there are none."""
-    return list(options.keep) or None
+def _later(options: JobOptions) -> dict[str, Any]:
+    """The later options as a job holds them: in JSON, or None."""
+    return {"keep": list(options.keep) or None, **{name: getattr(options, name) or None for name in _LATER_OPTIONS[1:]}}
 
 
 def _given(options: JobOptions) -> dict[str, Any]:
@@ -325,8 +342,7 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         "chunk_size": chunk_size,
         "chunk_bytes": settings.chunk_bytes,
     }
-    if options.keep:  # a job that keeps nothing looks as it did before there were kept fields
-        deciding["keep"] = _kept_by(options)
+    deciding |= {name: value for name, value in _later(options).items() if value is not None}
     return JobSpec(
         model,
         hardware,

@@ -47,6 +47,8 @@ class ChunkVectors:
         precision: what the vectors promise, such as `fp32`.
         bounds: the bounds that the worker's class sets in place of the precision's, in words; empty if it sets none.
         kept: each record's kept fields, by name; None if the job keeps none.
+        tokens: int64, how many tokens of each record were encoded, special ones included; 0 for a failed record. None
+            if the job does not count them.
     """
 
     positions: npt.NDArray[np.int64]
@@ -57,16 +59,22 @@ class ChunkVectors:
     precision: str = ""
     bounds: str = ""
     kept: list[Mapping[str, Any]] | None = None
+    tokens: npt.NDArray[np.int64] | None = None
 
 
 def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
     """A chunk with some of its records replaced by those of a retry."""
     replaced = set(later.positions.tolist())
-    vectors = chunk.vectors.copy()
-    vectors[np.searchsorted(chunk.positions, later.positions)] = later.vectors
+    rows = np.searchsorted(chunk.positions, later.positions)
+    vectors, tokens = chunk.vectors.copy(), None
+    vectors[rows] = later.vectors
+    if chunk.tokens is not None and later.tokens is not None:
+        tokens = chunk.tokens.copy()
+        tokens[rows] = later.tokens
     return dataclasses.replace(
         chunk,
         vectors=vectors,
+        tokens=tokens,
         errors=sorted(
             [*(each for each in chunk.errors if each.position not in replaced), *later.errors],
             key=lambda each: each.position,
@@ -103,4 +111,5 @@ def chunk_vectors(result: ChunkResult) -> ChunkVectors:
         precision=result.precision,
         bounds=result.bounds,
         kept=None if result.kept is None else [json.loads(cell) for cell in result.kept],
+        tokens=None if result.tokens is None else np.asarray(result.tokens, np.int64),
     )

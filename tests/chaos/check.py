@@ -112,6 +112,11 @@ def _check_records(job: Job, plan: Plan, expected: Expected, verdict: Verdict) -
             found = None if chunk.kept is None else chunk.kept[row]
             wanted = None if expected.kept is None else expected.kept[positions[row]]
             verdict.must_be(f"what record {positions[row]} keeps", found, wanted)
+            counted = None if chunk.tokens is None else int(chunk.tokens[row])
+            tokens = None if expected.tokens is None else expected.tokens[positions[row]]
+            if tokens and positions[row] in errors:  # blamed by chance, perhaps
+                tokens = 0
+            verdict.must_be(f"tokens of record {positions[row]}", counted, tokens)
     verdict.lost += sum(position not in seen for position in range(plan.records))
     verdict.doubled += sum(count - 1 for count in seen.values())
     verdict.doubled += sum(position >= plan.records for position in seen)

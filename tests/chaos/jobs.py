@@ -64,6 +64,7 @@ class Plan:
     words: tuple[int, int] = (4, 30)
     ids: str = "none"  # none, field, argument
     keep: tuple[str, ...] = ()
+    count_tokens: bool = False
     truncation: str = "truncate"
     normalize: bool = True
     prompt: str | None = None
@@ -87,6 +88,11 @@ class Plan:
         return self.max_errors is not None or self.kind.startswith("cancelled")
 
     @property
+    def counts(self) -> bool:
+        """Whether its results have each record's number of tokens; no option of the command asks for that."""
+        return self.count_tokens and self.by == "library"
+
+    @property
     def crashers(self) -> int:
         """Number of its records that kill or hang a worker."""
         return sum(word in CRASHERS for word in self.poison.values())
@@ -104,7 +110,8 @@ class Expected:
     """A job's expected results: vectors (NaN where a record must fail), error codes of those records, ids, cut texts.
 
     `tolerance` is the largest accepted difference of a vector's element. `cuts` is None where the cuts are unknown.
-    `kept` holds each record's kept fields; it is None if the job keeps none.
+    `kept` holds each record's kept fields; it is None if the job keeps none. `tokens` are those of each record, 0 for a
+    failed one; None if the job does not count them.
     """
 
     vectors: npt.NDArray[np.float32]
@@ -113,6 +120,7 @@ class Expected:
     tolerance: float = 0.0
     cuts: Mapping[int, tuple[int, int]] | None = None
     kept: Sequence[Mapping[str, Any]] | None = None
+    tokens: Sequence[int] | None = None
 
 
 class Workload(Protocol):
@@ -199,6 +207,7 @@ class DummyWorkload:
             link=PROXY if rng.random() < 0.3 else NEAR,
             seconds_per_record=rng.choice((0.0, 0.0, 1.0, 4.0)) / max(records, 1),
             keep=rng.choice(((), KEPT)),
+            count_tokens=rng.random() < 0.5,
         )
 
 
@@ -370,7 +379,8 @@ def _expected(plan: Plan, items: Sequence[Item]) -> Expected:
     if len(good):
         vectors[good] = backend.finish(backend.forward(tokens, good), normalize=plan.normalize)
     kept = [{name: item.get(name) for name in plan.keep} for item in items] if plan.keep else None
-    return Expected(vectors, codes, _labels(items), cuts=cuts, kept=kept)
+    counts = [0 if at in codes else int(tokens.lengths[at]) for at in range(len(texts))] if plan.counts else None
+    return Expected(vectors, codes, _labels(items), cuts=cuts, kept=kept, tokens=counts)
 
 
 def _code(text: str | None) -> ErrorCode | None:

@@ -319,6 +319,8 @@ def _as_program(order: Order) -> list[str]:
     }
     if plan.keep:
         options["keep"] = plan.keep
+    if plan.counts:
+        options["count_tokens"] = True
     if plan.ids == "argument":
         options["ids"] = True
     file = order.corpus.with_suffix(".json")

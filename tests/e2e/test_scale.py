@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,15 @@ main(prog_name="embedctl")
 """
 
 
+def record(i: int) -> dict[str, object]:
+    return {"id": i, "text": f"this is the text of record number {i} of this corpus"}
+
+
+def request(i: int) -> dict[str, object]:
+    """A line of a batch file."""
+    return {"custom_id": str(i), "body": {"input": f"this is the text of record number {i} of this corpus"}}
+
+
 def peak_rss_kb(arguments: list[str], environment: dict[str, str], folder: Path) -> tuple[int, str]:
     """Run a command; its peak resident set in KiB, and what it printed."""
     command = [sys.executable, "-c", MEASURED, *arguments]
@@ -34,17 +44,19 @@ def peak_rss_kb(arguments: list[str], environment: dict[str, str], folder: Path)
 
 @pytest.mark.timeout(400)
 @pytest.mark.slow
+@pytest.mark.parametrize("line", [record, request])
 def test_submitting_and_fetching_take_no_more_memory_for_ten_times_the_records(
-    environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+    line: Callable[[int], dict[str, object]],
+    environment: dict[str, str],
+    start_worker: StartWorker,
+    short_folder: Path,
 ) -> None:
     start_worker()
     submitted, fetched = {}, {}
     for records in (20_000, 200_000):
         with (short_folder / "corpus.jsonl").open("w") as stream:
             for i in range(records):
-                stream.write(
-                    json.dumps({"id": i, "text": f"this is the text of record number {i} of this corpus"}) + "\n"
-                )
+                stream.write(json.dumps(line(i)) + "\n")
         submitted[records], job_id = peak_rss_kb(["submit", "corpus.jsonl", "-q"], environment, short_folder)
         fetched[records], _ = peak_rss_kb(["fetch", job_id.strip(), "-o", "out.jsonl", "-q"], environment, short_folder)
         peak_rss_kb(["fetch", job_id.strip(), "-o", "out.npy", "-q"], environment, short_folder)

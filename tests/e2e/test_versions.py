@@ -1,8 +1,8 @@
 """Workers and producers of two versions side by side, as while a cluster is upgraded host by host.
 
 The newer version is this one with another number: it writes 5 into tickets, jobs and chunks, where this one writes 1,
-2 for jobs with options that version 1 did not know, 3 for jobs that keep fields, or 4 for jobs in fp16. Versions
-before this one know only the lower numbers.
+2 for jobs with options that version 1 did not know, 3 for jobs that keep fields, or 4 for jobs in fp16 or that count
+tokens. Versions before this one know only the lower numbers.
 """
 
 from __future__ import annotations
@@ -366,6 +366,19 @@ def test_an_older_command_says_that_it_can_not_read_vectors_in_float16(
     fetched = embedctl("fetch", job.id, "-o", "out.npy", **before_all_else(short_folder, "before", BEFORE.format(3)))
     assert (fetched.returncode, "upgrade it" in fetched.stderr) == (1, True)
     assert not (short_folder / "out.npy").exists()
+
+
+def test_a_job_that_counts_tokens_is_left_to_workers_that_do(
+    raw: redis_py.Redis, settings: Settings, start_worker: StartWorker, start_before: StartBefore
+) -> None:
+    before = start_before(version=3)
+    job = enqueue_embeddings(["a b", ""], count_tokens=True, settings=settings)
+    eventually(lambda: times_received(before, job.id, 0) >= 2)
+    assert job.status().done == 0
+    start_worker()
+    assert [chunk.tokens.tolist() for chunk in job.iter_results(timeout=60) if chunk.tokens is not None] == [[2, 0]]
+    assert raw.getrange(keys.chunk_result(job.id, 0), 40, 40) == b"\x01"  # float32, although version 4 knows float16
+    assert before.stop() == 0
 
 
 @pytest.mark.parametrize("version", [1, 3])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from embedctl import enqueue
+from embedctl import enqueue, unique
 from embedctl.broker import Broker
 from embedctl.cli.addresses import refuse_addresses
 from embedctl.cli.completion import complete_class, complete_job
@@ -21,19 +22,20 @@ from embedctl.cli.options import (
     json_option,
     no_clobber_option,
     numbers_options,
+    one_file_option,
     option,
     output_option,
 )
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
-from embedctl.corpus import Corpus, open_corpus
+from embedctl.corpus import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, Corpus, is_batch, open_corpus
 from embedctl.estimate import Estimate, estimate
 from embedctl.job import Job
 from embedctl.kept import parse_keep
-from embedctl.output import files_of, is_stdout
+from embedctl.output import errors_beside, files_of, guess_format, is_stdout
 from embedctl.records import Record
 from embedctl.routing import no_worker_for
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import InputError
+from embedctl_config.errors import BatchFileError, InputError, SettingsError
 from embedctl_config.printable import printable
 from embedctl_config.settings import Settings, load_settings
 
@@ -42,9 +44,10 @@ from embedctl_config.settings import Settings, load_settings
 class CorpusChoice:
     """A corpus and the options of its job, from the command line."""
 
-    corpus: Corpus
+    corpus: Corpus | BatchCorpus
     options: enqueue.JobOptions
-    skip_bad_lines: bool
+    skip_bad_lines: bool = False
+    unique_ids: bool = False
 
     @classmethod
     def of(
@@ -52,56 +55,117 @@ class CorpusChoice:
         settings: Settings,
         *,
         corpus_paths: tuple[str, ...],
+        input_files: tuple[str, ...] = (),
         format: str | None,  # noqa: A002  (the flag's name)
         text_field: str,
         id_field: str,
         keep: str | None,
         skip_bad_lines: bool,
+        unique_ids: bool | None,
         limit: int | None,
         max_errors: str | None,
         output: Path | None = None,
         **options: Any,
     ) -> CorpusChoice:
-        refuse_addresses(corpus_paths, click.get_current_context().info_name)
+        paths = (*corpus_paths, *input_files)
+        if not paths:
+            raise click.UsageError("Missing argument 'CORPUS...'.")
+        refuse_addresses(paths, click.get_current_context().info_name)
         fields = parse_keep(keep)
         corpus = open_corpus(
-            *corpus_paths,
-            file_format=format,
+            *paths,
+            file_format="jsonl" if format == BATCH_FORMAT else format,
             text_field=text_field,
             id_field=id_field,
             keep=fields,
             max_bytes=settings.max_text_bytes,
             limit=limit,
-            written=[] if output is None else [path.resolve() for path in files_of(output)],
+            written=[] if output is None else [path.resolve() for path in (*files_of(output), errors_beside(output))],
         )
         most, share = enqueue.parse_budget(max_errors)
         chosen = enqueue.JobOptions(**options, max_errors=most, max_errors_share=share, keep=fields)
-        return cls(corpus, chosen, skip_bad_lines)
+        plain = (text_field, id_field) == ("text", "id")
+        if format == BATCH_FORMAT or (format is None and plain and is_batch(corpus.files[0])):
+            if not plain or keep is not None or skip_bad_lines:
+                raise SettingsError(
+                    f"the format {BATCH_FORMAT} has its own fields, and answers every request: leave out --text-field, "
+                    "--id-field, --keep and --skip-bad-lines"
+                )
+            return cls._of_batch(settings, corpus, chosen, unique=unique_ids is not False)
+        return cls(corpus, chosen, skip_bad_lines, bool(unique_ids))
+
+    @classmethod
+    def _of_batch(
+        cls, settings: Settings, corpus: Corpus, options: enqueue.JobOptions, *, unique: bool
+    ) -> CorpusChoice:
+        requests = BatchCorpus(corpus.files, settings.max_text_bytes, corpus.limit, unique=unique)
+        options = replace(options, keep=KEPT_OF_REQUEST, count_tokens=True, batch_file=True)
+        if click.get_current_context().get_parameter_source("truncation") is ParameterSource.DEFAULT:
+            # As at OpenAI. An answer has no place to say that a text was cut.
+            options = replace(options, truncation="error")
+        return cls(requests, options)
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is a batch file."""
+        return isinstance(self.corpus, BatchCorpus)
+
+    @property
+    def keep(self) -> Sequence[str]:
+        """The fields that the user wants to come out beside the vectors."""
+        return () if self.is_batch else self.options.keep
 
     def keyed(self, key: str | None) -> CorpusChoice:
         """The same choice with this idempotency key."""
         return replace(self, options=replace(self.options, idempotency_key=key))
 
-    def check(self) -> None:
-        """Find what is wrong with the files before anything is queued.
+    def check_one_file(self, one_file: bool, output: Path | None) -> None:
+        """Check that `--one-file` has a meaning.
 
         Raises:
-            InputError: a line is not a record, there is no record, or a file can't be read.
+            click.UsageError: it has none.
         """
+        if one_file and not (self.is_batch and output is not None and guess_format(output) == "jsonl"):
+            raise click.UsageError("--one-file is for the .jsonl output of a batch file: omit it")
+
+    def checked(self, *, as_json: bool = False) -> CorpusChoice:
+        """The same choice, after a search for what is wrong with the files, before anything is queued. Of a batch file,
+        its model and its dimensions are options now.
+
+        Args:
+            as_json: print the mistakes in a batch file as OpenAI's batch service does, too.
+
+        Raises:
+            InputError: a line is not a record, there is no record, an id is not unique, or a file can't be read.
+        """
+        if isinstance(self.corpus, BatchCorpus):
+            try:
+                model, dimensions = self.corpus.check(self.options.model, self.options.dimensions)
+            except BatchFileError as error:
+                if as_json:
+                    click.echo(json.dumps({"errors": {"object": "list", "data": error.data}}))
+                raise
+            return replace(self, options=replace(self.options, model=model, dimensions=dimensions))
         if self.skip_bad_lines:
             self.corpus.check_beginnings()
         else:
             self.corpus.check()
+        if self.unique_ids and self.corpus.rereadable:
+            self.corpus.check_unique()
+        return self
 
     def records(self) -> Iterator[Record]:
         """The records. Lines that are skipped are listed on stderr.
 
         Raises:
-            InputError: a line is not a record, or there is no record.
+            InputError: a line is not a record, there is no record, or an id of standard input is not unique.
         """
         skipped = _Skipped()
         empty = True
-        for record in self.corpus.records(skipped if self.skip_bad_lines else None):
+        records = self.corpus.records(skipped if self.skip_bad_lines else None)
+        if self.unique_ids and not self.corpus.rereadable:
+            records = unique.checked(records)
+        for record in records:
             empty = False
             yield record
         skipped.sum_up()
@@ -130,6 +194,7 @@ class CorpusChoice:
 )
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
+@one_file_option
 @numbers_options
 @no_clobber_option
 @option("--dry-run", is_flag=True, help="Queue nothing; print an estimate of the job's size and duration.")
@@ -141,6 +206,7 @@ def submit(
     *,
     wait: bool,
     output: Path | None,
+    one_file: bool,
     output_type: str,
     ranges: Path | None,
     no_clobber: bool,
@@ -154,15 +220,23 @@ def submit(
 
     CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
     a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
-    otherwise. With --output, the vectors are written while workers encode. If that is interrupted, `embedctl fetch`
-    continues it.
+    otherwise. An OpenAI batch file is told by its first line. With --output, the vectors are written while workers
+    encode. If that is interrupted, `embedctl fetch` continues it.
     """
     settings = load_settings()
     numbers = chosen_numbers(output_type, ranges)
     choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
+    choice.check_one_file(one_file, output)
     if output is not None:
-        check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json, numbers=numbers)
-    choice.check()
+        check_destination(
+            output,
+            choice.keep,
+            clobber=not no_clobber,
+            as_json=as_json,
+            numbers=numbers,
+            batch=choice.is_batch and not one_file,
+        )
+    choice = choice.checked(as_json=as_json)
     broker = Broker.shared(settings)
     if dry_run:
         print_estimate(estimate(broker, choice.records(), choice.options), as_json=as_json)
@@ -176,7 +250,7 @@ def submit(
             with progress.above():
                 click.echo(job.id, err=is_stdout(output))  # the vectors have standard output to themselves
         if output is not None:
-            written = save(job, output, progress, clobber=not no_clobber, numbers=numbers)
+            written = save(job, output, progress, clobber=not no_clobber, one_file=one_file, numbers=numbers)
         elif wait:
             wait_for(job, progress)
     status = job.status()

@@ -15,12 +15,15 @@ from embedctl.cli.options import (
     json_option,
     no_clobber_option,
     numbers_options,
+    one_file_option,
     option,
     output_option,
     quiet_option,
 )
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
+from embedctl.corpus import BATCH_FORMAT
 from embedctl.job import Job
+from embedctl.output import FORMATS
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.printable import printable
 from embedctl_config.settings import load_settings
@@ -47,6 +50,15 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
 @click.command()
 @job_argument
 @output_option(required=True)
+# Without a variable: EMBEDCTL_FORMAT is the format of a corpus.
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice([*FORMATS, BATCH_FORMAT]),
+    help=f"The format of the file. Default: that of its suffix; {BATCH_FORMAT} for .jsonl if the job was made of a "
+    "batch file.",
+)
+@one_file_option
 @numbers_options
 @no_clobber_option
 @quiet_option
@@ -57,6 +69,8 @@ def fetch(
     /,
     job_id: str,
     output: Path,
+    file_format: str | None,
+    one_file: bool,
     output_type: str,
     ranges: Path | None,
     no_clobber: bool,
@@ -73,7 +87,15 @@ def fetch(
     job = Job.get(job_id)
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
         progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
-        written = save(job, output, progress, clobber=not no_clobber, numbers=numbers)
+        written = save(
+            job,
+            output,
+            progress,
+            clobber=not no_clobber,
+            file_format=file_format,
+            one_file=one_file,
+            numbers=numbers,
+        )
     ended = job.status()
     report(ended, progress)
     if as_json:

@@ -69,6 +69,11 @@ def output_option(**attributes: Any) -> Callable[[F], F]:
     )
 
 
+one_file_option = option(
+    "--one-file",
+    is_flag=True,
+    help="Of a batch file, write failed requests to the same file. Default: to NAME.errors.jsonl.",
+)
 numbers_options = together(
     option(
         "--output-type",
@@ -101,11 +106,22 @@ def chosen_numbers(output_type: str, ranges: Path | None) -> output.Numbers:
 
 
 corpus_options = together(
-    click.argument("corpus_paths", metavar="CORPUS...", type=click.Path(allow_dash=True), nargs=-1, required=True),
+    click.argument("corpus_paths", metavar="CORPUS...", type=click.Path(allow_dash=True), nargs=-1),
+    # Without a variable, like the argument.
+    click.option(
+        "--input-file",
+        "-i",
+        "input_files",
+        metavar="CORPUS",
+        type=click.Path(allow_dash=True),
+        multiple=True,
+        help="The same as CORPUS; the flag of `vllm run-batch`.",
+    ),
     option(
         "--format",
-        type=click.Choice(corpus.FORMATS),
-        help="The format of all files. Default: from each file's name; jsonl for standard input.",
+        type=click.Choice([*corpus.FORMATS, corpus.BATCH_FORMAT]),
+        help="The format of all files. Default: from each file's name; jsonl for standard input. A jsonl file whose "
+        "first line has a custom_id and a body is an OpenAI batch file.",
     ),
     option(
         "--text-field",
@@ -121,6 +137,11 @@ corpus_options = together(
         metavar="FIELD,…",
         help="Fields of the corpus that come out beside the vectors, in .jsonl and .parquet. A field that a record "
         "lacks is null. At most 32 fields, and 64 KiB in each record.",
+    ),
+    option(
+        "--unique-ids/--no-unique-ids",
+        default=None,
+        help="Refuse a corpus in which an id occurs twice. Default: only for batch files.",
     ),
     option("--skip-bad-lines", is_flag=True, help="Skip lines that are not records, and list them on stderr."),
     # Without a variable: one that is set for `embedctl list` must not cut a corpus.

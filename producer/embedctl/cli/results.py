@@ -53,9 +53,12 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
 
 
 def check_destination(
-    path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool, numbers: output.Numbers
+    path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool, numbers: output.Numbers, batch: bool = False
 ) -> None:
     """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
+
+    Args:
+        keep, clobber, batch: as for :func:`output.check_output`.
 
     Raises:
         click.UsageError: both would be printed.
@@ -63,16 +66,23 @@ def check_destination(
     """
     if as_json and output.is_stdout(path):
         raise click.UsageError("--json and --output - both print to standard output: name a file, or omit --json")
-    output.check_output(path, keep, clobber=clobber, numbers=numbers)
+    output.check_output(path, keep, clobber=clobber, numbers=numbers, batch=batch)
 
 
 def save(
-    job: Job, path: Path, progress: JobProgress, *, clobber: bool = True, numbers: output.Numbers = output.FLOAT32
+    job: Job,
+    path: Path,
+    progress: JobProgress,
+    *,
+    clobber: bool = True,
+    file_format: str | None = None,
+    one_file: bool = False,
+    numbers: output.Numbers = output.FLOAT32,
 ) -> list[Path]:
     """Write a job's vectors as they come, and show the progress of both.
 
     Args:
-        clobber, numbers: as for :func:`output.fetch`.
+        clobber, file_format, one_file, numbers: as for :func:`output.fetch`.
 
     Raises:
         KeyboardInterrupt: says how to return to the job.
@@ -80,7 +90,14 @@ def save(
     progress.begin_writing()
     try:
         written = output.fetch(
-            job, path, progress=progress.running, written=progress.written, clobber=clobber, numbers=numbers
+            job,
+            path,
+            file_format=file_format,
+            one_file=one_file,
+            progress=progress.running,
+            written=progress.written,
+            clobber=clobber,
+            numbers=numbers,
         )
         status = job.wait(progress=progress.running)
     except KeyboardInterrupt:
@@ -88,7 +105,7 @@ def save(
     if written:
         progress.say("Wrote " + ", ".join(map(str, written)))
     kept = status.options.get("keep")
-    if kept and not output.holds_kept_fields(path):
+    if kept and not output.holds_kept_fields(path) and not output.is_of_batch(status):
         progress.say(f"Not in {path}: the kept fields ({', '.join(kept)}). Fetch into a .jsonl or .parquet to get them")
     return written
 

@@ -24,11 +24,12 @@ from embedctl.cli.options import (
     json_option,
     no_clobber_option,
     numbers_options,
+    one_file_option,
     option,
     output_option,
 )
 from embedctl.cli.results import check_destination, exit_status, failures_in, may_move, report, save, summary
-from embedctl.corpus import Corpus
+from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
 from embedctl.output import is_stdout
@@ -37,6 +38,9 @@ from embedctl.terminal.progress import JobProgress
 from embedctl_config import wire
 from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
 from embedctl_config.settings import Settings, load_settings
+
+#: Options that came later, and name a command only if they are given.
+_NEWER = ("input_files", "unique_ids")
 
 
 @click.command()
@@ -49,6 +53,7 @@ from embedctl_config.settings import Settings, load_settings
 )
 @cpus_option
 @output_option()
+@one_file_option
 @numbers_options
 @no_clobber_option
 @option("--dry-run", is_flag=True, help="Start and write nothing; print an estimate of the job's size.")
@@ -59,6 +64,7 @@ def run(
     /,
     *,
     output: Path | None,
+    one_file: bool,
     output_type: str,
     ranges: Path | None,
     no_clobber: bool,
@@ -72,7 +78,7 @@ def run(
 
     CORPUS is one or more of: a .jsonl, .json, .csv, .tsv, .txt or .parquet file, optionally compressed (.gz or .zst);
     a folder of such files; a pattern in quotes; - for standard input, which is read as jsonl unless --format says
-    otherwise.
+    otherwise. An OpenAI batch file is told by its first line, and answered like `vllm run-batch` does.
 
     The command starts a worker and a private Redis, and stops both at the end. If EMBEDCTL_REDIS_URL is set, it uses
     that Redis instead of a private one, and the live workers there that serve the model in this class; it starts its
@@ -83,15 +89,23 @@ def run(
     options["hardware"] = local_class(settings, options["hardware"])
     choice = CorpusChoice.of(settings, output=output, **options)
     if dry_run:
-        choice.check()
+        choice = choice.checked(as_json=as_json)
         print_estimate(local_estimate(settings, choice.records(), choice.options), as_json=as_json)
         return
     if output is None:
         raise click.UsageError("Missing option '--output' / '-o'.")
-    check_destination(output, choice.options.keep, clobber=not no_clobber, as_json=as_json, numbers=numbers)
+    choice.check_one_file(one_file, output)
+    check_destination(
+        output,
+        choice.keep,
+        clobber=not no_clobber,
+        as_json=as_json,
+        numbers=numbers,
+        batch=choice.is_batch and not one_file,
+    )
     command = _command(settings, output, cpus=cpus, **options)
     key = _run_key(choice.corpus, command)
-    choice.check()
+    choice = choice.checked(as_json=as_json)
     name = key or secrets.token_hex(8)
     kind = command if key else name
     model = choice.options.model or settings.model
@@ -103,7 +117,7 @@ def run(
         broker = Broker.connect(ours)
         job = submit_choice(broker, choice.keyed(key and key + token), progress)
         with _freed_unless_it_goes_on(job, resumable=key is not None):
-            written = save(job, output, progress, clobber=not no_clobber, numbers=numbers)
+            written = save(job, output, progress, clobber=not no_clobber, one_file=one_file, numbers=numbers)
         status = job.status()
         job.discard()
         broker.close()
@@ -187,12 +201,14 @@ def _stack(
 
 def _command(settings: Settings, output: Path, **options: Any) -> str:
     """A name for this command with its options, whatever its corpus holds now."""
+    # Newer options, if they are not given, leave the name as it was.
+    options = {name: value for name, value in options.items() if value or name not in _NEWER}
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
     target = "-" if is_stdout(output) else str(output.resolve())
     return _digest([target, {"decided": decided, **options}])
 
 
-def _run_key(corpus: Corpus, command: str) -> str | None:
+def _run_key(corpus: Corpus | BatchCorpus, command: str) -> str | None:
     """The idempotency key of this run, which the same command has again after a crash; a changed file has another."""
     if not corpus.rereadable:
         return None

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+from embedctl.corpus.batch import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, is_batch
 from embedctl.corpus.file import CorpusFile
 from embedctl.corpus.formats import FORMATS, guess_format
 from embedctl.corpus.inputs import expanded
-from embedctl.corpus.rows import ID_FIELD, Line, Rows
+from embedctl.corpus.rows import ID_FIELD, Line, Places, Rows
 from embedctl.kept import names_with_values
 from embedctl.records import Record
+from embedctl.unique import UniqueIds, repeated
 from embedctl_config.errors import InputError
 
-__all__ = ["FORMATS", "Corpus", "open_corpus"]
+__all__ = ["BATCH_FORMAT", "FORMATS", "KEPT_OF_REQUEST", "BatchCorpus", "Corpus", "is_batch", "open_corpus"]
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +98,25 @@ class Corpus:
         for file in self.files:
             file.check_pipe(self.rows)
 
+    def check_unique(self) -> None:
+        """Read the files once, up to the limit, to find ids that occur twice. A record without an id has no twin.
+
+        Raises:
+            InputError: there are such ids, or no room for temporary files; or a file can't be read.
+        """
+        with UniqueIds() as ids:
+            for position, record in enumerate(self._good(self.rows)):
+                if record.id is not None:
+                    ids.add(record.id, position)
+            ids.find()
+        if ids.count:
+            wanted = {position for pair in ids.first for position in pair}
+            rows = Places(self.rows.text_field, self.rows.id_field, self.rows.max_bytes)
+            at = {
+                position: record.text.decode() for position, record in enumerate(self._good(rows)) if position in wanted
+            }
+            raise repeated(ids.count, [f"{at[again]}: its id is that of {at[before]}" for again, before in ids.first])
+
     def check_beginnings(self) -> None:
         """Read the first row of each file, which finds files that can't be read and tables without the right columns.
 
@@ -119,6 +140,10 @@ class Corpus:
             else:
                 on_bad_line(line, number - skipped)
                 skipped += 1
+
+    def _good(self, rows: Rows) -> Iterator[Record]:
+        lines = chain.from_iterable(file.lines(rows) for file in self.files)
+        return islice((line for line in lines if isinstance(line, Record)), self.limit)
 
     def _lines(self, files: Collection[CorpusFile]) -> Iterator[Line]:
         return chain.from_iterable(file.lines(self.rows) for file in files)

@@ -59,6 +59,26 @@ class CorpusFile:
         with self._explained(), opened(self.path) as stream:
             yield from self._reader(stream, rows)
 
+    def plain_lines(self) -> Iterator[bytes]:
+        """Its lines as they are, decompressed, read lazily.
+
+        Raises:
+            InputError: the file can't be read, or a line is too long.
+        """
+        with self._explained(), opened(self.path) as stream:
+            yield from bounded_lines(stream, self.name)
+
+    def first_line(self) -> bytes:
+        """Its first line that is not empty; of standard input, only if it is in the buffer, where it stays.
+
+        Raises:
+            InputError: the file can't be read.
+        """
+        if self.path != "-":
+            return next((line for line in self.plain_lines() if line.strip()), b"")
+        with self._explained(), opened(self.path) as stream:
+            return beginning(stream).removeprefix(MARK).lstrip().partition(b"\n")[0]
+
     def check_pipe(self, rows: Rows) -> None:
         """Check the first line of standard input without taking it, if its format is a guess, as soon as it is there.
 

@@ -71,6 +71,22 @@ class Rows:
                 raise no_field(name, columns, where, "--keep")
 
 
+class Places(Rows):
+    """Makes records whose text is the place of their row, such as `c.jsonl, line 3`."""
+
+    __slots__ = ()
+
+    def line(self, row: Mapping[str, Any], where: str, *, absent: Any = MISSING) -> Line:
+        return _placed(super().line(row, where, absent=absent), where)
+
+    def text(self, text: object, where: str) -> Line:
+        return _placed(super().text(text, where), where)
+
+
+def _placed(line: Line, where: str) -> Line:
+    return line._replace(text=where.encode("utf-8", "replace")) if isinstance(line, Record) else line
+
+
 def _has(columns: Mapping[str, Any] | Iterable[str], path: str) -> bool:
     if isinstance(columns, Mapping):
         return field_of(columns, path, MISSING) is not MISSING

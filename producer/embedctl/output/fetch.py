@@ -11,7 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.job import Job
+from embedctl.output.batch import BatchFormat, errors_beside, is_of_batch
 from embedctl.output.npy import all_beside
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
@@ -40,8 +42,8 @@ FORMATS = tuple(_WRITERS)
 _NOTE_EVERY_S = 2.0
 
 
-class Writer(Protocol):
-    """Writes chunks under a temporary name.
+class Format(Protocol):
+    """Makes a writer.
 
     Its arguments are the final path, the number of the job's records, the last checkpoint, or None, the names of the
     job's kept fields, and how vectors are stored.
@@ -50,21 +52,28 @@ class Writer(Protocol):
     #: Whether the number of records must be known before the first chunk is written.
     needs_total: bool
 
-    def __init__(
+    def __call__(
         self,
         path: Path,
         records: int,
         noted: Mapping[str, int] | None,
         keep: Sequence[str] = (),
         numbers: Numbers = FLOAT32,
-    ) -> None: ...
+    ) -> Writer: ...
+
+
+class Writer(Protocol):
+    """Writes chunks under a temporary name."""
 
     def write(self, chunk: ChunkVectors) -> None:
         """Add a chunk; BeginAgain if the writer needs all chunks once more, from the first one."""
         ...
 
     def checkpoint(self) -> Mapping[str, int] | None:
-        """Flush. Returns what a new writer needs to go on from here, or None if it can't."""
+        """Flush. Returns what a new writer needs to go on from here, or None if it can't.
+
+        If that writer needs more than the chunks after these, `chunks` is the number of those that it does not need.
+        """
         ...
 
     def finish(self) -> list[Path]:
@@ -85,6 +94,7 @@ def fetch(
     path: Path,
     *,
     file_format: str | None = None,
+    one_file: bool = False,
     progress: Callable[[JobStatus], None] | None = None,
     written: Callable[[ChunkVectors], None] | None = None,
     clobber: bool = True,
@@ -98,7 +108,9 @@ def fetch(
 
     Args:
         path: `-` and `/dev/stdout` are standard output, which is written from the job's first chunk on.
-        file_format: npy, jsonl or parquet; by the path's suffix if None. Standard output takes jsonl alone.
+        file_format: npy, jsonl, parquet or openai-batch; by the path's suffix if None. A job made of a batch file is
+            written as openai-batch where others are as jsonl. Standard output takes these two alone.
+        one_file: of openai-batch, write failed requests among the others, as on standard output.
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in the file.
         clobber: whether to replace a file that exists, and the unfinished file of another job.
@@ -108,6 +120,7 @@ def fetch(
         The written files, `path` first; none for standard output.
 
     Raises:
+        SettingsError: the job has no such format.
         OutputError: the file can't be written, exists and must not be replaced, or another fetch is writing it.
         BrokenPipeError: nobody reads standard output any more.
         MissingExtra: parquet without pyarrow.
@@ -117,21 +130,29 @@ def fetch(
             says.
     """
     chosen = file_format or guess_format(path)
+    batch = _batch(job, chosen, guessed=file_format is None, one_file=one_file)
+    if batch is not None:
+        chosen = BATCH_FORMAT
     _refuse_numbers(path, chosen, numbers)
     if is_stdout(path):
-        if chosen != "jsonl":
+        if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
-        print_results(job, progress, written)
+        if batch is None:
+            print_results(job, progress, written)
+        else:
+            answers = batch.answers()
+            print_results(job, progress, written, answers.lines, answers.last_lines())
         return []
     try:
         with locked(path):
             if not clobber:
                 # Again, because another process may have written the file, or a part of it, since the command began.
-                _refuse_to_clobber(path, chosen)
+                _refuse_to_clobber(path, "jsonl" if one_file else chosen)
                 _refuse_part_of_another(path, job)
             if numbers.kind is OutputType.INT8 and numbers.ranges is None:
                 numbers = Numbers(numbers.kind, ranges_of(_up_to_its_end(job, progress), f"job {job.id}"))
-            return _fetch(job, path, chosen, _writer(chosen), progress, written, numbers)
+            noted_as = f"{chosen}, one file" if one_file else chosen
+            return _fetch(job, path, noted_as, batch or _writer(chosen), progress, written, numbers)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -143,10 +164,13 @@ def holds_kept_fields(path: Path) -> bool:
     return guess_format(path) != "npy"
 
 
-def check_output(path: Path, keep: Sequence[str] = (), *, clobber: bool = True, numbers: Numbers = FLOAT32) -> None:
+def check_output(
+    path: Path, keep: Sequence[str] = (), *, clobber: bool = True, numbers: Numbers = FLOAT32, batch: bool = False
+) -> None:
     """Check beforehand that vectors, and these kept fields, can be written to a path.
 
     Args:
+        batch: whether a .jsonl file will be one of requests, with another one beside it.
         clobber: whether files that exist may be replaced.
 
     Raises:
@@ -173,7 +197,7 @@ def check_output(path: Path, keep: Sequence[str] = (), *, clobber: bool = True, 
     if not os.access(folder, os.W_OK) or path.is_dir():
         raise OutputError(f"{path} can't be written: permission denied, or it is a folder")
     if not clobber:
-        _refuse_to_clobber(path, file_format)
+        _refuse_to_clobber(path, BATCH_FORMAT if batch and file_format == "jsonl" else file_format)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -197,20 +221,39 @@ def guess_format(path: Path) -> str:
     return suffix
 
 
-def _writer(file_format: str) -> type[Writer]:
+def _batch(job: Job, chosen: str, *, guessed: bool, one_file: bool) -> BatchFormat | None:
+    """The format of a batch file's answers, if they are asked for; they are where jsonl is only guessed.
+
+    Raises:
+        SettingsError: they are asked for, and the job was not made of a batch file.
+    """
+    status = job.status() if chosen in ("jsonl", BATCH_FORMAT) else None
+    if status is not None and is_of_batch(status) and (guessed or chosen == BATCH_FORMAT):
+        return BatchFormat(status, one_file=one_file)
+    if chosen == BATCH_FORMAT:
+        raise SettingsError(
+            f"job {job.id} was not made of a batch file, so it has no requests to answer: choose another format"
+        )
+    if one_file:
+        raise SettingsError("one file is for the answers to a batch file: omit --one-file (one_file= in Python)")
+    return None
+
+
+def _writer(file_format: str) -> Format:
     module, _, name = _WRITERS[file_format].partition(":")
-    writer: type[Writer] = getattr(import_module(module), name)
+    writer: Format = getattr(import_module(module), name)
     return writer
 
 
 def _refuse_numbers(path: Path, file_format: str, numbers: Numbers) -> None:
-    if file_format == "jsonl" and numbers.kind is not OutputType.FLOAT32:
+    if file_format in ("jsonl", BATCH_FORMAT) and numbers.kind is not OutputType.FLOAT32:
         where = "standard output" if is_stdout(path) else path
         raise SettingsError(f"{where} takes float32 alone: name the output .npy or .parquet for {numbers.kind}")
 
 
 def _refuse_to_clobber(path: Path, file_format: str) -> None:
-    for file in (path, *(all_beside(path) if file_format == "npy" else ())):
+    others = {"npy": [*all_beside(path)], BATCH_FORMAT: [errors_beside(path)]}
+    for file in (path, *others.get(file_format, ())):
         if os.path.lexists(file):
             raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
 
@@ -228,7 +271,7 @@ def _fetch(
     job: Job,
     path: Path,
     file_format: str,
-    make_writer: type[Writer],
+    make_writer: Format,
     progress: Callable[[JobStatus], None] | None,
     written: Callable[[ChunkVectors], None] | None,
     numbers: Numbers,
@@ -248,7 +291,7 @@ def _fetch(
                 if time.monotonic() >= next_note:
                     facts = writer.checkpoint()
                     if facts is not None:
-                        note.save({**facts, "chunks": chunks})
+                        note.save({"chunks": chunks, **facts})
                     next_note = time.monotonic() + _NOTE_EVERY_S
         except JobFailed as error:  # its error budget ended it, and what was paid for is kept
             failed = JobFailed(f"{error}. What is done is in {path}")
@@ -270,7 +313,7 @@ def _fetch(
             raise
         facts = writer.checkpoint()
         if facts is not None:
-            note.save({**facts, "chunks": chunks})
+            note.save({"chunks": chunks, **facts})
         writer.close()
         raise type(error)(f"{error} The {chunks} chunks fetched so far stay in {part_of(path)}.") from error
     except JobError:
@@ -316,7 +359,7 @@ def _written(
 
 
 def _taken_up(
-    make_writer: type[Writer], path: Path, status: JobStatus, note: Progress, numbers: Numbers
+    make_writer: Format, path: Path, status: JobStatus, note: Progress, numbers: Numbers
 ) -> tuple[Writer, int]:
     """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
     records, keep = status.records, status.options.get("keep", ())

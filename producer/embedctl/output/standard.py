@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from embedctl.job import Job
@@ -34,11 +34,15 @@ def print_results(
     job: Job,
     progress: Callable[[JobStatus], None] | None = None,
     written: Callable[[ChunkVectors], None] | None = None,
+    lines: Callable[[ChunkVectors], Iterable[bytes]] = lines_of,
+    last: Iterable[bytes] = (),
 ) -> None:
     """Write a job's results to standard output as they arrive.
 
     Args:
         written: called with each chunk once it is there.
+        lines: makes a chunk's lines.
+        last: the lines after those of the last chunk, asked for when it is written.
 
     Raises:
         BrokenPipeError: nobody reads it any more.
@@ -48,15 +52,19 @@ def print_results(
     check_stdout()
     sys.stdout.flush()
     for chunk in job.iter_results(progress=progress):
-        data = b"".join(line + b"\n" for line in lines_of(chunk))
-        try:
-            _write(sys.stdout.fileno(), data)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise OutputError(f"standard output can't be written: {error.strerror}") from error
+        _write_lines(lines(chunk))
         if written is not None:
             written(chunk)
+    _write_lines(last)
+
+
+def _write_lines(lines: Iterable[bytes]) -> None:
+    try:
+        _write(sys.stdout.fileno(), b"".join(line + b"\n" for line in lines))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output can't be written: {error.strerror}") from error
 
 
 def _write(to: int, data: bytes) -> None:

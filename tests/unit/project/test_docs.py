@@ -38,6 +38,9 @@ WITHOUT_VARIABLE = {
     ("embedctl up", "--model"),
     ("embedctl run", "--limit"),  # a variable that is set for `embedctl list` must not cut a corpus
     ("embedctl submit", "--limit"),
+    ("embedctl fetch", "--format"),  # EMBEDCTL_FORMAT is that of a corpus
+    ("embedctl run", "--input-file"),  # another form of an argument
+    ("embedctl submit", "--input-file"),
     *((f"embedctl bench {name}", option) for name in BENCHMARKS for option in ("--model", "--class")),
     ("embedctl bench engines", "--workload"),
 }

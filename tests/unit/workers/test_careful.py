@@ -195,3 +195,9 @@ def test_each_batch_of_a_long_text_is_told_so_that_it_is_not_taken_for_hung() ->
         announce=lambda row: None,
     )
     assert use.batches == [1, 16, 16, 16, 12]
+
+
+def test_the_tokens_of_each_record_are_those_of_a_chunk_encoded_at_once() -> None:
+    chunk = chunk_of("one", "a b c", "one", "", "fail-encoder", "w " * 20)
+    assert carefully(chunk).counts.tolist() == [1, 3, 1, 0, 0, 8]
+    assert carefully(chunk, given_up=[1]).counts.tolist() == [1, 0, 1, 0, 0, 8]

@@ -96,6 +96,16 @@ def test_duplicates_reach_the_device_once() -> None:
     assert encoded.tokens == 5
 
 
+def test_each_record_has_the_number_of_its_own_tokens() -> None:
+    texts = ["same words", "one", "same words", "", "poison", "one two " * 8]
+    assert run(Fake(), chunk_of(*texts)).counts.tolist() == [2, 1, 2, 0, 0, 8]
+    # The dummy's windows are 8 tokens long, and have no special ones.
+    assert run(DummyBackend(dim=4, max_tokens=8), chunk_of(*texts), truncation="mean").counts.tolist() == [
+        *(2, 1, 2, 0, 1, 16)
+    ]
+    assert run(Fake(), chunk_of("one", "one two " * 8), truncation="error").counts.tolist() == [1, 0]
+
+
 def test_the_error_of_a_text_is_copied_to_each_of_its_positions() -> None:
     texts = ["poison", "fine", "poison", "nan", "nan"]
     encoded = run(Fake(), chunk_of(*texts))

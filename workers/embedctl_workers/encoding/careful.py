@@ -47,6 +47,7 @@ def encode_carefully(
     errors: list[RecordError] = []
     truncations: list[Truncation] = []
     tokens = positions = 0
+    counts = np.zeros(len(chunk), np.int64)
     doubtful: set[int] = set()
     elsewhere: set[int] = set()
     records = list(zip(chunk.kinds, chunk.texts, strict=True))
@@ -64,6 +65,7 @@ def encode_carefully(
         truncations += [Truncation(row, cut.used, cut.lost) for cut in alone.truncations]
         tokens += alone.tokens
         positions += alone.positions
+        counts[row] = alone.counts[0]
         if alone.doubtful:
             doubtful.add(row)
         if alone.elsewhere:
@@ -76,6 +78,7 @@ def encode_carefully(
         sorted(truncations, key=lambda cut: cut.row),
         tokens,
         positions,
+        counts,
         frozenset(doubtful),
         frozenset(elsewhere),
     )

@@ -38,6 +38,7 @@ class EncodedChunk:
         vectors: float32, records × dim; NaN in the row of a record that failed.
         tokens: how many tokens the device was given, without padding.
         positions: the same with padding; a batch that was halved counts as if it had not been.
+        counts: int64, the tokens of each record, whether or not another one shares them; 0 for a record that failed.
         doubtful: rows on which the backend failed twice, and another worker's backend might not.
         elsewhere: those of them that failed because this process lacks something, such as memory.
     """
@@ -47,6 +48,7 @@ class EncodedChunk:
     truncations: list[Truncation]
     tokens: int
     positions: int
+    counts: Rows
     doubtful: frozenset[int] = frozenset()
     elsewhere: frozenset[int] = frozenset()
 
@@ -207,8 +209,10 @@ class ChunkEncoder:
         _fail(source, bad, errors)
         distinct = _postprocessed(prepared, encoded)
         vectors = np.full((prepared.rows, prepared.dim), np.nan, np.float32)
+        counts = np.zeros(prepared.rows, np.int64)
         good = np.flatnonzero(source >= 0)
         vectors[good] = distinct[source[good]]
+        counts[good] = _tokens_of_texts(prepared)[source[good]]
         cut = good[tokens.lost[source[good]] > 0]
         return EncodedChunk(
             vectors=vectors,
@@ -218,6 +222,7 @@ class ChunkEncoder:
             ],
             tokens=int(sum(tokens.lengths[batch].sum() for batch in prepared.batches)),
             positions=sum(self.backend.positions(tokens.lengths[batch]) for batch in prepared.batches),
+            counts=counts,
             doubtful=frozenset(errors.keys() - prepared.errors.keys()),
             elsewhere=frozenset(rows_elsewhere),
         )
@@ -250,7 +255,7 @@ class ChunkEncoder:
             failure = RecordError(0, ErrorCode.ENCODE_ERROR, f"it could not be encoded: {first_line(error)}")
             row_0 = frozenset({0})
             elsewhere = row_0 if may_work_elsewhere(error) else frozenset()
-            return EncodedChunk(nothing, [failure], [], 0, 0, row_0, elsewhere)
+            return EncodedChunk(nothing, [failure], [], 0, 0, np.zeros(1, np.int64), row_0, elsewhere)
 
     def check_worker(self) -> None:
         """Check that the worker still encodes the known good text. Nobody else may run the device meanwhile.
@@ -357,6 +362,16 @@ def _postprocessed(prepared: Prepared, encoded: Vectors) -> Vectors:
         encoded = mean_of_windows(encoded, prepared.windows.text, prepared.windows.content)
     vectors = encoded[:, : prepared.dim]
     return unit(vectors) if prepared.normalize else vectors
+
+
+def _tokens_of_texts(prepared: Prepared) -> Rows:
+    """The tokens of each distinct text, in all its windows."""
+    lengths = prepared.tokens.lengths
+    if prepared.windows is None:
+        return lengths
+    tokens = np.zeros(prepared.texts, np.int64)
+    np.add.at(tokens, prepared.windows.text, lengths)
+    return tokens
 
 
 def _records_of(source: Rows, texts: Collection[int]) -> list[int]:

@@ -114,6 +114,7 @@ class ChunkStore:
             errors=encoded.errors,
             truncations=encoded.truncations,
             kept=chunk.kept,
+            tokens=encoded.counts.tolist() if claimed.job.options.get("count_tokens") else None,
         )
 
     def _patiently(self, held: Held, ask: Callable[[], str]) -> str:

@@ -1,0 +1,346 @@
+"""OpenAI's batch files: each line is a request for the vectors of one text or of several.
+
+`{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "text"}}`
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import IO, Any, NamedTuple, NoReturn
+
+from embedctl.corpus.file import CorpusFile
+from embedctl.corpus.lines import json_object
+from embedctl.corpus.streams import bounded_lines, opened
+from embedctl.records import Record, check_id, kind_of, make_record
+from embedctl.unique import UniqueIds
+from embedctl_config.errors import BatchFileError, InputError
+from embedctl_config.model_names import other_spelling
+
+#: The name of this format.
+BATCH_FORMAT = "openai-batch"
+#: What a record keeps of its request: which of the request's inputs it is, how many there are, and how the vectors are
+#: to be written. The record's id is the request's.
+KEPT_OF_REQUEST = ("index", "inputs", "encoding_format")
+
+_URL = "/v1/embeddings"
+#: Most inputs of a request, as at OpenAI.
+_MAX_INPUTS = 2048
+#: `user` names whose request it is, and changes no vector.
+_TAKEN = ("model", "input", "dimensions", "encoding_format", "user")
+#: Fields of other servers → what to do with them.
+_INSTEAD = {
+    "truncate_prompt_tokens": "leave it out, and give --truncation for all requests",
+    "input_type": "leave it out, and give --prompt for all requests",
+    "normalize": "leave it out, and give --normalize or --no-normalize for all requests",
+}
+#: Requests that are named if they are refused; the others are counted.
+_NAMED = 10
+#: If so many lines are refused and none before them is right, the rest is not read.
+_HOPELESS = 1000
+#: A request's place is the number of its file, then that of its line.
+_LINE_BITS = 40
+
+
+class Request(NamedTuple):
+    """What a line asks for. `inputs` are texts, or what stands in their place. None stands for a field not given."""
+
+    custom_id: str
+    inputs: list[object]
+    model: str | None
+    dimensions: int | None
+    encoding_format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Why a request is refused, with the code and the parameter as OpenAI names them."""
+
+    place: int
+    code: str
+    param: str | None
+    message: str
+
+
+class _Refused(Exception):
+    """Raised with a code, the parameter and a sentence."""
+
+
+def is_batch(file: CorpusFile) -> bool:
+    """Whether the first line of a file is a request, and no record of jsonl.
+
+    Raises:
+        InputError: the file can't be read.
+    """
+    if file.file_format != "jsonl":
+        return False
+    with suppress(ValueError, RecursionError):
+        first = json.loads(file.first_line().decode("utf-8", "surrogateescape"))
+        return (
+            isinstance(first, dict)
+            and "custom_id" in first
+            and isinstance(first.get("body"), dict)
+            and "text" not in first
+        )
+    return False
+
+
+class BatchCorpus:
+    """The requests of batch files, in order. Standard input is copied to the disk, and then read like a file.
+
+    Args:
+        max_bytes: the longest text.
+        limit: the most requests; None for all.
+        unique: whether each custom_id must be unique.
+    """
+
+    def __init__(self, files: tuple[CorpusFile, ...], max_bytes: int, limit: int | None, *, unique: bool) -> None:
+        self.files = files
+        self._max_bytes = max_bytes
+        self._limit = limit
+        self._unique = unique
+        self._piped: IO[bytes] | None = None
+
+    @property
+    def rereadable(self) -> bool:
+        """Whether it can be read again by another command."""
+        return all(file.rereadable for file in self.files)
+
+    def check(self, model: str | None = None, dimensions: int | None = None) -> tuple[str | None, int | None]:
+        """Read all requests, up to the limit, before anything is queued.
+
+        Args:
+            model, dimensions: what the command asks for, with which the requests must agree; None if it asks for
+                nothing.
+
+        Returns:
+            The model and the dimensions of all requests; None if neither they nor the command name them.
+
+        Raises:
+            BatchFileError: some requests are refused, or there is none. The message names the first ones and counts
+                all.
+            InputError: a file can't be read, or there is no room for temporary files.
+        """
+        shared = _Shared(model, dimensions)
+        mistakes: list[Mistake] = []
+        lines = wrong = 0
+        with UniqueIds() as ids:
+            for place, line in self._lines():
+                lines += 1
+                try:
+                    row = _json(line)
+                    custom_id = _custom_id(row)
+                    if self._unique:
+                        ids.add(custom_id, place)
+                    shared.check(_request(custom_id, row), self._where(place))
+                except _Refused as refused:
+                    wrong += 1
+                    if len(mistakes) < _NAMED:
+                        mistakes.append(Mistake(place, *refused.args))
+                if wrong == lines == _HOPELESS:
+                    break
+            ids.find()
+        mistakes += [self._duplicate(again, before) for again, before in ids.first]
+        if mistakes:
+            raise self._refusal(sorted(mistakes, key=lambda each: each.place)[:_NAMED], wrong + ids.count)
+        if not lines:
+            raise self.empty()
+        return shared.model, shared.dimensions
+
+    def records(self, on_bad_line: object = None) -> Iterator[Record]:
+        """A record for each input of each request, read lazily. What else a line holds has been checked.
+
+        Raises:
+            InputError: a file can't be read.
+            BatchFileError: a line has changed since, and is no request.
+        """
+        for place, line in self._lines():
+            try:
+                row = _json(line)
+                request = _request(_custom_id(row), row)
+            except _Refused as refused:
+                raise self._refusal([Mistake(place, *refused.args)], 1) from None
+            count = len(request.inputs)
+            for index, text in enumerate(request.inputs):
+                kept = {"index": index, "inputs": count, "encoding_format": request.encoding_format}
+                yield make_record(text, request.custom_id, self._max_bytes, json.dumps(kept).encode())
+
+    def empty(self) -> InputError:
+        """The error for files without a request."""
+        mistake = Mistake(0, "empty_batch", None, "it holds no request")
+        name = self.files[0].name
+        return BatchFileError(f"{name}: empty_batch: it holds no request", data=[_as_data(mistake, None)])
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """Each line that is not empty, and its place."""
+        return islice(self._all_lines(), self._limit)
+
+    def _all_lines(self) -> Iterator[tuple[int, bytes]]:
+        for number, file in enumerate(self.files):
+            for line_number, line in enumerate(self._lines_of(file), start=1):
+                if line.strip():
+                    yield number << _LINE_BITS | line_number, line
+
+    def _lines_of(self, file: CorpusFile) -> Iterable[bytes]:
+        if file.path != "-":
+            return file.plain_lines()
+        if self._piped is None:
+            self._piped = _copy_of_standard_input()
+        self._piped.seek(0)
+        return bounded_lines(self._piped, file.name)  # type: ignore[arg-type]  # an IO[bytes] is a BinaryIO
+
+    def _where(self, place: int) -> str:
+        return f"{self.files[place >> _LINE_BITS].name}, line {_line_of(place)}"
+
+    def _duplicate(self, again: int, before: int) -> Mistake:
+        return Mistake(again, "duplicate_custom_id", "custom_id", f"its custom_id is that of {self._where(before)}")
+
+    def _refusal(self, first: list[Mistake], count: int) -> BatchFileError:
+        lines = [f"{self._where(each.place)}: {_in_words(each)}" for each in first]
+        data = [_as_data(each, _line_of(each.place)) for each in first]
+        if count == 1:
+            return BatchFileError(*lines, data=data)
+        more = ["…"] if count > len(lines) else []
+        return BatchFileError(f"{count:,} requests are refused, and nothing is queued.", *lines, *more, data=data)
+
+
+class _Shared:
+    """What all requests of a job must have in common."""
+
+    def __init__(self, model: str | None, dimensions: int | None) -> None:
+        self.model = model
+        self.dimensions = dimensions
+        self._model_of = "--model (EMBEDCTL_MODEL)" if model is not None else ""
+        self._dimensions_of = "--dimensions" if dimensions is not None else ""
+
+    def check(self, request: Request, where: str) -> None:
+        """Check that a request agrees with those before it.
+
+        Raises:
+            _Refused: it does not.
+        """
+        self._check_model(request.model, where)
+        if not self._dimensions_of:
+            self.dimensions, self._dimensions_of = request.dimensions, where
+        if request.dimensions is None and self._dimensions_of == "--dimensions":
+            return
+        if request.dimensions != self.dimensions:
+            _refuse(
+                "model_mismatch",
+                "body.dimensions",
+                f"dimensions is {json.dumps(request.dimensions)}, and {json.dumps(self.dimensions)} in "
+                f"{self._dimensions_of}; all vectors of a job have the same number: split the file",
+            )
+
+    def _check_model(self, model: str | None, where: str) -> None:
+        if model is None:
+            return
+        if not self._model_of:
+            self.model, self._model_of = model, where
+        if self.model not in (model, other_spelling(model)):
+            _refuse(
+                "model_mismatch",
+                "body.model",
+                f"model is {model!r}, and {self.model!r} in {self._model_of}; a "
+                "job has one model: split the file, or give the --model that all its requests name",
+            )
+
+
+def _copy_of_standard_input() -> IO[bytes]:
+    try:
+        copy = tempfile.TemporaryFile()  # noqa: SIM115  (it goes with its corpus)
+        with opened("-") as stream:
+            shutil.copyfileobj(stream, copy)
+    except OSError as error:
+        raise InputError(
+            f"standard input can't be copied to {tempfile.gettempdir()}: {error.strerror}. Make room there, or set "
+            "TMPDIR"
+        ) from error
+    return copy
+
+
+def _json(line: bytes) -> Mapping[str, Any]:
+    try:
+        return json_object(line, "")
+    except InputError as error:
+        _refuse("invalid_json_line", None, str(error).removeprefix(": "))
+
+
+def _custom_id(row: Mapping[str, Any]) -> str:
+    custom_id = row.get("custom_id")
+    if custom_id is None:
+        _refuse("missing_required_parameter", "custom_id", "no custom_id: give each request one")
+    if not isinstance(custom_id, str):
+        _refuse("invalid_type", "custom_id", f"custom_id is {kind_of(custom_id)}, not a string")
+    try:
+        check_id(custom_id, "custom_id")
+    except InputError as error:
+        _refuse("invalid_value", "custom_id", str(error))
+    return custom_id
+
+
+def _request(custom_id: str, row: Mapping[str, Any]) -> Request:
+    """A line's request.
+
+    Raises:
+        _Refused: it is none that a job can answer.
+    """
+    if row.get("method") not in (None, "POST"):
+        _refuse("invalid_value", "method", f"method is {row['method']!r}, not 'POST'")
+    if row.get("url") not in (None, _URL):
+        _refuse("url_mismatch", "url", f"url is {row['url']!r}, not {_URL!r}: embedctl makes embeddings alone")
+    body = row.get("body")
+    if not isinstance(body, dict):
+        _refuse("missing_required_parameter", "body", "no body, which is an object with the model and the input")
+    for name, value in body.items():
+        if name not in _TAKEN and value is not None:
+            instead = _INSTEAD.get(name, "leave it out")
+            _refuse("unsupported_parameter", f"body.{name}", f"{name} can't be given in a request: {instead}")
+    dimensions, encoding_format = body.get("dimensions"), body.get("encoding_format")
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        _refuse("invalid_value", "body.dimensions", f"dimensions is {dimensions!r}, not a whole number from 1 on")
+    if encoding_format not in (None, "float", "base64"):
+        _refuse("invalid_value", "body.encoding_format", f"encoding_format is {encoding_format!r}: float or base64")
+    model = body.get("model")
+    if model is not None and (not isinstance(model, str) or not model):
+        _refuse("invalid_type", "body.model", "model is not the name of one")
+    return Request(custom_id, _inputs(body), model, dimensions, encoding_format or "float")
+
+
+def _inputs(body: Mapping[str, Any]) -> list[object]:
+    """The texts of a request. Whatever else stands in the place of a text fails alone, as it does in other formats."""
+    if "input" not in body:
+        _refuse("missing_required_parameter", "body.input", "no input: give a text, or an array of texts")
+    given = body["input"]
+    inputs = given if isinstance(given, list) else [given]
+    if not 1 <= len(inputs) <= _MAX_INPUTS:
+        _refuse("invalid_value", "body.input", f"input has {len(inputs):,} texts; a request has 1 to {_MAX_INPUTS:,}")
+    if isinstance(given, list) and any(type(each) in (int, list) for each in given):
+        _refuse(
+            "invalid_type",
+            "body.input",
+            "input holds token ids, which only the model's own server takes: give the text",
+        )
+    return inputs
+
+
+def _refuse(code: str, param: str | None, message: str) -> NoReturn:
+    raise _Refused(code, param, message)
+
+
+def _line_of(place: int) -> int:
+    return place & (1 << _LINE_BITS) - 1
+
+
+def _in_words(mistake: Mistake) -> str:
+    at = "" if mistake.param is None else f" ({mistake.param})"
+    return f"{mistake.code}{at}: {mistake.message}"
+
+
+def _as_data(mistake: Mistake, line: int | None) -> dict[str, object]:
+    return {"code": mistake.code, "message": mistake.message, "param": mistake.param, "line": line}

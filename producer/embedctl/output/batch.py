@@ -1,0 +1,264 @@
+"""OpenAI's batch format: a line for each request, with the vectors of its texts; failed requests go to another file."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from embedctl.output.npy import beside
+from embedctl.output.numbers import FLOAT32, Numbers
+from embedctl.output.parts import LineFile, json_line, part_of, publish
+from embedctl.results import ChunkVectors, FailedRecord, Vectors
+from embedctl.store import JobStatus
+from embedctl_config.wire import ErrorCode
+
+#: The codes of errors that the request is to blame for → those of OpenAI. All others are the server's.
+_OF_THE_REQUEST = {
+    ErrorCode.EMPTY: "empty_input",
+    ErrorCode.TOO_LONG: "context_length_exceeded",
+    ErrorCode.NOT_TEXT: "invalid_type",
+    ErrorCode.INVALID_UTF8: "invalid_type",
+}
+
+
+def is_of_batch(status: JobStatus) -> bool:
+    """Whether a job was made of a batch file."""
+    return bool(status.options.get("batch_file"))
+
+
+def errors_beside(path: Path) -> Path:
+    """The file of the failed requests: `results.errors.jsonl` for `results.jsonl`."""
+    return beside(path.with_suffix(".npy"))["errors"]
+
+
+class Answer(NamedTuple):
+    """The line for a request."""
+
+    line: bytes
+    failed: bool
+
+
+class _Input(NamedTuple):
+    """What became of one input of a request."""
+
+    position: int
+    vector: Vectors
+    error: FailedRecord | None
+    tokens: int
+
+
+class _Open:
+    """A request of which not all inputs have come."""
+
+    def __init__(self, custom_id: str | None, first: int, inputs: int, encoding_format: str) -> None:
+        self.custom_id = custom_id
+        self.first = first
+        self.size = inputs
+        self.encoding_format = encoding_format
+        self.inputs: list[_Input] = []
+
+
+class Answers:
+    """Makes the lines of a job's requests from its chunks, in order. A request may extend over several chunks.
+
+    Attributes:
+        open: the request whose other inputs are in the next chunk; None if there is none.
+
+    Args:
+        begin: the position of the first record that belongs to no line yet.
+    """
+
+    def __init__(self, job: JobStatus, begin: int = 0) -> None:
+        self.open: _Open | None = None
+        self._job = job
+        self._begin = begin
+
+    def of(self, chunk: ChunkVectors) -> Iterator[Answer]:
+        """The lines of the requests that are complete with this chunk."""
+        errors = {error.position: error for error in chunk.errors}
+        for row, position in enumerate(chunk.positions.tolist()):
+            if position < self._begin:
+                continue
+            facts: Mapping[str, object] = {} if chunk.kept is None else chunk.kept[row]
+            index, size = _whole(facts.get("index"), 0), _whole(facts.get("inputs"), 1)
+            if self.open is not None and position - index != self.open.first:  # the job was ended before its end
+                yield self._unfinished(self.open)
+                self.open = None
+            if self.open is None:
+                self.open = _Open(chunk.ids[row], position - index, size, str(facts.get("encoding_format")))
+            # A copy, because the vector would keep its chunk in memory.
+            tokens = 0 if chunk.tokens is None else int(chunk.tokens[row])
+            self.open.inputs.append(_Input(position, chunk.vectors[row].copy(), errors.get(position), tokens))
+            if index == size - 1:
+                yield self._answer(self.open)
+                self.open = None
+
+    def lines(self, chunk: ChunkVectors) -> Iterator[bytes]:
+        """The lines alone."""
+        return (answer.line for answer in self.of(chunk))
+
+    def end(self) -> Iterator[Answer]:
+        """After the last chunk: the line of a request whose last inputs were never encoded."""
+        if self.open is not None:
+            yield self._unfinished(self.open)
+
+    def last_lines(self) -> Iterator[bytes]:
+        """The lines of :meth:`end` alone."""
+        for answer in self.end():
+            yield answer.line
+
+    def _answer(self, request: _Open) -> Answer:
+        failed = next((each.error for each in request.inputs if each.error is not None), None)
+        if len(request.inputs) < request.size:
+            return self._unfinished(request)
+        return self._success(request) if failed is None else self._failure(request, failed)
+
+    def _success(self, request: _Open) -> Answer:
+        tokens = sum(each.tokens for each in request.inputs)
+        numbers = _base64 if request.encoding_format == "base64" else _floats
+        vectors = b",".join(
+            b'{"object":"embedding","index":%d,"embedding":%b}' % (index, numbers(each.vector))
+            for index, each in enumerate(request.inputs)
+        )
+        line = (
+            b'%b,"response":{"status_code":200,"request_id":%b,"body":{"object":"list","data":[%b],%b}},"error":null}'
+            % (
+                self._head(request),
+                json_line(f"req_{self._name(request)}"),
+                vectors,
+                json_line({"model": self._job.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})[1:-1],
+            )
+        )
+        return Answer(line, failed=False)
+
+    def _failure(self, request: _Open, failed: FailedRecord) -> Answer:
+        code = _OF_THE_REQUEST.get(failed.code)
+        message = failed.message if request.size == 1 else f"input[{failed.position - request.first}]: {failed.message}"
+        error = {
+            "message": message,
+            "type": "invalid_request_error" if code else "server_error",
+            "param": "input" if code else None,
+            "code": code or failed.code.value,
+        }
+        response = {
+            "status_code": 400 if code else 500,
+            "request_id": f"req_{self._name(request)}",
+            "body": {"error": error},
+        }
+        return Answer(self._head(request) + b',"response":' + json_line(response) + b',"error":null}', failed=True)
+
+    def _unfinished(self, request: _Open) -> Answer:
+        error = {"code": "batch_failed", "message": "The job ended before all inputs of this request were encoded."}
+        return Answer(self._head(request) + b',"response":null,"error":' + json_line(error) + b"}", failed=True)
+
+    def _head(self, request: _Open) -> bytes:
+        return json_line({"id": f"batch_req_{self._name(request)}", "custom_id": request.custom_id})[:-1]
+
+    def _name(self, request: _Open) -> str:
+        """The same each time that the job is fetched."""
+        return f"{self._job.id}_{request.first}"
+
+
+class BatchWriter:
+    """Writes the lines of :class:`Answers`: those of failed requests to the file beside, unless there is only one file.
+
+    The file beside exists only if a request failed.
+    """
+
+    def __init__(self, path: Path, job: JobStatus, noted: Mapping[str, int] | None, *, one_file: bool) -> None:
+        noted = noted or {}
+        self._answers = Answers(job, noted.get("position", 0))
+        self._results = LineFile(path, noted.get("size", 0))
+        self._errors = None if one_file else LineFile(errors_beside(path), noted.get("errors_size", 0))
+        self._failed = noted.get("failed", 0)
+        self._chunks = self._chunks_before_open = noted.get("chunks", 0)
+
+    def write(self, chunk: ChunkVectors) -> None:
+        before = self._answers.open
+        self._write(self._answers.of(chunk))
+        if self._answers.open is not before:
+            self._chunks_before_open = self._chunks
+        self._chunks += 1
+
+    def checkpoint(self) -> Mapping[str, int]:
+        facts = {"size": self._results.flush(), "failed": self._failed}
+        if self._errors is not None:
+            facts["errors_size"] = self._errors.flush()
+        request = self._answers.open
+        if request is None:
+            return {**facts, "chunks": self._chunks, "position": 0}
+        # The next fetch reads the chunks once more in which this request is.
+        return {**facts, "chunks": self._chunks_before_open, "position": request.first}
+
+    def finish(self) -> list[Path]:
+        self._write(self._answers.end())
+        self.checkpoint()
+        self.close()
+        written = [self._results.path]
+        if self._errors is not None and self._failed:
+            publish(self._errors.path)
+            written.append(self._errors.path)
+        elif self._errors is not None:
+            part_of(self._errors.path).unlink()
+            self._errors.path.unlink(missing_ok=True)
+        publish(self._results.path)
+        return written
+
+    def close(self) -> None:
+        for file in self._files():
+            file.close()
+
+    def discard(self) -> None:
+        for file in self._files():
+            part_of(file.path).unlink(missing_ok=True)
+
+    def _write(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            if answer.failed and self._errors is not None:
+                self._failed += 1
+                self._errors.write(answer.line)
+            else:
+                self._results.write(answer.line)
+
+    def _files(self) -> list[LineFile]:
+        return [self._results] if self._errors is None else [self._results, self._errors]
+
+
+class BatchFormat:
+    """Makes a :class:`BatchWriter`, as other formats' classes are called."""
+
+    needs_total = False
+
+    def __init__(self, job: JobStatus, *, one_file: bool) -> None:
+        self._job = job
+        self._one_file = one_file
+
+    def answers(self) -> Answers:
+        """What makes the lines."""
+        return Answers(self._job)
+
+    def __call__(
+        self,
+        path: Path,
+        records: int,
+        noted: Mapping[str, int] | None,
+        keep: Sequence[str] = (),
+        numbers: Numbers = FLOAT32,
+    ) -> BatchWriter:
+        return BatchWriter(path, self._job, noted, one_file=self._one_file)
+
+
+def _whole(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) else otherwise
+
+
+def _floats(vector: Vectors) -> bytes:
+    import orjson  # here, because most commands write no line
+
+    return orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _base64(vector: Vectors) -> bytes:
+    return b'"%b"' % base64.b64encode(vector.astype("<f4", copy=False).tobytes())

@@ -1,0 +1,407 @@
+"""OpenAI's batch files: which requests are taken, and the lines that answer them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl.corpus import BatchCorpus, is_batch, open_corpus
+from embedctl.corpus import batch as batch_module
+from embedctl.output.batch import Answers, BatchWriter
+from embedctl.results import ChunkVectors, FailedRecord
+from embedctl.store import JobStatus
+from embedctl_config.errors import BatchFileError, InputError
+from embedctl_config.wire import ErrorCode, RecordKind
+
+#: Published by vLLM for its own command (vllm-project/vllm, pull request 7132).
+OF_VLLM = (
+    '{"custom_id": "request-1", "method": "POST", "url": "/v1/embeddings", "body": {"model": "intfloat/e5", '
+    '"input": "You are a helpful assistant."}}\n'
+    '{"custom_id": "request-2", "method": "POST", "url": "/v1/embeddings", "body": {"model": "intfloat/e5", '
+    '"input": "You are an unhelpful assistant."}}\n'
+)
+
+
+def a_request(custom_id: object = "a", *, top: dict[str, Any] | None = None, **body: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "body": {"input": "text", **body}, **(top or {})}
+
+
+def corpus_of(folder: Path, *rows: object, unique: bool = True, limit: int | None = None) -> BatchCorpus:
+    """A batch file with a line for each row: a string as it is, any other as JSON."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (folder / "r.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8", "surrogateescape")
+    files = open_corpus(str(folder / "r.jsonl"), max_bytes=100).files
+    return BatchCorpus(files, 100, limit, unique=unique)
+
+
+def refusals(folder: Path, *rows: object, **options: Any) -> list[dict[str, Any]]:
+    model, dimensions = options.pop("model", None), options.pop("dimensions", None)
+    with pytest.raises(BatchFileError) as raised:
+        corpus_of(folder, *rows, **options).check(model, dimensions)
+    return [dict(each) for each in raised.value.data]
+
+
+def test_the_lines_that_vllm_publishes_are_taken(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, OF_VLLM)
+    assert is_batch(corpus.files[0])
+    assert corpus.check() == ("intfloat/e5", None)
+    assert [(record.id, record.text) for record in corpus.records()] == [
+        ("request-1", b"You are a helpful assistant."),
+        ("request-2", b"You are an unhelpful assistant."),
+    ]
+
+
+def test_a_request_of_several_texts_is_a_record_for_each(tmp_path: Path) -> None:
+    corpus = corpus_of(
+        tmp_path,
+        a_request("a", input=["one", None, "x" * 101], encoding_format="base64", user="u", dimensions=None),
+        "",
+        a_request("b", input="two", top={"method": None, "url": None}),
+        a_request("c", input={"a": 1}),
+    )
+    assert corpus.check() == (None, None)
+    records = list(corpus.records())
+    assert [(record.kind, record.id) for record in records] == [
+        (RecordKind.TEXT, "a"),
+        (RecordKind.NOT_TEXT, "a"),
+        (RecordKind.OVERSIZE, "a"),
+        (RecordKind.TEXT, "b"),
+        (RecordKind.NOT_TEXT, "c"),
+    ]
+    assert [json.loads(record.kept or b"") for record in records[1:4]] == [
+        {"index": 1, "inputs": 3, "encoding_format": "base64"},
+        {"index": 2, "inputs": 3, "encoding_format": "base64"},
+        {"index": 0, "inputs": 1, "encoding_format": "float"},
+    ]
+
+
+def test_text_that_is_not_utf8_fails_alone(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, '{"custom_id": "a", "body": {"input": "\udcff"}}')
+    corpus.check()
+    assert [record.kind for record in corpus.records()] == [RecordKind.INVALID_UTF8]
+
+
+@pytest.mark.parametrize(
+    ("row", "code", "param", "words"),
+    [
+        ("{", "invalid_json_line", None, "not JSON"),
+        ("[1]", "invalid_json_line", None, "expected an object"),
+        ({"body": {"input": "x"}}, "missing_required_parameter", "custom_id", "no custom_id"),
+        (a_request(7), "invalid_type", "custom_id", "custom_id is a number, not a string"),
+        (a_request("x" * 1025), "invalid_value", "custom_id", "longer than 1,024 bytes"),
+        (a_request("\ud800"), "invalid_value", "custom_id", "not valid UTF-8"),
+        (a_request(top={"method": "GET"}), "invalid_value", "method", "'GET', not 'POST'"),
+        (a_request(top={"url": "/v1/chat/completions"}), "url_mismatch", "url", "not '/v1/embeddings'"),
+        ({"custom_id": "a"}, "missing_required_parameter", "body", "no body"),
+        ({"custom_id": "a", "body": {}}, "missing_required_parameter", "body.input", "no input"),
+        (a_request(input=[]), "invalid_value", "body.input", "0 texts; a request has 1 to 2,048"),
+        (a_request(input=["x"] * 2049), "invalid_value", "body.input", "2,049 texts"),
+        (a_request(input=[1, 2]), "invalid_type", "body.input", "token ids"),
+        (a_request(input=[[1], [2]]), "invalid_type", "body.input", "token ids"),
+        (a_request(dimensions=0), "invalid_value", "body.dimensions", "dimensions is 0"),
+        (a_request(dimensions=True), "invalid_value", "body.dimensions", "dimensions is True"),
+        (a_request(encoding_format="int8"), "invalid_value", "body.encoding_format", "'int8': float or base64"),
+        (a_request(model=""), "invalid_type", "body.model", "model is not the name"),
+        (a_request(truncate_prompt_tokens=5), "unsupported_parameter", "body.truncate_prompt_tokens", "--truncation"),
+        (a_request(input_type="query"), "unsupported_parameter", "body.input_type", "--prompt"),
+        (a_request(priority=1), "unsupported_parameter", "body.priority", "priority can't be given"),
+    ],
+)
+def test_a_request_that_a_job_can_not_answer_is_refused_by_name(
+    row: object, code: str, param: str | None, words: str, tmp_path: Path
+) -> None:
+    (error,) = refusals(tmp_path, a_request("before"), "", row)
+    assert (error["code"], error["param"], error["line"]) == (code, param, 3)
+    assert words in error["message"]
+
+
+def test_all_requests_have_one_model_and_one_number_of_dimensions(tmp_path: Path) -> None:
+    same = [
+        a_request("a", model="m", dimensions=4),
+        a_request("b", dimensions=4),
+        a_request("c", model="m", dimensions=4),
+    ]
+    assert corpus_of(tmp_path, *same).check() == ("m", 4)
+    errors = refusals(tmp_path, *same, a_request("d", model="n", dimensions=4), a_request("e", model="m"))
+    assert [(error["code"], error["param"], error["line"]) for error in errors] == [
+        ("model_mismatch", "body.model", 4),
+        ("model_mismatch", "body.dimensions", 5),
+    ]
+    assert "'n', and 'm' in " in errors[0]["message"]
+
+
+def test_the_command_may_name_what_the_requests_do_not(tmp_path: Path) -> None:
+    assert corpus_of(tmp_path, a_request()).check("m", 4) == ("m", 4)
+    short = a_request(model="all-MiniLM-L6-v2")
+    assert corpus_of(tmp_path, short).check("sentence-transformers/all-MiniLM-L6-v2") == (
+        "sentence-transformers/all-MiniLM-L6-v2",
+        None,
+    )
+    (error,) = refusals(tmp_path, a_request(model="n"), model="m")
+    assert "'n', and 'm' in --model (EMBEDCTL_MODEL)" in error["message"]
+    (error,) = refusals(tmp_path, a_request(dimensions=3), dimensions=4)
+    assert "3, and 4 in --dimensions" in error["message"]
+
+
+def test_every_custom_id_is_unique_unless_that_is_not_wanted(tmp_path: Path) -> None:
+    rows = [a_request("a"), a_request("b"), a_request("a", priority=1), a_request("b")]
+    errors = refusals(tmp_path, *rows)
+    assert [(error["code"], error["line"]) for error in errors] == [
+        ("unsupported_parameter", 3),
+        ("duplicate_custom_id", 3),
+        ("duplicate_custom_id", 4),
+    ]
+    assert errors[2]["message"].endswith("r.jsonl, line 2")
+    assert refusals(tmp_path, *rows, unique=False) == errors[:1]
+
+
+def test_all_mistakes_are_counted_and_the_first_ones_named(tmp_path: Path) -> None:
+    with pytest.raises(BatchFileError) as raised:
+        corpus_of(tmp_path, a_request("right"), *(a_request(str(i), priority=i + 1) for i in range(30))).check()
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "30 requests are refused, and nothing is queued."
+    assert (len(lines), lines[-1], len(raised.value.data)) == (12, "…", 10)
+    assert "r.jsonl, line 2: unsupported_parameter (body.priority): priority can't be given" in lines[1]
+
+
+def test_a_file_without_a_right_line_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_module, "_HOPELESS", 20)
+    with pytest.raises(BatchFileError, match="20 requests are refused"):
+        corpus_of(tmp_path, *["{"] * 30).check()
+
+
+def test_a_file_without_a_request_is_an_empty_batch(tmp_path: Path) -> None:
+    (error,) = refusals(tmp_path, "", "  ")
+    assert (error["code"], error["line"]) == ("empty_batch", None)
+
+
+def test_the_limit_counts_requests(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, a_request("a", input=["x", "y"]), a_request("b"), "{", limit=2)
+    corpus.check()
+    assert [record.id for record in corpus.records()] == ["a", "a", "b"]
+
+
+def test_a_line_that_changed_after_the_check_is_an_error(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, a_request("a"))
+    corpus.check()
+    corpus_of(tmp_path, "{")
+    with pytest.raises(BatchFileError, match="line 1: invalid_json_line"):
+        list(corpus.records())
+
+
+def test_standard_input_is_checked_in_full_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(OF_VLLM.encode()))))
+    files = open_corpus("-", max_bytes=100).files
+    assert is_batch(files[0])
+    corpus = BatchCorpus(files, 100, None, unique=True)
+    assert corpus.check() == ("intfloat/e5", None)
+    assert [record.id for record in corpus.records()] == ["request-1", "request-2"]
+    assert not corpus.rereadable
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"text": "x"}',
+        '{"text": "x", "custom_id": 1, "body": {}}',
+        '{"custom_id": 1}',
+        '{"custom_id": 1, "body": "x"}',
+        "[]",
+        "{",
+        "",
+    ],
+)
+def test_other_files_are_no_batch_files(line: str, tmp_path: Path) -> None:
+    assert not is_batch(corpus_of(tmp_path, "", line).files[0])
+
+
+def test_a_pipe_that_is_larger_than_the_disk_says_where_to_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    files = open_corpus("-", max_bytes=100).files
+    with pytest.raises(InputError, match=r"can't be copied to .*absent: No such file or directory. Make room there"):
+        BatchCorpus(files, 100, None, unique=True).check()
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+def job_of(**changes: Any) -> JobStatus:
+    facts: Any = {"id": "job", "model": "m", "options": {"batch_file": True}, **changes}
+    return SimpleNamespace(**facts)  # type: ignore[return-value]
+
+
+def chunk(
+    first: int, *rows: tuple[str, int, int], failed: dict[int, ErrorCode] | None = None, form: str = "float"
+) -> Any:
+    """A chunk with a record for each (custom_id, index, inputs). Each has as many tokens as its position plus one."""
+    positions = np.arange(first, first + len(rows))
+    vectors = np.stack([np.array([position, 0.1], np.float32) for position in positions])
+    errors = [
+        FailedRecord(at, rows[at - first][0], code, f"it is {code}") for at, code in sorted((failed or {}).items())
+    ]
+    return ChunkVectors(
+        positions=positions,
+        ids=[row[0] for row in rows],
+        vectors=vectors,
+        errors=errors,
+        truncations=[],
+        kept=[{"index": index, "inputs": inputs, "encoding_format": form} for _, index, inputs in rows],
+        tokens=positions + 1,
+    )
+
+
+def lines_of(*chunks: ChunkVectors) -> list[dict[str, Any]]:
+    answers = Answers(job_of())
+    return [json.loads(line) for each in chunks for line in answers.lines(each)] + [
+        json.loads(answer.line) for answer in answers.end()
+    ]
+
+
+def test_a_request_is_answered_as_openai_does() -> None:
+    (line,) = lines_of(chunk(4, ("a", 0, 2), ("a", 1, 2)))
+    assert line == {
+        "id": "batch_req_job_4",
+        "custom_id": "a",
+        "response": {
+            "status_code": 200,
+            "request_id": "req_job_4",
+            "body": {
+                "object": "list",
+                "data": [
+                    {"object": "embedding", "index": 0, "embedding": [4.0, 0.1]},
+                    {"object": "embedding", "index": 1, "embedding": [5.0, 0.1]},
+                ],
+                "model": "m",
+                "usage": {"prompt_tokens": 11, "total_tokens": 11},
+            },
+        },
+        "error": None,
+    }
+
+
+def test_base64_holds_the_bytes_of_float32() -> None:
+    (line,) = lines_of(chunk(3, ("a", 0, 1), form="base64"))
+    text = line["response"]["body"]["data"][0]["embedding"]
+    assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == [3.0, float(np.float32(0.1))]
+
+
+def test_a_request_may_extend_over_chunks() -> None:
+    chunks = [
+        chunk(0, ("a", 0, 1), ("b", 0, 4)),
+        chunk(2, ("b", 1, 4), ("b", 2, 4)),
+        chunk(4, ("b", 3, 4), ("c", 0, 1)),
+    ]
+    lines = lines_of(*chunks)
+    assert [line["custom_id"] for line in lines] == ["a", "b", "c"]
+    assert [len(line["response"]["body"]["data"]) for line in lines] == [1, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "theirs", "param"),
+    [
+        (ErrorCode.EMPTY, 400, "invalid_request_error", "empty_input", "input"),
+        (ErrorCode.TOO_LONG, 400, "invalid_request_error", "context_length_exceeded", "input"),
+        (ErrorCode.NOT_TEXT, 400, "invalid_request_error", "invalid_type", "input"),
+        (ErrorCode.INVALID_UTF8, 400, "invalid_request_error", "invalid_type", "input"),
+        (ErrorCode.OUT_OF_MEMORY, 500, "server_error", "out_of_memory", None),
+        (ErrorCode.ENCODE_ERROR, 500, "server_error", "encode_error", None),
+        (ErrorCode.NON_FINITE, 500, "server_error", "non_finite", None),
+        (ErrorCode.CRASHED_WORKER, 500, "server_error", "crashed_worker", None),
+    ],
+)
+def test_a_request_fails_as_at_openai(code: ErrorCode, status: int, kind: str, theirs: str, param: str | None) -> None:
+    one, several = lines_of(chunk(0, ("a", 0, 1), ("b", 0, 2), ("b", 1, 2), failed={0: code, 2: code}))
+    assert one["error"] is None
+    assert one["response"] == {
+        "status_code": status,
+        "request_id": "req_job_0",
+        "body": {"error": {"message": f"it is {code}", "type": kind, "param": param, "code": theirs}},
+    }
+    assert several["response"]["body"]["error"]["message"] == f"input[1]: it is {code}"
+
+
+def test_a_request_that_was_not_encoded_in_full_says_so() -> None:
+    lines = lines_of(
+        chunk(0, ("a", 0, 3), ("a", 1, 3)),
+        chunk(7, ("b", 0, 1)),
+        chunk(9, ("c", 1, 2), ("d", 0, 2)),
+        chunk(14, ("e", 2, 3)),
+        chunk(15, ("f", 0, 2)),
+    )
+    assert [(line["custom_id"], line["response"] is None) for line in lines] == [
+        ("a", True),
+        ("b", False),
+        ("c", True),
+        ("d", True),
+        ("e", True),
+        ("f", True),
+    ]
+    assert lines[0]["error"]["code"] == "batch_failed"
+
+
+def test_characters_that_terminals_obey_are_escaped() -> None:
+    answers = Answers(job_of())
+    (line,) = answers.lines(chunk(0, ("a\u2028\x9b", 0, 1)))
+    assert b"a\\u2028\\u009b" in line
+
+
+def written(path: Path, chunks: list[ChunkVectors], *, interrupted: bool, one_file: bool = False) -> list[str]:
+    """Write the chunks; if interrupted, with another writer after each chunk."""
+    writer, at, noted = BatchWriter(path, job_of(), None, one_file=one_file), 0, None
+    while at < len(chunks):
+        writer.write(chunks[at])
+        at += 1
+        if interrupted:
+            noted = {"chunks": at, **writer.checkpoint()}
+            writer.write(chunks[min(at, len(chunks) - 1)])  # which no note knows of
+            writer.close()
+            writer = BatchWriter(path, job_of(), noted, one_file=one_file)
+            done, at = at, noted["chunks"]
+            for again in range(at, done):
+                writer.write(chunks[again])
+            at = done
+    return [file.name for file in writer.finish()]
+
+
+@pytest.mark.parametrize("one_file", [False, True])
+def test_a_fetch_that_died_goes_on_with_each_line_once(one_file: bool, tmp_path: Path) -> None:
+    chunks = [
+        chunk(0, ("a", 0, 1), ("b", 0, 1), ("c", 0, 5), failed={1: ErrorCode.EMPTY}),
+        chunk(3, ("c", 1, 5), ("c", 2, 5), ("c", 3, 5)),
+        chunk(6, ("c", 4, 5), ("d", 0, 2)),
+        chunk(8, ("d", 1, 2), failed={8: ErrorCode.EMPTY}),
+        chunk(9, ("e", 0, 1)),
+    ]
+    for name, interrupted in (("whole.jsonl", False), ("again.jsonl", True)):
+        names = written(tmp_path / name, chunks, interrupted=interrupted, one_file=one_file)
+        assert names == ([name] if one_file else [name, f"{name[:5]}.errors.jsonl"])
+    for kind in [".jsonl"] if one_file else [".jsonl", ".errors.jsonl"]:
+        whole, again = ((tmp_path / f"{name}{kind}").read_text() for name in ("whole", "again"))
+        assert again == whole
+    order = [json.loads(line)["custom_id"] for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+    assert order == (["a", "b", "c", "d", "e"] if one_file else ["a", "c", "e"])
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_no_file_of_errors_is_left_where_none_failed(tmp_path: Path) -> None:
+    (tmp_path / "r.errors.jsonl").write_text("of an earlier job")
+    assert written(tmp_path / "r.jsonl", [chunk(0, ("a", 0, 1))], interrupted=False) == ["r.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
+
+
+def test_an_answer_is_what_the_official_types_take() -> None:
+    types = pytest.importorskip("openai.types", reason="needs the package openai")
+    (line,) = lines_of(chunk(0, ("a", 0, 2), ("a", 1, 2)))
+    found = types.CreateEmbeddingResponse.model_validate(line["response"]["body"], strict=True)
+    assert found.model_dump() == line["response"]["body"]

@@ -1,0 +1,91 @@
+"""Ids that occur twice, in memory and on the disk."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedctl import unique
+from embedctl.corpus import open_corpus
+from embedctl.records import Record, make_record
+from embedctl.unique import UniqueIds, checked
+from embedctl_config.errors import InputError
+
+
+def found(labels: Iterable[str]) -> tuple[int, list[tuple[int, int]]]:
+    with UniqueIds() as ids:
+        for place, label in enumerate(labels):
+            ids.add(label, place)
+        ids.find()
+        return ids.count, ids.first
+
+
+@pytest.mark.parametrize("held", [3, 2**10])
+@given(st.lists(st.sampled_from("abcdefghij"), max_size=40))
+def test_each_id_that_was_there_before_is_counted_and_some_are_named(held: int, labels: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unique, "_HELD", held)
+        count, first = found(labels)
+    assert count == len(labels) - len(set(labels))
+    assert len(first) == min(count, 10)
+    assert all(before < again and labels[again] == labels[before] for again, before in first)
+
+
+def test_many_ids_go_to_the_disk_and_leave_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unique, "_HELD", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    labels = [f"id {number}" for number in range(9_999)]
+    with UniqueIds() as ids:
+        for place, label in enumerate([*labels, "id 17"]):
+            ids.add(label, place)
+        ids.find()
+        assert (ids.count, ids.first) == (1, [(9_999, 17)])
+        (folder,) = tmp_path.iterdir()
+        assert len(list(folder.iterdir())) == 256
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_id_many_times_takes_little_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unique, "_HELD", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with UniqueIds() as ids:
+        for place in range(10_500):
+            ids.add("same", place)
+        ids.find()
+        assert ids.count == 10_499
+        assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) == 11 * 24
+
+
+def test_no_room_for_temporary_files_says_where_to_make_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unique, "_HELD", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(InputError, match=r"24 bytes for each in .*absent: No such file or directory. Make room"):
+        found(["a", "b"])
+
+
+def test_records_without_an_id_have_no_twin() -> None:
+    records = [make_record("t", label, 10) for label in ("a", None, "b", None)]
+    assert list(checked(records)) == records
+    seen: list[Record] = []
+    with pytest.raises(InputError, match=r"1 id is not unique.*\n.*record 4: its id is that of record 0"):
+        seen.extend(checked([*records, make_record("t", "a", 10)]))
+
+
+def test_the_lines_of_a_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('\n{"text": "x", "id": "a"}\n\n{"text": null, "id": 1}\n')
+    (tmp_path / "b.csv").write_text('text,id\n"two\nlines",b\nx,1\ny,a\n')
+    paths = [str(tmp_path / name) for name in ("a.jsonl", "b.csv")]
+    with pytest.raises(InputError) as raised:
+        open_corpus(*paths, max_bytes=10).check_unique()
+    lines = str(raised.value).replace(f"{tmp_path}/", "").splitlines()
+    assert lines == [
+        "2 ids are not unique, and ids must be. Rename them, or omit --unique-ids",
+        "b.csv, line 4: its id is that of a.jsonl, line 4",
+        "b.csv, line 5: its id is that of a.jsonl, line 2",
+    ]
+    open_corpus(*paths, max_bytes=10, limit=3).check_unique()
