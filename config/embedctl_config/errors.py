@@ -19,6 +19,8 @@
     │   ├── JobUnfinished
     │   ├── JobStalled            its producer died before it had submitted all records
     │   ├── JobCancelled
+    │   ├── JobDrained            its vectors are in files elsewhere
+    │   ├── JobHeld               another process drains it
     │   └── JobFailed             its error budget is spent, or it has no vector
     ├── WaitTimeout
     ├── WireError                 bytes of a chunk or of a result
@@ -173,6 +175,15 @@ class JobStalled(JobError):
 
 class JobCancelled(JobError):
     """Raised when a caller wants the vectors of a cancelled job, or adds or retries records of it."""
+
+
+class JobDrained(JobError):
+    """Raised when vectors of a drained job are asked for where its parts can't be read; the message says where they
+    are."""
+
+
+class JobHeld(JobError):
+    """Raised when a job is to be drained while another process does that; the message names the process."""
 
 
 class JobFailed(JobError):

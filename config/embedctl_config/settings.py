@@ -119,6 +119,16 @@ class Settings:
         unit="bytes",
         minimum=1024,
     )
+    results_high_water_bytes: int = _setting(
+        0,
+        "a job that is drained pauses while Redis holds more of its results than this. 0: a quarter of Redis' "
+        "maxmemory, or 1 GiB if that is not set",
+        unit="bytes",
+        minimum=0,
+    )
+    part_records: int = _setting(
+        100_000, "about how many records a part of a drained job holds", unit="records", minimum=1
+    )
     window: int = _setting(8, "maximum tickets of one job in its queue at once", unit="tickets", minimum=1)
     window_per_worker: int = _setting(
         4, "the same limit per live worker; the larger of the two applies", unit="tickets", minimum=1

@@ -40,8 +40,10 @@ from embedctl_config.settings import MAX_CHUNK_RECORDS
 
 MAGIC = b"EMBC"
 #: The newest version of jobs, tickets and chunks that this release knows. Version 2 added the option `dimensions` and
-#: the truncation `mean`, version 3 kept fields.
-VERSION = 3
+#: the truncation `mean`, version 3 kept fields, version 4 jobs that are drained.
+VERSION = 4
+#: The first version that knows that a chunk's result may have left Redis. A job that is drained has at least this one.
+DRAINS_SINCE = 4
 #: First and last byte of the digest: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)
 #: Offset of the number of rows, a u32.
@@ -84,6 +86,8 @@ def version_for(options: Mapping[str, Any]) -> int:
     It is the lowest version that knows all of the options. So older workers encode every job that they encode
     correctly, and leave the others alone.
     """
+    if options.get("drain"):
+        return DRAINS_SINCE
     if options.get("keep"):
         return 3
     return 2 if options.get("dimensions") is not None or options.get("truncation") == "mean" else 1

@@ -80,8 +80,22 @@ _CHANNELS = ("/{db}.celery.pidbox", "/{db}.celeryev/*")
 USERS: Mapping[str, User] = {
     "producer": User(
         "producer",
-        scripts=("create", "add", "hold", "seal", "issue", "retry", "cancel", "renew", "reap", "audit", "settle"),
-        commands=_LOOKING | _REAPING | _SENDING | {"getrange", "xread"},
+        scripts=(
+            "create",
+            "add",
+            "hold",
+            "seal",
+            "issue",
+            "retry",
+            "cancel",
+            "renew",
+            "reap",
+            "audit",
+            "settle",
+            "drainer",
+            "drain",
+        ),
+        commands=_LOOKING | _REAPING | _SENDING | {"getbit", "getrange", "xread"},
         others=tuple(f"{table}.embed.*" for table in BINDINGS),
     ),
     "worker": User(

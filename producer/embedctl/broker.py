@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from embedctl.store import Connection, JobStatus, JobStore, Upkeep, WorkerRegistry
+from embedctl.store import Connection, Drains, JobStatus, JobStore, Upkeep, WorkerRegistry
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,6 +59,11 @@ class Broker:
             SettingsError: no Redis is configured.
         """
         return _shared.get(settings)
+
+    @property
+    def drains(self) -> Drains:
+        """What Redis knows of drained jobs."""
+        return Drains(self.connection, self.jobs)
 
     @property
     def tickets(self) -> TicketSender:

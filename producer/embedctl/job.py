@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn, Self
 
 from embedctl.broker import Broker
@@ -155,6 +157,35 @@ class Job:
         """
         check_timeout(timeout)
         return self._reader.chunks(start, timeout, progress)
+
+    def drain(self, folder: str | os.PathLike[str], progress: Callable[[JobStatus], None] | None = None) -> list[Path]:
+        """Move the results to parts in a folder as they arrive, until the job has ended and Redis holds none.
+
+        The parts are parquet files of about `part_records` records; `manifest.json` comes last. Results leave Redis
+        when their part is durable. While more than `results_high_water_bytes` of them are in Redis, the job pauses. If
+        this call dies, another one continues where it stopped. The methods that read results then read the parts, if
+        this machine has them.
+
+        Args:
+            folder: made if it does not exist. It may hold parts of this job, and of no other.
+            progress: as for :meth:`wait`.
+
+        Returns:
+            The parts, then the manifest.
+
+        Raises:
+            JobHeld: another process drains the job.
+            OutputError: the folder can't be written, holds something else, or a part was changed or removed.
+            JobCancelled: the job was cancelled; the parts so far stay.
+            JobFailed: the job's error budget ended it before it was done; the parts so far stay.
+            JobLost, JobStalled: as for :meth:`iter_results`.
+            MissingExtra: pyarrow is not installed.
+        """
+        from embedctl.drain.drainer import drain
+        from embedctl.drain.folder import PartsFolder
+
+        parts = PartsFolder(Path(folder))
+        return [parts.path / name for name in drain(self._waiter, parts, progress=progress)]
 
     def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order; a failed record's is NaN.

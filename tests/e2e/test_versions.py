@@ -33,7 +33,7 @@ SubmitNewer = Callable[..., Job]
 StartBefore = Callable[..., WorkerProcess]
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-NEWER = "from embedctl_config import wire; wire.VERSION = 4; wire.version_for = lambda options: 4"
+NEWER = "from embedctl_config import wire; wire.VERSION = 5; wire.version_for = lambda options: 5"
 BEFORE = "from embedctl_config import wire; wire.VERSION = {}"
 
 

@@ -1,0 +1,132 @@
+"""The folder that takes the parts of one job. A part that is published there survives a power cut."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from embedctl.output.parts import locked, part_of
+from embedctl_config.errors import OutputError
+
+MANIFEST = "manifest.json"
+_PARTS = re.compile(r"part-(retry-)?\d{6,}\.parquet")
+#: Some file systems have no hard links.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+
+
+class PartsFolder:
+    """A local folder. Every method raises OSError if the disk or the folder refuses.
+
+    Args:
+        path: need not exist; its parent folder must.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def place(self) -> str:
+        """Where the folder is, as it is stored with the job."""
+        return str(self.path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder, and keep other drainers of this machine out of it.
+
+        Raises:
+            OutputError: one is writing there, or the parent folder is missing.
+        """
+        if not self.path.parent.is_dir():
+            raise OutputError(f"{self.path} can't be made: there is no folder {self.path.parent}")
+        if not self.path.is_dir():
+            self.path.mkdir()
+            _sync(self.path.parent)
+        with locked(self.path / MANIFEST):
+            yield
+
+    def scratch(self, name: str) -> Path:
+        """The file in which a part is written before it is published."""
+        return part_of(self.path / name)
+
+    def publish(self, name: str, *, replace: bool = False) -> None:
+        """Give the finished scratch file its final name. It is durable when this returns.
+
+        Raises:
+            FileExistsError: a file has the name, and is not to be replaced: another drainer may have published it.
+        """
+        scratch, final = self.scratch(name), self.path / name
+        with scratch.open("rb") as stream:
+            os.fsync(stream.fileno())
+        if replace:
+            scratch.replace(final)
+        else:
+            _move_exclusively(scratch, final)
+        _sync(self.path)
+
+    def digest(self, name: str) -> tuple[str, int]:
+        """The sha256 of a part in hexadecimal, and its size in bytes.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return digest_of(self.path / name)
+
+    def size(self, name: str) -> int | None:
+        """The size of a part in bytes; None if there is none."""
+        try:
+            return (self.path / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def source(self, name: str) -> Path:
+        """What pyarrow opens to read a part."""
+        return self.path / name
+
+    def names(self) -> list[str]:
+        """The names of all parts and of the manifest that are there, sorted."""
+        if not self.path.is_dir():
+            return []
+        names = (each.name for each in self.path.iterdir())
+        return sorted(name for name in names if name == MANIFEST or _PARTS.fullmatch(name) is not None)
+
+    def read(self, name: str) -> bytes:
+        """A small file's content."""
+        return (self.path / name).read_bytes()
+
+    def remove(self, name: str) -> None:
+        """Remove a part that no job counts on."""
+        (self.path / name).unlink(missing_ok=True)
+
+
+def digest_of(path: Path) -> tuple[str, int]:
+    """The sha256 of a file in hexadecimal, and its size in bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest(), os.fstat(stream.fileno()).st_size
+
+
+def _move_exclusively(scratch: Path, final: Path) -> None:
+    """Rename a file, unless the name is taken: a drainer that stood still must not replace the part of the next one."""
+    try:
+        os.link(scratch, final)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if final.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final)) from None
+        scratch.replace(final)
+    else:
+        scratch.unlink()
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
