@@ -36,7 +36,7 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    cpus dimensions dry_run exporter force format fresh gpu id_field idempotency_key json keep limit log_level
+    cpus dimensions drain dry_run exporter force format fresh gpu id_field idempotency_key json keep limit log_level
     max_errors neuron_core no_build no_clobber normalize output passwords peers precision price prompt quick quiet
     ready redis_7 report resume skip_bad_lines target text_field threads timeout truncation wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: This many brokers stay connected, the most recently used ones, each for different settings. Others stay connected
 #: while a job holds them.
 _KEPT = 4
+#: The bound for a drained job's results in a Redis without a maxmemory (bytes).
+_RESULTS_HIGH_WATER_BYTES = 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,10 @@ class Broker:
     def drains(self) -> Drains:
         """What Redis knows of drained jobs."""
         return Drains(self.connection, self.jobs)
+
+    def results_high_water(self) -> int:
+        """Most bytes of a drained job's results in Redis; above it, the job gets no tickets."""
+        return self.settings.results_high_water_bytes or self.connection.maxmemory() // 4 or _RESULTS_HIGH_WATER_BYTES
 
     @property
     def tickets(self) -> TicketSender:

@@ -42,6 +42,9 @@ _SMALL_CHUNK = 1024
 #: Most dimensions that a job may ask for: several times those of any model.
 MAX_DIMENSIONS = 65_536
 
+#: Options that do not have to be the same when a job is resumed.
+_NOT_COMPARED = ("idempotency_key", "resume", "drain")
+
 Truncation = Literal["truncate", "error", "mean"]
 
 
@@ -51,7 +54,8 @@ class JobOptions:
 
     `resume` is the id of a job whose producer did not finish. The submission goes on with the same records, and any
     other option given here must be the same as when the job was begun. `keep` names the fields that the records hold as
-    kept fields, and so must always be the same.
+    kept fields, and so must always be the same. `drain` asks for a job that pauses while Redis holds too many of its
+    results; somebody must drain it.
     """
 
     model: str | None = None
@@ -68,6 +72,7 @@ class JobOptions:
     max_errors_share: float | None = None
     resume: str | None = None
     keep: Sequence[str] = ()
+    drain: bool = False
 
 
 def enqueue_embeddings(
@@ -274,7 +279,7 @@ def _kept_by(options: JobOptions) -> list[str] | None:
 def _given(options: JobOptions) -> dict[str, Any]:
     """The options given for a job to resume: all that differ from their defaults."""
     plain = JobOptions()
-    names = (each.name for each in dataclasses.fields(JobOptions) if each.name not in ("idempotency_key", "resume"))
+    names = (each.name for each in dataclasses.fields(JobOptions) if each.name not in _NOT_COMPARED)
     given = {name: value for name in names if (value := getattr(options, name)) != getattr(plain, name)}
     return {name: value for name, value in given.items() if (name, value) != ("hardware", "auto")}
 
@@ -333,6 +338,7 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         options.idempotency_key,
         options.max_errors,
         options.max_errors_share,
+        broker.results_high_water() if options.drain else None,
     )
 
 

@@ -158,7 +158,12 @@ class Job:
         check_timeout(timeout)
         return self._reader.chunks(start, timeout, progress)
 
-    def drain(self, folder: str | os.PathLike[str], progress: Callable[[JobStatus], None] | None = None) -> list[Path]:
+    def drain(
+        self,
+        folder: str | os.PathLike[str],
+        progress: Callable[[JobStatus], None] | None = None,
+        written: Callable[[ChunkVectors], None] | None = None,
+    ) -> list[Path]:
         """Move the results to parts in a folder as they arrive, until the job has ended and Redis holds none.
 
         The parts are parquet files of about `part_records` records; `manifest.json` comes last. Results leave Redis
@@ -169,6 +174,7 @@ class Job:
         Args:
             folder: made if it does not exist. It may hold parts of this job, and of no other.
             progress: as for :meth:`wait`.
+            written: called with each chunk once it is in a part, which may not be durable yet.
 
         Returns:
             The parts, then the manifest.
@@ -185,7 +191,7 @@ class Job:
         from embedctl.drain.folder import PartsFolder
 
         parts = PartsFolder(Path(folder))
-        return [parts.path / name for name in drain(self._waiter, parts, progress=progress)]
+        return [parts.path / name for name in drain(self._waiter, parts, progress=progress, written=written)]
 
     def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order; a failed record's is NaN.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -169,7 +170,7 @@ class ResultReader:
         elif status.drained_to is None or not self._is_drained(index):
             return None
         elif (found := self._drained_chunks(status.drained_to).chunk(index)) is not None:
-            chunk = found
+            chunk = found if read == self._whole else dataclasses.replace(found, vectors=found.vectors[:, :0])
         else:  # it retried records, and is laid over their chunk
             retried = self._broker.jobs.retried_as(self._job_id, index)
             return None if retried is None else self._chunk(retried, status, wait, read)

@@ -18,12 +18,15 @@ from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import corpus_options, json_option, no_clobber_option, option, output_option
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
 from embedctl.corpus import Corpus, open_corpus
+from embedctl.drain.alongside import Alongside
+from embedctl.drain.folder import PartsFolder
 from embedctl.estimate import Estimate, estimate
 from embedctl.job import Job
 from embedctl.kept import parse_keep
 from embedctl.output import files_of, is_stdout
 from embedctl.records import Record
 from embedctl.routing import no_worker
+from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import InputError
 from embedctl_config.printable import printable
@@ -51,10 +54,12 @@ class CorpusChoice:
         skip_bad_lines: bool,
         limit: int | None,
         max_errors: str | None,
-        output: Path | None = None,
+        output: Path | PartsFolder | None = None,
+        drain: bool = False,
         **options: Any,
     ) -> CorpusChoice:
         refuse_addresses(corpus_paths, click.get_current_context().info_name)
+        folder = output if isinstance(output, PartsFolder) else None
         fields = parse_keep(keep)
         corpus = open_corpus(
             *corpus_paths,
@@ -64,10 +69,14 @@ class CorpusChoice:
             keep=fields,
             max_bytes=settings.max_text_bytes,
             limit=limit,
-            written=[] if output is None else [path.resolve() for path in files_of(output)],
+            written=[path.resolve() for path in files_of(output)] if isinstance(output, Path) else [],
         )
+        if folder is not None:
+            _refuse_corpus_in(folder, corpus)
         most, share = enqueue.parse_budget(max_errors)
-        chosen = enqueue.JobOptions(**options, max_errors=most, max_errors_share=share, keep=fields)
+        chosen = enqueue.JobOptions(
+            **options, max_errors=most, max_errors_share=share, keep=fields, drain=drain or folder is not None
+        )
         return cls(corpus, chosen, skip_bad_lines)
 
     def keyed(self, key: str | None) -> CorpusChoice:
@@ -120,6 +129,12 @@ class CorpusChoice:
     shell_complete=complete_job,
     help="Continue this job, whose submission was interrupted. Needs the same corpus.",
 )
+@option(
+    "--drain",
+    is_flag=True,
+    help="Make a job that is drained from its start: it pauses while Redis holds too many of its vectors, until "
+    "`embedctl fetch JOB -o DIR/ --drain` takes them.",
+)
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
 @no_clobber_option
@@ -131,7 +146,7 @@ def submit(
     /,
     *,
     wait: bool,
-    output: Path | None,
+    output: Path | PartsFolder | None,
     no_clobber: bool,
     dry_run: bool,
     as_json: bool,
@@ -157,7 +172,7 @@ def submit(
         return
     written: list[Path] = []
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
-        job = submit_choice(broker, choice, progress)
+        job = submit_choice(broker, choice, progress, output)
         if as_json:
             progress.say(f"job {job.id}")
         else:
@@ -179,15 +194,27 @@ def submit(
     ctx.exit(exit_status(status))
 
 
-def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -> Job:
-    """Queue a corpus.
+def submit_choice(
+    broker: Broker, choice: CorpusChoice, progress: JobProgress, output: Path | PartsFolder | None = None
+) -> Job:
+    """Queue a corpus. If the output is a folder for parts, the job is drained meanwhile.
 
     Raises:
         KeyboardInterrupt: says how to continue.
     """
     progress.now_ms = broker.connection.about_now_ms
     try:
-        job = enqueue.submit(broker, choice.records(), choice.options, progress.submitting, taking_up=progress.taken_up)
+        with Alongside(broker, output if isinstance(output, PartsFolder) else None) as drained:
+
+            def taking_up(job: JobStatus) -> None:
+                progress.taken_up(job)
+                drained.begin(job.id)
+
+            def submitting(records: int, waiting_for: str) -> None:
+                drained.check()
+                progress.submitting(records, waiting_for)
+
+            job = enqueue.submit(broker, choice.records(), choice.options, submitting, taking_up=taking_up)
     except KeyboardInterrupt:
         if choice.options.idempotency_key is None and choice.options.resume is None:
             raise KeyboardInterrupt(
@@ -196,6 +223,13 @@ def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -
         raise KeyboardInterrupt("the same command continues where it stopped") from None
     progress.submitted()
     return job
+
+
+def _refuse_corpus_in(folder: PartsFolder, corpus: Corpus) -> None:
+    """Refuse a folder for parts that holds the corpus: the next run would take the parts for more of it."""
+    for file in corpus.files:
+        if file.rereadable and Path(file.path).resolve().is_relative_to(folder.path.resolve()):
+            raise InputError(f"{file.name} is in {folder.place}, which is to hold the parts: choose another folder")
 
 
 def print_estimate(estimated: Estimate, *, as_json: bool) -> None:

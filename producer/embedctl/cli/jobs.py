@@ -11,6 +11,7 @@ from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array, result_json
 from embedctl.cli.options import job_argument, json_option, no_clobber_option, option, output_option, quiet_option
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
+from embedctl.drain.folder import PartsFolder
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.printable import printable
@@ -38,16 +39,37 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
 @click.command()
 @job_argument
 @output_option(required=True)
+@option(
+    "--drain",
+    "drains",
+    is_flag=True,
+    help="Move the vectors from Redis to parts in the folder DIR/, also while the job runs. The job then pauses while "
+    "Redis holds too many of them.",
+)
 @no_clobber_option
 @quiet_option
 @json_option
 @click.pass_context
-def fetch(ctx: click.Context, /, job_id: str, output: Path, no_clobber: bool, quiet: bool, as_json: bool) -> None:
+def fetch(
+    ctx: click.Context,
+    /,
+    job_id: str,
+    output: Path | PartsFolder,
+    drains: bool,
+    no_clobber: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Write a job's vectors, and wait for any that are not ready yet.
 
     In .npy, a failed record is a row of NaN; ids and errors go to separate files next to the .npy file. A .jsonl or
     .parquet file holds everything. To continue an interrupted fetch, run it again with the same file.
+
+    With --drain, the output is a folder. A part that is durable there is removed from Redis. The vectors of a drained
+    job are fetched from its parts, where this machine has them.
     """
+    if drains is not isinstance(output, PartsFolder):
+        raise click.UsageError("--drain and a folder, such as -o vectors/, go together.")
     check_destination(output, (), clobber=not no_clobber, as_json=as_json)
     job = Job.get(job_id)
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:

@@ -6,16 +6,18 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import click
 
 from embedctl import output
+from embedctl.drain.folder import MANIFEST, PartsFolder
 from embedctl.job import Job
 from embedctl.overview import average
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import ExitStatus
+from embedctl_config.errors import ExitStatus, OutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +54,30 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
 
 
-def check_destination(path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool) -> None:
+def check_destination(path: Path | PartsFolder, keep: Sequence[str], *, clobber: bool, as_json: bool) -> None:
     """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
 
     Raises:
         click.UsageError: both would be printed.
         SettingsError, OutputError, MissingExtra: as for :func:`output.check_output`.
     """
+    if isinstance(path, PartsFolder):
+        _check_folder(path, clobber=clobber)
+        return
     if as_json and output.is_stdout(path):
         raise click.UsageError("--json and --output - both print to standard output: name a file, or omit --json")
     output.check_output(path, keep, clobber=clobber)
 
 
-def save(job: Job, path: Path, progress: JobProgress, *, clobber: bool = True) -> list[Path]:
-    """Write a job's vectors as they come, and show the progress of both.
+def _check_folder(folder: PartsFolder, *, clobber: bool) -> None:
+    import_module("embedctl.drain.part")  # raises MissingExtra without pyarrow
+    if not clobber and MANIFEST in folder.names():
+        raise OutputError(f"{folder.place} holds the parts of a job: choose another folder, or remove it")
+    folder.check()
+
+
+def save(job: Job, path: Path | PartsFolder, progress: JobProgress, *, clobber: bool = True) -> list[Path]:
+    """Write a job's vectors as they come, and show the progress of both. Vectors in the parts of a folder leave Redis.
 
     Args:
         clobber: as for :func:`output.fetch`.
@@ -74,6 +86,8 @@ def save(job: Job, path: Path, progress: JobProgress, *, clobber: bool = True) -
         KeyboardInterrupt: says how to return to the job.
     """
     progress.begin_writing()
+    if isinstance(path, PartsFolder):
+        return _save_parts(job, path, progress)
     try:
         written = output.fetch(job, path, progress=progress.running, written=progress.written, clobber=clobber)
         status = job.wait(progress=progress.running)
@@ -87,9 +101,24 @@ def save(job: Job, path: Path, progress: JobProgress, *, clobber: bool = True) -
     return written
 
 
-def may_move(path: Path | None) -> bool:
+def _save_parts(job: Job, folder: PartsFolder, progress: JobProgress) -> list[Path]:
+    try:
+        written = job.drain(folder.path, progress.running, written=progress.written)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {folder.place}/ --drain") from None
+    progress.say(f"Wrote {len(written) - 1:,} parts and {MANIFEST} into {folder.place}")
+    return written
+
+
+def may_move(path: Path | PartsFolder | None) -> bool:
     """Whether a line of progress may move while vectors go to this path: not below records on the same terminal."""
-    if path is None or not output.is_stdout(path) or sys.stdout is None or not sys.stdout.isatty():
+    if (
+        path is None
+        or isinstance(path, PartsFolder)
+        or not output.is_stdout(path)
+        or sys.stdout is None
+        or not sys.stdout.isatty()
+    ):
         return True
     return not sys.stderr.isatty() or not os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
@@ -124,6 +153,8 @@ def failures_in(written: list[Path]) -> str:
     """Of the files that :func:`save` wrote, the one that names the failed records."""
     if not written:
         return "standard output"
+    if written[-1].name == MANIFEST:
+        return f"the parts in {written[-1].parent}"
     return str(next((path for path in written if path.name.endswith(".errors.jsonl")), written[0]))
 
 

@@ -27,6 +27,7 @@ from embedctl.cli.options import (
 )
 from embedctl.cli.results import check_destination, exit_status, failures_in, may_move, report, save, summary
 from embedctl.corpus import Corpus
+from embedctl.drain.folder import PartsFolder
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
 from embedctl.output import is_stdout
@@ -55,7 +56,7 @@ def run(
     ctx: click.Context,
     /,
     *,
-    output: Path | None,
+    output: Path | PartsFolder | None,
     no_clobber: bool,
     cpus: str | None,
     dry_run: bool,
@@ -94,7 +95,7 @@ def run(
     stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)
     with progress, stack as (ours, progress.watch, token):
         broker = Broker.connect(ours)
-        job = submit_choice(broker, choice.keyed(key and key + token), progress)
+        job = submit_choice(broker, choice.keyed(key and key + token), progress, output)
         with _freed_unless_it_goes_on(job, resumable=key is not None):
             written = save(job, output, progress, clobber=not no_clobber)
         status = job.status()
@@ -178,10 +179,11 @@ def _stack(
         local.forget(folder)
 
 
-def _command(settings: Settings, output: Path, **options: Any) -> str:
+def _command(settings: Settings, output: Path | PartsFolder, **options: Any) -> str:
     """A name for this command with its options, whatever its corpus holds now."""
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
-    target = "-" if is_stdout(output) else str(output.resolve())
+    path = output.path if isinstance(output, PartsFolder) else output
+    target = "-" if is_stdout(path) else str(path.resolve())
     return _digest([target, {"decided": decided, **options}])
 
 

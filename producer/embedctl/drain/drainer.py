@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from embedctl.broker import Broker
 from embedctl.drain.folder import MANIFEST, PartsFolder, digest_of
 from embedctl.drain.part import OpenPart, Taken, footer_of
 from embedctl.machine import machine_id, process_id, runs
@@ -36,20 +35,14 @@ from embedctl_config.errors import (
     JobHeld,
     OutputError,
 )
+from embedctl_config.fingerprint import job_fingerprint
 
 log = logging.getLogger(__name__)
 
-#: The bound for results in a Redis without a maxmemory (bytes).
-_HIGH_WATER_BYTES = 1024 * 1024 * 1024
 #: Chunks whose results are freed together at the start.
 _FREED_AT_ONCE = 500
 #: In place of a result whose records another chunk holds.
 _VOID = b"void"
-
-
-def high_water(broker: Broker) -> int:
-    """Most bytes of a drained job's results in Redis."""
-    return broker.settings.results_high_water_bytes or broker.connection.maxmemory() // 4 or _HIGH_WATER_BYTES
 
 
 def drain(
@@ -105,7 +98,7 @@ class _Drainer:
         self._job_id, self._broker = waiter.job_id, waiter.broker
         self._drains = waiter.broker.drains
         self._me = Holder(secrets.token_hex(8), machine_id(), process_id(os.getpid()), socket.gethostname())
-        self._high_water = waiter.ask(partial(high_water, waiter.broker))
+        self._high_water = waiter.ask(waiter.broker.results_high_water)
         self._part: OpenPart | None = None
 
     def run(self) -> list[str]:
@@ -312,6 +305,7 @@ class _Drainer:
     # ------------------------------------------------------------------------------------------------------- the parts
 
     def _add(self, taken: Taken, status: JobStatus, *, corpus: bool) -> None:
+        self._check_wanted()
         most = max(1, self._high_water // 2)  # the other half is for workers, while this one is made durable
         if self._part is not None and not self._part.has_room_for(taken, most_bytes=most):
             self._finish_part(status, corpus=corpus)
@@ -406,7 +400,8 @@ class _Drainer:
         )
 
     def _fingerprint(self, status: JobStatus) -> str:
-        return status.model_fingerprint or self._broker.jobs.status(self._job_id).model_fingerprint or ""
+        model = status.model_fingerprint or self._broker.jobs.status(self._job_id).model_fingerprint or ""
+        return job_fingerprint(model, status.options)
 
     def _abandon(self) -> None:
         if self._part is not None:
@@ -445,7 +440,7 @@ class _Drainer:
         manifest = {
             "job": self._job_id,
             "model": status.model,
-            "fingerprint": status.model_fingerprint,
+            "fingerprint": self._fingerprint(status),
             "precision": status.precision,
             "dim": status.dim,
             "records": status.records,

@@ -34,15 +34,26 @@ class PartsFolder:
         """Where the folder is, as it is stored with the job."""
         return str(self.path)
 
+    def check(self) -> None:
+        """Check beforehand that the folder can be made, or written.
+
+        Raises:
+            OutputError: it can't.
+        """
+        folder = self.path if self.path.exists() else self.path.parent
+        if not folder.is_dir():
+            raise OutputError(f"{self.path} can't be made: {folder} is no folder")
+        if not os.access(folder, os.W_OK):
+            raise OutputError(f"{self.path} can't be written: permission denied")
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Make the folder, and keep other drainers of this machine out of it.
 
         Raises:
-            OutputError: one is writing there, or the parent folder is missing.
+            OutputError: one is writing there, or :meth:`check` says why.
         """
-        if not self.path.parent.is_dir():
-            raise OutputError(f"{self.path} can't be made: there is no folder {self.path.parent}")
+        self.check()
         if not self.path.is_dir():
             self.path.mkdir()
             _sync(self.path.parent)

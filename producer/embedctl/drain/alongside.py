@@ -1,0 +1,59 @@
+"""Draining a job while its records are submitted: otherwise both would wait for each other."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from embedctl.broker import Broker
+from embedctl.drain.folder import PartsFolder
+from embedctl.waiting import Waiter
+
+#: How long an ended submission waits for the thread (seconds). What it has not made durable stays in Redis.
+_END_S = 10.0
+
+
+class Alongside:
+    """Drains a job in a thread for as long as the block lasts, from :meth:`begin` on.
+
+    Args:
+        folder: None to drain nothing.
+    """
+
+    def __init__(self, broker: Broker, folder: PartsFolder | None) -> None:
+        self._broker, self._folder = broker, folder
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    def begin(self, job_id: str) -> None:
+        """Begin to drain this job."""
+        if self._folder is not None and self._thread is None:
+            self._thread = threading.Thread(target=self._drain, args=(job_id, self._folder), name="drain", daemon=True)
+            self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error that ended the drain, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+    def _drain(self, job_id: str, folder: PartsFolder) -> None:
+        from embedctl.drain.drainer import Interrupted, drain
+
+        try:
+            drain(Waiter(job_id, self._broker), folder, stopped=self._over.is_set)
+        except Interrupted:
+            pass
+        except BaseException as error:  # noqa: BLE001  (the submitting thread raises it)
+            self._error = error
