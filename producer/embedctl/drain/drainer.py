@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from embedctl.drain.folder import MANIFEST, PartsFolder, digest_of
 from embedctl.drain.part import OpenPart, Taken, footer_of
@@ -243,10 +243,16 @@ class _Drainer:
                     found = True
                     self._add(taken, status, corpus=False)
                 elif status.state.ended and status.stopped_by is None and not self._is_void(chunk):
-                    raise lost_chunks(self._job_id, chunk, chunk)
+                    self._raise_lost(chunk)
             self._finish_part(status, corpus=False)
             if not found and status.state.ended:
                 return status
+
+    def _raise_lost(self, chunk: int) -> NoReturn:
+        """Say why an ended job has no result of a chunk."""
+        if self._waiter.ask(partial(self._drains.is_drained, self._job_id, chunk)):
+            raise self._overtaken()
+        raise lost_chunks(self._job_id, chunk, chunk)
 
     def _is_void(self, chunk: int) -> bool:
         return self._waiter.ask(partial(self._broker.jobs.has_result, self._job_id, chunk))
@@ -291,7 +297,7 @@ class _Drainer:
                     f"`embedctl errors {self._job_id}` lists them"
                 )
             if status.state.ended:
-                raise lost_chunks(self._job_id, *(status.lost_chunks or (index, index)))
+                self._raise_lost(index)
             if status.waits_for_reader:
                 self._finish_part(status, corpus=True)  # smaller than others, but workers wait for room
             return False
@@ -332,7 +338,7 @@ class _Drainer:
         for chunk in part.chunks:
             again = self._waiter.ask(partial(self._taken, chunk, status))
             if again is None:
-                raise lost_chunks(self._job_id, chunk, chunk)
+                self._raise_lost(chunk)
             fresh.add(again)
         fresh.add(taken)
         return fresh
@@ -347,6 +353,8 @@ class _Drainer:
             part.finish(self._job_id, self._fingerprint(status))
             sha256, size = digest_of(part.path)
             self._publish(name, corpus=corpus)
+        except FileNotFoundError:  # another drainer has begun the part anew
+            raise self._overtaken() from None
         except BaseException:
             part.abandon()
             raise
@@ -370,7 +378,7 @@ class _Drainer:
         except FileExistsError:
             self._state = self._renew()
             if name != self._next_name(corpus=corpus):
-                raise self._overtaken(name) from None
+                raise self._overtaken() from None
             self._folder.remove(name)
             self._folder.publish(name)
 
@@ -391,12 +399,12 @@ class _Drainer:
             self._renew()
             answer = self._waiter.ask(note)
         if answer != "ok":
-            raise self._overtaken(name)
+            raise self._overtaken()
 
-    def _overtaken(self, name: str) -> JobHeld:
+    def _overtaken(self) -> JobHeld:
         return JobHeld(
-            f"job {self._job_id} was drained by another process meanwhile, which wrote {name}; the same command goes "
-            "on from there"
+            f"job {self._job_id} was drained by another process, while this one stood still; the same command goes on "
+            "from there"
         )
 
     def _fingerprint(self, status: JobStatus) -> str:

@@ -100,7 +100,7 @@ class Drains:
         Returns:
             How far the job is drained, or the process that has the right.
         """
-        lease_ms = max(1, int((keys.DRAINER_LEASE_S if lease_s is None else lease_s) * 1000))
+        lease_ms = int((keys.DRAINER_LEASE_S if lease_s is None else lease_s) * 1000)
         args = [holder.token, holder.as_text(), lease_ms, high_water, place, wire.DRAINS_SINCE, dead]
         answer, rest = self._jobs.job_script("drainer", job_id, [keys.drainer(job_id)], args)
         if answer == "held":

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from embedctl_config import wire
@@ -150,6 +150,7 @@ def test_random_bytes_behind_a_good_beginning_are_an_error_of_ours_or_read(
 def test_a_changed_byte_in_an_input_is_noticed(at: int, change: int) -> None:
     data = bytearray(wire.encode_input(FIXED))
     data[at] ^= change
+    assume(not 1 <= data[5] < wire.VERSION)  # the format is the same in all versions
     with pytest.raises(WireError):
         wire.decode_input(bytes(data))
 
