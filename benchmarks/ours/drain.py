@@ -2,8 +2,8 @@
 
     python benchmarks/ours/drain.py [--records 2000000] [--dim 384] [--maxmemory 128mb] [--workers 1]
 
-A private Redis, workers without a model, a producer (`embedctl submit --drain`) and a drainer (`embedctl fetch --drain`)
-on this machine. At the end, a reader of the parts alone counts every position.
+A private Redis, workers without a model, a producer (`embedctl submit --drain`) and a drainer
+(`embedctl fetch --drain`) on this machine. At the end, a reader of the parts alone counts every position.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -66,8 +67,10 @@ def _measure(client: redis.Redis, corpus: Path, parts: Path, records: int) -> No
     key = ["--idempotency-key", "drain"]
     common = ["--class", "dummy", "--model", "dummy", "-q", "--drain"]
     producer = subprocess.Popen([*command, "submit", str(corpus), *common, *key], stdout=subprocess.PIPE, text=True)
-    while not (ids := client.zrange("embed:jobs", 0, -1)):
+    ids: list[bytes] = []
+    while not ids:
         time.sleep(0.05)
+        ids = cast("list[bytes]", client.zrange("embed:jobs", 0, -1))  # this client decodes nothing
     drainer = subprocess.Popen([*command, "fetch", ids[0].decode(), "-o", f"{parts}/", "--drain", "-q"])
     used, over = [0], threading.Event()
 
