@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -62,7 +63,7 @@ class Broker:
         """
         return _shared.get(settings)
 
-    @property
+    @cached_property
     def drains(self) -> Drains:
         """What Redis knows of drained jobs."""
         return Drains(self.connection, self.jobs)
