@@ -48,12 +48,12 @@ def settings(settings: Settings) -> Settings:
 
 
 @pytest.fixture
-def encode(broker: Broker, settings: Settings) -> Callable[..., Job]:
+def encode(worker_broker: Broker, settings: Settings) -> Callable[..., Job]:
     """Makes an ended job of 13 chunks."""
 
     def make(texts: Sequence[Any] = TEXTS, **options: Any) -> Job:
         job = enqueue_embeddings(texts, settings=settings, chunk_size=8, **options)
-        rig = Rig(broker, settings, DummyBackend(dim=16))
+        rig = Rig(worker_broker, settings, DummyBackend(dim=16))
         for chunk in range(job.status().chunks):
             rig.run(job, chunk)
         return job
@@ -107,12 +107,12 @@ def test_failed_records_ids_and_kept_fields_survive(encode: Callable[..., Job], 
 
 
 def test_retried_records_come_in_a_part_of_their_own(
-    encode: Callable[..., Job], broker: Broker, settings: Settings, tmp_path: Path
+    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, tmp_path: Path
 ) -> None:
     job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
     job.drain(tmp_path)
     assert job.retry_failed() == 2
-    rig = Rig(broker, settings, DummyBackend(dim=16))
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
     rig.run(job, 13)
     rig.run(job, 14)
     assert [path.name for path in job.drain(tmp_path)][-2:] == ["part-retry-000001.parquet", "manifest.json"]
@@ -127,17 +127,17 @@ def test_retried_records_come_in_a_part_of_their_own(
 
 
 def test_records_that_were_retried_before_the_drain_are_in_their_places(
-    encode: Callable[..., Job], broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
+    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
 ) -> None:
     job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
     job.retry_failed()
-    Rig(broker, settings, DummyBackend(dim=16)).run(job, 13)
+    Rig(worker_broker, settings, DummyBackend(dim=16)).run(job, 13)
     job.drain(tmp_path)
     assert not list(tmp_path.glob("part-retry-*"))
     assert not raw.exists(keys.chunk_result(job.id, 13))
     assert [each.position for each in job.errors()] == [7]
     assert job.retry_failed() == 1, "the retry failed too, and is retried after the drain"
-    Rig(broker, settings, DummyBackend(dim=16)).run(job, 14)
+    Rig(worker_broker, settings, DummyBackend(dim=16)).run(job, 14)
     assert [each.position for each in job.errors()] == [7]
 
 
