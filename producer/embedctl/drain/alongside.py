@@ -10,7 +10,7 @@ from embedctl.broker import Broker
 from embedctl.drain.folder import PartsFolder
 from embedctl.waiting import Waiter
 
-#: How long an ended submission waits for the thread (seconds). What it has not made durable stays in Redis.
+#: How long a submission that failed waits for the thread (seconds). What it has not made durable stays in Redis.
 _END_S = 10.0
 
 
@@ -35,7 +35,8 @@ class Alongside:
     ) -> None:
         self._over.set()
         if self._thread is not None:
-            self._thread.join(_END_S)
+            # After a submission that went well, the same process drains on: it must not meet its own thread.
+            self._thread.join(None if error is None else _END_S)
 
     def begin(self, job_id: str) -> None:
         """Begin to drain this job."""

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,7 +25,7 @@ from embedctl.reader import check_fingerprint
 from embedctl.results import ChunkVectors, chunk_vectors, overlaid
 from embedctl.store import DrainState, Holder, JobStatus, PartFacts
 from embedctl.store.drains import part_name, part_names, retry_part_name
-from embedctl.waiting import Progress, Waiter, lost_chunks, refuse_cancelled
+from embedctl.waiting import LOOK_EVERY_S, Progress, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
@@ -102,13 +103,14 @@ class _Drainer:
         self._part: OpenPart | None = None
 
     def run(self) -> list[str]:
-        status = self._waiter.look(self._progress, None)
+        status = self._look()
         refuse_cancelled(status)
         self._state = self._take_right()
         with self._right_kept(), self._folder.locked():
             self._kept = KeptColumns(status.options.get("keep", ()))
             self._check_folder()
             self._state = self._renew(self._folder.place)
+            status = self._look()  # with the version that the job has now
             self._free_leftovers(status)
             try:
                 self._drain_corpus(status)
@@ -119,6 +121,10 @@ class _Drainer:
             finally:
                 self._abandon()
             return self._sum_up(status)
+
+    def _look(self) -> JobStatus:
+        self._looked = time.monotonic()
+        return self._waiter.look(self._progress, None)
 
     # ------------------------------------------------------------------------------------------------------ the right
 
@@ -229,6 +235,9 @@ class _Drainer:
                 continue
             self._add(taken, status, corpus=True)
             index += 1
+            if time.monotonic() - self._looked > LOOK_EVERY_S:
+                # Whoever has many chunks to take sees the job go on meanwhile.
+                status = self._look()
         self._finish_part(status, corpus=True)
 
     def _drain_rest(self) -> JobStatus:
