@@ -37,7 +37,7 @@ def after_step(world: World, before: State, after: State, reopens: bool) -> Iter
     else:
         if not missing:  # a lost result breaks the counts until the corpus repairs it
             yield from _counts(view)
-        if not after.went_back and view.text("result_bytes") is not None:
+        if not after.went_back and view.text("results_high_water") is not None:
             yield from _bytes_of_results(view)
         yield from _bookkeeping(view)
         yield from _digests(view, after)
