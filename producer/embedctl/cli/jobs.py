@@ -11,7 +11,7 @@ from embedctl.broker import Broker
 from embedctl.cli.json_forms import printed_array, result_json
 from embedctl.cli.options import job_argument, json_option, no_clobber_option, option, output_option, quiet_option
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
-from embedctl.drain.folder import PartsFolder
+from embedctl.drain.places import Place
 from embedctl.job import Job
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.printable import printable
@@ -54,7 +54,7 @@ def fetch(
     ctx: click.Context,
     /,
     job_id: str,
-    output: Path | PartsFolder,
+    output: Path | Place,
     drains: bool,
     no_clobber: bool,
     quiet: bool,
@@ -68,7 +68,7 @@ def fetch(
     With --drain, the output is a folder. A part that is durable there is removed from Redis. The vectors of a drained
     job are fetched from its parts, where this machine has them.
     """
-    if drains is not isinstance(output, PartsFolder):
+    if drains is not isinstance(output, Place):
         raise click.UsageError("--drain and a folder, such as -o vectors/, go together.")
     check_destination(output, (), clobber=not no_clobber, as_json=as_json)
     job = Job.get(job_id)

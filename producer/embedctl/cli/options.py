@@ -11,7 +11,7 @@ import click
 
 from embedctl import corpus, output
 from embedctl.cli.completion import complete_job, complete_model
-from embedctl.drain.folder import PartsFolder
+from embedctl.drain.places import place_of
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.settings import ENV_PREFIX, Settings, is_foreign
 
@@ -36,11 +36,11 @@ class _Option(click.Option):
 
 
 class _Output(click.Path):
-    """A path for vectors: a PartsFolder if it ends in a slash, else a Path."""
+    """A path for vectors: a Place for parts if it ends in a slash or is a URL, else a Path."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and value.endswith("/"):
-            return PartsFolder(Path(value))
+        if isinstance(value, str) and (value.endswith("/") or "://" in value):
+            return place_of(value)
         return super().convert(value, param, ctx)
 
 
@@ -74,7 +74,8 @@ def output_option(**attributes: Any) -> Callable[[F], F]:
         "-o",
         type=_Output(path_type=Path, dir_okay=False, allow_dash=True),
         help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}; or - for standard "
-        "output (jsonl); or DIR/, a folder for parts, which are then no longer in Redis.",
+        "output (jsonl); or DIR/ or s3://BUCKET/PREFIX/, for parts; the "
+        "vectors are then no longer in Redis.",
         **attributes,
     )
 

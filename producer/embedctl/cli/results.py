@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from embedctl import output
-from embedctl.drain.folder import MANIFEST, PartsFolder
+from embedctl.drain.places import MANIFEST, Place
 from embedctl.job import Job
 from embedctl.overview import average
 from embedctl.store import JobState, JobStatus
@@ -54,14 +54,14 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
         raise KeyboardInterrupt(f"job {job.id} goes on: embedctl wait {job.id}") from None
 
 
-def check_destination(path: Path | PartsFolder, keep: Sequence[str], *, clobber: bool, as_json: bool) -> None:
+def check_destination(path: Path | Place, keep: Sequence[str], *, clobber: bool, as_json: bool) -> None:
     """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
 
     Raises:
         click.UsageError: both would be printed.
         SettingsError, OutputError, MissingExtra: as for :func:`output.check_output`.
     """
-    if isinstance(path, PartsFolder):
+    if isinstance(path, Place):
         _check_folder(path, clobber=clobber)
         return
     if as_json and output.is_stdout(path):
@@ -69,14 +69,14 @@ def check_destination(path: Path | PartsFolder, keep: Sequence[str], *, clobber:
     output.check_output(path, keep, clobber=clobber)
 
 
-def _check_folder(folder: PartsFolder, *, clobber: bool) -> None:
+def _check_folder(folder: Place, *, clobber: bool) -> None:
     import_module("embedctl.drain.part")  # raises MissingExtra without pyarrow
     if not clobber and MANIFEST in folder.names():
-        raise OutputError(f"{folder.place} holds the parts of a job: choose another folder, or remove it")
+        raise OutputError(f"{folder.name} holds the parts of a job: choose another folder, or remove it")
     folder.check()
 
 
-def save(job: Job, path: Path | PartsFolder, progress: JobProgress, *, clobber: bool = True) -> list[Path]:
+def save(job: Job, path: Path | Place, progress: JobProgress, *, clobber: bool = True) -> Sequence[Path | str]:
     """Write a job's vectors as they come, and show the progress of both. Vectors in the parts of a folder leave Redis.
 
     Args:
@@ -86,7 +86,7 @@ def save(job: Job, path: Path | PartsFolder, progress: JobProgress, *, clobber: 
         KeyboardInterrupt: says how to return to the job.
     """
     progress.begin_writing()
-    if isinstance(path, PartsFolder):
+    if isinstance(path, Place):
         return _save_parts(job, path, progress)
     try:
         written = output.fetch(job, path, progress=progress.running, written=progress.written, clobber=clobber)
@@ -101,20 +101,22 @@ def save(job: Job, path: Path | PartsFolder, progress: JobProgress, *, clobber: 
     return written
 
 
-def _save_parts(job: Job, folder: PartsFolder, progress: JobProgress) -> list[Path]:
+def _save_parts(job: Job, folder: Place, progress: JobProgress) -> list[str]:
     try:
-        written = job.drain(folder.path, progress.running, written=progress.written)
+        written = job.drain(folder.name, progress.running, written=progress.written)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"job {job.id} goes on: embedctl fetch {job.id} -o {folder.place}/ --drain") from None
-    progress.say(f"Wrote {len(written) - 1:,} parts and {MANIFEST} into {folder.place}")
+        raise KeyboardInterrupt(
+            f"job {job.id} goes on: embedctl fetch {job.id} -o {folder.path_of('')} --drain"
+        ) from None
+    progress.say(f"Wrote {len(written) - 1:,} parts and {MANIFEST} into {folder.name}")
     return written
 
 
-def may_move(path: Path | PartsFolder | None) -> bool:
+def may_move(path: Path | Place | None) -> bool:
     """Whether a line of progress may move while vectors go to this path: not below records on the same terminal."""
     if (
         path is None
-        or isinstance(path, PartsFolder)
+        or isinstance(path, Place)
         or not output.is_stdout(path)
         or sys.stdout is None
         or not sys.stdout.isatty()
@@ -149,13 +151,14 @@ def report(status: JobStatus, progress: JobProgress, *, failed_in: str | None = 
         progress.say(f"The failed records: embedctl errors {status.id}")
 
 
-def failures_in(written: list[Path]) -> str:
+def failures_in(written: Sequence[Path | str]) -> str:
     """Of the files that :func:`save` wrote, the one that names the failed records."""
     if not written:
         return "standard output"
-    if written[-1].name == MANIFEST:
-        return f"the parts in {written[-1].parent}"
-    return str(next((path for path in written if path.name.endswith(".errors.jsonl")), written[0]))
+    place, _, last = str(written[-1]).rpartition("/")
+    if last == MANIFEST:
+        return f"the parts in {place}"
+    return str(next((path for path in written if str(path).endswith(".errors.jsonl")), written[0]))
 
 
 def _sentence(facts: Summary, progress: JobProgress) -> str:

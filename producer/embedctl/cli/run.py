@@ -27,7 +27,7 @@ from embedctl.cli.options import (
 )
 from embedctl.cli.results import check_destination, exit_status, failures_in, may_move, report, save, summary
 from embedctl.corpus import Corpus
-from embedctl.drain.folder import PartsFolder
+from embedctl.drain.places import Place
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
 from embedctl.output import is_stdout
@@ -56,7 +56,7 @@ def run(
     ctx: click.Context,
     /,
     *,
-    output: Path | PartsFolder | None,
+    output: Path | Place | None,
     no_clobber: bool,
     cpus: str | None,
     dry_run: bool,
@@ -179,11 +179,11 @@ def _stack(
         local.forget(folder)
 
 
-def _command(settings: Settings, output: Path | PartsFolder, **options: Any) -> str:
+def _command(settings: Settings, output: Path | Place, **options: Any) -> str:
     """A name for this command with its options, whatever its corpus holds now."""
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
-    path = output.path if isinstance(output, PartsFolder) else output
-    target = "-" if is_stdout(path) else str(path.resolve())
+    place = output.name if isinstance(output, Place) else str(output.resolve())
+    target = "-" if is_stdout(output) else place
     return _digest([target, {"decided": decided, **options}])
 
 

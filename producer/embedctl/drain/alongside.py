@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from embedctl.broker import Broker
-from embedctl.drain.folder import PartsFolder
+from embedctl.drain.places import Place
 from embedctl.waiting import Waiter
 
 #: How long a submission that failed waits for the thread (seconds). What it has not made durable stays in Redis.
@@ -18,11 +18,11 @@ class Alongside:
     """Drains a job in a thread for as long as the block lasts, from :meth:`begin` on.
 
     Args:
-        folder: None to drain nothing.
+        place: None to drain nothing.
     """
 
-    def __init__(self, broker: Broker, folder: PartsFolder | None) -> None:
-        self._broker, self._folder = broker, folder
+    def __init__(self, broker: Broker, place: Place | None) -> None:
+        self._broker, self._place = broker, place
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -40,8 +40,8 @@ class Alongside:
 
     def begin(self, job_id: str) -> None:
         """Begin to drain this job."""
-        if self._folder is not None and self._thread is None:
-            self._thread = threading.Thread(target=self._drain, args=(job_id, self._folder), name="drain", daemon=True)
+        if self._place is not None and self._thread is None:
+            self._thread = threading.Thread(target=self._drain, args=(job_id, self._place), name="drain", daemon=True)
             self._thread.start()
 
     def check(self) -> None:
@@ -49,11 +49,11 @@ class Alongside:
         if self._error is not None:
             raise self._error
 
-    def _drain(self, job_id: str, folder: PartsFolder) -> None:
+    def _drain(self, job_id: str, place: Place) -> None:
         from embedctl.drain.drainer import Interrupted, drain
 
         try:
-            drain(Waiter(job_id, self._broker), folder, stopped=self._over.is_set)
+            drain(Waiter(job_id, self._broker), place, stopped=self._over.is_set)
         except Interrupted:
             pass
         except BaseException as error:  # noqa: BLE001  (the submitting thread raises it)

@@ -15,8 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from embedctl.drain.folder import MANIFEST, PartsFolder, digest_of
+from embedctl.drain.folder import digest_of
 from embedctl.drain.part import OpenPart, Taken, footer_of
+from embedctl.drain.places import MANIFEST, Place
 from embedctl.machine import machine_id, process_id, runs
 from embedctl.output.columns import KeptColumns
 from embedctl.output.parts import BeginAgain
@@ -48,7 +49,7 @@ _VOID = b"void"
 
 def drain(
     waiter: Waiter,
-    folder: PartsFolder,
+    place: Place,
     *,
     progress: Progress | None = None,
     written: Callable[[ChunkVectors], None] | None = None,
@@ -62,7 +63,7 @@ def drain(
         stopped: whether the caller does not want any more. Asked while the drain waits, and after each part.
 
     Returns:
-        The names of all parts, and the manifest's.
+        The full names of all parts, and the manifest's.
 
     Raises:
         JobHeld: another process drains the job.
@@ -71,12 +72,12 @@ def drain(
             are durable stay.
     """
     try:
-        return _Drainer(waiter, folder, progress, written, stopped).run()
+        return _Drainer(waiter, place, progress, written, stopped).run()
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
         raise OutputError(
-            f"{folder.place} can't be written: {error.strerror or error}. What is not in a part is still in Redis; the "
+            f"{place.name} can't be written: {error.strerror or error}. What is not in a part is still in Redis; the "
             "same command goes on"
         ) from error
 
@@ -89,12 +90,12 @@ class _Drainer:
     def __init__(
         self,
         waiter: Waiter,
-        folder: PartsFolder,
+        place: Place,
         progress: Progress | None,
         written: Callable[[ChunkVectors], None] | None,
         stopped: Callable[[], bool],
     ) -> None:
-        self._waiter, self._folder = waiter, folder
+        self._waiter, self._place = waiter, place
         self._progress, self._written, self._stopped = progress, written, stopped
         self._job_id, self._broker = waiter.job_id, waiter.broker
         self._drains = waiter.broker.drains
@@ -106,10 +107,10 @@ class _Drainer:
         status = self._look()
         refuse_cancelled(status)
         self._state = self._take_right()
-        with self._right_kept(), self._folder.locked():
+        with self._right_kept(), self._place.locked():
             self._kept = KeptColumns(status.options.get("keep", ()))
             self._check_folder()
-            self._state = self._renew(self._folder.place)
+            self._state = self._renew(self._place.name)
             status = self._look()  # with the version that the job has now
             self._free_leftovers(status)
             try:
@@ -189,27 +190,27 @@ class _Drainer:
             OutputError: it does not.
         """
         listed = part_names(self._state)
-        there = self._folder.names()
+        there = self._place.names()
         for name, facts in self._drains.parts(self._job_id, listed):
             self._check_part(name, facts, there)
         for name in there:
             owner = self._owner_of(name)
             if name not in listed and owner != self._job_id:
                 raise OutputError(
-                    f"{self._folder.place} holds {name} of {f'job {owner}' if owner else 'something else'}: choose "
+                    f"{self._place.name} holds {name} of {f'job {owner}' if owner else 'something else'}: choose "
                     "another folder"
                 )
 
     def _check_part(self, name: str, facts: PartFacts, there: Sequence[str]) -> None:
         if name not in there:
-            was = "" if self._state.place == self._folder.place else f", which was drained to {self._state.place},"
+            was = "" if self._state.place == self._place.name else f", which was drained to {self._state.place},"
             raise OutputError(
-                f"{self._folder.place} does not hold {name} of job {self._job_id}{was}: bring it back, and the same "
+                f"{self._place.name} does not hold {name} of job {self._job_id}{was}: bring it back, and the same "
                 "command goes on. Nothing more was removed from Redis"
             )
-        if self._folder.digest(name) != (facts.sha256, facts.bytes):
+        if self._place.digest(name) != (facts.sha256, facts.bytes):
             raise OutputError(
-                f"{name} in {self._folder.place} was changed after it was written (its sha256 is not "
+                f"{name} in {self._place.name} was changed after it was written (its sha256 is not "
                 f"{facts.sha256[:12]}…): restore it from a copy, and the same command goes on. Nothing more was "
                 "removed from Redis"
             )
@@ -218,8 +219,8 @@ class _Drainer:
         """The id of the job of a file in the folder; empty if it does not say."""
         try:
             if name == MANIFEST:
-                return str(json.loads(self._folder.read(name))["job"])
-            return str(footer_of(self._folder.source(name)).get("job", ""))
+                return str(json.loads(self._place.read(name))["job"])
+            return str(footer_of(self._place.source(name)).get("job", ""))
         except (ValueError, LookupError, TypeError):
             return ""
 
@@ -335,7 +336,7 @@ class _Drainer:
             self._finish_part(status, corpus=corpus)
 
     def _begin_part(self, *, corpus: bool) -> OpenPart:
-        return OpenPart(self._folder.scratch(self._next_name(corpus=corpus)), self._kept)
+        return OpenPart(self._place.scratch(self._next_name(corpus=corpus)), self._kept)
 
     def _next_name(self, *, corpus: bool) -> str:
         return part_name(self._state.parts) if corpus else retry_part_name(self._state.retry_parts + 1)
@@ -383,13 +384,13 @@ class _Drainer:
     def _publish(self, name: str, *, corpus: bool) -> None:
         """Give the part its name. A file of that name that is not noted is left over from a drainer that died."""
         try:
-            self._folder.publish(name)
+            self._place.publish(name)
         except FileExistsError:
             self._state = self._renew()
             if name != self._next_name(corpus=corpus):
                 raise self._overtaken() from None
-            self._folder.remove(name)
-            self._folder.publish(name)
+            self._place.remove(name)
+            self._place.publish(name)
 
     def _note(self, name: str, facts: PartFacts, part: OpenPart, *, corpus: bool) -> None:
         more = part.more if corpus else [*part.chunks, *part.more]
@@ -448,12 +449,12 @@ class _Drainer:
         names = part_names(self._state)
         parts = []
         for name, facts in self._drains.parts(self._job_id, names):
-            if self._folder.size(name) != facts.bytes:
-                self._check_part(name, facts, self._folder.names())
+            if self._place.size(name) != facts.bytes:
+                self._check_part(name, facts, self._place.names())
             parts.append({"name": name, "sha256": facts.sha256, "bytes": facts.bytes, "records": facts.records})
-        for name in self._folder.names():
+        for name in self._place.names():
             if name != MANIFEST and name not in names:  # of this job: Redis came back without its last parts, once
-                self._folder.remove(name)
+                self._place.remove(name)
         manifest = {
             "job": self._job_id,
             "model": status.model,
@@ -464,8 +465,8 @@ class _Drainer:
             "failed": status.failed,
             "parts": parts,
         }
-        scratch = self._folder.scratch(MANIFEST)
+        scratch = self._place.scratch(MANIFEST)
         scratch.unlink(missing_ok=True)
         scratch.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        self._folder.publish(MANIFEST, replace=True)
-        return [*names, MANIFEST]
+        self._place.publish(MANIFEST, replace=True)
+        return [self._place.path_of(name) for name in (*names, MANIFEST)]

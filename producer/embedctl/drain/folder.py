@@ -5,21 +5,19 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from embedctl.drain.places import MANIFEST, Place
 from embedctl.output.parts import locked, part_of
 from embedctl_config.errors import OutputError
 
-MANIFEST = "manifest.json"
-_PARTS = re.compile(r"part-(retry-)?\d{6,}\.parquet")
 #: Some file systems have no hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 
 
-class PartsFolder:
+class PartsFolder(Place):
     """A local folder. Every method raises OSError if the disk or the folder refuses.
 
     Args:
@@ -30,16 +28,10 @@ class PartsFolder:
         self.path = path.absolute()
 
     @property
-    def place(self) -> str:
-        """Where the folder is, as it is stored with the job."""
+    def name(self) -> str:
         return str(self.path)
 
     def check(self) -> None:
-        """Check beforehand that the folder can be made, or written.
-
-        Raises:
-            OutputError: it can't.
-        """
         folder = self.path if self.path.exists() else self.path.parent
         if not folder.is_dir():
             raise OutputError(f"{self.path} can't be made: {folder} is no folder")
@@ -48,11 +40,6 @@ class PartsFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and keep other drainers of this machine out of it.
-
-        Raises:
-            OutputError: one is writing there, or :meth:`check` says why.
-        """
         self.check()
         if not self.path.is_dir():
             self.path.mkdir()
@@ -61,15 +48,9 @@ class PartsFolder:
             yield
 
     def scratch(self, name: str) -> Path:
-        """The file in which a part is written before it is published."""
         return part_of(self.path / name)
 
     def publish(self, name: str, *, replace: bool = False) -> None:
-        """Give the finished scratch file its final name. It is durable when this returns.
-
-        Raises:
-            FileExistsError: a file has the name, and is not to be replaced: another drainer may have published it.
-        """
         scratch, final = self.scratch(name), self.path / name
         with scratch.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -80,37 +61,24 @@ class PartsFolder:
         _sync(self.path)
 
     def digest(self, name: str) -> tuple[str, int]:
-        """The sha256 of a part in hexadecimal, and its size in bytes.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
         return digest_of(self.path / name)
 
     def size(self, name: str) -> int | None:
-        """The size of a part in bytes; None if there is none."""
         try:
             return (self.path / name).stat().st_size
         except FileNotFoundError:
             return None
 
     def source(self, name: str) -> Path:
-        """What pyarrow opens to read a part."""
         return self.path / name
 
-    def names(self) -> list[str]:
-        """The names of all parts and of the manifest that are there, sorted."""
-        if not self.path.is_dir():
-            return []
-        names = (each.name for each in self.path.iterdir())
-        return sorted(name for name in names if name == MANIFEST or _PARTS.fullmatch(name) is not None)
+    def listed(self) -> list[str]:
+        return [each.name for each in self.path.iterdir()] if self.path.is_dir() else []
 
     def read(self, name: str) -> bytes:
-        """A small file's content."""
         return (self.path / name).read_bytes()
 
     def remove(self, name: str) -> None:
-        """Remove a part that no job counts on."""
         (self.path / name).unlink(missing_ok=True)
 
 

@@ -134,7 +134,7 @@ class OpenPart:
             self.path.unlink(missing_ok=True)
 
 
-def footer_of(source: Path) -> Mapping[str, Any]:
+def footer_of(source: Any) -> Mapping[str, Any]:
     """What a part says of itself; empty if it is no part of embedctl's.
 
     Raises:

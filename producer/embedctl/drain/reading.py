@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embedctl.drain.folder import PartsFolder
+from embedctl.drain.places import place_of
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl.store import Drains, DrainState
 from embedctl.store.drains import part_name, part_names
@@ -34,8 +33,8 @@ class DrainedChunks:
     """
 
     def __init__(self, drains: Drains, job_id: str, place: str) -> None:
-        self._drains, self._job_id, self._place = drains, job_id, place
-        self._folder = PartsFolder(Path(place))
+        self._drains, self._job_id, self._where = drains, job_id, place
+        self._place = place_of(place)
         self._known = DrainState(0, 0, 0, place)
         self._lasts: list[int] = []  # the last chunk of each part of the corpus' chunks
         self._retried: dict[int, str] = {}  # chunk → the last part of retried records that holds it
@@ -55,7 +54,8 @@ class DrainedChunks:
             return None
         if self._open is None or self._open.name != name:
             self._open = None  # first free what it holds
-            self._open = _OpenPart(name, self._folder.source(name), self._footer(name))
+            footer = self._footer(name)
+            self._open = _OpenPart(name, self._place.source(name), footer)
         return self._open.chunk(index)
 
     def _name_of(self, index: int) -> str | None:
@@ -77,7 +77,7 @@ class DrainedChunks:
 
     def _footer(self, name: str) -> Mapping[str, Any]:
         try:
-            footer = footer_of(self._folder.source(name))
+            footer = footer_of(self._place.source(name))
         except OSError as error:
             raise self._unreachable(name, error.strerror or "it can't be read") from error
         if footer.get("job") != self._job_id:
@@ -86,7 +86,7 @@ class DrainedChunks:
 
     def _unreachable(self, name: str, why: str) -> JobDrained:
         return JobDrained(
-            f"the vectors of job {self._job_id} were drained to {self._place}, and {name} can't be read there from "
+            f"the vectors of job {self._job_id} were drained to {self._where}, and {name} can't be read there from "
             f"here: {why}. Read the parts where they are, or bring them back"
         )
 
@@ -98,7 +98,7 @@ class _OpenPart:
         source: what pyarrow opens.
     """
 
-    def __init__(self, name: str, source: Path, footer: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, source: Any, footer: Mapping[str, Any]) -> None:
         self.name, self._footer = name, footer
         self._file = pq.ParquetFile(source)
         self._rows = {chunk: (at, rows) for chunk, at, rows in rows_of_chunks(footer)}
