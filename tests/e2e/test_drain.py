@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -246,6 +247,24 @@ def test_a_full_disk_unlinks_nothing_and_the_same_command_goes_on(
     assert_complete(tmp_path / "out")
 
 
+def test_a_file_that_can_grow_no_more_is_removed(
+    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path
+) -> None:
+    """The disk refuses in the middle of a part: pyarrow writes the bytes, and then fails to close the file, too."""
+    job = encode()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OutputError, match=r"File too large.*the same command goes on"):
+            job.drain(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    assert len(results_in_redis(raw, job)) == CHUNKS
+    job.drain(tmp_path)
+    assert_complete(tmp_path)
+
+
 # --------------------------------------------------------------------------------------------------------- other hands
 
 
@@ -299,6 +318,25 @@ def test_a_folder_with_parts_of_another_job_is_refused(encode: Callable[..., Job
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(OutputError, match=f"holds part-000000.parquet of job {first.id}"):
         second.drain(tmp_path)
+
+
+def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Callable[..., Job], tmp_path: Path) -> None:
+    """Two jobs are drained into one place by two machines, which no lock keeps apart."""
+    first, second = encode(), encode()
+
+    def other(chunk: ChunkVectors) -> None:
+        if chunk.positions[0] == 16:
+            lock = next(tmp_path.glob(".*.lock"))
+            lock.rename(tmp_path / "aside")
+            second.drain(tmp_path)
+            (tmp_path / "aside").rename(lock)
+
+    with pytest.raises((OutputError, JobHeld)):
+        first.drain(tmp_path, written=other)
+    assert set(rows_of(tmp_path)) == set(range(100))
+    assert manifest_of(tmp_path)["job"] == second.id
+    first.drain(tmp_path / "own")
+    assert_complete(tmp_path / "own")
 
 
 def test_without_its_parts_a_drained_job_says_where_they_went(encode: Callable[..., Job], tmp_path: Path) -> None:

@@ -194,12 +194,21 @@ class _Drainer:
         for name, facts in self._drains.parts(self._job_id, listed):
             self._check_part(name, facts, there)
         for name in there:
-            owner = self._owner_of(name)
-            if name not in listed and owner != self._job_id:
-                raise OutputError(
-                    f"{self._place.name} holds {name} of {f'job {owner}' if owner else 'something else'}: choose "
-                    "another folder"
-                )
+            if name not in listed:
+                self._check_own(name)
+
+    def _check_own(self, name: str) -> None:
+        """See that a file is of this job.
+
+        Raises:
+            OutputError: it is not.
+        """
+        owner = self._owner_of(name)
+        if owner != self._job_id:
+            raise OutputError(
+                f"{self._place.name} holds {name} of {f'job {owner}' if owner else 'something else'}: choose another "
+                "folder"
+            )
 
     def _check_part(self, name: str, facts: PartFacts, there: Sequence[str]) -> None:
         if name not in there:
@@ -389,6 +398,7 @@ class _Drainer:
             self._state = self._renew()
             if name != self._next_name(corpus=corpus):
                 raise self._overtaken() from None
+            self._check_own(name)
             self._place.remove(name)
             self._place.publish(name)
 
@@ -453,8 +463,10 @@ class _Drainer:
                 self._check_part(name, facts, self._place.names())
             parts.append({"name": name, "sha256": facts.sha256, "bytes": facts.bytes, "records": facts.records})
         for name in self._place.names():
-            if name != MANIFEST and name not in names:  # of this job: Redis came back without its last parts, once
-                self._place.remove(name)
+            if name not in names:
+                self._check_own(name)
+                if name != MANIFEST:  # Redis came back without its last parts, once
+                    self._place.remove(name)
         manifest = {
             "job": self._job_id,
             "model": status.model,

@@ -129,7 +129,7 @@ class OpenPart:
     def abandon(self) -> None:
         """Close and remove the file. What it held is still in Redis."""
         if self._groups is not None:
-            with suppress(OSError):  # closing flushes, and a full disk refuses once more
+            with suppress(OSError, ValueError):  # closing flushes; a full disk refuses once more, a closed file too
                 self._groups.close()
             self.path.unlink(missing_ok=True)
 
