@@ -130,6 +130,25 @@ def test_retried_records_come_in_a_part_of_their_own(
     assert job.vectors().shape == (100, 16)
 
 
+@pytest.mark.parametrize("part_records", [1, 100])
+def test_retries_of_retries_are_drained_once(
+    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, tmp_path: Path, part_records: int
+) -> None:
+    job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
+    job.drain(tmp_path)
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    for first in (13, 15):
+        assert job.retry_failed() == 2
+        rig.run(job, first)
+        rig.run(job, first + 1)
+    own = Job.get(job.id, settings.replace(part_records=part_records))
+    own.drain(tmp_path)
+    status = own.status()
+    assert (status.drained_chunks, status.chunks, status.result_bytes) == (17, 17, 0)
+    assert [each.position for each in own.errors()] == [7, 93]
+    assert sorted(rows_of(tmp_path)) == list(range(100))
+
+
 def test_records_that_were_retried_before_the_drain_are_in_their_places(
     encode: Callable[..., Job], worker_broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
 ) -> None:

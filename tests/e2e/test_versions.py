@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-import time
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -352,7 +352,7 @@ def test_a_drained_job_is_left_to_workers_that_know_of_draining(
     eventually(lambda: times_received(before, job.id, 2) >= 2)  # it sends the ticket on
     raw.hset(keys.job(job.id), "progressed_ms", 1)  # so that reapers audit it
     time.sleep(2.0)
-    assert (job.status().lost_chunks, job.status().state) == (None, JobState.QUEUED)
+    assert (job.status().lost_chunks, job.status().state) == (None, JobState.RUNNING)
 
     start_worker()
     assert (ended(job).done, job.status().failed, job.status().lost_chunks) == (19, 1, None)

@@ -102,6 +102,7 @@ class _Drainer:
         self._me = Holder(secrets.token_hex(8), machine_id(), process_id(os.getpid()), socket.gethostname())
         self._high_water = waiter.ask(waiter.broker.results_high_water)
         self._part: OpenPart | None = None
+        self._laid_over: set[int] = set()  # chunks that are in a part with the chunk whose records they retried
 
     def run(self) -> list[str]:
         status = self._look()
@@ -256,7 +257,10 @@ class _Drainer:
             status = self._waiter.until(self._may_drain_rest, TimeLimit.from_now(None), self._progress)
             self._check_wanted()
             found = False
+            self._laid_over.clear()
             for chunk in self._drains.chunks(self._job_id, status.chunks, drained=False):
+                if chunk in self._laid_over:
+                    continue
                 taken = self._waiter.ask(partial(self._taken, chunk, status))
                 if taken is not None:
                     found = True
@@ -339,6 +343,7 @@ class _Drainer:
             self._part.add(taken)
         except BeginAgain:
             self._part = self._rewritten(self._part, taken, status, corpus=corpus)
+        self._laid_over.update(self._part.more)
         if self._written is not None:
             self._written(taken.vectors)
         if self._part.records >= self._broker.settings.part_records:
