@@ -196,7 +196,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("owner", "name", "after"), STEPS)
 def test_a_drain_that_dies_between_two_steps_is_taken_up(
     encode: Callable[..., Job],
@@ -508,7 +508,7 @@ def test_a_folder_and_drain_go_together(embedctl: RunEmbedctl, encode: Callable[
         assert "go together" in done.stderr
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.slow)])
 def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(
     embedctl: RunEmbedctl,
     start_worker: StartWorker,

@@ -12,7 +12,7 @@ import pytest
 import redis as redis_py
 from moto.server import ThreadedMotoServer
 
-from embedctl import Job, JobDrained, OutputError, enqueue_embeddings
+from embedctl import ChunkVectors, Job, JobDrained, OutputError, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.drain.bucket import PartsBucket
 from embedctl.store import Drains
@@ -145,6 +145,22 @@ def test_a_part_that_was_replaced_or_removed_is_named(
         job.vectors()
 
 
+def test_a_part_that_another_job_published_meanwhile_is_left_alone(
+    encode: Callable[..., Job], bucket: Any, tmp_path: Path
+) -> None:
+    first, second = encode(), encode()
+
+    def other(chunk: ChunkVectors) -> None:
+        if chunk.positions[0] == 16:
+            second.drain(PLACE)
+
+    with pytest.raises(OutputError, match=f"holds part-000000.parquet of job {second.id}: choose another"):
+        first.drain(PLACE, written=other)
+    assert manifest_of(downloaded(bucket, tmp_path))["job"] == second.id
+    first.drain("s3://vectors/jobs/two/")
+
+
+@pytest.mark.slow
 def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
     encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
