@@ -21,6 +21,8 @@
     │   ├── JobStalled            its producer died before it had submitted all records
     │   ├── JobCancelled
     │   ├── JobStopped            it takes no more records; its vectors can be fetched
+    │   ├── JobDrained            its vectors are in files elsewhere
+    │   ├── JobHeld               another process drains it
     │   └── JobFailed             its error budget is spent, or it has no vector
     ├── WaitTimeout
     ├── WireError                 bytes of a chunk or of a result
@@ -193,6 +195,15 @@ class JobCancelled(JobError):
 
 class JobStopped(JobError):
     """Raised when a caller adds or retries records of a job that was stopped. Its vectors can be fetched."""
+
+
+class JobDrained(JobError):
+    """Raised when vectors of a drained job are asked for where its parts can't be read; the message says where they
+    are."""
+
+
+class JobHeld(JobError):
+    """Raised when a job is to be drained while another process does that; the message names the process."""
 
 
 class JobFailed(JobError):

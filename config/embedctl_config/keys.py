@@ -74,6 +74,9 @@ UNCOMMITTED_TTL_S = 600
 #: A producer that is silent for this long counts as dead, and another may take over its job (seconds).
 PRODUCER_LEASE_S = 30
 
+#: A drainer that is silent for this long counts as dead, and another may take over (seconds).
+DRAINER_LEASE_S = 30
+
 #: A job that has not ended is kept for at least this long after its last progress (seconds). Its TTL may be shorter,
 #: because it counts from the job's end.
 UNENDED_TTL_S = 7 * 24 * 3600
@@ -197,6 +200,33 @@ def chunk_input(job_id: str, chunk: int | str) -> str:
 def chunk_result(job_id: str, chunk: int | str) -> str:
     """String: a chunk's result in wire format."""
     return f"embed:job:{job_id}:out:{chunk}"
+
+
+# The keys of a drain begin like those of results, so that access lists that are older than they permit them.
+
+
+@_used_by(_PRODUCER, _WORKER)
+def drained(job_id: str) -> str:
+    """Bitmap: the chunks whose results a durable part holds, outside of Redis; one bit per chunk."""
+    return f"embed:job:{job_id}:out:drained"
+
+
+@_used_by(_PRODUCER, _WORKER)
+def parts(job_id: str) -> str:
+    """Hash: the name of a durable part → its facts, as JSON."""
+    return f"embed:job:{job_id}:out:parts"
+
+
+@_used_by(_PRODUCER, _WORKER)
+def digests(job_id: str) -> str:
+    """String: the digests of the drained chunks, 16 bytes each, so that a changed corpus is still detected."""
+    return f"embed:job:{job_id}:out:digests"
+
+
+@_used_by(_PRODUCER, _WORKER)
+def drainer(job_id: str) -> str:
+    """String: `token machine process host` of the process that drains the job."""
+    return f"embed:job:{job_id}:out:drainer"
 
 
 @_used_by(_PRODUCER, _WORKER)

@@ -36,7 +36,7 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    cpus dimensions dry_run exporter force format fresh gpu gpu_workers id_field idempotency_key json keep limit
+    cpus dimensions drain dry_run exporter force format fresh gpu gpu_workers id_field idempotency_key json keep limit
     log_level max_errors neuron_core no_build no_clobber normalize one_file output output_type passwords peers
     precision price prompt quick quiet ranges ready redis_7 report resume skip_bad_lines target text_field threads
     timeout truncation unique_ids wait watch
@@ -119,6 +119,16 @@ class Settings:
         "a producer pauses while its job has more text than this waiting for workers",
         unit="bytes",
         minimum=1024,
+    )
+    results_high_water_bytes: int = _setting(
+        0,
+        "a job that is drained pauses while Redis holds more of its results than this. 0: a quarter of Redis' "
+        "maxmemory, or 1 GiB if that is not set",
+        unit="bytes",
+        minimum=0,
+    )
+    part_records: int = _setting(
+        100_000, "about how many records a part of a drained job holds", unit="records", minimum=1
     )
     window: int = _setting(8, "maximum tickets of one job in its queue at once", unit="tickets", minimum=1)
     window_per_worker: int = _setting(

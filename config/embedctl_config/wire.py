@@ -41,9 +41,11 @@ from embedctl_config.settings import MAX_CHUNK_RECORDS
 
 MAGIC = b"EMBC"
 #: The newest version of jobs, tickets and chunks that this release knows. Version 2 added the option `dimensions` and
-#: the truncation `mean`, version 3 kept fields, version 4 vectors in float16 and
-#: the option `count_tokens`.
+#: the truncation `mean`, version 3 kept fields, version 4 vectors in float16, the option `count_tokens`, and jobs that
+#: are drained.
 VERSION = 4
+#: The first version that knows that a chunk's result may have left Redis. A job that is drained has at least this one.
+DRAINS_SINCE = 4
 #: First and last byte of the digest: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)
 #: Offset of the number of rows, a u32.
@@ -90,7 +92,7 @@ def version_for(options: Mapping[str, Any], precision: str) -> int:
     It is the lowest version that knows all of them. So older workers encode every job that they encode correctly, and
     leave the others alone.
     """
-    if precision == "fp16" or options.get("count_tokens"):
+    if precision == "fp16" or options.get("count_tokens") or options.get("drain"):
         return 4
     if options.get("keep"):
         return 3

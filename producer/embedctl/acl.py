@@ -94,8 +94,10 @@ USERS: Mapping[str, User] = {
             "reap",
             "audit",
             "settle",
+            "drainer",
+            "drain",
         ),
-        commands=_LOOKING | _REAPING | _SENDING | {"getrange", "xread"},
+        commands=_LOOKING | _REAPING | _SENDING | {"getbit", "getrange", "xread"},
         others=tuple(f"{table}.embed.*" for table in BINDINGS),
     ),
     "worker": User(

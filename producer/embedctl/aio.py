@@ -8,6 +8,7 @@ for workers, in a thread of its own.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -219,6 +220,33 @@ class AsyncJob:
         return self._each(
             lambda at, since: self._reader.chunks(start + at, timeout, relay, since), relay, timeout=timeout
         )
+
+    async def drain(
+        self,
+        place: str | os.PathLike[str],
+        progress: Callable[[JobStatus], None] | None = None,
+        written: Callable[[ChunkVectors], None] | None = None,
+    ) -> list[str]:
+        """Move the results to parts in a folder as they arrive; see :meth:`Job.drain`.
+
+        `progress` and `written` are called in a thread. If the task that awaits this is cancelled, the drain stops
+        before its next chunk, and another one continues.
+        """
+        over = threading.Event()
+
+        def in_thread(call: Callable[[T], None] | None) -> Callable[[T], None]:
+            def checked(seen: T) -> None:
+                _check_not(over)
+                if call is not None:
+                    call(seen)
+
+            return checked
+
+        work = in_own_thread(partial(self._job.drain, place, in_thread(progress), in_thread(written)))
+        try:
+            return await asyncio.wrap_future(work)
+        finally:
+            over.set()
 
     async def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order; see :meth:`Job.vectors`."""

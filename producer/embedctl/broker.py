@@ -7,10 +7,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from embedctl.store import Connection, JobStatus, JobStore, Upkeep, WorkerRegistry
+from embedctl.store import Connection, Drains, JobStatus, JobStore, Upkeep, WorkerRegistry
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 #: This many brokers stay connected, the most recently used ones, each for different settings. Others stay connected
 #: while a job holds them.
 _KEPT = 4
+#: The bound for a drained job's results in a Redis without a maxmemory (bytes).
+_RESULTS_HIGH_WATER_BYTES = 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,15 @@ class Broker:
             SettingsError: no Redis is configured.
         """
         return _shared.get(settings)
+
+    @cached_property
+    def drains(self) -> Drains:
+        """What Redis knows of drained jobs."""
+        return Drains(self.connection, self.jobs)
+
+    def results_high_water(self) -> int:
+        """Most bytes of a drained job's results in Redis; above it, the job gets no tickets."""
+        return self.settings.results_high_water_bytes or self.connection.maxmemory() // 4 or _RESULTS_HIGH_WATER_BYTES
 
     @property
     def tickets(self) -> TicketSender:

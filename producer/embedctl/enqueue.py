@@ -43,6 +43,9 @@ _SMALL_CHUNK = 1024
 #: Most dimensions that a job may ask for: several times those of any model.
 MAX_DIMENSIONS = 65_536
 
+#: Options that do not have to be the same when a job is resumed.
+_NOT_COMPARED = ("idempotency_key", "resume", "drain")
+
 Truncation = Literal["truncate", "error", "mean"]
 
 
@@ -52,7 +55,8 @@ class JobOptions:
 
     `resume` is the id of a job whose producer did not finish. The submission goes on with the same records, and any
     other option given here must be the same as when the job was begun. `keep` names the fields that the records hold as
-    kept fields, and so must always be the same. `batch_file` marks a job made of an OpenAI batch file.
+    kept fields, and so must always be the same. `batch_file` marks a job made of an OpenAI batch file. `drain` asks for
+    a job that pauses while Redis holds too many of its results; somebody must drain it.
     """
 
     model: str | None = None
@@ -71,6 +75,7 @@ class JobOptions:
     keep: Sequence[str] = ()
     count_tokens: bool = False
     batch_file: bool = False
+    drain: bool = False
 
 
 #: The options that only newer jobs hold, and those only if they are set: other jobs look as they always did.
@@ -293,7 +298,7 @@ def _later(options: JobOptions) -> dict[str, Any]:
 def _given(options: JobOptions) -> dict[str, Any]:
     """The options given for a job to resume: all that differ from their defaults."""
     plain = JobOptions()
-    names = (each.name for each in dataclasses.fields(JobOptions) if each.name not in ("idempotency_key", "resume"))
+    names = (each.name for each in dataclasses.fields(JobOptions) if each.name not in _NOT_COMPARED)
     given = {name: value for name in names if (value := getattr(options, name)) != getattr(plain, name)}
     return {name: value for name, value in given.items() if (name, value) != ("hardware", "auto")}
 
@@ -352,6 +357,7 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         options.idempotency_key,
         options.max_errors,
         options.max_errors_share,
+        broker.results_high_water() if options.drain else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import NoReturn, Self
 
@@ -156,6 +157,41 @@ class Job:
         """
         check_timeout(timeout)
         return self._reader.chunks(start, timeout, progress)
+
+    def drain(
+        self,
+        place: str | os.PathLike[str],
+        progress: Callable[[JobStatus], None] | None = None,
+        written: Callable[[ChunkVectors], None] | None = None,
+    ) -> list[str]:
+        """Move the results to parts as they arrive, until the job has ended and Redis holds none.
+
+        The parts are parquet files of about `part_records` records; `manifest.json` comes last. Results leave Redis
+        when their part is durable. While more than `results_high_water_bytes` of them are in Redis, the job pauses. If
+        this call dies, another one continues where it stopped. The methods that read results then read the parts, if
+        this machine has them.
+
+        Args:
+            place: a folder, which is made if it does not exist, or `s3://BUCKET/PREFIX/`. It may hold parts of this
+                job, and of no other.
+            progress: as for :meth:`wait`.
+            written: called with each chunk once it is in a part, which may not be durable yet.
+
+        Returns:
+            The full names of the parts, then that of the manifest.
+
+        Raises:
+            JobHeld: another process drains the job.
+            OutputError: the place can't be written, holds something else, or a part was changed or removed.
+            JobCancelled: the job was cancelled; the parts so far stay.
+            JobFailed: the job's error budget ended it before it was done; the parts so far stay.
+            JobLost, JobStalled: as for :meth:`iter_results`.
+            MissingExtra: pyarrow, or for S3 s3fs, is not installed.
+        """
+        from embedctl.drain.drainer import drain
+        from embedctl.drain.places import place_of
+
+        return drain(self._waiter, place_of(os.fspath(place)), progress=progress, written=written)
 
     def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order. The row of a record that failed, or that was

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from embedctl_config import wire
 from embedctl_config.errors import JobFailed, JobLost, JobUnfinished
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.wire import ChunkResult
+
+if TYPE_CHECKING:
+    from embedctl.drain.reading import DrainedChunks
 
 #: Chunks whose heads are asked for together.
 _SLICE = 500
@@ -36,6 +41,7 @@ class ResultReader:
         self._waiter = waiter
         self._job_id = waiter.job_id
         self._broker = waiter.broker
+        self._drained: DrainedChunks | None = None
 
     def ended_status(self) -> JobStatus:
         """The status of a job that has ended.
@@ -145,6 +151,8 @@ class ResultReader:
                 return True
             if self._waiter.ask(partial(self._broker.jobs.has_result, self._job_id, index), limit.deadline):
                 return True
+            if status.drained_to is not None and self._is_drained(index):
+                return True
             if status.stopped_by is not None:
                 return True  # what is there, is there
             if status.state.ended:
@@ -162,15 +170,16 @@ class ResultReader:
         """
         read = read or self._whole
         result = read(self._job_id, index)
-        if result is None:
+        if result is not None:
+            check_fingerprint(self._waiter, status, index, result)
+            chunk = chunk_vectors(result)
+        elif status.drained_to is None or not self._is_drained(index):
             return None
-        fingerprint = job_fingerprint(status.model_fingerprint or self._pinned_fingerprint(), status.options)
-        if result.fingerprint != fingerprint:
-            raise JobLost(
-                f"chunk {index} of job {self._job_id} has vectors of another model ({result.fingerprint[:12]}, not "
-                f"{fingerprint[:12]}): Redis was restored from parts of two states. Submit the corpus again."
-            )
-        chunk = chunk_vectors(result)
+        elif (found := self._drained_chunks(status.drained_to).chunk(index)) is not None:
+            chunk = found if read == self._whole else dataclasses.replace(found, vectors=found.vectors[:, :0])
+        else:  # it retried records, and is laid over their chunk
+            retried = self._broker.jobs.retried_as(self._job_id, index)
+            return None if retried is None else self._chunk(retried, status, wait, read)
         retried = self._broker.jobs.retried_as(self._job_id, index) if chunk.errors else None
         if retried is None:
             return chunk
@@ -184,9 +193,34 @@ class ResultReader:
         data = self._broker.jobs.result(job_id, index)
         return None if data is None else wire.decode_result(data)
 
-    def _pinned_fingerprint(self) -> str:
-        """The model's fingerprint of a job whose status was read before its first claim."""
-        return self._broker.jobs.status(self._job_id).model_fingerprint or ""
+    def _is_drained(self, index: int) -> bool:
+        return self._waiter.ask(partial(self._broker.drains.is_drained, self._job_id, index))
+
+    def _drained_chunks(self, place: str) -> DrainedChunks:
+        """The reader of the job's parts. pyarrow is imported when this is first used."""
+        if self._drained is None:
+            from embedctl.drain.reading import DrainedChunks
+
+            self._drained = DrainedChunks(self._broker.drains, self._job_id, place)
+        return self._drained
+
+
+def check_fingerprint(waiter: Waiter, status: JobStatus, index: int, result: ChunkResult) -> None:
+    """See that a chunk's vectors are of the job's model.
+
+    Args:
+        status: perhaps read before the job's first claim, which pins its model.
+
+    Raises:
+        JobLost: they are of another model.
+    """
+    pinned = status.model_fingerprint or waiter.broker.jobs.status(status.id).model_fingerprint or ""
+    fingerprint = job_fingerprint(pinned, status.options)
+    if result.fingerprint != fingerprint:
+        raise JobLost(
+            f"chunk {index} of job {status.id} has vectors of another model ({result.fingerprint[:12]}, not "
+            f"{fingerprint[:12]}): Redis was restored from parts of two states. Submit the corpus again."
+        )
 
 
 def _chunks_to_read(status: JobStatus) -> int | None:

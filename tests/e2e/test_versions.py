@@ -11,6 +11,7 @@ import base64
 import json
 import re
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,31 @@ def test_a_job_with_later_options_waits_for_a_worker_that_knows_them(
     np.testing.assert_allclose(job.vectors(), expected, rtol=0, atol=1e-6 if version < 4 else 2**-12)
     kept = [fields for chunk in job.iter_results() for fields in chunk.kept or []]
     assert kept == ([{"title": text[:7]} for text in TEXTS] if "keep" in options else [])
+
+
+def test_a_drained_job_is_left_to_workers_that_know_of_draining(
+    raw: redis_py.Redis,
+    settings: Settings,
+    start_worker: StartWorker,
+    start_before: StartBefore,
+    short_folder: Path,
+) -> None:
+    """To an older version, drained chunks would be lost: to its reaper, to its producer, and to whoever reads."""
+    before = start_before(version=wire.DRAINS_SINCE - 1)
+    job = enqueue_embeddings([*TEXTS[:19], ""], chunk_size=10, settings=settings)
+    assert (ended(job).version, job.status().done) == (1, 19)
+    job.drain(short_folder / "parts")
+    assert job.status().version == wire.DRAINS_SINCE
+    assert job.retry_failed() == 1
+    eventually(lambda: times_received(before, job.id, 2) >= 2)  # it sends the ticket on
+    raw.hset(keys.job(job.id), "progressed_ms", 1)  # so that reapers audit it
+    time.sleep(2.0)
+    assert (job.status().lost_chunks, job.status().state) == (None, JobState.RUNNING)
+
+    start_worker()
+    assert (ended(job).done, job.status().failed, job.status().lost_chunks) == (19, 1, None)
+    job.drain(short_folder / "parts")
+    np.testing.assert_array_equal(job.vectors()[:19], reference(TEXTS[:19]))
 
 
 def test_an_older_command_says_that_it_can_not_read_kept_fields(

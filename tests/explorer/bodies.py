@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from embedctl.broker import Broker
@@ -11,7 +13,11 @@ from embedctl.enqueue import JobOptions, submit
 from embedctl.job import Job
 from embedctl.reaper import Reaper
 from embedctl.records import records_of
+from embedctl.store import Holder, PartFacts
+from embedctl.store.drains import part_name, retry_part_name
+from embedctl_config import wire
 from tests.explorer.actors import Body
+from tests.explorer.snapshots import VOID
 
 
 def corpus(*words: str) -> list[str]:
@@ -44,6 +50,51 @@ def fetches(broker: Broker, job_id: str) -> Any:
     for chunk in Job(job_id, broker).iter_results():
         seen += chunk.positions.tolist()
     return tuple(seen)
+
+
+def drains(broker: Broker, job_id: str) -> str:
+    """A drainer of what is there. Its parts hold one chunk each, and are in Redis' list of parts instead of files.
+
+    The order of its steps is that of embedctl.drain.drainer.
+    """
+    token = secrets.token_hex(8)
+    state = broker.drains.take(job_id, Holder(token, "m", token, "h"), high_water=10**9, place="/parts")
+    if isinstance(state, Holder):
+        return "held"
+    status = broker.jobs.status(job_id)
+    while (chunk := state.next_chunk) < (status.original_chunks or status.chunks):
+        data = broker.jobs.result(job_id, chunk)
+        if data is None:
+            return "waits"
+        answer = _noted(broker, job_id, token, chunk, data, part_name(state.parts), corpus=True)
+        if answer != "ok":
+            return answer
+        state = replace(state, next_chunk=chunk + 1, parts=state.parts + 1)
+    for chunk in broker.drains.chunks(job_id, status.chunks, drained=False) if status.state.ended else ():
+        data = broker.jobs.result(job_id, chunk)
+        if data is None or data == VOID:
+            continue
+        answer = _noted(broker, job_id, token, chunk, data, retry_part_name(state.retry_parts + 1), corpus=False)
+        if answer != "ok":
+            return answer
+        state = replace(state, retry_parts=state.retry_parts + 1)
+    return "drained"
+
+
+def _noted(broker: Broker, job_id: str, token: str, chunk: int, data: bytes, name: str, *, corpus: bool) -> str:
+    facts = PartFacts(f"{chunk}:{data.hex()}", len(data), chunk, chunk if corpus else chunk - 1, 2)
+    answer = broker.drains.note(
+        job_id,
+        token,
+        name,
+        facts,
+        result_bytes=len(data),
+        digests=wire.digest_of(data) if corpus else b"",
+        more=[] if corpus else [chunk],
+    )
+    if answer == "ok":
+        broker.drains.unlink(job_id, [chunk])
+    return answer
 
 
 def cancels(job_type: Callable[[str, Broker], Any] = Job) -> Body:

@@ -37,6 +37,8 @@ def after_step(world: World, before: State, after: State, reopens: bool) -> Iter
     else:
         if not missing:  # a lost result breaks the counts until the corpus repairs it
             yield from _counts(view)
+        if not after.went_back and view.text("results_high_water") is not None:
+            yield from _bytes_of_results(view)
         yield from _bookkeeping(view)
         yield from _digests(view, after)
         yield from _kept_fields(view)
@@ -106,6 +108,15 @@ def _counts(view: View) -> Iterator[Violation]:
             yield Violation(
                 "counts are those of what is stored", f"{name} is {view.number(name)}, and {count} are there"
             )
+
+
+def _bytes_of_results(view: View) -> Iterator[Violation]:
+    """Whatever dies between any two steps, the job is held back by what Redis holds, and no more and no less."""
+    if view.number("result_bytes") != view.undrained_bytes():
+        yield Violation(
+            "the bytes of results are those of what is stored and not drained",
+            f"{view.number('result_bytes')}, and {view.undrained_bytes()} are there",
+        )
 
 
 def _kept_fields(view: View) -> Iterator[Violation]:

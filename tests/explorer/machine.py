@@ -213,7 +213,8 @@ class Machine:
         known = dict(state.texts)
         for chunk in range(view.number("added")):
             data = view.input(chunk)
-            if data is not None and view.string(keys.chunk_result(view.job_id, chunk)) is None:
+            encoded = view.result(chunk) is not None or view.is_void(chunk) or view.is_missing(chunk)
+            if data is not None and not encoded:  # else the input holds the failed records alone
                 known[chunk] = wire.digest_of(data)
         return tuple(sorted(known.items()))
 

@@ -144,6 +144,14 @@ def _retrier(cast: Cast, name: str = "retrier", runs: int = 1) -> Program:
     return Program(name, bodies_of, rare=True, runs=runs, mortal=True, holds=True, sees=_size)
 
 
+def _drainer(name: str = "drainer") -> Program:
+    return Program(name, {"": bodies.drains}, runs=0, mortal=True, rare=True, sees=_size_and_state)
+
+
+def _size_and_state(status: JobStatus) -> Any:
+    return status.chunks, status.original_chunks, status.state.ended
+
+
 def _ended_with_failures(world: World) -> None:
     """A sealed job of two chunks. One record of each chunk failed; the producer is gone."""
     from tests.support.store import add
@@ -333,6 +341,25 @@ SCENARIOS: dict[str, Scenario] = {
         lambda cast: (_retrier(cast), _repairer(cast), Worker("w1"), _reaper(cast), _stopper()),
         left={"death": 1},
         prepare=_ended_with_failures,
+    ),
+    # A drainer moves results out of Redis, and may die between any two steps; another one takes over.
+    "drain": Scenario(
+        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _drainer(), _reaper(cast), _waiter(cast)),
+        left={"death": 1, "lapse": 1, "lost answer": 1},
+    ),
+    "two drainers": Scenario(
+        lambda cast: (_drainer(), _drainer("other"), _retrier(cast), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        left={"death": 1, "lost answer": 1},
+        prepare=_ended_with_failures,
+    ),
+    "drain and lost result": Scenario(
+        lambda cast: (_drainer(), _retrier(cast), _repairer(cast), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        left={"lost result": 1, "death": 1},
+        prepare=_ended_with_failures,
+    ),
+    "drain and rollback": Scenario(
+        lambda cast: (_producer(cast, "a", runs=2), Worker("w1"), _drainer(), _reaper(cast), _waiter(cast)),
+        left={"rollback": 1, "death": 1},
     ),
     # Tickets of a job that is over are removed while the job is opened again, or after Redis forgot its end.
     "dead tickets": Scenario(

@@ -377,7 +377,7 @@ def _deaths(facts: bytes) -> tuple[str, int]:
 
 _VERSIONS = range(1, wire.VERSION + 1)
 #: What stands for the result of such a chunk.
-_VOID = b"void"
+VOID = b"void"
 
 
 class View:
@@ -424,21 +424,43 @@ class View:
 
     def result(self, chunk: int) -> wire.ChunkResult | None:
         found = self.string(keys.chunk_result(self.job_id, chunk))
-        return None if found in (None, _VOID) else _result(found or b"")
+        if found is None:
+            found = self._parts.get(chunk) if _bit(self.string(keys.drained(self.job_id)), chunk) else None
+        return None if found in (None, VOID) else _result(found or b"")
+
+    @cached_property
+    def _parts(self) -> dict[int, bytes]:
+        """Chunk → its result in the last durable part that holds it; see `bodies.drains`."""
+        found: dict[int, bytes] = {}
+        for _, facts in sorted(self.fields(keys.parts(self.job_id)).items()):
+            chunk, _, data = json.loads(facts)["sha256"].partition(":")
+            found[int(chunk)] = bytes.fromhex(data)
+        return found
+
+    def undrained_bytes(self) -> int:
+        """The size of all results in Redis that no part holds."""
+        drained = self.string(keys.drained(self.job_id))
+        stored = {chunk: self.string(keys.chunk_result(self.job_id, chunk)) for chunk in range(self.number("added"))}
+        return sum(len(data) for chunk, data in stored.items() if data is not None and not _bit(drained, chunk))
 
     def is_missing(self, chunk: int) -> bool:
         """Whether a chunk's records are counted but its result is missing."""
-        bits = self.string(keys.counted(self.job_id)) or b""
-        counted = chunk // 8 < len(bits) and bits[chunk // 8] & (128 >> chunk % 8)
-        return bool(counted) and self.string(keys.chunk_result(self.job_id, chunk)) is None
+        counted = _bit(self.string(keys.counted(self.job_id)), chunk)
+        there = self.string(keys.chunk_result(self.job_id, chunk)) is not None
+        return counted and not there and not _bit(self.string(keys.drained(self.job_id)), chunk)
 
     def is_void(self, chunk: int) -> bool:
         """Whether a chunk of retried records no longer counts."""
-        return self.string(keys.chunk_result(self.job_id, chunk)) == _VOID
+        return self.string(keys.chunk_result(self.job_id, chunk)) == VOID
 
     def pointer(self, chunk: int) -> int | None:
         found = self.string(keys.retry_pointer(self.job_id, chunk))
         return None if found is None else int(found)
+
+
+def _bit(bits: bytes | None, chunk: int) -> bool:
+    bits = bits or b""
+    return chunk // 8 < len(bits) and bool(bits[chunk // 8] & (128 >> chunk % 8))
 
 
 @lru_cache(maxsize=10_000)

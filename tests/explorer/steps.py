@@ -188,6 +188,12 @@ class _SteppedJobs(_Stepped):
         return str(self._recorder.poll("wait_event", after))
 
 
+class _SteppedDrains(_Stepped):
+    def chunks(self, job_id: str, count: int, *, drained: bool) -> Any:
+        """A look at a small bitmap is one step."""
+        return self._recorder.call("chunks", lambda *_: list(self._real.chunks(job_id, count, drained=drained)), job_id)
+
+
 class _SteppedUpkeep(_Stepped):
     def __init__(self, real: Any, recorder: Recorder, broker: Broker) -> None:
         super().__init__(real, recorder)
@@ -283,6 +289,7 @@ def stepped_broker(real: Broker, recorder: Recorder, send: Callable[[list[int]],
     upkeep: Any = _SteppedUpkeep(real.upkeep, recorder, real)
     workers: Any = _NobodyAsks()
     broker = Broker(real.settings, real.connection, jobs, workers, upkeep)
+    broker.__dict__["drains"] = _SteppedDrains(real.drains, recorder)
     broker.__dict__["_tickets"] = _Tickets(recorder, send)
     return broker
 
@@ -321,6 +328,7 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
             ("embedctl.reaper.time", clock),
             ("embedctl.retry.secrets", dice),
             ("embedctl.submission.secrets", dice),
+            ("tests.explorer.bodies.secrets", dice),
             ("embedctl.submission.threading", threads),
             ("embedctl.enqueue._begun", lambda broker, options: broker.jobs.status(options.resume)),
             ("embedctl.reaper.Heads", _NoHeads),

@@ -28,12 +28,15 @@ from embedctl.cli.options import (
 )
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
 from embedctl.corpus import BATCH_FORMAT, KEPT_OF_REQUEST, BatchCorpus, Corpus, is_batch, open_corpus
+from embedctl.drain.alongside import Alongside
+from embedctl.drain.places import Place
 from embedctl.estimate import Estimate, estimate
 from embedctl.job import Job
 from embedctl.kept import parse_keep
 from embedctl.output import errors_beside, files_of, guess_format, is_stdout
 from embedctl.records import Record
 from embedctl.routing import no_worker_for
+from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import BatchFileError, InputError, SettingsError
 from embedctl_config.printable import printable
@@ -64,13 +67,15 @@ class CorpusChoice:
         unique_ids: bool | None,
         limit: int | None,
         max_errors: str | None,
-        output: Path | None = None,
+        output: Path | Place | None = None,
+        drain: bool = False,
         **options: Any,
     ) -> CorpusChoice:
         paths = (*corpus_paths, *input_files)
         if not paths:
             raise click.UsageError("Missing argument 'CORPUS...'.")
         refuse_addresses(paths, click.get_current_context().info_name)
+        folder = output if isinstance(output, Place) else None
         fields = parse_keep(keep)
         corpus = open_corpus(
             *paths,
@@ -80,10 +85,16 @@ class CorpusChoice:
             keep=fields,
             max_bytes=settings.max_text_bytes,
             limit=limit,
-            written=[] if output is None else [path.resolve() for path in (*files_of(output), errors_beside(output))],
+            written=[path.resolve() for path in (*files_of(output), errors_beside(output))]
+            if isinstance(output, Path)
+            else [],
         )
+        if folder is not None:
+            _refuse_corpus_in(folder, corpus)
         most, share = enqueue.parse_budget(max_errors)
-        chosen = enqueue.JobOptions(**options, max_errors=most, max_errors_share=share, keep=fields)
+        chosen = enqueue.JobOptions(
+            **options, max_errors=most, max_errors_share=share, keep=fields, drain=drain or folder is not None
+        )
         plain = (text_field, id_field) == ("text", "id")
         if format == BATCH_FORMAT or (format is None and plain and is_batch(corpus.files[0])):
             if not plain or keep is not None or skip_bad_lines:
@@ -98,6 +109,8 @@ class CorpusChoice:
     def _of_batch(
         cls, settings: Settings, corpus: Corpus, options: enqueue.JobOptions, *, unique: bool
     ) -> CorpusChoice:
+        if options.drain:
+            raise SettingsError("a batch file is answered in a .jsonl: leave out --drain, and name a file with -o")
         requests = BatchCorpus(corpus.files, settings.max_text_bytes, corpus.limit, unique=unique)
         options = replace(options, keep=KEPT_OF_REQUEST, count_tokens=True, batch_file=True)
         if click.get_current_context().get_parameter_source("truncation") is ParameterSource.DEFAULT:
@@ -119,13 +132,13 @@ class CorpusChoice:
         """The same choice with this idempotency key."""
         return replace(self, options=replace(self.options, idempotency_key=key))
 
-    def check_one_file(self, one_file: bool, output: Path | None) -> None:
+    def check_one_file(self, one_file: bool, output: Path | Place | None) -> None:
         """Check that `--one-file` has a meaning.
 
         Raises:
             click.UsageError: it has none.
         """
-        if one_file and not (self.is_batch and output is not None and guess_format(output) == "jsonl"):
+        if one_file and not (self.is_batch and isinstance(output, Path) and guess_format(output) == "jsonl"):
             raise click.UsageError("--one-file is for the .jsonl output of a batch file: omit it")
 
     def checked(self, *, as_json: bool = False) -> CorpusChoice:
@@ -192,6 +205,12 @@ class CorpusChoice:
     shell_complete=complete_job,
     help="Continue this job, whose submission was interrupted. Needs the same corpus.",
 )
+@option(
+    "--drain",
+    is_flag=True,
+    help="Make a job that is drained from its start: it pauses while Redis holds too many of its vectors, until "
+    "`embedctl fetch JOB -o DIR/ --drain` takes them.",
+)
 @option("--wait", is_flag=True, help="Wait until the job has ended.")
 @output_option()
 @one_file_option
@@ -205,7 +224,7 @@ def submit(
     /,
     *,
     wait: bool,
-    output: Path | None,
+    output: Path | Place | None,
     one_file: bool,
     output_type: str,
     ranges: Path | None,
@@ -241,9 +260,9 @@ def submit(
     if dry_run:
         print_estimate(estimate(broker, choice.records(), choice.options), as_json=as_json)
         return
-    written: list[Path] = []
+    written: Sequence[Path | str] = []
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
-        job = submit_choice(broker, choice, progress)
+        job = submit_choice(broker, choice, progress, output)
         if as_json:
             progress.say(f"job {job.id}")
         else:
@@ -265,15 +284,27 @@ def submit(
     ctx.exit(exit_status(status))
 
 
-def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -> Job:
-    """Queue a corpus.
+def submit_choice(
+    broker: Broker, choice: CorpusChoice, progress: JobProgress, output: Path | Place | None = None
+) -> Job:
+    """Queue a corpus. If the output is a folder for parts, the job is drained meanwhile.
 
     Raises:
         KeyboardInterrupt: says how to continue.
     """
     progress.now_ms = broker.connection.about_now_ms
     try:
-        job = enqueue.submit(broker, choice.records(), choice.options, progress.submitting, taking_up=progress.taken_up)
+        with Alongside(broker, output if isinstance(output, Place) else None) as drained:
+
+            def taking_up(job: JobStatus) -> None:
+                progress.taken_up(job)
+                drained.begin(job.id)
+
+            def submitting(records: int, waiting_for: str) -> None:
+                drained.check()
+                progress.submitting(records, waiting_for)
+
+            job = enqueue.submit(broker, choice.records(), choice.options, submitting, taking_up=taking_up)
     except KeyboardInterrupt:
         if choice.options.idempotency_key is None and choice.options.resume is None:
             raise KeyboardInterrupt(
@@ -282,6 +313,15 @@ def submit_choice(broker: Broker, choice: CorpusChoice, progress: JobProgress) -
         raise KeyboardInterrupt("the same command continues where it stopped") from None
     progress.submitted()
     return job
+
+
+def _refuse_corpus_in(folder: Place, corpus: Corpus) -> None:
+    """Refuse a folder for parts that holds the corpus: the next run would take the parts for more of it."""
+    if "://" in folder.name:
+        return
+    for file in corpus.files:
+        if file.rereadable and Path(file.path).resolve().is_relative_to(Path(folder.name).resolve()):
+            raise InputError(f"{file.name} is in {folder.name}, which is to hold the parts: choose another folder")
 
 
 def print_estimate(estimated: Estimate, *, as_json: bool) -> None:

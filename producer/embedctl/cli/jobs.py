@@ -22,6 +22,7 @@ from embedctl.cli.options import (
 )
 from embedctl.cli.results import check_destination, exit_status, may_move, report, save, summary, wait_for
 from embedctl.corpus import BATCH_FORMAT
+from embedctl.drain.places import Place
 from embedctl.job import Job
 from embedctl.output import FORMATS
 from embedctl.terminal.progress import JobProgress
@@ -50,6 +51,13 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
 @click.command()
 @job_argument
 @output_option(required=True)
+@option(
+    "--drain",
+    "drains",
+    is_flag=True,
+    help="Move the vectors from Redis to parts in the folder DIR/, also while the job runs. The job then pauses while "
+    "Redis holds too many of them.",
+)
 # Without a variable: EMBEDCTL_FORMAT is the format of a corpus.
 @click.option(
     "--format",
@@ -68,7 +76,8 @@ def fetch(
     ctx: click.Context,
     /,
     job_id: str,
-    output: Path,
+    output: Path | Place,
+    drains: bool,
     file_format: str | None,
     one_file: bool,
     output_type: str,
@@ -81,7 +90,14 @@ def fetch(
 
     In .npy, a failed record is a row of NaN; ids and errors go to separate files next to the .npy file. A .jsonl or
     .parquet file holds everything. To continue an interrupted fetch, run it again with the same file.
+
+    With --drain, the output is a folder. A part that is durable there is removed from Redis. The vectors of a drained
+    job are fetched from its parts, where this machine has them.
     """
+    if drains is not isinstance(output, Place):
+        raise click.UsageError("--drain and a folder, such as -o vectors/, go together.")
+    if drains and (file_format is not None or one_file):
+        raise click.UsageError("--format and --one-file are for files: omit them, or name a file with -o.")
     numbers = chosen_numbers(output_type, ranges)
     check_destination(output, (), clobber=not no_clobber, as_json=as_json, numbers=numbers)
     job = Job.get(job_id)

@@ -59,7 +59,7 @@ def job_form(job: JobStatus) -> dict[str, Any]:
     return {**asdict(job), "stalled": job.stalled}
 
 
-def result_json(job: JobStatus, summed_up: Summary, files: Sequence[Path] = ()) -> str:
+def result_json(job: JobStatus, summed_up: Summary, files: Sequence[Path | str] = ()) -> str:
     """What a command made of a job: its facts, their summary, and the files written."""
     facts = {**job_form(job), **asdict(summed_up), "files": [str(file) for file in files]}
     return json.dumps(facts, default=_value)

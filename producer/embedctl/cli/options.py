@@ -11,6 +11,7 @@ import click
 
 from embedctl import corpus, output
 from embedctl.cli.completion import complete_job, complete_model
+from embedctl.drain.places import place_of
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.settings import ENV_PREFIX, Settings, is_foreign
 
@@ -32,6 +33,15 @@ class _Option(click.Option):
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = super().resolve_envvar_value(ctx)
         return None if value is not None and is_foreign(str(self.envvar), value) else value
+
+
+class _Output(click.Path):
+    """A path for vectors: a Place for parts if it ends in a slash or is a URL, else a Path."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and (value.endswith("/") or "://" in value):
+            return place_of(value)
+        return super().convert(value, param, ctx)
 
 
 def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -58,13 +68,14 @@ model_option = option(
 
 
 def output_option(**attributes: Any) -> Callable[[F], F]:
-    """`--output FILE`; the file's name gives the format."""
+    """`--output FILE`; the file's name gives the format. A name that ends in a slash is a folder for parts."""
     return option(
         "--output",
         "-o",
-        type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+        type=_Output(path_type=Path, dir_okay=False, allow_dash=True),
         help=f"The file for the vectors, in the format of its suffix: .{', .'.join(output.FORMATS)}; or - for standard "
-        "output (jsonl).",
+        "output (jsonl); or DIR/ or s3://BUCKET/PREFIX/, for parts; the "
+        "vectors are then no longer in Redis.",
         **attributes,
     )
 

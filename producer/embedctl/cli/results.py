@@ -6,16 +6,18 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import click
 
 from embedctl import output
+from embedctl.drain.places import MANIFEST, Place
 from embedctl.job import Job
 from embedctl.overview import average
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import ExitStatus
+from embedctl_config.errors import ExitStatus, OutputError, SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,13 @@ def wait_for(job: Job, progress: JobProgress, timeout: float | None = None) -> J
 
 
 def check_destination(
-    path: Path, keep: Sequence[str], *, clobber: bool, as_json: bool, numbers: output.Numbers, batch: bool = False
+    path: Path | Place,
+    keep: Sequence[str],
+    *,
+    clobber: bool,
+    as_json: bool,
+    numbers: output.Numbers,
+    batch: bool = False,
 ) -> None:
     """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
 
@@ -64,22 +72,34 @@ def check_destination(
         click.UsageError: both would be printed.
         SettingsError, OutputError, MissingExtra: as for :func:`output.check_output`.
     """
+    if isinstance(path, Place):
+        _check_folder(path, clobber=clobber, numbers=numbers)
+        return
     if as_json and output.is_stdout(path):
         raise click.UsageError("--json and --output - both print to standard output: name a file, or omit --json")
     output.check_output(path, keep, clobber=clobber, numbers=numbers, batch=batch)
 
 
+def _check_folder(folder: Place, *, clobber: bool, numbers: output.Numbers) -> None:
+    if numbers != output.FLOAT32:
+        raise SettingsError("the parts in a folder hold float32: leave out --output-type, or name a file")
+    import_module("embedctl.drain.part")  # raises MissingExtra without pyarrow
+    if not clobber and MANIFEST in folder.names():
+        raise OutputError(f"{folder.name} holds the parts of a job: choose another folder, or remove it")
+    folder.check()
+
+
 def save(
     job: Job,
-    path: Path,
+    path: Path | Place,
     progress: JobProgress,
     *,
     clobber: bool = True,
     file_format: str | None = None,
     one_file: bool = False,
     numbers: output.Numbers = output.FLOAT32,
-) -> list[Path]:
-    """Write a job's vectors as they come, and show the progress of both.
+) -> Sequence[Path | str]:
+    """Write a job's vectors as they come, and show the progress of both. Vectors in the parts of a folder leave Redis.
 
     Args:
         clobber, file_format, one_file, numbers: as for :func:`output.fetch`.
@@ -88,6 +108,8 @@ def save(
         KeyboardInterrupt: says how to return to the job.
     """
     progress.begin_writing()
+    if isinstance(path, Place):
+        return _save_parts(job, path, progress)
     try:
         written = output.fetch(
             job,
@@ -110,9 +132,26 @@ def save(
     return written
 
 
-def may_move(path: Path | None) -> bool:
+def _save_parts(job: Job, folder: Place, progress: JobProgress) -> list[str]:
+    try:
+        written = job.drain(folder.name, progress.running, written=progress.written)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"job {job.id} goes on: embedctl fetch {job.id} -o {folder.path_of('')} --drain"
+        ) from None
+    progress.say(f"Wrote {len(written) - 1:,} parts and {MANIFEST} into {folder.name}")
+    return written
+
+
+def may_move(path: Path | Place | None) -> bool:
     """Whether a line of progress may move while vectors go to this path: not below records on the same terminal."""
-    if path is None or not output.is_stdout(path) or sys.stdout is None or not sys.stdout.isatty():
+    if (
+        path is None
+        or isinstance(path, Place)
+        or not output.is_stdout(path)
+        or sys.stdout is None
+        or not sys.stdout.isatty()
+    ):
         return True
     return not sys.stderr.isatty() or not os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
@@ -153,11 +192,14 @@ def _why_ended(status: JobStatus, *, is_freed: bool) -> str:
     return f"the job was stopped{mend}"
 
 
-def failures_in(written: list[Path]) -> str:
+def failures_in(written: Sequence[Path | str]) -> str:
     """Of the files that :func:`save` wrote, the one that names the failed records."""
     if not written:
         return "standard output"
-    return str(next((path for path in written if path.name.endswith(".errors.jsonl")), written[0]))
+    place, _, last = str(written[-1]).rpartition("/")
+    if last == MANIFEST:
+        return f"the parts in {place}"
+    return str(next((path for path in written if str(path).endswith(".errors.jsonl")), written[0]))
 
 
 def _sentence(facts: Summary, progress: JobProgress) -> str:

@@ -30,6 +30,7 @@ from embedctl.cli.options import (
 )
 from embedctl.cli.results import check_destination, exit_status, failures_in, may_move, report, save, summary
 from embedctl.corpus import BatchCorpus, Corpus
+from embedctl.drain.places import Place
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
 from embedctl.output import is_stdout
@@ -63,7 +64,7 @@ def run(
     ctx: click.Context,
     /,
     *,
-    output: Path | None,
+    output: Path | Place | None,
     one_file: bool,
     output_type: str,
     ranges: Path | None,
@@ -115,7 +116,7 @@ def run(
     stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)
     with progress, stack as (ours, progress.watch, token):
         broker = Broker.connect(ours)
-        job = submit_choice(broker, choice.keyed(key and key + token), progress)
+        job = submit_choice(broker, choice.keyed(key and key + token), progress, output)
         with _freed_unless_it_goes_on(job, resumable=key is not None):
             written = save(job, output, progress, clobber=not no_clobber, one_file=one_file, numbers=numbers)
         status = job.status()
@@ -199,12 +200,13 @@ def _stack(
         local.forget(folder)
 
 
-def _command(settings: Settings, output: Path, **options: Any) -> str:
+def _command(settings: Settings, output: Path | Place, **options: Any) -> str:
     """A name for this command with its options, whatever its corpus holds now."""
     # Newer options, if they are not given, leave the name as it was.
     options = {name: value for name, value in options.items() if value or name not in _NEWER}
     decided = [settings.model, settings.chunk_size, settings.chunk_bytes, settings.max_text_bytes]
-    target = "-" if is_stdout(output) else str(output.resolve())
+    place = output.name if isinstance(output, Place) else str(output.resolve())
+    target = "-" if is_stdout(output) else place
     return _digest([target, {"decided": decided, **options}])
 
 

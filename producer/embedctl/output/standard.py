@@ -6,7 +6,6 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from embedctl.job import Job
 from embedctl.output.jsonl import lines_of
@@ -15,7 +14,7 @@ from embedctl.store import JobStatus
 from embedctl_config.errors import OutputError
 
 
-def is_stdout(path: Path | None) -> bool:
+def is_stdout(path: object) -> bool:
     """Whether a path means standard output."""
     return str(path) in ("-", "/dev/stdout")
 

@@ -2,6 +2,7 @@
 
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
+from embedctl.store.drains import Drains, DrainState, Holder, PartFacts
 from embedctl.store.jobs import (
     Added,
     Claim,
@@ -23,11 +24,15 @@ __all__ = [
     "Connection",
     "Death",
     "Doubts",
+    "DrainState",
+    "Drains",
     "GoneWorker",
+    "Holder",
     "JobSpec",
     "JobState",
     "JobStatus",
     "JobStore",
+    "PartFacts",
     "Queues",
     "ServedModel",
     "Suspect",

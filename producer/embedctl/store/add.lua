@@ -11,7 +11,11 @@ if chunk >= (original or (sealed and added) or math.huge) then return {'sealed',
 if chunk < added then
   local was_counted = redis.call('GETBIT', counted, chunk) == 1
   local digest = redis.call('GETRANGE', KEYS[11], DIGEST_FROM, DIGEST_TO)
-  if digest == '' and not was_counted then digest = redis.call('GETRANGE', KEYS[10], DIGEST_FROM, DIGEST_TO) end
+  if digest == '' and is_drained(chunk) then
+    digest = redis.call('GETRANGE', digests, 16 * chunk, 16 * chunk + 15)
+  elseif digest == '' and not was_counted then
+    digest = redis.call('GETRANGE', KEYS[10], DIGEST_FROM, DIGEST_TO)
+  end
   if digest ~= '' and digest ~= ARGV[3] then return {'differs'} end
   local to, below = tonumber(facts[2]), tonumber(facts[3])
   if to and chunk >= to then  -- the job was stopped: this chunk is added again

@@ -9,7 +9,7 @@ for chunk = from, to - 1 do
     if redis.call('EXISTS', ARGV[3] .. chunk) == 1 and redis.call('GETBIT', counted, chunk) == 0 then
       schedule(chunk, 0)
       again = again + 1
-    else
+    elseif not is_drained(chunk) then
       lost = lost + 1
       redis.call('HSETNX', job, 'lost_first', chunk)
       redis.call('HSET', job, 'lost_last', math.max(chunk, tonumber(redis.call('HGET', job, 'lost_last') or chunk)))

@@ -6,7 +6,7 @@ local chunk, token, instance, fingerprint = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 if ended or redis.call('EXISTS', KEYS[10]) == 1 then return {'done'} end
 if redis.call('GETBIT', counted, chunk) == 1 then  -- Redis lost only the result; the remaining input is not the whole text
   forget(chunk)
-  return {'lost'}
+  return {is_drained(chunk) and 'done' or 'lost'}
 end
 local owner = redis.call('HGET', owners, chunk)
 -- If the owner has this claim's token, the answer was lost, and the client asks again. A lapsed lease is busy too: only

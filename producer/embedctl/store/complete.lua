@@ -28,8 +28,9 @@ forget(chunk)
 redis.call('SETBIT', counted, chunk, 1)
 redis.call('HINCRBY', job, 'chunks_done', 1)
 redis.call('HINCRBY', job, 'done', ARGV[4])
-redis.call('HINCRBY', job, 'failed', ARGV[5])
-redis.call('HINCRBY', job, 'truncated', ARGV[6])
+if ARGV[5] ~= '0' then redis.call('HINCRBY', job, 'failed', ARGV[5]) end
+if ARGV[6] ~= '0' then redis.call('HINCRBY', job, 'truncated', ARGV[6]) end
+redis.call('HINCRBY', job, 'result_bytes', redis.call('STRLEN', KEYS[10]))
 redis.call('HINCRBY', job, 'tokens', ARGV[7])
 redis.call('HSET', job, 'dim', ARGV[8], 'model_fingerprint', ARGV[3])
 event('chunk', chunk)

@@ -347,6 +347,11 @@ class Connection:
             memory = client.info("memory")
         return bool(memory.get("maxmemory")) and memory["used_memory"] >= memory["maxmemory"]
 
+    def maxmemory(self) -> int:
+        """Redis' limit on its memory in bytes; 0 if it has none."""
+        with self.client() as client:
+            return int(client.info("memory").get("maxmemory", 0))
+
     def check_server(self) -> None:
         """Refuse a Redis that can't keep jobs.
 

@@ -49,7 +49,8 @@ class JobSpec:
     """The specification of a job. It must be the same when the job is resumed.
 
     `options` determine the vectors or the chunks, and are JSON values. More failed records than `max_errors`, or than
-    the share `max_errors_share` of all records, end the job early. `ttl_s` counts from the job's end.
+    the share `max_errors_share` of all records, end the job early. `ttl_s` counts from the job's end. A job with
+    `results_high_water` is made to be drained: while Redis holds more bytes of its results, it gets no tickets.
     """
 
     model: str
@@ -60,6 +61,7 @@ class JobSpec:
     idempotency_key: str | None = None
     max_errors: int | None = None
     max_errors_share: float | None = None
+    results_high_water: int | None = None
 
 
 class Added(StrEnum):
@@ -148,7 +150,7 @@ class JobStore(JobReader):
         ttl_ms = int(spec.ttl_s * 1000)
         job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now / 1000))}-{secrets.token_hex(5)}"
         fields: dict[str, Any] = {
-            "version": wire.version_for(spec.options, spec.precision),
+            "version": wire.version_for({**spec.options, "drain": spec.results_high_water is not None}, spec.precision),
             "state": JobState.SUBMITTING,
             "model": spec.model,
             "hardware": spec.hardware,
@@ -170,6 +172,8 @@ class JobStore(JobReader):
             fields["max_errors"] = spec.max_errors
         if spec.max_errors_share is not None:
             fields["max_errors_share"] = spec.max_errors_share
+        if spec.results_high_water is not None:
+            fields["results_high_water"] = spec.results_high_water
         life_ms = int(lifetime_s(spec.ttl_s) * 1000)
         kept_ms = int(life_ms * keys.CHUNK_TTL_FACTOR)
         flat = [part for item in fields.items() for part in item]
@@ -185,7 +189,7 @@ class JobStore(JobReader):
             lease_s: length of the lease in seconds; 0 gives the lease up.
         """
         lease_ms = max(1, int((keys.PRODUCER_LEASE_S if lease_s is None else lease_s) * 1000))
-        answer, _ = self._job_script("hold", job_id, [keys.producer(job_id)], [token, lease_ms])
+        answer, _ = self.job_script("hold", job_id, [keys.producer(job_id)], [token, lease_ms])
         return answer != "held"
 
     def add(
@@ -203,7 +207,7 @@ class JobStore(JobReader):
         Raises:
             JobLost: an earlier chunk is missing, because Redis lost its last writes in a crash.
         """
-        answer, rest = self._job_script(
+        answer, rest = self.job_script(
             "add",
             job_id,
             [keys.producer(job_id), keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
@@ -228,7 +232,7 @@ class JobStore(JobReader):
             JobLost: the job is not sealed and holds fewer chunks, because Redis lost its last writes in a crash.
             JobFailed, JobStopped: its error budget, or a user, has ended it.
         """
-        answer, rest = self._job_script("seal", job_id, [keys.producer(job_id)], [chunks])
+        answer, rest = self.job_script("seal", job_id, [keys.producer(job_id)], [chunks])
         if answer == "stopped":
             raise self.why_stopped(job_id)
         if answer == "gap" and int(rest[0]) < chunks:  # Redis had accepted all of them
@@ -400,7 +404,7 @@ class JobStore(JobReader):
             JobFailed, JobStopped: its error budget, or a user, ended it.
             JobError: another process is retrying it.
         """
-        answer, rest = self._job_script(
+        answer, rest = self.job_script(
             "retry",
             job_id,
             [
@@ -421,7 +425,7 @@ class JobStore(JobReader):
 
     def stop(self, job_id: str) -> None:
         """End a job now, and keep its results. An ended job stays as it is."""
-        self._job_script("stop", job_id, [], [])
+        self.job_script("stop", job_id, [], [])
 
     def resume(self, job_id: str, token: str) -> bool:
         """Open a stopped job again, for its corpus to be added once more. False while another producer holds it.
@@ -429,7 +433,7 @@ class JobStore(JobReader):
         Raises:
             JobStopped: its failed records were being retried when it was stopped.
         """
-        answer, _ = self._job_script("resume", job_id, [keys.producer(job_id)], [token, keys.PRODUCER_LEASE_S * 1000])
+        answer, _ = self.job_script("resume", job_id, [keys.producer(job_id)], [token, keys.PRODUCER_LEASE_S * 1000])
         if answer == "retried":
             raise JobStopped(
                 f"job {job_id} was stopped while its failed records were retried, so it can't go on: fetch what "
@@ -458,7 +462,7 @@ class JobStore(JobReader):
             raise self._made_by_newer(job_id)
         return JobState(rest[0].decode()) if answer == "ended" else JobState.CANCELLED
 
-    def _job_script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
+    def job_script(self, name: str, job_id: str, more_keys: list[str], args: list[Any]) -> tuple[str, list[Any]]:
         """Run a script, and raise its answers about the whole job: `gone`, `cancelled` and `newer`."""
         answer, rest = self._ticket_script(name, job_id, more_keys, args)
         if answer == "gone":

@@ -1,9 +1,12 @@
 -- Shared by every script but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
 local job, active, due, owners, attempts, reissues, events, counted = unpack(KEYS, 1, 8)
 local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks', 'idempotency_key',
-  'progressed_ms')
+  'progressed_ms', 'results_high_water')
 local state, ttl_ms, sealed, original = meta[1], tonumber(meta[3]), meta[4] == '1', tonumber(meta[5])
 local idempotency, progressed, upkeep = meta[6], meta[7], UPKEEP .. (meta[2] or '')
+-- Whether the job is drained: its results go to files, and are then no longer in Redis.
+local drains = meta[8] and true or false
+local drained, parts, digests = job .. ':out:drained', job .. ':out:parts', job .. ':out:digests'
 if not state then return {'gone'} end
 if tonumber(meta[2]) > WIRE_VERSION then return {'newer'} end
 if state == 'cancelled' then return {'cancelled'} end
@@ -54,11 +57,19 @@ local function settle(from, to, left_ms)
   end
 end
 
+-- Whether a file holds a chunk's result.
+local function is_drained(chunk)
+  return drains and redis.call('GETBIT', drained, chunk) == 1
+end
+
 -- Note progress, and renew the lifetimes of the job's keys. Without its hash, a job does not exist.
 local function progress()
   redis.call('HSET', job, 'progressed_ms', now)
   redis.call('PEXPIRE', job, life_ms)
   for _, key in ipairs({due, owners, attempts, reissues, counted}) do redis.call('PEXPIRE', key, keep_ms) end
+  if drains then
+    for _, key in ipairs({drained, parts, digests}) do redis.call('PEXPIRE', key, keep_ms) end
+  end
   if idempotency then redis.call('PEXPIRE', idempotency, life_ms) end
   if not at_rest then look_by(now + LOOK_AFTER_MS) end
   share()

@@ -121,15 +121,16 @@ class JobReader:
         """The chunks among `count` from `start` of an ended job that may have failed records.
 
         These are the chunks whose failed records are kept or retried by a new chunk, and the chunks without a result.
-        The method does not work for a job that its error budget ended, because the job's texts are freed.
+        A drained chunk has a result. The method does not work for a job that its error budget ended, because the job's
+        texts are freed.
         """
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for chunk in range(start, start + count):
                 pipe.exists(keys.chunk_input(job_id, chunk), keys.retry_pointer(job_id, chunk))
-                pipe.exists(keys.chunk_result(job_id, chunk))
+                pipe.exists(keys.chunk_result(job_id, chunk)).getbit(keys.drained(job_id), chunk)
             found = pipe.execute()
-        return {start + at for at in range(count) if found[2 * at] or not found[2 * at + 1]}
+        return {start + at for at in range(count) if found[3 * at] or not (found[3 * at + 1] or found[3 * at + 2])}
 
     def retried_as(self, job_id: str, chunk: int) -> int | None:
         """The chunk that retries a chunk's failed records, or None."""

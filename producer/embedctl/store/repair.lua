@@ -6,6 +6,7 @@ local function lost_a_retry(chunk)
   local later = redis.call('GET', pointer_of .. chunk)
   if not later then return false end
   local gone = redis.call('EXISTS', result_of .. later) == 0 and redis.call('GETBIT', counted, later) == 1
+    and not is_drained(later)
   return gone or lost_a_retry(later)
 end
 
@@ -38,6 +39,10 @@ local function uncount(chunk, rows)
   end
   redis.call('UNLINK', result_of .. chunk)  -- if the lost result is a retry's
   redis.call('SETBIT', counted, chunk, 0)
+  if is_drained(chunk) then  -- it is drained once more, and readers of its parts take the later records
+    redis.call('SETBIT', drained, chunk, 0)
+    redis.call('HINCRBY', job, 'drained_chunks', -1)
+  end
   redis.call('HINCRBY', job, 'chunks_done', -1)
   redis.call('HINCRBY', job, 'done', without - rows)
   redis.call('HINCRBY', job, 'failed', 0 - failed)  -- not -0, which Redis does not take as an integer

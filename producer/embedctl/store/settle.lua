@@ -23,7 +23,7 @@ if to < added then
   return {'ok', 1}
 end
 redis.call('UNLINK', job .. ':cursors')
-for _, key in ipairs({job, counted}) do redis.call('PEXPIRE', key, left_ms) end
+for _, key in ipairs({job, counted, drained, parts, digests}) do redis.call('PEXPIRE', key, left_ms) end
 redis.call('PEXPIRE', events, math.min(left_ms, ENDED_EVENTS_MS))
 if idempotency and redis.call('GET', idempotency) == ARGV[1] then redis.call('PEXPIRE', idempotency, left_ms) end
 redis.call('ZREM', active, ARGV[1])

@@ -52,6 +52,11 @@ class JobStatus:
         deaths: workers that died while they owned a lease; their chunks are :meth:`Job.suspects` until these end.
         trouble: the last reason, other than a death, why a worker gave a chunk back, or None.
         waiting_bytes: text stored and not yet encoded.
+        result_bytes: results stored and not yet drained, as far as workers of this version stored them.
+        results_high_water: while `result_bytes` exceeds it, a job that is drained gets no tickets; None if it is not
+            drained.
+        drained_chunks: chunks whose results are in files, and no longer in Redis.
+        drained_to: where these files are; None before the first of them.
         expires_in: time until Redis forgets the job, if nothing more happens to it.
         dim: dimensions of a vector; None before the first chunk is done.
         pinned_by: the worker whose claim fixed the job's model fingerprint.
@@ -96,12 +101,16 @@ class JobStatus:
     refused: int
     deaths: int
     waiting_bytes: int
+    result_bytes: int
+    drained_chunks: int
     dim: int | None
     model_fingerprint: str | None
     pinned_by: str | None
     mismatch: str | None
     lost_chunks: tuple[int, int] | None
     trouble: str | None
+    results_high_water: int | None = None
+    drained_to: str | None = None
     live_workers: int = 0
     older_workers: int = 0
     near_models: tuple[str, ...] = ()
@@ -115,6 +124,13 @@ class JobStatus:
     def lifetime_s(self) -> float:
         """How long the job is kept after its last progress, until the reaper sees its end (seconds)."""
         return lifetime_s(self.ttl_s)
+
+    @property
+    def waits_for_reader(self) -> bool:
+        """Whether it gets no tickets until some of its results are drained."""
+        return (
+            self.results_high_water is not None and self.result_bytes > self.results_high_water and not self.state.ended
+        )
 
     @property
     def stalled(self) -> bool:
@@ -141,6 +157,8 @@ COUNTS = (
     "refused",
     "deaths",
     "waiting_bytes",
+    "result_bytes",
+    "drained_chunks",
 )
 
 #: A chunk is stuck after this many owners in a row died in careful mode before they reached a row. It is then offered
@@ -209,6 +227,8 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         mismatch=facts.get("mismatch"),
         lost_chunks=(int(facts["lost_first"]), int(facts["lost_last"])) if "lost_first" in facts else None,
         trouble=facts.get("trouble"),
+        results_high_water=int(facts["results_high_water"]) if "results_high_water" in facts else None,
+        drained_to=facts.get("drain_to"),
         live_workers=0,
         older_workers=0,
         near_models=(),

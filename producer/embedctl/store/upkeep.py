@@ -245,9 +245,10 @@ class Upkeep:
 
     def expire(self, job_id: str, ttl_ms: int) -> None:
         """Shorten the lifetime of a cancelled job after its chunks were freed."""
+        own = (keys.job(job_id), keys.events(job_id), keys.counted(job_id), keys.cursors(job_id))
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
-            for key in (keys.job(job_id), keys.events(job_id), keys.counted(job_id), keys.cursors(job_id)):
+            for key in (*own, *_of_drain(job_id)):
                 pipe.pexpire(key, ttl_ms)
             pipe.execute()
 
@@ -268,7 +269,7 @@ class Upkeep:
         with self._connection.client() as client:
             idempotency, hardware, model = client.hmget(keys.job(job_id), "idempotency_key", "hardware", "model")
             own = [key for key in keys.of_job(job_id) if key != keys.ACTIVE]
-            own += [keys.producer(job_id), keys.cursors(job_id)]
+            own += [keys.producer(job_id), keys.cursors(job_id), keys.drainer(job_id), *_of_drain(job_id)]
             if idempotency and client.get(idempotency) == job_id.encode():
                 own.append(idempotency)
             client.unlink(*own)
@@ -313,6 +314,11 @@ class Upkeep:
             keys.of_job(job_id),
             [job_id, at, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), _SLICE],
         )
+
+
+def _of_drain(job_id: str) -> list[str]:
+    """The keys that say what is drained."""
+    return [keys.drained(job_id), keys.parts(job_id), keys.digests(job_id)]
 
 
 def _extend_after(ttl_ms: int) -> int:

@@ -104,6 +104,13 @@ def _blocking(view: JobView) -> Iterator[Fact]:
             "waits",
             f"its producer waits for workers to make room: {job.waiting_bytes:,} bytes of text are not encoded",
         )
+    if job.waits_for_reader:
+        folder = f"{job.drained_to}/" if job.drained_to else "DIR/"
+        yield (
+            "waits",
+            f"waiting for a reader: Redis holds {job.result_bytes:,} bytes of its results; "
+            f"embedctl fetch {job.id} -o {folder} --drain",
+        )
     if "trouble" in wrong:
         yield "trouble", wrong["trouble"]
 
@@ -129,6 +136,7 @@ def _plain_facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[Fact]:
         ("failed", f"{job.failed:,}"),
         ("truncated", f"{job.truncated:,}"),
         ("chunks", f"{job.chunks_done:,} of {job.chunks:,}"),
+        ("drained", f"{job.drained_chunks:,} chunks to {job.drained_to}" if job.drained_to else ""),
         (
             "repeated",
             f"leases lapsed: {job.lapsed:,}, of workers gone: {job.deaths:,}, late results: {job.refused:,}"

@@ -25,6 +25,8 @@ from embedctl_config.printable import printable
 
 #: Without a terminal, a line is printed this often (seconds).
 _LINE_EVERY_S = 10.0
+#: A job that waits for its reader this long probably has none (ms).
+_RESTS_MS = 30_000
 
 
 class JobProgress:
@@ -138,6 +140,8 @@ class JobProgress:
             )
         if job.stalled:
             self._say_once("stalled", stalled(job))
+        if job.waits_for_reader and self.writing is None and _rests(job, self._redis_ms()):
+            self._say_once("reader", f"The job waits for a reader: embedctl fetch {job.id} -o DIR/ --drain")
         self._tell(self._pace)
 
     def begin_writing(self) -> None:
@@ -222,6 +226,10 @@ def _activity(pace: JobPace, writing: Writing | None) -> Activity:
         tokens_per_s=pace.tokens_per_s,
         seconds_left=left_s,
     )
+
+
+def _rests(job: JobStatus, now_ms: int) -> bool:
+    return now_ms - job.progressed_at.timestamp() * 1000 > _RESTS_MS
 
 
 def _host_ms() -> int:

@@ -388,6 +388,8 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: r
         "resume": ([producer], ["p", 1000]),
         "settle": ([], [10]),
         "retry": ([producer, source, keys.retry_pointer(job_id, 0), keys.chunk_input(job_id, 3)], [0, 3, "p", 1000]),
+        "drainer": ([keys.drainer(job_id)], ["d", "d m p h", 1000, 1000, "/parts", 4, ""]),
+        "drain": ([keys.drainer(job_id)], ["d", 1000, "part-000000.parquet", "{}", 10, 0, 0, bytes(16)]),
     }
     for name, (more, args) in scripts.items():
         assert broker.connection.script(name, [*of_job, *more], [job_id, *args]) == ("gone", []), name
@@ -402,7 +404,7 @@ def test_every_script_is_covered_by_the_test_above() -> None:
         f"{name}.lua"
         for name in """
             prelude deaths repair rest create hold add seal issue claim renew part release complete reap audit cancel
-            settle retry stop resume
+            settle retry stop resume drainer drain
             """.split()  # noqa: SIM905
     }
 

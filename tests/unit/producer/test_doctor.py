@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedctl.doctor import Level, redis_findings
+from embedctl.doctor import Level, redis_findings, room_findings
 
 GOOD = {
     "appendonly": "yes",
@@ -81,3 +81,17 @@ def test_connections_are_held_against_as_many_as_redis_takes(
     info: dict[str, int], config: dict[str, str], level: Level | None
 ) -> None:
     assert levels({**INFO, **info}, {**GOOD, **config}).get("connections") is level
+
+
+@pytest.mark.parametrize(
+    ("text", "results", "maxmemory", "level"),
+    [(256, 128, 512, Level.OK), (256, 129, 512, Level.WARN), (256, 128, 500, Level.WARN)],
+)
+def test_the_bounds_of_a_job_are_held_against_maxmemory(text: int, results: int, maxmemory: int, level: Level) -> None:
+    (finding,) = room_findings(text, results, maxmemory)
+    assert finding.level is level
+    assert bool(finding.remedy) is (level is Level.WARN)
+
+
+def test_a_redis_without_a_limit_has_room() -> None:
+    assert not list(room_findings(256, 128, 0))

@@ -1,0 +1,501 @@
+"""Draining one job: its results go to durable parts, and only then leave Redis."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
+
+from embedctl.drain.folder import digest_of
+from embedctl.drain.part import OpenPart, Taken, footer_of
+from embedctl.drain.places import MANIFEST, Place
+from embedctl.machine import machine_id, process_id, runs
+from embedctl.output.columns import KeptColumns
+from embedctl.output.parts import BeginAgain
+from embedctl.patience import TimeLimit
+from embedctl.reader import check_fingerprint
+from embedctl.results import ChunkVectors, chunk_vectors, overlaid
+from embedctl.store import DrainState, Holder, JobState, JobStatus, PartFacts
+from embedctl.store.drains import part_name, part_names, retry_part_name
+from embedctl.waiting import LOOK_EVERY_S, Progress, Waiter, lost_chunks, refuse_cancelled
+from embedctl_config import keys, wire
+from embedctl_config.errors import (
+    BrokerUnavailable,
+    EmbedctlError,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobHeld,
+    OutputError,
+)
+from embedctl_config.fingerprint import job_fingerprint
+
+log = logging.getLogger(__name__)
+
+#: Chunks whose results are freed together at the start.
+_FREED_AT_ONCE = 500
+#: In place of a result whose records another chunk holds.
+_VOID = b"void"
+
+
+def drain(
+    waiter: Waiter,
+    place: Place,
+    *,
+    progress: Progress | None = None,
+    written: Callable[[ChunkVectors], None] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[str]:
+    """Move a job's results to parts as they arrive, until the job has ended and Redis holds none.
+
+    Args:
+        progress: as for :meth:`Job.wait`.
+        written: called with each chunk once it is in a part, which may not be durable yet.
+        stopped: whether the caller does not want any more. Asked while the drain waits, and after each part.
+
+    Returns:
+        The full names of all parts, and the manifest's.
+
+    Raises:
+        JobHeld: another process drains the job.
+        OutputError: the folder or the disk refuses, the folder holds something else, or a part was changed or removed.
+        JobCancelled, JobFailed, JobLost, JobStalled, BrokerUnavailable: as for :meth:`Job.iter_results`. The parts that
+            are durable stay.
+    """
+    try:
+        return _Drainer(waiter, place, progress, written, stopped).run()
+    except BrokerUnavailable:  # also an OSError, but one of Redis
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"{place.name} can't be written: {error.strerror or error}. What is not in a part is still in Redis; the "
+            "same command goes on"
+        ) from error
+
+
+class Interrupted(Exception):
+    """Raised when the caller of a drain wants no more."""
+
+
+class _Drainer:
+    def __init__(
+        self,
+        waiter: Waiter,
+        place: Place,
+        progress: Progress | None,
+        written: Callable[[ChunkVectors], None] | None,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._waiter, self._place = waiter, place
+        self._progress, self._written, self._stopped = progress, written, stopped
+        self._job_id, self._broker = waiter.job_id, waiter.broker
+        self._drains = waiter.broker.drains
+        self._me = Holder(secrets.token_hex(8), machine_id(), process_id(os.getpid()), socket.gethostname())
+        self._high_water = waiter.ask(waiter.broker.results_high_water)
+        self._part: OpenPart | None = None
+        self._laid_over: set[int] = set()  # chunks that are in a part with the chunk whose records they retried
+
+    def run(self) -> list[str]:
+        status = self._look()
+        refuse_cancelled(status)
+        self._state = self._take_right()
+        with self._right_kept(), self._place.locked():
+            self._kept = KeptColumns(status.options.get("keep", ()))
+            self._check_folder()
+            self._state = self._renew(self._place.name)
+            status = self._look()  # with the version that the job has now
+            self._free_leftovers(status)
+            try:
+                self._drain_corpus(status)
+                status = self._drain_rest()
+            except JobCancelled:
+                self._keep_what_is_done()
+                raise
+            finally:
+                self._abandon()
+            written = self._sum_up(status)
+        if status.stopped_by is not None and status.state is JobState.FAILED:
+            raise JobFailed(
+                f"job {self._job_id} was ended by its error budget after {status.failed} failed records; "
+                f"`embedctl errors {self._job_id}` lists them. What is done is in {self._place.name}"
+            )
+        return written
+
+    def _look(self) -> JobStatus:
+        self._looked = time.monotonic()
+        return self._waiter.look(self._progress, None)
+
+    # ------------------------------------------------------------------------------------------------------ the right
+
+    def _take_right(self) -> DrainState:
+        """Become the job's only drainer.
+
+        Raises:
+            JobHeld: another process is.
+        """
+        found = self._ask_right()
+        if isinstance(found, Holder) and found.machine == self._me.machine != "" and not runs(found.process):
+            log.warning("job %s: its drainer, %s, has died; this process goes on", self._job_id, found)
+            found = self._ask_right(dead=found.token)
+        if isinstance(found, Holder):
+            raise JobHeld(
+                f"job {self._job_id} is being drained by {found}: wait for that. If it died, another may drain the job "
+                f"{keys.DRAINER_LEASE_S} s later"
+            )
+        return found
+
+    def _ask_right(self, **options: Any) -> DrainState | Holder:
+        return self._waiter.ask(
+            partial(self._drains.take, self._job_id, self._me, high_water=self._high_water, **options)
+        )
+
+    def _renew(self, place: str = "") -> DrainState:
+        found = self._ask_right(place=place)
+        if isinstance(found, Holder):
+            raise JobHeld(
+                f"job {self._job_id} is being drained by {found}, because this process stood still for too long"
+            )
+        return found
+
+    @contextmanager
+    def _right_kept(self) -> Iterator[None]:
+        """Renew the right in a thread, and give it up at the end: writing a part may take long."""
+        over = threading.Event()
+
+        def keep() -> None:
+            while not over.wait(keys.DRAINER_LEASE_S / 3):
+                try:
+                    self._drains.take(self._job_id, self._me, high_water=self._high_water)
+                except EmbedctlError as error:
+                    log.info("job %s: %s", self._job_id, error)
+
+        keeper = threading.Thread(target=keep, name="drainer", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            over.set()
+            keeper.join(1.0)  # it may wait for a Redis that is away
+            with suppress(EmbedctlError):  # otherwise the lease runs out, only later
+                self._drains.take(self._job_id, self._me, high_water=self._high_water, lease_s=0)
+
+    # ------------------------------------------------------------------------------------------------------ the folder
+
+    def _check_folder(self) -> None:
+        """See that the folder holds the job's parts as they were written, and nothing of another job.
+
+        Raises:
+            OutputError: it does not.
+        """
+        listed = part_names(self._state)
+        there = self._place.names()
+        for name, facts in self._drains.parts(self._job_id, listed):
+            self._check_part(name, facts, there)
+        for name in there:
+            if name not in listed:
+                self._check_own(name)
+
+    def _check_own(self, name: str) -> None:
+        """See that a file is of this job.
+
+        Raises:
+            OutputError: it is not.
+        """
+        owner = self._owner_of(name)
+        if owner != self._job_id:
+            raise OutputError(
+                f"{self._place.name} holds {name} of {f'job {owner}' if owner else 'something else'}: choose another "
+                "folder"
+            )
+
+    def _check_part(self, name: str, facts: PartFacts, there: Sequence[str]) -> None:
+        if name not in there:
+            was = "" if self._state.place == self._place.name else f", which was drained to {self._state.place},"
+            raise OutputError(
+                f"{self._place.name} does not hold {name} of job {self._job_id}{was}: bring it back, and the same "
+                "command goes on. Nothing more was removed from Redis"
+            )
+        if self._place.digest(name) != (facts.sha256, facts.bytes):
+            raise OutputError(
+                f"{name} in {self._place.name} was changed after it was written (its sha256 is not "
+                f"{facts.sha256[:12]}…): restore it from a copy, and the same command goes on. Nothing more was "
+                "removed from Redis"
+            )
+
+    def _owner_of(self, name: str) -> str:
+        """The id of the job of a file in the folder; empty if it does not say."""
+        try:
+            if name == MANIFEST:
+                return str(json.loads(self._place.read(name))["job"])
+            return str(footer_of(self._place.source(name)).get("job", ""))
+        except (ValueError, LookupError, TypeError):
+            return ""
+
+    # ------------------------------------------------------------------------------------------------------ the chunks
+
+    def _drain_corpus(self, status: JobStatus) -> None:
+        """Drain the chunks that the corpus made, in order."""
+        index = self._state.next_chunk
+        while (known := status.original_chunks) is None or index < known:
+            taken = self._waiter.ask(partial(self._taken, index, status))
+            if taken is None and self._is_drained(index):  # before the job was continued that had been stopped
+                self._finish_part(status, corpus=True)
+                index += 1
+                continue
+            if taken is None and status.stopped_by is not None:
+                break  # what else is done comes with the rest
+            if taken is None:
+                status = self._wait_for(index)
+                continue
+            self._add(taken, status, corpus=True)
+            index += 1
+            if time.monotonic() - self._looked > LOOK_EVERY_S:
+                # Whoever has many chunks to take sees the job go on meanwhile.
+                status = self._look()
+        self._finish_part(status, corpus=True)
+
+    def _drain_rest(self) -> JobStatus:
+        """Wait for the job's end, and drain the chunks that retried or repaired records meanwhile."""
+        while True:
+            status = self._waiter.until(self._may_drain_rest, TimeLimit.from_now(None), self._progress)
+            self._check_wanted()
+            found = False
+            self._laid_over.clear()
+            for chunk in self._drains.chunks(self._job_id, status.chunks, drained=False):
+                if chunk in self._laid_over:
+                    continue
+                taken = self._waiter.ask(partial(self._taken, chunk, status))
+                if taken is not None:
+                    found = True
+                    self._add(taken, status, corpus=False)
+                elif status.state.ended and status.stopped_by is None and not self._is_void(chunk):
+                    self._raise_lost(chunk)
+            self._finish_part(status, corpus=False)
+            if not found and status.state.ended:
+                return status
+
+    def _raise_lost(self, chunk: int) -> NoReturn:
+        """Say why an ended job has no result of a chunk."""
+        if self._is_drained(chunk):
+            raise self._overtaken()
+        raise lost_chunks(self._job_id, chunk, chunk)
+
+    def _is_drained(self, chunk: int) -> bool:
+        return self._waiter.ask(partial(self._drains.is_drained, self._job_id, chunk))
+
+    def _is_void(self, chunk: int) -> bool:
+        return self._waiter.ask(partial(self._broker.jobs.has_result, self._job_id, chunk))
+
+    def _may_drain_rest(self, status: JobStatus) -> bool:
+        self._check_wanted()
+        refuse_cancelled(status)
+        return status.state.ended or status.waits_for_reader
+
+    def _taken(self, index: int, status: JobStatus) -> Taken | None:
+        """The result of a chunk, with those of its retried records that are there; None if there is no result."""
+        jobs = self._broker.jobs
+        data = jobs.result(self._job_id, index)
+        if data is None or data == _VOID:
+            return None
+        result = wire.decode_result(data)
+        check_fingerprint(self._waiter, status, index, result)
+        chunk, size, more, at = chunk_vectors(result), len(data), [], index
+        while chunk.errors and (later := jobs.retried_as(self._job_id, at)) is not None:
+            again = jobs.result(self._job_id, later)
+            if again is None or again == _VOID:  # not done yet: a part of retried records will hold it
+                break
+            chunk = overlaid(chunk, chunk_vectors(wire.decode_result(again)))
+            size += len(again)
+            more.append(later)
+            at = later
+        return Taken(index, chunk, tuple(more), size, result.digest, result.backend)
+
+    def _wait_for(self, index: int) -> JobStatus:
+        """Wait until a chunk's result is there, or the corpus turns out to have no such chunk."""
+
+        def is_there(status: JobStatus) -> bool:
+            self._check_wanted()
+            refuse_cancelled(status)
+            if status.original_chunks is not None and index >= status.original_chunks:
+                return True
+            if self._waiter.ask(partial(self._broker.jobs.has_result, self._job_id, index)):
+                return True
+            if status.stopped_by is not None:
+                return True  # what is there, is there
+            if status.state.ended:
+                self._raise_lost(index)
+            if status.waits_for_reader:
+                self._finish_part(status, corpus=True)  # smaller than others, but workers wait for room
+            return False
+
+        return self._waiter.until(is_there, TimeLimit.from_now(None), self._progress)
+
+    def _check_wanted(self) -> None:
+        if self._stopped():
+            raise Interrupted
+
+    # ------------------------------------------------------------------------------------------------------- the parts
+
+    def _add(self, taken: Taken, status: JobStatus, *, corpus: bool) -> None:
+        self._check_wanted()
+        most = max(1, self._high_water // 2)  # the other half is for workers, while this one is made durable
+        if self._part is not None and not self._part.has_room_for(taken, most_bytes=most):
+            self._finish_part(status, corpus=corpus)
+        self._part = self._part or self._begin_part(corpus=corpus)
+        try:
+            self._part.add(taken)
+        except BeginAgain:
+            self._part = self._rewritten(self._part, taken, status, corpus=corpus)
+        self._laid_over.update(self._part.more)
+        if self._written is not None:
+            self._written(taken.vectors)
+        if self._part.records >= self._broker.settings.part_records:
+            self._finish_part(status, corpus=corpus)
+
+    def _begin_part(self, *, corpus: bool) -> OpenPart:
+        return OpenPart(self._place.scratch(self._next_name(corpus=corpus)), self._kept)
+
+    def _next_name(self, *, corpus: bool) -> str:
+        return part_name(self._state.parts) if corpus else retry_part_name(self._state.retry_parts + 1)
+
+    def _rewritten(self, part: OpenPart, taken: Taken, status: JobStatus, *, corpus: bool) -> OpenPart:
+        """The same part, with wider columns: its chunks are still in Redis."""
+        part.abandon()
+        fresh = self._begin_part(corpus=corpus)
+        for chunk in part.chunks:
+            again = self._waiter.ask(partial(self._taken, chunk, status))
+            if again is None:
+                self._raise_lost(chunk)
+            fresh.add(again)
+        fresh.add(taken)
+        return fresh
+
+    def _finish_part(self, status: JobStatus, *, corpus: bool) -> None:
+        """Make the open part durable, note it, and free its results, in this order."""
+        part, self._part = self._part, None
+        if part is None or not part.chunks:
+            return
+        name = self._next_name(corpus=corpus)
+        try:
+            part.finish(self._job_id, self._fingerprint(status))
+            sha256, size = digest_of(part.path)
+            self._publish(name, corpus=corpus)
+        except FileNotFoundError:  # another drainer has begun the part anew
+            raise self._overtaken() from None
+        except BaseException:
+            part.abandon()
+            raise
+        first, last = (part.chunks[0], part.chunks[-1]) if corpus else (0, -1)
+        facts = PartFacts(sha256, size, first, last, part.records)
+        self._note(name, facts, part, corpus=corpus)
+        self._waiter.ask(partial(self._drains.unlink, self._job_id, [*part.chunks, *part.more]))
+        self._state = (
+            replace(self._state, next_chunk=last + 1, parts=self._state.parts + 1)
+            if corpus
+            else replace(self._state, retry_parts=self._state.retry_parts + 1)
+        )
+        if not status.state.ended:
+            self._waiter.ask(partial(self._broker.send_issued, status))
+        self._check_wanted()
+
+    def _publish(self, name: str, *, corpus: bool) -> None:
+        """Give the part its name. A file of that name that is not noted is left over from a drainer that died."""
+        try:
+            self._place.publish(name)
+        except FileExistsError:
+            self._state = self._renew()
+            if name != self._next_name(corpus=corpus):
+                raise self._overtaken() from None
+            self._check_own(name)
+            self._place.remove(name)
+            self._place.publish(name)
+
+    def _note(self, name: str, facts: PartFacts, part: OpenPart, *, corpus: bool) -> None:
+        more = part.more if corpus else [*part.chunks, *part.more]
+        note = partial(
+            self._drains.note,
+            self._job_id,
+            self._me.token,
+            name,
+            facts,
+            result_bytes=part.bytes,
+            digests=part.digests if corpus else b"",
+            more=more,
+        )
+        answer = self._waiter.ask(note)
+        if answer == "not_owner":  # this process stood still, or Redis lost the lease
+            self._renew()
+            answer = self._waiter.ask(note)
+        if answer != "ok":
+            raise self._overtaken()
+
+    def _overtaken(self) -> JobHeld:
+        return JobHeld(
+            f"job {self._job_id} was drained by another process, while this one stood still; the same command goes on "
+            "from there"
+        )
+
+    def _fingerprint(self, status: JobStatus) -> str:
+        model = status.model_fingerprint or self._broker.jobs.status(self._job_id).model_fingerprint or ""
+        return job_fingerprint(model, status.options)
+
+    def _abandon(self) -> None:
+        if self._part is not None:
+            self._part.abandon()
+            self._part = None
+
+    def _keep_what_is_done(self) -> None:
+        """Keep the results so far of a job that ended before it was done. A cancelled job has none."""
+        with suppress(JobError):
+            self._finish_part(self._broker.jobs.status(self._job_id), corpus=True)
+
+    def _free_leftovers(self, status: JobStatus) -> None:
+        """Free results that are in a part already: an earlier drainer may have died before it freed them."""
+        if self._state.parts + self._state.retry_parts:
+            found: list[int] = []
+            for chunk in self._drains.chunks(self._job_id, status.chunks, drained=True):
+                found.append(chunk)
+                if len(found) == _FREED_AT_ONCE:
+                    self._drains.unlink(self._job_id, found)
+                    found.clear()
+            self._drains.unlink(self._job_id, found)
+
+    # ---------------------------------------------------------------------------------------------------- the manifest
+
+    def _sum_up(self, status: JobStatus) -> list[str]:
+        """Write the manifest, when everything else is there."""
+        names = part_names(self._state)
+        parts = []
+        for name, facts in self._drains.parts(self._job_id, names):
+            if self._place.size(name) != facts.bytes:
+                self._check_part(name, facts, self._place.names())
+            parts.append({"name": name, "sha256": facts.sha256, "bytes": facts.bytes, "records": facts.records})
+        for name in self._place.names():
+            if name not in names:
+                self._check_own(name)
+                if name != MANIFEST:  # Redis came back without its last parts, once
+                    self._place.remove(name)
+        manifest = {
+            "job": self._job_id,
+            "model": status.model,
+            "fingerprint": self._fingerprint(status),
+            "precision": status.precision,
+            "dim": status.dim,
+            "records": status.records,
+            "failed": status.failed,
+            "parts": parts,
+        }
+        scratch = self._place.scratch(MANIFEST)
+        scratch.unlink(missing_ok=True)
+        scratch.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        self._place.publish(MANIFEST, replace=True)
+        return [self._place.path_of(name) for name in (*names, MANIFEST)]

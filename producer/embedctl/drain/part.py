@@ -1,0 +1,159 @@
+"""One part while it is written: chunks of results that go to a parquet file together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedctl.output.parts import BeginAgain
+from embedctl.results import ChunkVectors
+from embedctl_config.errors import MissingExtra
+
+try:
+    import pyarrow.parquet as pq
+
+    from embedctl.output.columns import KeptColumns
+    from embedctl.output.row_groups import RowGroups
+except ImportError as error:
+    raise MissingExtra("parquet", "parquet") from error
+
+#: The entry of a part's footer that says what the part holds.
+FOOTER = "embedctl"
+#: Most bytes of results in a part, which keeps the file below 512 MB.
+MOST_BYTES = 448 * 1024 * 1024
+#: Most chunks in a part: Redis notes all of them in one step.
+MOST_CHUNKS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The result of a chunk, read from Redis.
+
+    Attributes:
+        chunk: its number.
+        more: the chunks of retried records that are laid over it.
+        size: what all these results take in Redis (bytes).
+        digest: of the chunk's input.
+        made_by: the backend.
+    """
+
+    chunk: int
+    vectors: ChunkVectors
+    more: tuple[int, ...]
+    size: int
+    digest: bytes
+    made_by: str
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it adds to a file."""
+        return max(self.size, self.vectors.vectors.nbytes)
+
+
+class OpenPart:
+    """A part that is being written.
+
+    Args:
+        path: the file; one that exists is overwritten.
+        kept: the columns of the kept fields, of all parts of this drain: types only become wider.
+    """
+
+    def __init__(self, path: Path, kept: KeptColumns) -> None:
+        self.path = path
+        self._kept = kept
+        self._groups: RowGroups | None = None
+        self.chunks: list[int] = []
+        self._rows: list[tuple[int, int]] = []
+        self.more: list[int] = []
+        self.bytes = self.records = self._weight = 0
+        self._digests: list[bytes] = []
+        self._ends: list[int] = []
+        self._made: Mapping[str, str] = {}
+
+    def has_room_for(self, taken: Taken, *, most_bytes: int) -> bool:
+        """Whether it stays within its bounds with one more chunk. The first chunk always fits.
+
+        Args:
+            most_bytes: what its results may take in Redis.
+        """
+        fits = self.bytes + taken.size <= most_bytes and self._weight + taken.weight <= MOST_BYTES
+        return not self.chunks or (fits and len(self.chunks) < MOST_CHUNKS)
+
+    @property
+    def digests(self) -> bytes:
+        """The digests of its chunks' inputs, one after the other."""
+        return b"".join(self._digests)
+
+    def add(self, taken: Taken) -> None:
+        """Add a chunk.
+
+        Raises:
+            BeginAgain: a column of a kept field needs a wider type, so the part must be written again.
+        """
+        chunk = taken.vectors
+        rows = len(chunk.positions)
+        if self._kept.widened_by(chunk.kept or [{}] * rows) and self._groups is not None:
+            raise BeginAgain
+        if self._groups is None:
+            self.path.unlink(missing_ok=True)  # it might be a link to another file
+            self._groups = RowGroups(self.path, chunk.vectors.shape[1], self._kept)
+        self._groups.add(chunk)
+        self._rows.append((taken.chunk, rows))
+        self._ends += (int(chunk.positions[0]), int(chunk.positions[-1]))
+        self._made = {"precision": chunk.precision, "bounds": chunk.bounds, "backend": taken.made_by}
+        self.records += rows
+        self.chunks.append(taken.chunk)
+        self.more += taken.more
+        self.bytes += taken.size
+        self._weight += taken.weight
+        self._digests.append(taken.digest)
+
+    def finish(self, job_id: str, fingerprint: str) -> None:
+        """Write the footer; the file is not synced. The part must hold a chunk."""
+        assert self._groups is not None
+        footer = {
+            "job": job_id,
+            "fingerprint": fingerprint,
+            **self._made,
+            "first": min(self._ends),
+            "last": max(self._ends),
+            "records": self.records,
+            "chunks": self._rows,
+        }
+        self._groups.close({FOOTER: json.dumps(footer)})
+
+    def abandon(self) -> None:
+        """Close and remove the file. What it held is still in Redis."""
+        if self._groups is not None:
+            with suppress(OSError, ValueError):  # closing flushes; a full disk refuses once more, a closed file too
+                self._groups.close()
+            self.path.unlink(missing_ok=True)
+
+
+def footer_of(source: Any) -> Mapping[str, Any]:
+    """What a part says of itself; empty if it is no part of embedctl's.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        metadata = pq.read_metadata(source).metadata or {}
+        found: Mapping[str, Any] = json.loads(metadata[FOOTER.encode()])
+    except FileNotFoundError:
+        raise
+    except (KeyError, ValueError, OSError):  # pyarrow's errors are ValueError and OSError
+        return {}
+    return found
+
+
+def rows_of_chunks(footer: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
+    """For each chunk in a part its number, its first row and the number of its rows."""
+    at = 0
+    pairs: Sequence[Sequence[int]] = footer["chunks"]
+    for chunk, rows in pairs:
+        yield chunk, at, rows
+        at += rows

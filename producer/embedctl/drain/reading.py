@@ -1,0 +1,155 @@
+"""Reading the results of a drained job from its parts."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from embedctl.drain.places import place_of
+from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
+from embedctl.store import Drains, DrainState
+from embedctl.store.drains import part_name, part_names
+from embedctl_config.errors import JobDrained, MissingExtra
+from embedctl_config.wire import ErrorCode
+
+try:
+    import pyarrow.parquet as pq
+
+    from embedctl.drain.part import footer_of, rows_of_chunks
+except ImportError as error:
+    raise MissingExtra("parquet", "a drained job") from error
+
+_OWN = ("position", "id", "embedding", "error_code", "error_message", "tokens_used", "tokens_lost")
+
+
+class DrainedChunks:
+    """The drained chunks of one job. It holds one row group of one part.
+
+    Args:
+        place: where the parts are.
+    """
+
+    def __init__(self, drains: Drains, job_id: str, place: str) -> None:
+        self._drains, self._job_id, self._where = drains, job_id, place
+        self._place = place_of(place)
+        self._known = DrainState(0, 0, 0, place)
+        self._lasts: list[int] = []  # the last chunk of each part of the corpus' chunks
+        self._retried: dict[int, str] = {}  # chunk → the last part of retried records that holds it
+        self._open: _OpenPart | None = None
+
+    def chunk(self, index: int) -> ChunkVectors | None:
+        """A drained chunk; None if its records are laid over those of another chunk.
+
+        Raises:
+            JobDrained: the part can't be read here.
+        """
+        name = self._name_of(index)
+        if name is None:
+            self._learn()
+            name = self._name_of(index)
+        if name is None:
+            return None
+        if self._open is None or self._open.name != name:
+            self._open = None  # first free what it holds
+            footer = self._footer(name)
+            self._open = _OpenPart(name, self._place.source(name), footer)
+        return self._open.chunk(index)
+
+    def _name_of(self, index: int) -> str | None:
+        if index in self._retried:
+            return self._retried[index]
+        number = bisect_right(self._lasts, index - 1)
+        return part_name(number) if number < len(self._lasts) else None
+
+    def _learn(self) -> None:
+        """Read which parts there are now."""
+        state = self._drains.state(self._job_id)
+        new = [name for name in part_names(state) if name not in set(part_names(self._known))]
+        for name, facts in self._drains.parts(self._job_id, new):
+            if facts.last < facts.first:
+                self._retried |= {chunk: name for chunk, _, _ in rows_of_chunks(self._footer(name))}
+            else:
+                self._lasts.append(facts.last)
+        self._known = state
+
+    def _footer(self, name: str) -> Mapping[str, Any]:
+        try:
+            footer = footer_of(self._place.source(name))
+        except OSError as error:
+            raise self._unreachable(name, error.strerror or "it can't be read") from error
+        if footer.get("job") != self._job_id:
+            raise self._unreachable(name, "it is not the file that was written there")
+        return footer
+
+    def _unreachable(self, name: str, why: str) -> JobDrained:
+        return JobDrained(
+            f"the vectors of job {self._job_id} were drained to {self._where}, and {name} can't be read there from "
+            f"here: {why}. Read the parts where they are, or bring them back"
+        )
+
+
+class _OpenPart:
+    """A part, and one of its row groups.
+
+    Args:
+        source: what pyarrow opens.
+    """
+
+    def __init__(self, name: str, source: Any, footer: Mapping[str, Any]) -> None:
+        self.name, self._footer = name, footer
+        self._file = pq.ParquetFile(source)
+        self._rows = {chunk: (at, rows) for chunk, at, rows in rows_of_chunks(footer)}
+        sizes = [self._file.metadata.row_group(at).num_rows for at in range(self._file.num_row_groups)]
+        self._starts = np.cumsum([0, *sizes])
+        self._group = -1
+        self._table: Any = None
+
+    def chunk(self, index: int) -> ChunkVectors | None:
+        """One chunk; a chunk is in one row group. None if it is not in this part."""
+        if index not in self._rows:
+            return None
+        at, rows = self._rows[index]
+        group = int(np.searchsorted(self._starts, at, side="right")) - 1
+        if group != self._group:
+            self._table = None  # first free the last one
+            self._table, self._group = self._file.read_row_group(group), group
+        return _vectors_of(self._table.slice(at - int(self._starts[group]), rows), self._footer)
+
+
+def _vectors_of(table: Any, footer: Mapping[str, Any]) -> ChunkVectors:
+    """Rows of a part as the results of a chunk."""
+    columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "embedding"}
+    embedding = table.column("embedding").combine_chunks()
+    dim = embedding.type.list_size
+    # A failed record's slot holds its NaN under the null.
+    vectors = np.full((len(table), dim), np.nan, np.float32)
+    valid = embedding.is_valid().to_numpy(zero_copy_only=False)
+    vectors[valid] = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+    rows = list(zip(*(columns[name] for name in _OWN if name != "embedding"), strict=True))
+    kept_names = [name for name in table.column_names if name not in _OWN]
+    return ChunkVectors(
+        positions=np.asarray(columns["position"], np.int64),
+        ids=columns["id"],
+        vectors=vectors,
+        errors=[
+            FailedRecord(position, label, ErrorCode(code), message or "")
+            for position, label, code, message, _, _ in rows
+            if code is not None
+        ],
+        truncations=[
+            TruncatedRecord(position, label, used, lost)
+            for position, label, _, _, used, lost in rows
+            if used is not None
+        ],
+        precision=str(footer.get("precision", "")),
+        bounds=str(footer.get("bounds", "")),
+        kept=list(_records(kept_names, columns)) if kept_names else None,
+    )
+
+
+def _records(names: list[str], columns: Mapping[str, list[Any]]) -> Iterator[Mapping[str, Any]]:
+    for values in zip(*(columns[name] for name in names), strict=True):
+        yield dict(zip(names, values, strict=True))

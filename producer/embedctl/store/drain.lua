@@ -1,0 +1,34 @@
+-- Note that a durable part holds the results of some chunks. The caller unlinks them after that.
+-- KEYS[9]: drainer. ARGV: job, token, lease, part, its facts, bytes of the results, first and last chunk of a range,
+-- digests of that range, then chunks outside of it, which hold retried or repaired records.
+-- → ok | not_owner | already <facts of the part> | missing <chunk>
+local known = redis.call('HGET', parts, ARGV[4])
+if known == ARGV[5] then return {'ok'} end  -- noted before; the answer was lost
+local owner = redis.call('GET', KEYS[9])
+if not owner or owner:match('^%S+') ~= ARGV[2] then return {'not_owner'} end
+redis.call('PEXPIRE', KEYS[9], ARGV[3])  -- first, as in `drainer`: this needs no memory
+if known then return {'already', known} end
+local first, last = tonumber(ARGV[7]), tonumber(ARGV[8])
+local chunks = {}
+for chunk = first, last do chunks[#chunks + 1] = chunk end
+for at = 10, #ARGV do chunks[#chunks + 1] = tonumber(ARGV[at]) end
+for _, chunk in ipairs(chunks) do
+  if redis.call('GETBIT', counted, chunk) == 0 or is_drained(chunk) then return {'missing', chunk} end
+end
+for _, chunk in ipairs(chunks) do redis.call('SETBIT', drained, chunk, 1) end
+if last >= first then
+  redis.call('SETRANGE', digests, 16 * first, ARGV[9])
+  redis.call('HSET', job, 'drained_next', last + 1)
+end
+redis.call('HSET', parts, ARGV[4], ARGV[5])
+redis.call('HINCRBY', job, last >= first and 'parts' or 'retry_parts', 1)
+local left = redis.call('HINCRBY', job, 'result_bytes', 0 - tonumber(ARGV[6]))
+-- An older worker does not count its results, and the size of one that Redis lost is unknown.
+local all = redis.call('HINCRBY', job, 'drained_chunks', #chunks) >= tonumber(redis.call('HGET', job, 'chunks_done'))
+if left < 0 or all then redis.call('HSET', job, 'result_bytes', 0) end
+local lives_ms = redis.call('PTTL', job) + math.floor(ttl_ms * (CHUNK_TTL_FACTOR - 1))
+for _, key in ipairs({drained, parts, digests}) do
+  if redis.call('PTTL', key) < lives_ms then redis.call('PEXPIRE', key, lives_ms) end
+end
+if not ended then look_by(now + LOOK_AFTER_MS) end  -- there is room for tickets
+return {'ok'}

@@ -1,0 +1,204 @@
+"""Draining a job: who may do it, which parts are durable, and which chunks they hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from embedctl.store.connection import Connection
+from embedctl.store.jobs import JobStore
+from embedctl_config import keys, wire
+from embedctl_config.errors import JobDrained
+
+_SLICE = 500
+#: Bytes of the bitmap that are read at once.
+_MAP_SLICE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PartFacts:
+    """What Redis knows of a durable part.
+
+    Attributes:
+        sha256: in hexadecimal, of the file.
+        bytes: the file's size.
+        first, last: its range of chunks; last is first - 1 in a part of retried records.
+        records: its rows.
+    """
+
+    sha256: str
+    bytes: int
+    first: int
+    last: int
+    records: int
+
+    def as_json(self) -> str:
+        """The form in Redis."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainState:
+    """How far a job is drained.
+
+    Attributes:
+        next_chunk: the first of the corpus' chunks that no part holds.
+        parts, retry_parts: numbers of durable parts.
+        place: where they are; empty before the first drain.
+    """
+
+    next_chunk: int
+    parts: int
+    retry_parts: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that drains a job, as it described itself."""
+
+    token: str
+    machine: str
+    process: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"process {self.process.partition('.')[0]} on {self.host}"
+
+    def as_text(self) -> str:
+        """The form in Redis: four words."""
+        return " ".join((self.token, self.machine or "-", self.process or "-", self.host or "-"))
+
+
+class Drains:
+    """Redis' part in draining jobs. Every method raises BrokerUnavailable if Redis can't be reached."""
+
+    def __init__(self, connection: Connection, jobs: JobStore) -> None:
+        self._connection = connection
+        self._jobs = jobs
+
+    def take(
+        self,
+        job_id: str,
+        holder: Holder,
+        *,
+        high_water: int,
+        place: str = "",
+        dead: str = "",
+        lease_s: float | None = None,
+    ) -> DrainState | Holder:
+        """Take or renew the right to drain a job, and mark the job as one that is drained.
+
+        Args:
+            high_water: most bytes of results in Redis; above it, no tickets are sent for the job.
+            place: where the parts are, if that is known now.
+            dead: the token of a holder that is known to have died.
+            lease_s: length of the lease in seconds; 0 gives the right up.
+
+        Returns:
+            How far the job is drained, or the process that has the right.
+        """
+        lease_ms = int((keys.DRAINER_LEASE_S if lease_s is None else lease_s) * 1000)
+        args = [holder.token, holder.as_text(), lease_ms, high_water, place, wire.DRAINS_SINCE, dead]
+        answer, rest = self._jobs.job_script("drainer", job_id, [keys.drainer(job_id)], args)
+        if answer == "held":
+            return Holder(*rest[0].decode().split(" ", 3))
+        return DrainState(int(rest[0]), int(rest[1]), int(rest[2]), rest[3].decode())
+
+    def note(
+        self,
+        job_id: str,
+        token: str,
+        name: str,
+        facts: PartFacts,
+        *,
+        result_bytes: int,
+        digests: bytes,
+        more: Sequence[int] = (),
+    ) -> str:
+        """Note a durable part. Only after `ok` may the results of its chunks be unlinked.
+
+        Args:
+            result_bytes: what these results take in Redis.
+            digests: of the range's inputs, one after the other.
+            more: chunks outside of the range, which hold retried or repaired records.
+
+        Returns:
+            `ok`; `not_owner`; or, if another drainer was here, `already` or `missing`.
+        """
+        lease_ms = keys.DRAINER_LEASE_S * 1000
+        args: list[Any] = [
+            token,
+            lease_ms,
+            name,
+            facts.as_json(),
+            result_bytes,
+            facts.first,
+            facts.last,
+            digests,
+            *more,
+        ]
+        return self._jobs.job_script("drain", job_id, [keys.drainer(job_id)], args)[0]
+
+    def state(self, job_id: str) -> DrainState:
+        """How far a job is drained."""
+        with self._connection.client() as client:
+            found = client.hmget(keys.job(job_id), "drained_next", "parts", "retry_parts", "drain_to")
+        next_chunk, parts, retry_parts, place = found
+        return DrainState(int(next_chunk or 0), int(parts or 0), int(retry_parts or 0), (place or b"").decode())
+
+    def unlink(self, job_id: str, chunks: Sequence[int]) -> None:
+        """Free the results of drained chunks, in slices."""
+        for at in range(0, len(chunks), _SLICE):
+            with self._connection.client() as client:
+                client.unlink(*(keys.chunk_result(job_id, chunk) for chunk in chunks[at : at + _SLICE]))
+
+    def is_drained(self, job_id: str, chunk: int) -> bool:
+        """Whether a durable part holds a chunk's result."""
+        with self._connection.client() as client:
+            return bool(client.getbit(keys.drained(job_id), chunk))
+
+    def chunks(self, job_id: str, count: int, *, drained: bool) -> Iterator[int]:
+        """The chunks among the first `count` that are drained, or those that are not; the bitmap is read in slices."""
+        for at in range(0, (count + 7) // 8, _MAP_SLICE):
+            with self._connection.client() as client:
+                found: bytes = client.getrange(keys.drained(job_id), at, at + _MAP_SLICE - 1)
+            first = 8 * at
+            for chunk in range(first, min(first + 8 * _MAP_SLICE, count)):
+                byte = found[(chunk - first) // 8] if (chunk - first) // 8 < len(found) else 0
+                if bool(byte >> (7 - chunk % 8) & 1) is drained:
+                    yield chunk
+
+    def parts(self, job_id: str, names: Sequence[str]) -> Iterator[tuple[str, PartFacts]]:
+        """The facts of these parts, read in slices.
+
+        Raises:
+            JobDrained: Redis lost them.
+        """
+        for at in range(0, len(names), _SLICE):
+            these = names[at : at + _SLICE]
+            with self._connection.client() as client:
+                found = client.hmget(keys.parts(job_id), these)
+            for name, facts in zip(these, found, strict=True):
+                if facts is None:
+                    raise JobDrained(f"Redis lost what it knew of {name} of job {job_id}: read the parts themselves")
+                yield name, PartFacts(**json.loads(facts))
+
+
+def part_names(state: DrainState) -> list[str]:
+    """The names of a job's durable parts, in the order in which later records replace earlier ones."""
+    return [part_name(number) for number in range(state.parts)] + [
+        retry_part_name(number) for number in range(1, state.retry_parts + 1)
+    ]
+
+
+def part_name(number: int) -> str:
+    """The name of a part of the corpus' chunks; the first number is 0."""
+    return f"part-{number:06d}.parquet"
+
+
+def retry_part_name(number: int) -> str:
+    """The name of a part of retried records; the first number is 1."""
+    return f"part-retry-{number:06d}.parquet"

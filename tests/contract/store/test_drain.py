@@ -1,0 +1,289 @@
+"""The scripts of a drain: who may drain, what a durable part frees, and what drained chunks mean to all other steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import redis as redis_py
+
+from embedctl.broker import Broker
+from embedctl.store import Added, DrainState, Holder, PartFacts
+from embedctl_config import keys, wire
+from embedctl_config.errors import BrokerFull, JobCancelled
+from embedctl_config.settings import Settings
+from tests.support.redis_server import CLASSES, RedisServer
+from tests.support.store import QUEUE, add, claim, complete, keys_of, new_job, payload, result, work
+
+HIGH_WATER = 10**6
+ME, OTHER = Holder("me", "machine", "1.1", "host"), Holder("other", "machine", "2.1", "elsewhere")
+PART = "part-000000.parquet"
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace(lease_s=30.0, reissue_s=60.0)
+
+
+def take(broker: Broker, job_id: str, holder: Holder = ME, high_water: int = HIGH_WATER) -> DrainState:
+    found = broker.drains.take(job_id, holder, high_water=high_water, place="/parts")
+    assert isinstance(found, DrainState)
+    return found
+
+
+def facts(first: int, last: int, sha256: str = "ab") -> PartFacts:
+    return PartFacts(sha256, 100, first, last, 2 * (last - first + 1))
+
+
+def note(
+    broker: Broker, job_id: str, first: int, last: int, *, name: str = PART, holder: Holder = ME, sha256: str = "ab"
+) -> str:
+    digests = b"".join(wire.digest_of(payload(chunk)) for chunk in range(first, last + 1))
+    size = sum(len(broker.jobs.result(job_id, chunk) or b"") for chunk in range(first, last + 1))
+    part = facts(first, last, sha256)
+    return broker.drains.note(job_id, holder.token, name, part, result_bytes=size, digests=digests)
+
+
+def drained(broker: Broker, chunks: int = 3, *, done: int | None = None, parts: int = 2, seal: bool = True) -> str:
+    """A job of which the first `done` chunks are encoded, and the first `parts` are drained and freed."""
+    job_id = new_job(broker, chunks, seal=seal)
+    work(broker, job_id, *range(chunks if done is None else done))
+    take(broker, job_id)
+    assert note(broker, job_id, 0, parts - 1) == "ok"
+    broker.drains.unlink(job_id, range(parts))
+    return job_id
+
+
+# ----------------------------------------------------------------------------------------------------------- the right
+
+
+def test_one_process_drains_at_a_time_and_the_next_is_told_who_does(broker: Broker) -> None:
+    job_id = new_job(broker)
+    assert take(broker, job_id) == DrainState(0, 0, 0, "/parts")
+    assert broker.drains.take(job_id, OTHER, high_water=HIGH_WATER) == ME
+    assert take(broker, job_id) == DrainState(0, 0, 0, "/parts"), "a lost answer: the same process asks again"
+
+
+def test_the_right_goes_on_when_its_holder_gives_it_up_or_is_known_to_have_died(broker: Broker) -> None:
+    job_id = new_job(broker)
+    take(broker, job_id)
+    broker.drains.take(job_id, ME, high_water=HIGH_WATER, lease_s=0)
+    assert isinstance(broker.drains.take(job_id, OTHER, high_water=HIGH_WATER), DrainState)
+    assert broker.drains.take(job_id, ME, high_water=HIGH_WATER) == OTHER
+    assert isinstance(broker.drains.take(job_id, ME, high_water=HIGH_WATER, dead=OTHER.token), DrainState)
+
+
+def test_a_lapsed_right_is_taken_over(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker)
+    take(broker, job_id)
+    assert 0 < raw.pttl(keys.drainer(job_id)) <= keys.DRAINER_LEASE_S * 1000
+    raw.delete(keys.drainer(job_id))
+    take(broker, job_id, OTHER)
+    work(broker, job_id, 0)
+    assert note(broker, job_id, 0, 0) == "not_owner"
+    assert note(broker, job_id, 0, 0, holder=OTHER) == "ok"
+
+
+def test_a_cancelled_job_is_not_drained(broker: Broker) -> None:
+    job_id = new_job(broker)
+    broker.jobs.cancel(job_id)
+    with pytest.raises(JobCancelled):
+        take(broker, job_id)
+
+
+# ----------------------------------------------------------------------------------------------------------- the parts
+
+
+def test_a_part_is_noted_once_whatever_answers_are_lost(broker: Broker) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, 0, 1, 2)
+    take(broker, job_id)
+    before = broker.jobs.status(job_id)
+    assert note(broker, job_id, 0, 1) == "ok"
+    after = broker.jobs.status(job_id)
+    assert after.result_bytes == before.result_bytes - 2 * len(result(0))
+    assert after.drained_chunks == 2
+    assert broker.drains.state(job_id) == DrainState(2, 1, 0, "/parts")
+    assert broker.drains.note(job_id, "me", PART, facts(0, 1), result_bytes=1000, digests=b"") == "ok", "once more"
+    assert replace(broker.jobs.status(job_id), expires_in=after.expires_in) == after
+    assert broker.drains.note(job_id, "x", PART, facts(0, 1), result_bytes=1000, digests=b"") == "ok", "whoever asks"
+
+
+def test_another_part_for_the_same_chunks_or_of_the_same_name_is_refused(broker: Broker) -> None:
+    job_id = drained(broker)
+    assert note(broker, job_id, 2, 2, sha256="cd") == "already"
+    assert note(broker, job_id, 1, 2, name="part-000001.parquet") == "missing", "chunk 1 is in a part"
+    assert note(broker, job_id, 2, 2, name="part-000001.parquet") == "ok"
+
+
+def test_a_part_of_a_chunk_that_is_not_counted_is_refused(broker: Broker) -> None:
+    job_id = new_job(broker)
+    take(broker, job_id)
+    assert note(broker, job_id, 0, 0) == "missing"
+    assert not broker.drains.is_drained(job_id, 0)
+
+
+def test_the_bitmap_tells_drained_chunks_from_others(broker: Broker) -> None:
+    job_id = drained(broker, 20, parts=9)
+    assert list(broker.drains.chunks(job_id, 20, drained=True)) == list(range(9))
+    assert list(broker.drains.chunks(job_id, 20, drained=False)) == list(range(9, 20))
+
+
+def test_every_key_of_a_drain_has_a_lifetime_and_goes_with_the_job(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = drained(broker)
+    left = {key: raw.pttl(key) for key in keys_of(raw, job_id)}
+    assert {keys.drained(job_id), keys.parts(job_id), keys.digests(job_id)} < left.keys()
+    assert all(ttl > 0 for ttl in left.values())
+    for key in (keys.drained(job_id), keys.parts(job_id), keys.digests(job_id)):
+        assert left[key] >= left[keys.job(job_id)] - 1000
+    broker.upkeep.settle_slice(job_id)
+    for key in (keys.drained(job_id), keys.parts(job_id), keys.digests(job_id)):
+        assert raw.pttl(key) <= 1000_000
+    broker.jobs.cancel(job_id)
+    broker.upkeep.free(job_id, 3)
+    broker.upkeep.remove(job_id)
+    assert keys_of(raw, job_id) == set()
+
+
+# ------------------------------------------------------------------------------- what drained chunks mean to all others
+
+
+def test_a_late_ticket_or_result_of_a_drained_chunk_does_nothing(broker: Broker) -> None:
+    job_id = drained(broker, done=2)
+    before = broker.jobs.status(job_id)
+    assert claim(broker, job_id, 1, "late").answer == "done"
+    assert complete(broker, job_id, 1, "late") == "refused"
+    after = broker.jobs.status(job_id)
+    assert (after.done, after.result_bytes) == (before.done, before.result_bytes)
+
+
+def test_the_audit_does_not_take_drained_chunks_for_lost(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = drained(broker, done=2)
+    assert broker.jobs.issue(job_id, QUEUE) == [2]
+    assert broker.upkeep.audit(job_id) == 0
+    assert broker.jobs.status(job_id).lost_chunks is None
+    raw.delete(keys.chunk_input(job_id, 2), keys.due(job_id))
+    assert broker.upkeep.audit(job_id) == 1, "a chunk that is lost indeed"
+
+
+def test_the_same_corpus_skips_drained_chunks_and_another_is_refused(broker: Broker) -> None:
+    job_id = drained(broker, seal=False)
+    before = broker.jobs.status(job_id)
+    assert [add(broker, job_id, chunk)[0] for chunk in range(3)] == [Added.SKIPPED] * 3
+    assert add(broker, job_id, 1, word="other")[0] is Added.DIFFERS
+    after = broker.jobs.status(job_id)
+    assert (after.done, after.records, after.state) == (before.done, before.records, before.state)
+
+
+def test_the_corpus_repairs_a_lost_result_and_leaves_drained_ones(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = drained(broker)
+    raw.delete(keys.chunk_result(job_id, 2))
+    assert [add(broker, job_id, chunk)[0] for chunk in range(3)] == [Added.SKIPPED, Added.SKIPPED, Added.OK]
+    assert broker.jobs.status(job_id).state == "running"
+    work(broker, job_id, 2)
+    assert broker.jobs.status(job_id).state == "completed"
+    assert note(broker, job_id, 2, 2, name="part-000001.parquet") == "ok"
+    assert broker.jobs.status(job_id).result_bytes == 0
+
+
+def test_failed_records_of_a_drained_chunk_are_retried(broker: Broker) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0, failed=1)
+    work(broker, job_id, 1)
+    take(broker, job_id)
+    assert note(broker, job_id, 0, 1) == "ok"
+    broker.drains.unlink(job_id, [0, 1])
+    assert broker.jobs.failed_chunks(job_id, 0, 2) == [0]
+    assert broker.jobs.chunks_with_errors(job_id, 0, 2) == {0}
+    assert broker.jobs.retry(job_id, 0, 2, "r") == 1
+    assert list(broker.drains.chunks(job_id, 3, drained=False)) == [2]
+
+
+# -------------------------------------------------------------------------------------------------------- back-pressure
+
+
+def test_a_drained_job_gets_no_tickets_while_redis_holds_too_many_of_its_results(broker: Broker) -> None:
+    job_id = new_job(broker, 30)
+    assert broker.jobs.issue(job_id, QUEUE) == list(range(8))
+    work(broker, job_id, 0, 1)
+    take(broker, job_id, high_water=len(result(0)))
+    assert broker.jobs.status(job_id).waits_for_reader
+    assert broker.jobs.issue(job_id, QUEUE) == []
+    assert note(broker, job_id, 0, 0) == "ok"
+    assert not broker.jobs.status(job_id).waits_for_reader
+    assert broker.jobs.issue(job_id, QUEUE) == [8, 9]
+
+
+def test_a_job_that_nobody_drains_is_not_held_back(broker: Broker) -> None:
+    broker.settings.replace(results_high_water_bytes=1)
+    job_id = new_job(broker, 30)
+    broker.jobs.issue(job_id, QUEUE)
+    work(broker, job_id, 0)
+    assert broker.jobs.status(job_id).result_bytes == len(result(0))
+    assert broker.jobs.issue(job_id, QUEUE) == [8]
+
+
+def test_a_job_made_to_be_drained_is_held_back_from_its_start(broker: Broker) -> None:
+    job_id = new_job(broker, 30, results_high_water=1)
+    assert broker.jobs.status(job_id).version == wire.DRAINS_SINCE
+    broker.jobs.issue(job_id, QUEUE)
+    work(broker, job_id, 0)
+    assert broker.jobs.issue(job_id, QUEUE) == []
+
+
+def test_the_chunk_that_the_drainer_waits_for_is_issued_in_any_case(broker: Broker, raw: redis_py.Redis) -> None:
+    """After Redis came back without its last writes, results may be there of chunks that are not issued any more."""
+    job_id = new_job(broker, 3, results_high_water=1)
+    work(broker, job_id, 1)
+    assert broker.jobs.issue(job_id, QUEUE) == [0, 2]
+
+
+def test_the_count_of_bytes_recovers_from_results_that_older_workers_did_not_count(
+    broker: Broker, raw: redis_py.Redis
+) -> None:
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0)
+    raw.hdel(keys.job(job_id), "result_bytes")
+    take(broker, job_id)
+    assert note(broker, job_id, 0, 0) == "ok"
+    assert broker.jobs.status(job_id).result_bytes == 0
+
+
+# -------------------------------------------------------------------------------------------------- versions and memory
+
+
+def test_older_programs_leave_a_drained_job_alone(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker, 2)
+    assert broker.jobs.status(job_id).version == 1
+    assert raw.zscore(keys.upkeep(1), job_id) is not None
+    take(broker, job_id)
+    assert broker.jobs.status(job_id).version == wire.DRAINS_SINCE
+    assert raw.zscore(keys.upkeep(1), job_id) is None
+    assert raw.zscore(keys.upkeep(wire.DRAINS_SINCE), job_id) is not None
+    work(broker, job_id, 0, 1)
+    assert broker.jobs.status(job_id).state == "completed"
+
+
+@pytest.fixture
+def full(own_redis: RedisServer) -> Iterator[tuple[Broker, redis_py.Redis, str]]:
+    """A Redis that a job's results have filled."""
+    raw = redis_py.Redis.from_url(own_redis.url)
+    broker = Broker.connect(Settings(redis_url=own_redis.url, classes=CLASSES, hardware="dummy", model="dummy"))
+    job_id = new_job(broker, 2)
+    work(broker, job_id, 0, 1)
+    raw.config_set("maxmemory", raw.info("memory")["used_memory"] - 1)
+    with pytest.raises(BrokerFull):
+        add(broker, new_job(broker), 0)
+    yield broker, raw, job_id
+    broker.close()
+    raw.close()
+
+
+def test_a_full_redis_is_drained(full: tuple[Broker, redis_py.Redis, str]) -> None:
+    """Nothing but a drain makes room in it, so a drain must need none."""
+    broker, raw, job_id = full
+    take(broker, job_id)
+    assert note(broker, job_id, 0, 1) == "ok"
+    broker.drains.unlink(job_id, [0, 1])
+    assert not raw.exists(keys.chunk_result(job_id, 0), keys.chunk_result(job_id, 1))

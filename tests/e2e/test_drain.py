@@ -1,0 +1,533 @@
+"""Draining: results leave Redis for durable parts, whatever dies between any two steps."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis as redis_py
+
+from embedctl import ChunkVectors, Job, JobDrained, JobHeld, OutputError, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.drain import folder as folders
+from embedctl.drain.folder import PartsFolder
+from embedctl.drain.part import OpenPart
+from embedctl.store import Drains
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.drained_parts import manifest_of, rows_of
+from tests.support.forked import Forked
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.rig import Rig
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
+
+TEXTS = [f"text {i}" for i in range(100)]
+CHUNKS = 13
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing is tidied."""
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace(part_records=20, lease_s=30.0)
+
+
+@pytest.fixture
+def encode(worker_broker: Broker, settings: Settings) -> Callable[..., Job]:
+    """Makes an ended job of 13 chunks."""
+
+    def make(texts: Sequence[Any] = TEXTS, **options: Any) -> Job:
+        job = enqueue_embeddings(texts, settings=settings, chunk_size=8, **options)
+        rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+        for chunk in range(job.status().chunks):
+            rig.run(job, chunk)
+        return job
+
+    return make
+
+
+def results_in_redis(raw: redis_py.Redis, job: Job) -> set[int]:
+    return {chunk for chunk in range(CHUNKS) if raw.exists(keys.chunk_result(job.id, chunk))}
+
+
+def assert_complete(folder: Path, texts: Sequence[str] = TEXTS) -> None:
+    """Every record is once in the parts, with its vector."""
+    rows = rows_of(folder)
+    assert sorted(rows) == list(range(len(texts)))
+    vectors = np.array([rows[position]["embedding"] for position in range(len(texts))], np.float32)
+    np.testing.assert_array_equal(vectors, reference(texts))
+    assert manifest_of(folder)["records"] == len(texts)
+
+
+def test_results_go_to_parts_and_are_read_from_there(
+    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path
+) -> None:
+    job = encode()
+    files = job.drain(tmp_path / "out")
+    assert [Path(name).name for name in files] == [
+        *(f"part-{number:06d}.parquet" for number in range(5)),
+        "manifest.json",
+    ]
+    assert results_in_redis(raw, job) == set()
+    assert_complete(tmp_path / "out")
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+    assert [chunk.positions[0] for chunk in job.iter_results(start=11)] == [88, 96]
+    assert job.errors() == []
+    assert job.status().result_bytes == 0
+    assert job.drain(tmp_path / "out") == files, "once more, when there is nothing left to do"
+
+
+def test_failed_records_ids_and_kept_fields_survive(encode: Callable[..., Job], tmp_path: Path) -> None:
+    """A kept field's column becomes wider in the middle of a part, which is then written again."""
+    items = [
+        {"id": f"r{i}", "text": "" if i in (7, 93) else f"text {i}", "n": i if i < 50 else i + 0.5} for i in range(100)
+    ]
+    job = encode(items, keep=("n",))
+    before = list(job.iter_results())
+    job.drain(tmp_path)
+    assert [each.position for each in job.errors()] == [7, 93]
+    for old, new in zip(before, job.iter_results(), strict=True):
+        assert (old.ids, old.errors, old.kept) == (new.ids, new.errors, new.kept)
+        np.testing.assert_array_equal(old.vectors, new.vectors)
+    rows = rows_of(tmp_path)
+    assert rows[7]["embedding"] is None
+    assert (rows[93]["error_code"], rows[93]["id"], rows[93]["n"]) == ("empty", "r93", 93.5)
+
+
+def test_retried_records_come_in_a_part_of_their_own(
+    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, tmp_path: Path
+) -> None:
+    job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
+    job.drain(tmp_path)
+    assert job.retry_failed() == 2
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    rig.run(job, 13)
+    rig.run(job, 14)
+    assert [Path(name).name for name in job.drain(tmp_path)][-2:] == ["part-retry-000001.parquet", "manifest.json"]
+    assert [each.position for each in job.errors()] == [7, 93]
+    assert sorted(rows_of(tmp_path)) == list(range(100))
+    assert job.retry_failed() == 2, "a retry of a retry"
+    rig.run(job, 15)
+    rig.run(job, 16)
+    job.drain(tmp_path)
+    assert [each.position for each in job.errors()] == [7, 93]
+    assert job.vectors().shape == (100, 16)
+
+
+@pytest.mark.parametrize("part_records", [1, 100])
+def test_retries_of_retries_are_drained_once(
+    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, tmp_path: Path, part_records: int
+) -> None:
+    job = encode(["" if i in (7, 93) else text for i, text in enumerate(TEXTS)])
+    job.drain(tmp_path)
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    for first in (13, 15):
+        assert job.retry_failed() == 2
+        rig.run(job, first)
+        rig.run(job, first + 1)
+    own = Job.get(job.id, settings.replace(part_records=part_records))
+    own.drain(tmp_path)
+    status = own.status()
+    assert (status.drained_chunks, status.chunks, status.result_bytes) == (17, 17, 0)
+    assert [each.position for each in own.errors()] == [7, 93]
+    assert sorted(rows_of(tmp_path)) == list(range(100))
+
+
+def test_records_that_were_retried_before_the_drain_are_in_their_places(
+    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
+) -> None:
+    job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
+    job.retry_failed()
+    Rig(worker_broker, settings, DummyBackend(dim=16)).run(job, 13)
+    job.drain(tmp_path)
+    assert not list(tmp_path.glob("part-retry-*"))
+    assert not raw.exists(keys.chunk_result(job.id, 13))
+    assert [each.position for each in job.errors()] == [7]
+    assert job.retry_failed() == 1, "the retry failed too, and is retried after the drain"
+    Rig(worker_broker, settings, DummyBackend(dim=16)).run(job, 14)
+    assert [each.position for each in job.errors()] == [7]
+
+
+# ------------------------------------------------------------------------------------------------ between any two steps
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, count: int, *, after: bool) -> None:
+    """Let the process die before or after the call of this number."""
+    real, calls = getattr(owner, name), 0
+
+    def dies(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count and not after:
+            raise Killed
+        answer = real(*args, **options)
+        if calls == count:
+            raise Killed
+        return answer
+
+    monkeypatch.setattr(owner, name, dies)
+
+
+STEPS = [
+    *((owner, name, after) for after in (False, True) for owner, name in [(Drains, "note"), (Drains, "unlink")]),
+    (PartsFolder, "publish", False),
+    (PartsFolder, "publish", True),
+    (folders, "_sync", False),
+    (folders, "_move_exclusively", False),
+    (OpenPart, "finish", False),
+    (OpenPart, "finish", True),
+    (OpenPart, "add", True),
+]
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("owner", "name", "after"), STEPS)
+def test_a_drain_that_dies_between_two_steps_is_taken_up(
+    encode: Callable[..., Job],
+    raw: redis_py.Redis,
+    tmp_path: Path,
+    owner: Any,
+    name: str,
+    after: bool,
+    count: int,
+) -> None:
+    job = encode()
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, owner, name, count, after=after)
+        with pytest.raises(Killed):
+            job.drain(folder)
+    durable = set(rows_of(folder)) if not after or name != "add" else set()
+    for chunk in set(range(CHUNKS)) - results_in_redis(raw, job):
+        assert set(range(8 * chunk, min(8 * chunk + 8, 100))) <= durable, "nothing is unlinked that is not durable"
+    job.drain(folder)
+    assert_complete(folder)
+    assert results_in_redis(raw, job) == set()
+
+
+def test_a_power_cut_before_the_folder_is_synced_loses_nothing(
+    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the folder is synced, a power cut may take the new name away. Then the results must still be in Redis."""
+    job = encode()
+    folder = tmp_path / "out"
+    folder.mkdir()
+    unlinked_before_sync: list[str] = []
+    synced: list[set[str]] = []
+    real_unlink = Drains.unlink
+    monkeypatch.setattr(folders, "_sync", lambda path: synced.append({each.name for each in path.iterdir()}))
+
+    def unlink(self: Drains, job_id: str, chunks: Sequence[int]) -> None:
+        unlinked_before_sync.extend({each.name for each in folder.glob("part-*")} - synced[-1])
+        real_unlink(self, job_id, chunks)
+
+    monkeypatch.setattr(Drains, "unlink", unlink)
+    job.drain(folder)
+    assert unlinked_before_sync == []
+
+
+def test_a_full_disk_unlinks_nothing_and_the_same_command_goes_on(
+    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = encode()
+    real, calls = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OutputError, match=r"No space left on device.*still in Redis; the same command goes on"):
+            job.drain(tmp_path / "out")
+    assert results_in_redis(raw, job) == set(range(3, CHUNKS))
+    assert not list((tmp_path / "out").glob(".*.part")), "the space of the unfinished part is free"
+    job.drain(tmp_path / "out")
+    assert_complete(tmp_path / "out")
+
+
+def test_a_file_that_can_grow_no_more_is_removed(
+    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path
+) -> None:
+    """The disk refuses in the middle of a part: pyarrow writes the bytes, and then fails to close the file, too."""
+    job = encode()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OutputError, match=r"File too large.*the same command goes on"):
+            job.drain(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    assert len(results_in_redis(raw, job)) == CHUNKS
+    job.drain(tmp_path)
+    assert_complete(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------------- other hands
+
+
+def drained_half(job: Job, folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, Drains, "unlink", 2, after=True)
+        with pytest.raises(Killed):
+            job.drain(folder)
+
+
+@pytest.mark.parametrize("how", ["changed", "removed"])
+def test_a_part_that_was_touched_is_named_and_nothing_more_is_unlinked(
+    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path, how: str
+) -> None:
+    job = encode()
+    drained_half(job, tmp_path)
+    part = tmp_path / "part-000001.parquet"
+    good, before = part.read_bytes(), results_in_redis(raw, job)
+    if how == "changed":
+        part.write_bytes(good[:-9] + b"x" + good[-8:])
+    else:
+        part.unlink()
+    words = "was changed after" if how == "changed" else "does not hold part-000001.parquet"
+    with pytest.raises(OutputError, match=f"{words}.*the same command goes on. Nothing more was"):
+        job.drain(tmp_path)
+    assert results_in_redis(raw, job) == before
+    part.write_bytes(good)
+    job.drain(tmp_path)
+    assert_complete(tmp_path)
+
+
+def test_the_folder_may_be_moved_and_another_is_refused(encode: Callable[..., Job], tmp_path: Path) -> None:
+    job = encode()
+    drained_half(job, tmp_path / "a")
+    with pytest.raises(OutputError, match=f"{tmp_path}/b does not hold .* which was drained to {tmp_path}/a"):
+        job.drain(tmp_path / "b")
+    (tmp_path / "b" / "note.txt").write_text("mine")
+    for path in (tmp_path / "a").iterdir():
+        path.rename(tmp_path / "b" / path.name)
+    job.drain(tmp_path / "b")
+    assert_complete(tmp_path / "b")
+    assert job.status().drained_to == str(tmp_path / "b")
+
+
+def test_a_folder_with_parts_of_another_job_is_refused(encode: Callable[..., Job], tmp_path: Path) -> None:
+    first, second = encode(), encode()
+    first.drain(tmp_path)
+    with pytest.raises(OutputError, match=f"holds manifest.json of job {first.id}: choose another folder"):
+        second.drain(tmp_path)
+    assert_complete(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(OutputError, match=f"holds part-000000.parquet of job {first.id}"):
+        second.drain(tmp_path)
+
+
+def test_a_part_that_another_job_published_meanwhile_is_left_alone(encode: Callable[..., Job], tmp_path: Path) -> None:
+    """Two jobs are drained into one place by two machines, which no lock keeps apart."""
+    first, second = encode(), encode()
+
+    def other(chunk: ChunkVectors) -> None:
+        if chunk.positions[0] == 16:
+            lock = next(tmp_path.glob(".*.lock"))
+            lock.rename(tmp_path / "aside")
+            second.drain(tmp_path)
+            (tmp_path / "aside").rename(lock)
+
+    with pytest.raises((OutputError, JobHeld)):
+        first.drain(tmp_path, written=other)
+    assert set(rows_of(tmp_path)) == set(range(100))
+    assert manifest_of(tmp_path)["job"] == second.id
+    first.drain(tmp_path / "own")
+    assert_complete(tmp_path / "own")
+
+
+def test_without_its_parts_a_drained_job_says_where_they_went(encode: Callable[..., Job], tmp_path: Path) -> None:
+    job = encode()
+    job.drain(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    with pytest.raises(JobDrained, match=f"were drained to {tmp_path}/out, and part-000000.parquet can't be read"):
+        job.vectors()
+
+
+def test_a_job_that_is_cancelled_keeps_its_parts(encode: Callable[..., Job], tmp_path: Path) -> None:
+    job = encode()
+    drained_half(job, tmp_path)
+    job.cancel()
+    job.discard()
+    assert set(rows_of(tmp_path)) == set(range(48))
+
+
+def test_leftovers_of_a_redis_that_went_back_are_replaced_or_removed(
+    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path
+) -> None:
+    """Redis came back without its last writes: parts lie there that it does not know of."""
+    job = encode()
+    snapshot = {key: raw.dump(key) or b"" for key in raw.scan_iter(f"*{job.id}*")}
+    job.drain(tmp_path)
+    (tmp_path / "part-000009.parquet").write_bytes((tmp_path / "part-000000.parquet").read_bytes())
+    (tmp_path / "manifest.json").unlink()
+    raw.delete(*raw.scan_iter(f"*{job.id}*"))
+    for key, data in snapshot.items():
+        raw.restore(key, 10**7, data)
+    job.drain(tmp_path)
+    assert_complete(tmp_path)
+
+
+def test_two_drainers(encode: Callable[..., Job], embedctl: RunEmbedctl, tmp_path: Path) -> None:
+    job = encode()
+    go_on, begun = threading.Event(), threading.Event()
+
+    def written(_: object) -> None:
+        begun.set()
+        go_on.wait(20)
+
+    first = threading.Thread(target=lambda: job.drain(tmp_path, written=written))
+    first.start()
+    begun.wait(20)
+    try:
+        refused = embedctl("fetch", job.id, "-o", f"{tmp_path}/", "--drain")
+        assert refused.returncode == 1
+        assert f"job {job.id} is being drained by process {os.getpid()} on " in refused.stderr
+        with pytest.raises(JobHeld):
+            job.drain(tmp_path / "other")
+    finally:
+        go_on.set()
+        first.join(20)
+    assert_complete(tmp_path)
+
+
+@pytest.mark.parametrize("at", [0, 16])
+def test_a_drainer_that_stood_still_does_not_replace_the_parts_of_the_next_one(
+    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path, at: int
+) -> None:
+    """It was stopped for so long that another one took over, on another machine: no lock of the folder keeps it out."""
+    job = encode()
+    copy = Job(job.id, job._broker)
+
+    def overtaken(chunk: ChunkVectors) -> None:
+        if chunk.positions[0] == at and not raw.hexists(keys.job(job.id), "parts"):
+            raw.delete(keys.drainer(job.id))
+            lock = next(tmp_path.glob(".*.lock"))
+            lock.rename(tmp_path / "aside")
+            copy.drain(tmp_path)
+            (tmp_path / "aside").rename(lock)
+
+    with pytest.raises(JobHeld, match="by another process, while this one stood still"):
+        job.drain(tmp_path, written=overtaken)
+    (tmp_path / "aside").unlink(missing_ok=True)
+    assert_complete(tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------------- the commands
+
+
+def corpus(folder: Path, count: int) -> list[str]:
+    texts = [f"text {i}" for i in range(count)]
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return texts
+
+
+SMALL = {
+    "EMBEDCTL_PART_RECORDS": "500",
+    "EMBEDCTL_RESULTS_HIGH_WATER_BYTES": "40000",
+    "EMBEDCTL_HIGH_WATER_BYTES": "20000",
+}
+
+
+def test_a_job_goes_through_a_bounded_redis_while_it_is_submitted(
+    embedctl: RunEmbedctl, start_worker: StartWorker, broker: Broker, short_folder: Path
+) -> None:
+    """Neither all texts nor all results fit into the bounds, so submitting and draining must go on together."""
+    texts = corpus(short_folder, 5000)
+    start_worker()
+    most, over = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not over.wait(0.02):
+            for job in broker.jobs.newest():
+                most = max(most, job.result_bytes)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    done = embedctl("submit", "c.jsonl", "-o", "out/", "--chunk-size", "50", **SMALL)
+    over.set()
+    watcher.join()
+    assert done.returncode == 0, done.stderr
+    assert "parts and manifest.json" in done.stderr
+    assert_complete(short_folder / "out", texts)
+    assert 0 < most < 40000 + 8 * 50 * 80
+    fetched = embedctl("fetch", done.stdout.strip(), "-o", "v.npy")
+    assert fetched.returncode == 0, fetched.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "v.npy"), reference(texts))
+
+
+def test_a_job_that_waits_for_its_reader_says_so(
+    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
+) -> None:
+    texts = corpus(short_folder, 3000)
+    start_worker()
+    submitted = embedctl(
+        *("submit", "c.jsonl", "--drain", "--chunk-size", "50"), **{**SMALL, "EMBEDCTL_HIGH_WATER_BYTES": "1000000"}
+    )
+    job_id = submitted.stdout.strip()
+
+    def said() -> str:
+        return embedctl("status", job_id).stdout
+
+    eventually(lambda: "waiting for a reader" in said(), what="the job's pause")
+    assert f"embedctl fetch {job_id} -o DIR/ --drain" in said()
+    drained = embedctl("fetch", job_id, "-o", "out/", "--drain", **SMALL)
+    assert drained.returncode == 0, drained.stderr
+    assert "waiting for a reader" not in said()
+    assert_complete(short_folder / "out", texts)
+
+
+def test_a_folder_and_drain_go_together(embedctl: RunEmbedctl, encode: Callable[..., Job]) -> None:
+    job = encode()
+    for arguments in (["-o", "out/"], ["-o", "v.npy", "--drain"]):
+        done = embedctl("fetch", job.id, *arguments)
+        assert done.returncode == 2
+        assert "go together" in done.stderr
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.slow)])
+def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(
+    embedctl: RunEmbedctl,
+    start_worker: StartWorker,
+    environment: dict[str, str],
+    short_folder: Path,
+    kills: int,
+) -> None:
+    texts = corpus(short_folder, 1000 * kills)
+    start_worker()
+    small = {**SMALL, "EMBEDCTL_HIGH_WATER_BYTES": "10000000"}
+    job_id = embedctl("submit", "c.jsonl", "--drain", "--chunk-size", "50", **small).stdout.strip()
+    rng = random.Random(kills)
+    log = short_folder / "drain.log"
+    for _ in range(kills):
+        arguments = ["fetch", job_id, "-o", "out/", "--drain", "-q"]
+        drainer = Forked(arguments, {**environment, **small}, short_folder, log, log, worker=False)
+        time.sleep(rng.uniform(0.1, 0.6))
+        drainer.send_signal(signal.SIGKILL)
+        drainer.wait(20)
+    done = embedctl("fetch", job_id, "-o", "out/", "--drain", **small)
+    assert done.returncode == 0, done.stderr + log.read_text()
+    assert_complete(short_folder / "out", texts)

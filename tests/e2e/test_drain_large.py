@@ -1,0 +1,133 @@
+"""A job that is larger than its Redis, while everything that takes part in it is killed at random moments."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import redis as redis_py
+
+from tests.support.drained_parts import manifest_of
+from tests.support.forked import Forked
+from tests.support.jobs import reference
+from tests.support.redis_server import RedisServer
+from tests.support.workers import StartWorker
+
+pytestmark = pytest.mark.slow
+
+MAXMEMORY = 8 * 1024 * 1024
+
+
+@pytest.fixture
+def redis_server(own_redis: RedisServer) -> RedisServer:
+    """A Redis of 8 MB."""
+    own_redis.extra += ["--maxmemory", str(MAXMEMORY), "--maxmemory-policy", "noeviction"]
+    own_redis.stop()
+    own_redis.start()
+    return own_redis
+
+
+def write_corpus(folder: Path, count: int) -> list[str]:
+    texts = [f"text {i}" for i in range(count)]
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return texts
+
+
+def assert_every_record_once(folder: Path, texts: list[str]) -> None:
+    """Read the parts alone: every position once, with its vector."""
+    manifest_of(folder)
+    seen = np.zeros(len(texts), np.int64)
+    for path in sorted(folder.glob("part-*.parquet")):
+        table = pq.read_table(path, columns=["position", "embedding"])
+        positions = table["position"].to_numpy()
+        seen[positions] += 1
+        some = positions[:: max(1, len(positions) // 20)]
+        vectors = np.array(table["embedding"].take(np.searchsorted(positions, some)).to_pylist(), np.float32)
+        np.testing.assert_array_equal(vectors, reference([texts[position] for position in some]))
+    assert seen.min() == seen.max() == 1
+
+
+@contextmanager
+def highest_memory(server: RedisServer) -> Iterator[Callable[[], int]]:
+    """The highest `used_memory` that was seen in the block."""
+    most, over = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        with redis_py.Redis.from_url(server.url) as client:
+            while not over.wait(0.02):
+                most = max(most, client.info("memory")["used_memory"])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield lambda: most
+    over.set()
+    watcher.join()
+
+
+SMALL = {"EMBEDCTL_HIGH_WATER_BYTES": "1000000", "EMBEDCTL_LEASE_S": "2"}
+
+
+def test_200_000_records_go_through_8_mb(
+    environment: dict[str, str], start_worker: StartWorker, redis_server: RedisServer, short_folder: Path
+) -> None:
+    """All results together take some 14 MB, and the texts as much again."""
+    texts = write_corpus(short_folder, 200_000)
+    start_worker()
+    log = short_folder / "submit.log"
+    with highest_memory(redis_server) as used:
+        arguments = ["submit", "c.jsonl", "-o", "out/", "-q"]
+        submitter = Forked(arguments, {**environment, **SMALL}, short_folder, log, log, worker=False)
+        assert submitter.wait(150) == 0, log.read_text()
+        assert used() < MAXMEMORY
+    assert_every_record_once(short_folder / "out", texts)
+
+
+@pytest.mark.timeout(400)
+def test_nothing_is_lost_or_doubled_whatever_is_killed(
+    environment: dict[str, str], start_worker: StartWorker, redis_server: RedisServer, short_folder: Path
+) -> None:
+    """A drainer is killed at 20 random moments, Redis at 5 and a worker at 10."""
+    texts = write_corpus(short_folder, 400_000)
+    rng = random.Random(22)
+    own = {**environment, **SMALL}
+    log = short_folder / "commands.log"
+    key = ["--idempotency-key", "k", "--chunk-size", "100", "--drain", "-q"]
+    workers = [start_worker() for _ in range(2)]
+    submitter = Forked(["submit", "c.jsonl", *key], own, short_folder, log, log, worker=False)
+    with redis_py.Redis.from_url(redis_server.url) as client:
+        while not (ids := [name.decode() for name in client.zrange("embed:jobs", 0, -1)]):
+            time.sleep(0.05)
+
+    def drainer() -> Forked:
+        arguments = ["fetch", ids[0], "-o", "out/", "--drain", "-q"]
+        return Forked(arguments, own, short_folder, log, log, worker=False)
+
+    draining = drainer()
+    for what in rng.sample(["drainer"] * 20 + ["redis"] * 5 + ["worker"] * 10, 35):
+        time.sleep(rng.uniform(0.1, 0.8))
+        if what == "drainer":
+            draining.kill()
+            draining.wait(20)
+            draining = drainer()
+        elif what == "redis":
+            assert redis_server.process is not None
+            redis_server.process.send_signal(signal.SIGKILL)
+            redis_server.process.wait()
+            redis_server.start()
+        else:
+            at = rng.randrange(2)
+            workers[at].kill()
+            workers[at] = start_worker(wait=False)
+    assert draining.wait(200) == 0, log.read_text()
+    assert submitter.wait(60) == 0, log.read_text()
+    assert_every_record_once(short_folder / "out", texts)

@@ -1,0 +1,217 @@
+"""Draining to a bucket: a real S3 client and moto's server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+import redis as redis_py
+from moto.server import ThreadedMotoServer
+
+from embedctl import ChunkVectors, Job, JobDrained, OutputError, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.drain.bucket import PartsBucket
+from embedctl.store import Drains
+from embedctl_config import keys
+from embedctl_config.errors import SettingsError
+from embedctl_config.settings import Settings
+from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.drained_parts import manifest_of, rows_of
+from tests.support.jobs import reference
+from tests.support.rig import Rig
+
+TEXTS = [f"text {i}" for i in range(100)]
+CHUNKS = 13
+PLACE = "s3://vectors/jobs/one/"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty bucket `vectors`, which this process finds as programs find theirs."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="vectors")
+    yield client
+    for each in client.list_objects_v2(Bucket="vectors").get("Contents", []):
+        client.delete_object(Bucket="vectors", Key=each["Key"])
+    client.delete_bucket(Bucket="vectors")
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace(part_records=20, lease_s=30.0)
+
+
+@pytest.fixture
+def encode(worker_broker: Broker, settings: Settings) -> Callable[..., Job]:
+    """Makes an ended job of 13 chunks."""
+
+    def make(texts: Sequence[Any] = TEXTS) -> Job:
+        job = enqueue_embeddings(texts, settings=settings, chunk_size=8)
+        rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+        for chunk in range(job.status().chunks):
+            rig.run(job, chunk)
+        return job
+
+    return make
+
+
+def downloaded(bucket: Any, folder: Path) -> Path:
+    """The objects of the job's prefix as files."""
+    for each in bucket.list_objects_v2(Bucket="vectors", Prefix="jobs/one/")["Contents"]:
+        bucket.download_file("vectors", each["Key"], str(folder / each["Key"].rpartition("/")[2]))
+    return folder
+
+
+def in_redis(raw: redis_py.Redis, job: Job) -> set[int]:
+    return {chunk for chunk in range(CHUNKS) if raw.exists(keys.chunk_result(job.id, chunk))}
+
+
+def test_results_go_to_a_bucket_and_are_read_from_there(
+    encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis, tmp_path: Path
+) -> None:
+    job = encode(["" if i == 7 else text for i, text in enumerate(TEXTS)])
+    names = job.drain(PLACE)
+    assert names[0] == "s3://vectors/jobs/one/part-000000.parquet"
+    assert names[-1] == "s3://vectors/jobs/one/manifest.json"
+    assert in_redis(raw, job) == set()
+    folder = downloaded(bucket, tmp_path)
+    assert manifest_of(folder)["failed"] == 1
+    assert sorted(rows_of(folder)) == list(range(100))
+    np.testing.assert_array_equal(np.delete(job.vectors(), 7, 0), np.delete(reference(TEXTS), 7, 0))
+    assert [each.position for each in job.errors()] == [7]
+    assert job.drain(PLACE) == names
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Drains, "note"), (Drains, "unlink"), (PartsBucket, "publish")])
+def test_a_drain_that_dies_is_taken_up(
+    encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis, tmp_path: Path, owner: Any, name: str
+) -> None:
+    job = encode()
+    real, calls = getattr(owner, name), 0
+
+    def dies(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        answer = real(*args, **options) if calls != 3 or name == "publish" else None
+        if calls == 3:
+            raise KeyboardInterrupt
+        return answer
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(owner, name, dies)
+        with pytest.raises(KeyboardInterrupt):
+            job.drain(PLACE)
+    job.drain(PLACE)
+    folder = downloaded(bucket, tmp_path)
+    manifest_of(folder)
+    assert sorted(rows_of(folder)) == list(range(100))
+    assert in_redis(raw, job) == set()
+
+
+def test_a_part_that_was_replaced_or_removed_is_named(
+    encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis
+) -> None:
+    job = encode()
+    job.drain(PLACE)
+    key = "jobs/one/part-000002.parquet"
+    content = bucket.get_object(Bucket="vectors", Key=key)["Body"].read()
+    bucket.put_object(Bucket="vectors", Key=key, Body=content[:-1] + b"x")
+    with pytest.raises(OutputError, match=r"part-000002.parquet in s3://vectors/jobs/one/ was changed"):
+        job.drain(PLACE)
+    bucket.delete_object(Bucket="vectors", Key=key)
+    with pytest.raises(OutputError, match=r"s3://vectors/jobs/one/ does not hold part-000002.parquet"):
+        job.drain(PLACE)
+    with pytest.raises(JobDrained, match=r"part-000002.parquet can't be read there"):
+        job.vectors()
+
+
+def test_a_part_that_another_job_published_meanwhile_is_left_alone(
+    encode: Callable[..., Job], bucket: Any, tmp_path: Path
+) -> None:
+    first, second = encode(), encode()
+
+    def other(chunk: ChunkVectors) -> None:
+        if chunk.positions[0] == 16:
+            second.drain(PLACE)
+
+    with pytest.raises(OutputError, match=f"holds part-000000.parquet of job {second.id}: choose another"):
+        first.drain(PLACE, written=other)
+    assert manifest_of(downloaded(bucket, tmp_path))["job"] == second.id
+    first.drain("s3://vectors/jobs/two/")
+
+
+@pytest.mark.slow
+def test_a_bucket_that_refuses_says_so_and_nothing_is_unlinked(
+    encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = encode()
+    with pytest.raises(OutputError, match=r"s3://missing/p/ can't be written: .*the same command goes on"):
+        job.drain("s3://missing/p/")
+    with monkeypatch.context() as patched:
+        patched.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        patched.setattr("s3fs.S3FileSystem.cachable", False)
+        with pytest.raises(OutputError, match=r"can't be written"):
+            job.drain("s3://vectors/jobs/two/")
+    assert len(in_redis(raw, job)) == CHUNKS
+    job.drain(PLACE)
+    assert in_redis(raw, job) == set()
+
+
+def test_a_credential_that_expires_half_way_unlinks_nothing_more(
+    encode: Callable[..., Job], bucket: Any, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = encode()
+    real, calls = PartsBucket.publish, 0
+
+    def expires(self: PartsBucket, name: str, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise PermissionError("The provided token has expired.")
+        real(self, name, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PartsBucket, "publish", expires)
+        with pytest.raises(OutputError, match=r"token has expired.*the same command goes on"):
+            job.drain(PLACE)
+    assert in_redis(raw, job) == set(range(6, CHUNKS))
+    job.drain(PLACE)
+    assert in_redis(raw, job) == set()
+
+
+def test_a_part_under_a_taken_name_is_not_replaced(bucket: Any) -> None:
+    place = PartsBucket(PLACE)
+    with place.locked():
+        for content in (b"first", b"second"):
+            place.scratch("part-000000.parquet").write_bytes(content)
+            if content == b"first":
+                place.publish("part-000000.parquet")
+        with pytest.raises(FileExistsError):
+            place.publish("part-000000.parquet")
+    assert place.read("part-000000.parquet") == b"first"
+
+
+def test_other_urls_are_refused() -> None:
+    for url in ("gs://bucket/x/", "s3://", "https://host/x/"):
+        with pytest.raises(SettingsError, match="parts go to a folder or to s3://BUCKET/PREFIX/"):
+            PartsBucket(url)

@@ -1,0 +1,36 @@
+"""Reads the parts of a drained job alone, as a user would who has nothing but the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """The manifest, after each part that it lists was checked against it."""
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    listed = {part["name"] for part in manifest["parts"]}
+    assert listed == {each.name for each in folder.glob("part-*.parquet")}
+    for part in manifest["parts"]:
+        data = (folder / part["name"]).read_bytes()
+        assert (hashlib.sha256(data).hexdigest(), len(data)) == (part["sha256"], part["bytes"])
+    return manifest
+
+
+def rows_of(folder: Path) -> dict[int, dict[str, Any]]:
+    """Position → row. Every position must be once in the parts of the corpus' chunks; later retries replace it."""
+    found: dict[int, dict[str, Any]] = {}
+    for path in sorted(folder.glob("part-[0-9]*.parquet")):
+        footer = json.loads(pq.read_metadata(path).metadata[b"embedctl"])
+        rows = pq.read_table(path).to_pylist()
+        positions = [row["position"] for row in rows]
+        assert (footer["first"], footer["last"], footer["records"]) == (positions[0], positions[-1], len(rows))
+        assert not found.keys() & set(positions), f"{path.name} repeats positions"
+        found |= dict(zip(positions, rows, strict=True))
+    for path in sorted(folder.glob("part-retry-*.parquet")):
+        found |= {row["position"]: row for row in pq.read_table(path).to_pylist()}
+    return found
