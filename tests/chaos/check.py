@@ -3,6 +3,7 @@ Redis."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Collection
@@ -13,6 +14,7 @@ import numpy as np
 
 from embedctl import Job, JobState, JobStatus
 from embedctl.broker import Broker
+from embedctl.drain.reading import DrainedChunks
 from embedctl_config import keys, wire
 from embedctl_config.wire import ErrorCode
 from tests.chaos.jobs import Expected, Plan
@@ -111,6 +113,8 @@ def _check_records(job: Job, plan: Plan, expected: Expected, verdict: Verdict) -
                 verdict.must_be(f"id of record {positions[row]}", chunk.ids[row], expected.ids[positions[row]])
             found = None if chunk.kept is None else chunk.kept[row]
             wanted = None if expected.kept is None else expected.kept[positions[row]]
+            if found != wanted and found is not None and wanted is not None:  # perhaps read from a part
+                wanted = {name: _in_a_column(value) for name, value in wanted.items()}
             verdict.must_be(f"what record {positions[row]} keeps", found, wanted)
             counted = None if chunk.tokens is None else int(chunk.tokens[row])
             tokens = None if expected.tokens is None else expected.tokens[positions[row]]
@@ -125,6 +129,11 @@ def _check_records(job: Job, plan: Plan, expected: Expected, verdict: Verdict) -
         of_failed = set(failed)
         verdict.must_be("truncations", cuts, {at: cut for at, cut in expected.cuts.items() if at not in of_failed})
     return failed
+
+
+def _in_a_column(value: object) -> object:
+    """A kept field as parquet holds it: an object or a list is its JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if isinstance(value, dict | list) else value
 
 
 def check_vectors(
@@ -167,8 +176,13 @@ def check_codes(failed: dict[int, ErrorCode], expected: Expected, verdict: Verdi
 def _check_raw(broker: Broker, raw: Any, status: JobStatus, failed: int, verdict: Verdict) -> None:
     """Redis must agree: each chunk is counted once, nothing is under way, and only the text of failed rows is left."""
     rows = still_failed = 0
+    parts = None if status.drained_to is None else DrainedChunks(broker.drains, status.id, status.drained_to)
     for chunk in range(status.chunks):
         data = broker.jobs.result(status.id, chunk)
+        if data is None and parts is not None and broker.drains.is_drained(status.id, chunk):
+            found = parts.chunk(chunk)  # None if it is laid over the chunk whose records it retried
+            rows += len(found.positions) if found is not None and chunk < (status.original_chunks or 0) else 0
+            continue
         if data is None:
             verdict.lost += 1
             verdict.say(f"chunk {chunk} has no result in Redis")
@@ -181,7 +195,8 @@ def _check_raw(broker: Broker, raw: Any, status: JobStatus, failed: int, verdict
         has_input = broker.jobs.input(status.id, chunk) is not None
         verdict.must_be(f"text of chunk {chunk} kept", has_input, bool(result.errors) and not moved)
     verdict.must_be("rows of all results", rows, status.records)
-    verdict.must_be("errors of all results", still_failed, failed)
+    if not status.drained_chunks:
+        verdict.must_be("errors of all results", still_failed, failed)
     verdict.must_be("bits of counted", raw.bitcount(keys.counted(status.id)), status.chunks)
     verdict.must_be("chunks due", raw.zcard(keys.due(status.id)), 0)
     verdict.must_be("chunks owned", raw.hlen(keys.owners(status.id)), 0)

@@ -12,6 +12,7 @@ from tests.chaos.faults_of_jobs import (
     cancel_full_job,
     cancel_job,
     discard_job_of_misspelt_model,
+    kill_drainer,
     kill_retry,
     spend_budget,
     spend_budget_at_the_end,
@@ -286,6 +287,7 @@ FAULTS = (
     Fault("job: error budget, spent by the last chunk", 4, spend_budget_at_the_end),
     Fault("job: error budget, spent while its producer waits for room", 3, spend_budget_of_full_job),
     Fault("job: SIGKILL in the middle of its retry", 3, kill_retry),
+    Fault("job: SIGKILL of its drainer", 4, kill_drainer),
     Fault("job: results larger than a slow link takes in one time-out", 1, submit_wide_job),
     Fault("Redis: SIGKILL, then back at an earlier moment", 3, rewind_redis, 6, "Redis"),
     Fault(

@@ -10,7 +10,7 @@ from embedctl import Job, JobNotFound, JobState
 from embedctl_config import keys
 from tests.chaos.fault import Chaos, Struck
 from tests.chaos.producers import Order
-from tests.chaos.stack import OUTAGE
+from tests.chaos.stack import FAR, OUTAGE
 from tests.support.store import add, spec
 
 #: Names of models that nobody serves begin so.
@@ -160,6 +160,27 @@ def kill_retry(chaos: Chaos) -> Struck | None:
     how = "half-way" if killed else "after its end"
     then = "submitted" if by_submission else "retried"
     return Struck(f"job {order.plan.index}, {how}; then {then} again", chaos.short(), go_on)
+
+
+def kill_drainer(chaos: Chaos) -> Struck | None:
+    """Drain a job, also while it runs, and kill the drainer. What it has not drained stays in Redis; the next strike at
+    the same job goes on."""
+    drained = [order for order in chaos.producers.orders if order.job_id is not None and not order.plan.frees_key]
+    if not drained:
+        return None
+    order = chaos.rng.choice(drained[-8:])
+    drainer = chaos.stack.spawn(
+        ["embedctl", "fetch", str(order.job_id), "-o", f"parts-{order.job_id}/", "--drain", "-q"],
+        log_file=chaos.stack.folder / "drainers.log",
+        link=FAR,
+        variables={"EMBEDCTL_PART_RECORDS": "500"},
+    )
+
+    def kill() -> None:
+        drainer.kill()
+        drainer.wait()
+
+    return Struck(f"of job {order.plan.index}", chaos.short(), kill)
 
 
 def _retriable(chaos: Chaos) -> Order | None:
