@@ -81,7 +81,7 @@ def check_destination(
 
 
 def _check_folder(folder: Place, *, clobber: bool, numbers: output.Numbers) -> None:
-    if numbers != output.FLOAT32:
+    if numbers.kind is not output.FLOAT32.kind:
         raise SettingsError("the parts in a folder hold float32: leave out --output-type, or name a file")
     import_module("embedctl.drain.part")  # raises MissingExtra without pyarrow
     if not clobber and MANIFEST in folder.names():
