@@ -198,6 +198,19 @@ def test_after_a_lack_of_memory_less_is_joined(make: Make) -> None:
     assert set(chunks.device.sizes) == {8}
 
 
+def test_a_larger_batch_that_fails_later_does_not_raise_the_bound(make: Make) -> None:
+    chunks = make(memory_tokens=8)
+    chunks.occupy()
+    found = [chunks.begin(texts_of(1, 16)), chunks.begin(texts_of(2, 4))]  # 40 tokens
+    eventually(lambda: len(chunks.device.sizes) == 2)
+    found += [chunks.begin(texts_of(chunk, 14)) for chunk in (3, 4)]  # 56 tokens
+    eventually(lambda: len(chunks.device.sizes) == 3)
+    chunks.open()
+    for each in found:
+        each.result(30)
+    assert list(chunks.launcher._most.values()) == [20]
+
+
 def test_a_chunk_that_nobody_wants_is_not_begun(make: Make) -> None:
     chunks = make()
     wanted = threading.Event()

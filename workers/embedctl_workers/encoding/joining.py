@@ -235,8 +235,9 @@ class Launcher:
     def _fail(self, pieces: Sequence[Piece], error: Exception) -> None:
         size = sum(piece.size for piece in pieces)
         if len(pieces) > 1 and is_out_of_memory(error):
-            self._most[id(pieces[0].backend)] = size // 2
-            log.warning("the device's memory is too small for %d tokens: batches are joined up to %d", size, size // 2)
+            # Another batch, begun earlier, may have been smaller and failed too.
+            most = self._most[id(pieces[0].backend)] = min(self._budget(pieces[0]), size // 2)
+            log.warning("the device's memory is too small for %d tokens: batches are joined up to %d", size, most)
         elif len(pieces) > 1:
             log.warning("a batch of %d pieces failed (%s): trying each alone", len(pieces), type(error).__name__)
         for piece in pieces:
