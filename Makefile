@@ -72,6 +72,10 @@ chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, 
 bench-gpu: $(VENV)/.dev ## the whole pipeline on a GPU beside sentence-transformers: ARGS="--help"
 	@$(PY) -m benchmarks.ours.gpu $(ARGS)
 
+.PHONY: first-hour
+first-hour: $(VENV)/.dev ## pack what a machine with a GPU and no network needs: ARGS="--help"
+	@benchmarks/first_hour.sh pack $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.dev ## style, types and the rules about imports
 	$(PY) -m ruff check .

@@ -40,7 +40,7 @@ from embedctl_workers.machine.discovery import choose_accelerator
 
 NAMES = ("minilm", "bge-base", "bge-large")
 #: Texts of each workload, on a GPU, and on a CPU or with --quick. They are repeated until the time is full.
-COUNTS = {"W1": (8192, 256), "W2": (1024, 24)}
+COUNTS = {"W1": (8192, 64), "W2": (1024, 8)}
 BATCHES = {"gpu": (32, 64, 128, 256, 512, 1024), "cpu": (8, 32)}
 #: The product's own default.
 CHUNK = 512

@@ -17,7 +17,7 @@ MODELS = {
     "bge-large": "bge-large-shape",
 }
 #: The shape of all-MiniLM-L6-v2, for a seed that has its tokenizer but no weights.
-_MINILM = ModelShape("bert", layers=6, hidden=384, heads=12, pooling="mean")
+MINILM = ModelShape("bert", layers=6, hidden=384, heads=12, pooling="mean")
 
 
 def model_of(name: str, place: Path, seed: Path | None = None) -> Model:
@@ -35,7 +35,7 @@ def model_of(name: str, place: Path, seed: Path | None = None) -> Model:
     if shape is None:
         if seed is None or (seed / "model.safetensors").is_file():
             return uncut(name, seed or resolve_model(source).folder, place)
-        name, shape = f"{name}-random", _MINILM
+        name, shape = f"{name}-random", MINILM
     folder = place / "models" / name
     if not folder.is_dir():
         written(folder, lambda into: write_shape(shape, into, seed))

@@ -10,6 +10,8 @@ from typing import Literal, get_args
 Device = Literal["cpu", "gpu", "neuron"]
 Precision = Literal["fp32", "fp16", "int8"]
 
+#: The most workers on a device.
+MOST_WORKERS = 64
 DEVICES: tuple[str, ...] = get_args(Device)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
@@ -53,6 +55,7 @@ class HardwareClass:
         precision: the accuracy that the class promises for its vectors.
         prefetch: chunks that a worker holds at once: it encodes one and prepares the others.
         token_budget: maximum tokens in a batch, including any padding; 0: `model tune`'s, or the backend's default.
+        workers_per_device: workers of `embedctl up` on each GPU or set of CPUs; 0: those that `model tune` found, or 1.
         models: the models that a worker of this class serves if its command names no model.
         options: the backend's own settings.
         max_abs_error: your own bound for the accuracy gate, instead of the precision's; every result names it; 0: none.
@@ -65,6 +68,7 @@ class HardwareClass:
     precision: Precision = "fp32"
     prefetch: int = 2
     token_budget: int = 0
+    workers_per_device: int = 0
     models: tuple[str, ...] = ()
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     max_abs_error: float = 0.0

@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from embedctl_config.errors import SettingsError
-from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
+from embedctl_config.hardware import DEVICES, MOST_WORKERS, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.printable import printable
 
 log = logging.getLogger(__name__)
@@ -36,10 +36,10 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    cpus dimensions dry_run exporter force format fresh gpu id_field idempotency_key json keep limit log_level
-    max_errors neuron_core no_build no_clobber normalize one_file output output_type passwords peers precision price
-    prompt quick quiet ranges ready redis_7 report resume skip_bad_lines target text_field threads timeout truncation
-    unique_ids wait watch
+    cpus dimensions dry_run exporter force format fresh gpu gpu_workers id_field idempotency_key json keep limit
+    log_level max_errors neuron_core no_build no_clobber normalize one_file output output_type passwords peers precision
+    price prompt quick quiet ranges ready redis_7 report resume skip_bad_lines target text_field threads timeout
+    truncation unique_ids wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )
 #: The longest time that a job may be kept (seconds): ten years. None of our clocks and counters overflows by then.
@@ -573,6 +573,9 @@ def _class_problems(name: str, entry: HardwareClass) -> list[str]:
         problems.append(f"{where}.prefetch: {entry.prefetch} is not between 1 and 16")
     if entry.token_budget < 0:
         problems.append(f"{where}.token_budget: {entry.token_budget} is below 0")
+    most = 1 if entry.device == "neuron" else MOST_WORKERS  # a Neuron core belongs to one process
+    if not 0 <= entry.workers_per_device <= most:
+        problems.append(f"{where}.workers_per_device: {entry.workers_per_device} is not between 0 and {most}")
     problems += [
         f"{where}.{bound}: {value} is not between 0 and {most:g}"
         for bound, value, most in (

@@ -141,6 +141,8 @@ def local_worker(
     command = [sys.executable, "-m", "embedctl_workers", "--class", hardware, "--model", model]
     if cpus is not None:
         command += ["--cpus", cpus]
+    if settings.hardware_class(hardware).device == "gpu":
+        command += ["--gpu-workers", "1"]  # it has the GPU to itself, however many `embedctl up` would start
     # People read its log, so it is text, not JSON.
     variables = {
         "EMBEDCTL_REDIS_URL": settings.redis_url,

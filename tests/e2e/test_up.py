@@ -26,6 +26,7 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.machine.devices import format_cpus
 from embedctl_workers.machine.discovery import find_cpu_sets
+from embedctl_workers.models.cache import locked
 from tests.support.jobs import owners, reference
 from tests.support.machines import SMI, UUIDS, play
 from tests.support.processes import RunEmbedctl, before_all_else, children, is_running
@@ -374,6 +375,51 @@ def test_each_gpu_has_a_worker_and_no_gpu_is_no_worker(
     eventually(lambda: len(found()) == 2)
     assert found() == [(f"gpu:{at}", f"gpu {UUIDS[at]}", str(CPUS[at])) for at in range(2)]
     assert up.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_that_dies(
+    environment: dict[str, str], settings: Settings, short_folder: Path, start_up: StartUp
+) -> None:
+    configure(short_folder, GPU + "workers_per_device = 2\n")
+    play(short_folder / "tools" / "nvidia-smi", SMI.splitlines()[0])
+    environment["PATH"] = f"{short_folder / 'tools'}{os.pathsep}{environment['PATH']}"
+    up = start_up("--class", "gpu")
+
+    def mine() -> list[WorkerRow]:
+        return [row for row in up.broker.workers.here() if row.pid in children(up.process.pid)]
+
+    def both() -> list[WorkerRow]:
+        eventually(lambda: len(mine()) == 2, show=up.said)
+        return mine()
+
+    def told(rows: list[WorkerRow]) -> list[tuple[str, str, str]]:
+        return sorted((row.name.partition("@")[0], row.device, row.cpus) for row in rows)
+
+    before = both()
+    assert {name for name, *_ in told(before)} == {"gpu:0", "gpu:0#2"}
+    assert {(device, on) for _, device, on in told(before)} == {(f"gpu {UUIDS[0]}", str(cpu)) for cpu in CPUS}
+    assert up.said().count("--gpu-workers 2") == 2
+
+    for row in before:  # both at once, as the kernel does where memory runs out
+        os.kill(row.pid, signal.SIGKILL)
+    eventually(lambda: not {row.pid for row in before} & {row.pid for row in mine()})
+    after = both()
+    assert {name for name, *_ in told(after)} == {"gpu:0", "gpu:0#2"}
+    assert sorted(row.cpus for row in after) == sorted(map(str, CPUS))
+    job = enqueue_embeddings(TEXTS, hardware="gpu", chunk_size=5, settings=settings)
+    assert job.wait(timeout=60).done == len(TEXTS)
+    assert up.stop() == 0
+
+
+def test_workers_that_start_together_choose_their_names_in_turn(
+    cache_folder: Path, broker: Broker, start_worker: StartWorker
+) -> None:
+    with locked(cache_folder / "names"):
+        second = start_worker("dummy", wait=False)
+        eventually(lambda: "another process chooses its name: waiting for it" in second.log_file.read_text())
+        assert not any(broker.workers.here())
+    eventually(lambda: any(broker.workers.here()))
 
 
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1), which plays a terminal")

@@ -7,7 +7,7 @@ GPU.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedctl_workers.backends.gpu.device import Peak
+from tests.support.stand_in_graph import StandInGraph, waits
 
 
 class StandInStream:
@@ -57,14 +58,18 @@ class StandIn:
         broken: whether nothing can be computed any more.
         emptied: how often memory was given back.
         free: bytes that are said to be free.
-        bytes_a_token: what a sample batch is said to take.
+        peak: bytes that a sample batch is said to take.
+        sharing: how many workers it was opened for.
+        captured: how many graphs were captured.
+        refuses: what the next captures raise, one after the other.
     """
 
     device = torch.device("cpu")
     name = "the CPU as a stand-in"
     memory = 1 << 30
 
-    def __init__(self, *, varlen: bool = False) -> None:
+    def __init__(self, sharing: int = 1, *, varlen: bool = False) -> None:
+        self.sharing = sharing
         self.dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
         self.varlen = varlen
         self.waits = 0
@@ -74,6 +79,8 @@ class StandIn:
         self.emptied = 0
         self.free = 1 << 40
         self.peak = 0
+        self.captured = 0
+        self.refuses: list[Exception] = []
         self._on = threading.local()
 
     @property
@@ -82,9 +89,11 @@ class StandIn:
         return getattr(self._on, "stream", None)
 
     def stream(self) -> StandInStream:
+        self._refuse_in_capture()
         return StandInStream()
 
     def event(self) -> StandInEvent:
+        self._refuse_in_capture()
         return StandInEvent(self)
 
     @contextmanager
@@ -94,9 +103,11 @@ class StandIn:
         self._on.stream = before
 
     def keep_for(self, stream: StandInStream, tensor: torch.Tensor) -> None:
+        self._refuse_in_capture()
         self.kept.append(stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self._refuse_in_capture()
         # Simulates memory that was used before, so that a read of unwritten memory shows.
         return torch.full(shape, -(2**31) if dtype == torch.int32 else torch.nan, dtype=dtype)
 
@@ -109,11 +120,29 @@ class StandIn:
         yield peak
         peak.bytes = self.peak
 
+    def capture(self, work: Callable[[], object], beside: StandInGraph | None) -> StandInGraph:
+        self._refuse_in_capture()
+        assert self.current is not None, "captures on the default stream"
+        self._on.capturing = True
+        try:
+            graph = StandInGraph(work, beside)
+        finally:
+            self._on.capturing = False
+        if self.refuses:
+            raise self.refuses.pop(0)
+        self.captured += 1
+        return graph
+
+    def _refuse_in_capture(self) -> None:
+        assert not getattr(self._on, "capturing", False), "would end the capture that this thread has begun"
+
     def synchronize(self) -> None:
+        self._refuse_in_capture()
         if self.broken:
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     def empty_cache(self) -> None:
+        self._refuse_in_capture()
         self.emptied += 1
 
 
@@ -125,16 +154,9 @@ class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(operation)
-        by_mask = name.startswith("aten.index.") and any(
-            each is not None and each.dtype == torch.bool for each in args[1]
-        )
-        if by_mask or any(word in name for word in _WAITING):
-            self.seen.append(name)
+        if waits(operation, args):
+            self.seen.append(str(operation))
         return operation(*args, **(kwargs or {}))
-
-
-_WAITING = ("_local_scalar_dense", "is_nonzero", "nonzero", "repeat_interleave.self_Tensor", "masked_select", "unique")
 
 
 def varlen_attn(

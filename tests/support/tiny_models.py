@@ -114,6 +114,11 @@ def make_model(folder: Path, tiny: Tiny) -> Path:
     return folder
 
 
+def make_tokenizer(tiny: Tiny) -> Tokenizer:
+    """The tokenizer of such a model."""
+    return _TOKENIZERS[tiny.family](tiny).tokenizer
+
+
 def _config(tiny: Tiny, words: _Words) -> Any:
     common: dict[str, Any] = {
         "vocab_size": words.tokenizer.get_vocab_size(),

@@ -36,6 +36,8 @@ class ParquetWriter:
         self._kept = KeptColumns(keep)
 
     def write(self, chunk: ChunkVectors) -> None:
+        if not len(chunk.positions):  # the dimensions may not be known yet
+            return
         if self._kept.widened_by(chunk.kept or [{}] * len(chunk.positions)) and self._groups is not None:
             self.close()
             self._groups = None

@@ -110,7 +110,8 @@ def load(build_here: None, files_of: Callable[[Tiny], ModelFiles], traced: Path)
 
     def load(tiny: Tiny, host: Host | None = None) -> NeuronBackend:
         files, options = files_of(tiny), TraceOptions.parse(OPTIONS)
-        return NeuronBackend(files, artifact_for(files, host or Host(1, traced), options, target="inf2").folder)
+        host = host or Host(1, traced)
+        return NeuronBackend(files, artifact_for(files, host, options, target="inf2").folder, host)
 
     return load
 
@@ -455,7 +456,7 @@ def test_a_trace_that_the_device_does_not_take_is_said_in_one_line(
     (folder,) = (host.cache / "artifacts").glob("[0-9a-f]*-neuron-*")
     (folder / "bucket-16.pt").write_bytes(b"no trace")
     with pytest.raises(WorkerError, match=r"bucket-16\.pt of model 'tiny' can't be put on the Neuron core") as refused:
-        NeuronBackend(files_of(Tiny()), folder)
+        NeuronBackend(files_of(Tiny()), folder, host)
     assert "\n" not in str(refused.value)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from embedctl_workers.machine.host import Host
+from embedctl_workers.models import compiling
 
 if TYPE_CHECKING:
     import torch
@@ -204,7 +205,7 @@ def test_robertas_positions_begin_behind_the_padding_token_and_leave_it_out() ->
 
 def test_kernels_are_compiled_once(compiled: CompiledKernels, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list((cache / "kernels").iterdir())) == 1
-    monkeypatch.setattr(kernels_module, "_run", lambda _: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiling, "_run", lambda _: pytest.fail("compiled again"))
     assert load_kernels(Host(threads=1, cache=cache)).name == compiled.name
 
 

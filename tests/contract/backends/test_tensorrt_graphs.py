@@ -11,6 +11,7 @@ import pytest
 
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
+from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 
 for _needed in ("torch", "sentence_transformers", "onnx", "onnxruntime"):
@@ -83,7 +84,7 @@ def test_a_graph_computed_in_its_own_types_gives_the_vectors(
     export_own(files, tmp_path / "plain")
     graphs.convert(tmp_path / "plain" / GRAPH, tmp_path / GRAPH, dtype)
     evaluator = ReferenceEvaluator(str(tmp_path / GRAPH))
-    inputs = GraphInputs(tmp_path / "plain", evaluator.input_names)
+    inputs = GraphInputs(tmp_path / "plain", evaluator.input_names, Host(1, tmp_path))
     tokens = inputs.tokenize(TEXTS, None)
     (found,) = evaluator.run(None, dict(inputs.batch(tokens, np.arange(len(TEXTS)))))
     assert isinstance(found, np.ndarray)
@@ -151,7 +152,7 @@ def test_the_scale_of_attention_is_exact_where_it_is_a_power_of_two(
     vectors = []
     for path in (tmp_path / "plain" / GRAPH, tmp_path / GRAPH):
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        inputs = GraphInputs(tmp_path / "plain", [each.name for each in session.get_inputs()])
+        inputs = GraphInputs(tmp_path / "plain", [each.name for each in session.get_inputs()], Host(1, tmp_path))
         tokens = inputs.tokenize(TEXTS, None)
         vectors.append(session.run(None, dict(inputs.batch(tokens, np.arange(len(TEXTS)))))[0])
     assert np.array_equal(vectors[0], vectors[1]) is exact

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.commands.tune import _measured
+from embedctl_workers.machine.devices import cores_of
+from tests.support.machines import SMI, play
+from tests.support.processes import before_all_else, children, is_running
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +46,112 @@ def test_a_model_that_cannot_be_loaded_is_said_so(capfd: pytest.CaptureFixture[s
     with pytest.raises(ModelError, match="can't be measured"), _measured("odd", "dummy", [frozenset({cpu})]):
         pass
     assert "unknown" in capfd.readouterr().err
+
+
+# On a GPU
+
+#: A host that can prepare a chunk every 40 ms, and a device that all processes share and that takes 10 ms for one.
+SHARED = """
+import fcntl, threading, time
+import numpy as np
+from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.models.files import resolve_model
+
+class SharedDevice(DummyBackend):
+    OPTIONS = (*DummyBackend.OPTIONS, "device")
+
+    def __init__(self, *, device, **options):
+        super().__init__(**options)
+        self._device, self._host, self._known = device, threading.Lock(), {}
+        self.token_budget = 32_768
+
+    @classmethod
+    def load(cls, model, entry, host, options):
+        backend = cls(**options)
+        backend.fingerprint = resolve_model(model, entry).fingerprint
+        return backend
+
+    def tokenize(self, texts, prompt):
+        with self._host:
+            if len(texts) not in self._known:
+                self._known[len(texts)] = super().tokenize(texts, prompt)
+            time.sleep(0.04)
+        return self._known[len(texts)]
+
+    def forward(self, tokens, rows):
+        with open(self._device) as device:
+            fcntl.flock(device, fcntl.LOCK_EX)
+            time.sleep(0.01)
+        return np.ones((len(rows), self.dim), np.float32)
+"""
+REGISTERED = """
+from embedctl_workers import backends
+backends.BACKENDS["shared"] = ("shared:SharedDevice", "")
+"""
+
+
+@pytest.fixture
+def one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A machine with a GPU, as its tools show it. The function sets the options of class `shared` on it."""
+    play(tmp_path / "tools" / "nvidia-smi", SMI.splitlines()[0])
+    for name, value in before_all_else(tmp_path, "shared", REGISTERED, {"shared": SHARED}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "device").touch()
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_text("weights")
+
+    def configure(options: str) -> None:
+        with (tmp_path / "embedctl.toml").open("a") as config:
+            config.write(
+                f'[classes.shared]\ndevice = "gpu"\nbackend = "shared"\nprefetch = 4\n'
+                f'options = {{ device = "{tmp_path / "device"}", {options} }}\n'
+                f'[models.tuned]\nsource = "{model}"\n'
+            )
+
+    return configure
+
+
+TUNE = ["model", "tune", "tuned", "--class", "shared", "--json"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(cores_of(os.sched_getaffinity(0))) < 2, reason="each worker needs a core of its own")
+def test_a_second_worker_is_found_where_the_host_and_not_the_gpu_is_busy(
+    one_gpu: Callable[[str], None], tmp_path: Path
+) -> None:
+    one_gpu("dim = 8")
+    cpus = [min(core) for core in cores_of(os.sched_getaffinity(0))[:2]]
+    command = [*TUNE, "--cpus", ",".join(map(str, cpus))]
+    found = json.loads(run(*command).stdout)
+    assert (found["workers"], found["threads"], found["cpus"], found["budgets"]) == (2, 1, 2, {})
+    up = run("up", "--dry-run", "--class", "shared", "--model", "tuned", *command[-2:])
+    assert up.stdout.count("--gpu-workers 2") == 2
+    assert "2 workers of class shared on gpu GPU-1" in up.stderr
+    shown = [line for line in run("model", "show", "tuned").stdout.splitlines() if line.startswith("tuned for")]
+    assert len(shown) == 1
+    assert shown[0].startswith("tuned for shared         2 workers on each NVIDIA A100-SXM4-80GB, with 2 CPUs: ")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "embedctl", *arguments], capture_output=True, text=True, check=True)
+
+
+def test_a_search_that_is_killed_leaves_no_process_behind(one_gpu: Callable[[str], None]) -> None:
+    one_gpu("seconds_to_load = 3600.0")
+    process = subprocess.Popen([sys.executable, "-m", "embedctl", *TUNE], stdout=subprocess.DEVNULL)
+
+    def measuring() -> list[int]:
+        return [
+            pid for pid in children(process.pid) if b"measuring.sharing" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+
+    try:
+        eventually(measuring, what="a measuring process")
+        started = measuring()
+    finally:
+        process.kill()
+        process.wait()
+    eventually(lambda: not any(map(is_running, started)), what="the end of the measuring process")

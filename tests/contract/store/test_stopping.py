@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import redis as redis_py
 
@@ -318,3 +319,18 @@ def test_a_part_of_other_numbers_is_not_continued(
     output.fetch(Job(job_id, broker), path, numbers=output.Numbers(output.OutputType.FLOAT16))
     assert "begun with another --output-type or other ranges; beginning again" in caplog.text
     assert np.load(path).dtype == np.float16
+
+
+@pytest.mark.parametrize("name", ["v.npy", "v.parquet", "v.jsonl"])
+@pytest.mark.parametrize("done", [0, 1])
+def test_every_format_takes_a_job_that_was_hardly_begun(name: str, done: int, broker: Broker, tmp_path: Path) -> None:
+    job_id = new_job(broker, 3)
+    work(broker, job_id, *range(2, 2 + done))
+    Job(job_id, broker).stop()
+    output.fetch(Job(job_id, broker), tmp_path / name)
+    if name == "v.npy":
+        assert np.load(tmp_path / name).shape == (6, DIM * done)
+    elif name == "v.parquet":
+        assert pq.read_table(tmp_path / name)["position"].to_pylist() == [4, 5][: 2 * done]
+    else:
+        assert len((tmp_path / name).read_text().splitlines()) == 2 * done

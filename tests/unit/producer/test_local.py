@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from embedctl import local
 from embedctl.child import guarded
-from embedctl.local import forget, state_of, was_begun_otherwise
+from embedctl.local import forget, local_worker, state_of, was_begun_otherwise
 from embedctl.routing import local_class
 from embedctl_config.errors import SettingsError, WorkerError
-from embedctl_config.hardware import HardwareClass
+from embedctl_config.hardware import Device, HardwareClass
 from embedctl_config.settings import Settings
 
 
@@ -73,3 +76,22 @@ def test_a_local_class_is_the_one_asked_for_or_the_setting_and_auto_is_cpu() -> 
     assert local_class(settings.replace(hardware="mine"), None) == "mine"
     with pytest.raises(SettingsError, match="Did you mean 'mine'"):
         local_class(settings, "min")
+
+
+@pytest.mark.parametrize(("device", "alone"), [("gpu", ["--gpu-workers", "1"]), ("cpu", [])])
+def test_a_worker_of_its_own_has_the_gpu_to_itself(
+    device: Device, alone: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    @contextmanager
+    def child(command: list[str], *_: object) -> Iterator[None]:
+        started.append(command)
+        yield
+
+    monkeypatch.setattr(local, "_child", child)
+    monkeypatch.setattr(local, "_wait_for_worker", lambda *_: None)
+    settings = Settings(classes={"mine": HardwareClass(device=device, workers_per_device=4)})
+    with local_worker(settings, hardware="mine", model="m", cpus="0", log_file=tmp_path / "log"):
+        pass
+    assert started[0][started[0].index("--cpus") :] == ["--cpus", "0", *alone]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from embedctl_config.errors import SettingsError, WorkerError
+from embedctl_config.hardware import HardwareClass
 from embedctl_workers.machine import devices, discovery
 from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.machine.discovery import CpuSet
@@ -44,16 +45,16 @@ def test_gpus_are_found_with_the_nodes_that_they_are_near(tools: Path, tmp_path:
         (tmp_path / "pci" / address / "numa_node").write_text(f"{node}\n")
     name = "NVIDIA A100-SXM4-80GB"
     assert discovery.find_gpus() == [
-        Accelerator("gpu", 0, UUIDS[0], name, 0),
-        Accelerator("gpu", 1, UUIDS[1], name, None),
-        Accelerator("gpu", 2, UUIDS[2], name, 1),
+        Accelerator("gpu", 0, UUIDS[0], name, 0, memory=81920),
+        Accelerator("gpu", 1, UUIDS[1], name, None, memory=81920),
+        Accelerator("gpu", 2, UUIDS[2], name, 1, memory=81920),
     ]
 
 
 def test_the_memory_of_a_gpu_that_has_none_of_its_own_does_not_matter(tools: Path) -> None:
     play(tools / "nvidia-smi", f"0, {UUIDS[0]}, NVIDIA GB10, [N/A]\n")
     (gpu,) = discovery.find_gpus()
-    assert (gpu.index, gpu.uid, gpu.node) == (0, UUIDS[0], None)
+    assert (gpu.index, gpu.uid, gpu.node, gpu.memory) == (0, UUIDS[0], None, 0)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ def test_a_choice_that_can_t_be_had(tools: Path, device: str, gpu: str | None, c
 def test_the_only_accelerator_need_not_be_named(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(tools / "nvidia-smi", SMI)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    assert choose("gpu") == Accelerator("gpu", 2, UUIDS[2], "NVIDIA A100-SXM4-80GB")
+    assert choose("gpu") == Accelerator("gpu", 2, UUIDS[2], "NVIDIA A100-SXM4-80GB", memory=81920)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SettingsError, match="nvidia-smi shows none that CUDA_VISIBLE_DEVICES leaves visible"):
         choose("gpu")
@@ -387,3 +388,15 @@ def test_a_quota_that_one_node_can_use_up_makes_one_set_of_all_cpus(
 def test_a_set_is_shared_out_evenly(cores: int, threads: int, workers: int, parts: list[tuple[set[int], int]]) -> None:
     shared = CpuSet(tuple(frozenset({core}) for core in range(cores)), threads, 0).shared_out(workers)
     assert [(set(each.cpus), each.threads) for each in shared] == parts
+
+
+def test_the_workers_of_a_gpu_are_as_many_as_said_or_as_the_class_has() -> None:
+    gpu = HardwareClass(device="gpu", workers_per_device=4)
+    assert discovery.choose_sharing("mine", gpu, None) == 4
+    assert discovery.choose_sharing("mine", gpu, 2) == 2
+    assert discovery.choose_sharing("mine", HardwareClass(device="gpu"), None) == 1
+    assert discovery.choose_sharing("mine", HardwareClass(workers_per_device=4), None) == 1
+    with pytest.raises(
+        SettingsError, match="--gpu-workers 2: class mine runs on a Neuron core: leave --gpu-workers out"
+    ):
+        discovery.choose_sharing("mine", HardwareClass(device="neuron"), 2)

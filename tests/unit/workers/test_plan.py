@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -157,7 +159,8 @@ def test_models_are_those_asked_for_or_the_classs_or_the_setting() -> None:
 def test_what_was_tuned_decides_the_workers_on_a_set_that_nobody_shares() -> None:
     asked: list[tuple[str, tuple[str, ...], frozenset[int]]] = []
 
-    def advice(hardware: str, models: Sequence[str], on: frozenset[int]) -> int:
+    def advice(hardware: str, models: Sequence[str], on: frozenset[int], accelerator: Accelerator | None) -> int:
+        assert accelerator is None
         asked.append((hardware, tuple(models), on))
         return 2
 
@@ -166,6 +169,58 @@ def test_what_was_tuned_decides_the_workers_on_a_set_that_nobody_shares() -> Non
     assert asked == [("cpu", ("all-MiniLM-L6-v2",), frozenset({0, 1, 2, 3}))]
     shared = make_plan(SETTINGS, LAPTOP, classes=["cpu", "cpu-int8"], advice=advice)
     assert len(shared.workers) == 2
+
+
+def of_gpus(hardware: str, models: Sequence[str], on: frozenset[int], accelerator: Accelerator | None) -> int:
+    """Advice as from a finding for GPU 0 only."""
+    return 2 if accelerator and accelerator.index == 0 else 1
+
+
+def test_a_gpu_has_as_many_workers_as_were_fastest_and_they_divide_its_cpus() -> None:
+    plan = make_plan(SETTINGS, Machine([cpus(0, 7)], gpus=gpus(None, None)), advice=of_gpus)
+    assert workers(plan) == [
+        ("gpu:0", "gpu GPU-0", "0-1", 2),
+        ("gpu:0", "gpu GPU-0", "2-3", 2),
+        ("gpu:1", "gpu GPU-1", "4-7", 4),
+    ]
+    assert plan.workers[0].command == "embedctl worker --class gpu --gpu GPU-0 --gpu-workers 2 --cpus 0-1 --model large"
+    assert "--gpu-workers" not in plan.workers[2].arguments
+    assert [each.pinned.sharing for each in plan.workers] == [2, 2, 1]
+    assert plan.notes == []
+
+
+def test_the_parts_of_a_gpu_are_gpus_here_too() -> None:
+    parts = [Accelerator("gpu", 0, f"MIG-{at}", "A100 MIG 1g.10gb") for at in range(2)]
+    plan = make_plan(SETTINGS, Machine([cpus(0, 3)], gpus=parts), advice=of_gpus)
+    assert [each.pinned.device for each in plan.workers] == ["gpu MIG-0", "gpu MIG-0", "gpu MIG-1", "gpu MIG-1"]
+    assert [each.pinned.cpu_list for each in plan.workers] == ["0", "1", "2", "3"]
+
+
+def test_every_worker_of_a_gpu_has_a_port_of_its_own() -> None:
+    machine = Machine([cpus(0, 3)], gpus=gpus(None))
+    plan = make_plan(SETTINGS.replace(metrics_port=9100), machine, advice=of_gpus)
+    assert [(each.sharing, each.metrics_port) for each in plan.workers] == [(2, 9100), (2, 9101)]
+
+
+def test_what_the_class_sets_goes_before_what_was_tuned() -> None:
+    def set_to(workers: int, **of: HardwareClass) -> Settings:
+        changed = {name: replace(entry, workers_per_device=workers) for name, entry in of.items()}
+        return SETTINGS.replace(classes=CLASSES | changed)
+
+    machine = Machine([cpus(0, 3)], gpus=gpus(None))
+    plan = make_plan(set_to(4, gpu=CLASSES["gpu"]), machine, advice=of_gpus)
+    assert [each.pinned.cpu_list for each in plan.workers] == ["0", "1", "2", "3"]
+    assert len(make_plan(set_to(1, gpu=CLASSES["gpu"]), machine, advice=of_gpus).workers) == 1
+    on_cpus = set_to(2, cpu=CLASSES["cpu"])
+    assert [name for name, *_ in workers(make_plan(on_cpus, LAPTOP))] == ["cpu:0-1", "cpu:2-3"]
+    beside = make_plan(on_cpus, Machine([cpus(0, 5)], gpus=gpus(None)), classes=["cpu", "gpu"])
+    assert [name for name, *_ in workers(beside)] == ["gpu:0", "cpu:2-3", "cpu:4-5"]
+
+
+def test_more_workers_of_a_gpu_than_cores_is_worth_a_note() -> None:
+    plan = make_plan(SETTINGS, Machine([cpus(0, 0)], gpus=gpus(None)), advice=of_gpus)
+    assert [each.pinned.cpu_list for each in plan.workers] == ["0", "0"]
+    assert plan.notes == ["2 workers share 1 physical cores, and slow each other down"]
 
 
 def test_a_quota_shows_in_the_threads() -> None:
@@ -212,5 +267,14 @@ def test_tuning_is_found_by_model_class_and_number_of_cpus(tmp_path: Path) -> No
     assert workers_as_tuned(settings, "cpu", ["tuned"], frozenset(range(2))) == 1
     assert workers_as_tuned(settings, "cpu-int8", ["tuned"], four) == 1
     assert workers_as_tuned(settings, "cpu", [str(tmp_path / "nowhere")], four) == 1
+    # What was found for one kind of GPU is nothing for another, or for a part of it.
+    a100 = Accelerator("gpu", 0, "GPU-0", "A100", memory=81920)
+    fingerprint = resolve_model("tuned", models["tuned"]).fingerprint
+    save_tuned(Tuned({}, 4, 1, 4, 1.0), CLASSES["gpu"], fingerprint, tmp_path / "cache", a100)
+    on = partial(workers_as_tuned, settings, "gpu", ["tuned"])
+    assert on(four, a100) == on(four, replace(a100, index=1, uid="GPU-1")) == 4
+    assert on(frozenset(range(2)), a100) == 1
+    for other in (replace(a100, memory=40960), replace(a100, name="A10"), replace(a100, name="A100 MIG 1g.10gb")):
+        assert on(four, other) == 1
     elsewhere = settings.replace(cache_dir=str(tmp_path / "empty"))
     assert workers_as_tuned(elsewhere, "cpu", ["tuned"], four) == 1

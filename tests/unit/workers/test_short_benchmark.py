@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedctl_config.errors import ModelError
+from embedctl_config.errors import DeviceLost, ModelError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.base import Reference
@@ -19,7 +19,14 @@ from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.measuring import short_benchmark
 from embedctl_workers.measuring.matrix_products import MatrixProducts, matrix_products
-from embedctl_workers.measuring.rates import LONGEST, encoding_rate, loads_for, tokenising_rate
+from embedctl_workers.measuring.rates import (
+    LONGEST,
+    encoding_rate,
+    loads_for,
+    mixed_load,
+    tokenising_rate,
+    working_rate,
+)
 from embedctl_workers.measuring.short_benchmark import benchmark
 from embedctl_workers.measuring.spread import Spread
 from embedctl_workers.models.files import ModelFiles
@@ -222,3 +229,46 @@ def test_spread() -> None:
     assert (spread, f"{spread:.1f}") == (Spread(2.0, 1.0, 3.0), "2.0 (1.0 to 3.0)")
     assert spread.times(2) == Spread(4.0, 2.0, 6.0)
     assert replace(spread, median=1.5).as_json() == {"median": 1.5, "least": 1.0, "most": 3.0}
+
+
+class Counted(DummyBackend):
+    """Counts its calls. A chunk takes a tenth of a second to tokenise, in one thread at a time, as under the GIL."""
+
+    def __init__(self) -> None:
+        super().__init__(max_tokens=512)
+        self.tokenised = 0
+        self.warmed: set[int] = set()
+        self._host = threading.Lock()
+
+    def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
+        with self._host:
+            self.tokenised += 1
+            threading.Event().wait(0.1)
+        return super().tokenize(texts, prompt)
+
+    def warm_up_thread(self) -> None:
+        self.warmed.add(threading.get_ident())
+
+
+def test_a_workers_whole_work_is_measured_in_its_threads_which_are_warmed_up_first() -> None:
+    backend = Counted()
+    encoder = ChunkEncoder(backend, 100_000)
+    load = mixed_load(encoder)
+    backend.tokenised = 0
+    rate = working_rate(encoder, load, 0.5, threads=3)
+    assert len(backend.warmed) == 3
+    assert backend.tokenised >= 4
+    assert 0 < rate < 1.2 * load.lengths.sum() / 0.1
+
+
+def test_a_thread_that_can_not_be_warmed_up_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Counted()
+    encoder = ChunkEncoder(backend, 100_000)
+    load = mixed_load(encoder)
+
+    def fail() -> None:
+        raise DeviceLost("gone")
+
+    monkeypatch.setattr(backend, "warm_up_thread", fail)
+    with pytest.raises(DeviceLost, match="gone"):
+        working_rate(encoder, load, 0.1, threads=2)

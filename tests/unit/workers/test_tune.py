@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from embedctl_config.hardware import HardwareClass
+from embedctl_config.errors import ModelError, SettingsError, WorkerError
+from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
+from embedctl_config.settings import Settings
+from embedctl_workers.commands import findings as findings_module
 from embedctl_workers.commands import tune as tune_module
+from embedctl_workers.commands import tune_gpu
+from embedctl_workers.commands.findings import findings
 from embedctl_workers.commands.tune import Split, _search, _shares, tune
+from embedctl_workers.commands.tune_gpu import Sharing
 from embedctl_workers.machine import devices
+from embedctl_workers.machine.devices import Accelerator
+from embedctl_workers.machine.discovery import CpuSet, Machine
 from embedctl_workers.models import tuning
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, Tuned, load_tuned, save_tuned, token_budget
+from embedctl_workers.supervising.plan import PlannedWorker
 
 CPU = HardwareClass()
 FOUND = Tuned(budgets={1: 512, 2: 2048}, workers=2, threads=1, cpus=2, tokens_per_s=9000.0)
@@ -58,7 +68,16 @@ def test_what_was_tuned_on_another_kind_of_cpu_is_not_used(tmp_path: Path, monke
     assert load_tuned(CPU, "f1", tmp_path) is None
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", "{}", '{"budgets": {"x": 1}}', "\x00"])
+IMPOSSIBLE = '{"budgets": {}, "workers": %s, "threads": 1, "cpus": 4, "tokens_per_s": 1.0}'
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *("", "[]", "{}", '{"budgets": {"x": 1}}', "\x00", IMPOSSIBLE % '"4"', IMPOSSIBLE % "0", IMPOSSIBLE % "1e9"),
+        (IMPOSSIBLE % "4").replace("}", ', "of_a_later_version": 1}'),
+    ],
+)
 def test_a_damaged_file_is_named_and_defaults_hold(
     tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,3 +157,137 @@ def test_it_stops_where_more_workers_are_slower(four_cpus: list[int], monkeypatc
 def test_budgets_for_other_thread_counts_are_kept(four_cpus: list[int], tmp_path: Path) -> None:
     save_tuned(Tuned({8: 4096}, 1, 8, 8, 1.0), CPU, "f1", tmp_path)
     assert json.loads(CliRunner().invoke(tune, ["m", "--json"]).output)["budgets"]["8"] == 4096
+
+
+# On a GPU
+
+GPU = HardwareClass(device="gpu", backend="torch-gpu")
+A100 = Accelerator("gpu", 0, "GPU-0", "A100", memory=81920)
+FOUND_ON_GPU = Tuned(budgets={1: 512}, workers=4, threads=1, cpus=4, tokens_per_s=9000.0)
+
+
+def test_a_gpus_token_budget_is_what_memory_allows_whatever_was_tuned(tmp_path: Path) -> None:
+    for accelerator in (None, A100):
+        save_tuned(FOUND_ON_GPU, GPU, "f1", tmp_path, accelerator)
+    assert token_budget(GPU, "f1", threads=1, cache=tmp_path, default=32_768) == 32_768
+    assert token_budget(HardwareClass(device="gpu", token_budget=77), "f1", threads=1, cache=tmp_path, default=1) == 77
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[int, float | None]:
+    """A machine with a GPU and eight CPUs, and the rate by the number of workers; None: they don't fit."""
+    rates: dict[int, float | None] = {1: 100.0, 2: 190.0, 4: 210.0, 8: 212.0}
+
+    def measure(workers: tuple[PlannedWorker, ...]) -> Sharing:
+        assert {each.sharing for each in workers} == {len(workers)}
+        rate = rates[len(workers)]
+        if rate is None:
+            raise ModelError("the measuring process ended")
+        return Sharing(workers, rate, "made up", "f1")
+
+    (tmp_path / "embedctl.toml").write_text("[classes.gpu]\ntoken_budget = 4096\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune_gpu, "_measure", measure)
+    monkeypatch.setattr(tune_module, "choose_accelerator", lambda *_, gpu: A100)
+    monkeypatch.setattr(devices, "usable_cpus", lambda _: frozenset(range(8)))
+    monkeypatch.setattr(tune_gpu, "cores_of", lambda cpus: [frozenset({cpu}) for cpu in sorted(cpus)])
+    monkeypatch.setattr(
+        tune_gpu, "discover", lambda: Machine([CpuSet(tuple(frozenset({at}) for at in range(4)), 4)], [A100])
+    )
+    monkeypatch.setenv("EMBEDCTL_CACHE_DIR", str(tmp_path))
+    return rates
+
+
+def tuned_on_gpu(*options: str) -> tuple[list[str], Tuned | None]:
+    done = CliRunner().invoke(tune, ["m", "--class", "gpu", *options])
+    assert done.exit_code == 0, done.output
+    return done.output.splitlines(), load_tuned(SHIPPED_CLASSES["gpu"], "f1", Path.cwd(), A100)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_more_workers_on_a_gpu_are_measured_as_long_as_they_are_faster() -> None:
+    said, kept = tuned_on_gpu("--cpus", "0-7")
+    assert said == [
+        "1 worker (made up): 100 tokens/s",
+        "2 workers (made up): 190 tokens/s",
+        "4 workers (made up): 210 tokens/s",
+        "8 workers (made up): 212 tokens/s",
+        "best: 4 workers, on GPUs like this one with 8 CPUs. Start:",
+        *(
+            f"  embedctl worker --class gpu --gpu GPU-0 --gpu-workers 4 --cpus {first}-{first + 1} --model m"
+            for first in range(0, 8, 2)
+        ),
+    ]
+    assert kept == Tuned(budgets={}, workers=4, threads=2, cpus=8, tokens_per_s=210.0)
+
+
+def test_one_worker_is_enough_where_two_are_hardly_faster(one_gpu: dict[int, float | None]) -> None:
+    one_gpu[2] = 104.0
+    said, kept = tuned_on_gpu("--cpus", "0-7")
+    assert [line.split()[0] for line in said] == ["1", "2", "best:", "embedctl"]
+    assert kept is not None
+    assert kept.workers == 1
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_the_cpus_are_those_that_up_would_give_and_each_worker_has_a_core() -> None:
+    said, kept = tuned_on_gpu()
+    assert said[-1] == "  embedctl worker --class gpu --gpu GPU-0 --gpu-workers 4 --cpus 3 --model m"
+    assert kept is not None
+    assert (kept.workers, kept.cpus) == (4, 4)
+
+
+def test_workers_that_do_not_fit_end_the_search(one_gpu: dict[int, float | None]) -> None:
+    one_gpu[4] = None
+    said, kept = tuned_on_gpu("--cpus", "0-7")
+    assert "4 workers: not measured, see the message above" in said
+    assert kept is not None
+    assert kept.workers == 2
+    one_gpu[1] = None
+    done = CliRunner().invoke(tune, ["m", "--class", "gpu"])
+    assert isinstance(done.exception, ModelError)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_the_classs_own_number_is_said_to_go_before_what_was_found(tmp_path: Path) -> None:
+    (tmp_path / "embedctl.toml").write_text("[classes.gpu]\nworkers_per_device = 2\n")
+    said, _ = tuned_on_gpu()
+    assert said[-1] == "[classes.gpu] sets workers_per_device = 2, which is used instead of what was found"
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_one_json_value_is_all_that_is_printed() -> None:
+    said, kept = tuned_on_gpu("--json")
+    assert kept is not None
+    assert [json.loads(line) for line in said] == [asdict(kept)]
+
+
+def test_a_neuron_core_has_one_worker() -> None:
+    done = CliRunner().invoke(tune, ["m", "--class", "neuron"])
+    assert isinstance(done.exception, SettingsError)
+    assert "one worker on each Neuron core: there is nothing to tune" in str(done.exception)
+
+
+@pytest.mark.usefixtures("four_cpus")
+def test_what_was_found_is_told_for_each_class_and_kind_of_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(cache_dir=str(tmp_path))
+    monkeypatch.setattr(findings_module, "find_gpus", lambda: pytest.fail("a tool is run though nothing was found"))
+    assert findings(settings, "f1") == []
+    save_tuned(FOUND, CPU, "f1", tmp_path)
+    save_tuned(Tuned({}, 4, 1, 16, 1234567.0), settings.classes["gpu"], "f1", tmp_path, A100)
+    a10 = replace(A100, index=1, uid="GPU-1", name="A10")
+    monkeypatch.setattr(findings_module, "find_gpus", lambda: [A100, replace(A100, index=2, uid="GPU-2"), a10])
+    assert [(each.hardware, str(each)) for each in findings(settings, "f1")] == [
+        (
+            "cpu",
+            "2 workers × 1 thread, with 2 CPUs: 9,000 tokens/s; token budget 512 with 1 thread, 2048 with 2 threads",
+        ),
+        ("gpu", "4 workers on each A100, with 16 CPUs: 1,234,567 tokens/s"),
+    ]
+    assert [each.as_json()["gpu"] for each in findings(settings, "f1")] == [None, "A100"]
+
+    def broken() -> list[Accelerator]:
+        raise WorkerError("nvidia-smi fails")
+
+    monkeypatch.setattr(findings_module, "find_gpus", broken)
+    assert [each.hardware for each in findings(settings, "f1")] == ["cpu"]

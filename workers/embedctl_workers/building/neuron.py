@@ -66,11 +66,12 @@ def _measured(
 ) -> dict[str, Any]:
     """The manifest's entries about accuracy and rate, measured on the device at hand."""
     say("comparing with torch")
-    backend = NeuronBackend(files, folder)
+    host = Host(request["threads"], Path(request["cache"]))
+    backend = NeuronBackend(files, folder, host)
     try:
         backend.warm_up()
         encoder = ChunkEncoder(backend, backend.token_budget)
-        report = measure_backend(encoder, SHIPPED_CLASSES[NEURON], Host(request["threads"], Path(request["cache"])))
+        report = measure_backend(encoder, SHIPPED_CLASSES[NEURON], host)
         assert report is not None
         say(report.figures)
         if not report.passed:

@@ -94,7 +94,7 @@ class _Builder:
         for name in (MODEL, TOKENIZER):
             shutil.copy(self._graph / name, folder / name)
         artifact = Artifact(folder, {"graph": {"name": dtype}})
-        backend = TensorRTBackend(self._files, artifact, self._runtime, self.options)
+        backend = TensorRTBackend(self._files, artifact, self._runtime, self._host, self.options)
         backend.warm_up()
         encoder = ChunkEncoder(backend, backend.token_budget)
         report = measure_backend(encoder, _CLASS, self._host)

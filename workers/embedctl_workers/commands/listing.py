@@ -14,6 +14,7 @@ import click
 from embedctl_config.errors import ModelNotFound
 from embedctl_config.printable import printable
 from embedctl_config.settings import Settings, load_settings
+from embedctl_workers.commands.findings import Finding, findings
 from embedctl_workers.commands.options import json_option
 
 if TYPE_CHECKING:
@@ -56,17 +57,20 @@ def list_models(folder: Path | None, *, as_json: bool) -> None:
 @click.argument("model", metavar="MODEL|FOLDER")
 @json_option
 def show(model: str, *, as_json: bool) -> None:
-    """Show a model's facts, and the manifests of everything that is built of it.
+    """Show a model's facts, what was tuned, and the manifests of all that is built of it.
 
     FOLDER is that of a model or of an artefact. A fingerprint, or the name that an artefact was built under, is found
     too.
     """
-    found, fingerprint, built = _find(model, load_settings())
+    settings = load_settings()
+    found, fingerprint, built = _find(model, settings)
+    tuned = findings(settings, fingerprint) if found else []
     if as_json:
         facts = {**_model_facts(found), "fingerprint": fingerprint} if found else None
-        click.echo(json.dumps({"model": facts, "built": [artifact_facts(each) for each in built]}))
+        of_built = [artifact_facts(each) for each in built]
+        click.echo(json.dumps({"model": facts, "built": of_built, "tuned": [each.as_json() for each in tuned]}))
         return
-    blocks = [_shown(found, fingerprint, built=bool(built))] if found else []
+    blocks = [_shown(found, fingerprint, tuned, built=bool(built))] if found else []
     blocks += [[("folder", str(each.folder)), *_rows(each.manifest)] for each in built]
     click.echo("\n\n".join("\n".join(printable(f"{name:<24} {value}") for name, value in block) for block in blocks))
 
@@ -141,7 +145,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(aligned).rstrip()
 
 
-def _shown(model: FoundModel, fingerprint: str, *, built: bool) -> list[tuple[str, str]]:
+def _shown(model: FoundModel, fingerprint: str, tuned: Sequence[Finding], *, built: bool) -> list[tuple[str, str]]:
     """What `model show` says of a model."""
     _, dimensions, longest, size, _ = _cells(model)
     facts = [("model", model.name), ("found in", model.found_in), ("folder", str(model.folder))]
@@ -153,7 +157,7 @@ def _shown(model: FoundModel, fingerprint: str, *, built: bool) -> list[tuple[st
     if not built:
         build = f"embedctl model build {shlex.quote(model.name)}"
         facts.append(("built", f"nothing. The classes cpu and gpu need nothing built; for cpu-int8: {build}"))
-    return facts
+    return facts + [(f"tuned for {each.hardware}", str(each)) for each in tuned]
 
 
 def _find(model: str, settings: Settings) -> tuple[FoundModel | None, str, list[Artifact]]:

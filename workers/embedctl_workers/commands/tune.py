@@ -1,22 +1,23 @@
-"""`embedctl model tune`: a short measured search for the token budget, and for workers and threads on some CPUs."""
+"""`embedctl model tune`: a short measured search for workers, and for threads and the token budget on some CPUs."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
-from embedctl_config.errors import ModelError
-from embedctl_config.settings import load_settings
-from embedctl_workers.commands.options import class_option, cpus_option, json_option
+from embedctl_config.errors import SettingsError
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.settings import Settings, load_settings
+from embedctl_workers.commands.options import class_option, cpus_option, gpu_option, json_option
 from embedctl_workers.machine import devices
+from embedctl_workers.machine.discovery import choose_accelerator
 from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, Tuned, load_tuned, save_tuned
 
@@ -56,16 +57,59 @@ class Split:
 @click.argument("model")
 @class_option("cpu")
 @cpus_option
+@gpu_option
 @json_option
-def tune(model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -> None:
-    """Find the fastest token budget, workers and threads for MODEL.
+def tune(model: str, hardware: str | None, cpus: str | None, gpu: str | None, *, as_json: bool) -> None:
+    """Find the fastest workers, threads and token budget for MODEL.
 
     Measures each way of dividing the CPUs among workers, for about half a minute each. Nothing else should run on these
     CPUs meanwhile. Workers of this class use the budget from their next start, unless the class sets a `token_budget`.
+
+    For a class on GPUs, measures 1, 2, 4 and 8 workers on one GPU, as long as more are faster, tokenising included.
+    Nothing else should run on the GPU. By default, they divide the CPUs that `embedctl up` gives to that GPU.
+
+    `embedctl up` starts the number that was fastest, unless the class sets `workers_per_device`.
     """
     settings = load_settings(hardware=hardware)
     name = "cpu" if settings.hardware == "auto" else settings.hardware
     entry = settings.hardware_class(name)
+    if entry.device == "neuron":
+        raise SettingsError(f"class {name} runs one worker on each Neuron core: there is nothing to tune")
+    accelerator = choose_accelerator(name, entry.device, gpu=gpu)
+    if accelerator is None:
+        _tune_cpus(settings, name, entry, model, cpus, as_json=as_json)
+        return
+    from embedctl_workers.commands import tune_gpu  # it imports embedctl, and NumPy with it
+
+    say = _silent if as_json else click.echo
+    best = tune_gpu.search(settings, name, model, accelerator, cpus, say)
+    tuned = tune_gpu.as_tuned(best)
+    save_tuned(tuned, entry, best.fingerprint, cache_folder(settings), accelerator)
+    if as_json:
+        click.echo(json.dumps(asdict(tuned)))
+        return
+    click.echo(
+        f"best: {_plural(tuned.workers, 'worker')}, on GPUs like this one with {_plural(tuned.cpus, 'CPU')}. Start:"
+    )
+    for worker in best.workers:
+        click.echo(f"  {worker.command}")
+    _say_what_overrides(name, entry, "workers_per_device")
+
+
+def _silent(line: str) -> None:
+    """Say nothing: one JSON value is the only output."""
+
+
+def _say_what_overrides(name: str, entry: HardwareClass, *of_the_class: str) -> None:
+    for setting in of_the_class:
+        if value := getattr(entry, setting):
+            click.echo(f"[classes.{name}] sets {setting} = {value}, which is used instead of what was found")
+
+
+def _tune_cpus(
+    settings: Settings, name: str, entry: HardwareClass, model: str, cpus: str | None, *, as_json: bool
+) -> None:
+    """Search for token budgets and workers on some CPUs, and save and print what was found."""
     found: list[Split] = []
     fingerprint = ""
     for shares in _shares(devices.usable_cpus(cpus)):
@@ -94,10 +138,7 @@ def tune(model: str, hardware: str | None, cpus: str | None, *, as_json: bool) -
     click.echo(f"best: {_plural(len(best.cpus), 'worker')}, {_plural(best.threads, 'thread')} each. Start:")
     for share in best.cpus:
         click.echo(f"  embedctl worker --class {name} --model {model} --cpus {devices.format_cpus(share)}")
-    if entry.token_budget:
-        click.echo(
-            f"[classes.{name}] sets token_budget = {entry.token_budget}, which is used instead of what was found"
-        )
+    _say_what_overrides(name, entry, "token_budget", "workers_per_device")
 
 
 def _shares(cpus: frozenset[int]) -> Iterator[tuple[frozenset[int], ...]]:
@@ -117,52 +158,14 @@ def _search(ask: Callable[[int], float]) -> dict[int, float]:
     return {budget: statistics.median(each[budget] for each in rounds) for budget in _BUDGETS}
 
 
-@contextmanager
 def _measured(
     hardware: str, model: str, shares: Sequence[frozenset[int]]
-) -> Iterator[tuple[dict[str, Any], Callable[[int], float]]]:
-    """A context with a measuring process on each share of the CPUs.
+) -> AbstractContextManager[tuple[dict[str, Any], Callable[[int], float]]]:
+    """A context with a measuring process on each share of the CPUs; see :func:`measuring`."""
+    from embedctl_workers.commands.measuring_processes import measuring  # it imports embedctl, and NumPy with it
 
-    Returns:
-        The facts of the first process, and a function that measures a token budget: tokens/s of all processes together.
-
-    Raises:
-        ModelError: a process ended, as when it can't load the model; it has printed the reason.
-    """
-    with ExitStack() as stack:
-        children = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "embedctl_workers.measuring.budgets"),
-                        *(hardware, model, devices.format_cpus(share)),
-                    ],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for share in shares
-        ]
-        for child in children:
-            stack.callback(child.terminate)
-
-        def answers() -> list[Any]:
-            lines = [child.stdout.readline() for child in children if child.stdout]
-            if not all(lines):
-                raise ModelError(
-                    f"model {model!r} can't be measured: the measuring process ended; see its messages above"
-                )
-            return [json.loads(line) for line in lines]
-
-        def ask(budget: int) -> float:
-            for child in children:
-                if child.stdin:
-                    child.stdin.write(f"{budget}\n")
-                    child.stdin.flush()
-            return float(sum(answers()))
-
-        yield answers()[0], ask
+    program = (sys.executable, "-m", "embedctl_workers.measuring.budgets", hardware, model)
+    return measuring(model, [[*program, devices.format_cpus(share)] for share in shares])
 
 
 def _line(split: Split, engine: str) -> str:

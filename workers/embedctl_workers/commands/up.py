@@ -17,6 +17,7 @@ from embedctl_config.command_group import one_line_errors
 from embedctl_config.errors import ModelError
 from embedctl_config.settings import ENV_PREFIX, Settings, load_settings
 from embedctl_workers.commands.options import log_level_option
+from embedctl_workers.machine.devices import Accelerator, format_cpus
 from embedctl_workers.machine.discovery import discover
 from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.files import resolve_model
@@ -29,7 +30,9 @@ from embedctl_workers.supervising.supervisor import Supervisor
 log = logging.getLogger("embedctl_workers.up")
 
 #: Variables of `embedctl worker` that must not apply to all workers: the plan sets these options for each.
-_OF_ONE_WORKER = frozenset(ENV_PREFIX + name for name in ("CPUS", "GPU", "NEURON_CORE", "READY", "THREADS"))
+_OF_ONE_WORKER = frozenset(
+    ENV_PREFIX + name for name in ("CPUS", "GPU", "GPU_WORKERS", "NEURON_CORE", "READY", "THREADS")
+)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -136,8 +139,14 @@ def _redis(settings: Settings) -> Iterator[tuple[Settings, Callable[[], None]]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def workers_as_tuned(settings: Settings, hardware: str, models: Sequence[str], cpus: frozenset[int]) -> int:
-    """The best number of workers on these CPUs, from `embedctl model tune`.
+def workers_as_tuned(
+    settings: Settings,
+    hardware: str,
+    models: Sequence[str],
+    cpus: frozenset[int],
+    accelerator: Accelerator | None = None,
+) -> int:
+    """The best number of workers on these CPUs, and on an accelerator, from `embedctl model tune`.
 
     It is the smallest number of all models, because each worker costs memory.
     """
@@ -148,9 +157,13 @@ def workers_as_tuned(settings: Settings, hardware: str, models: Sequence[str], c
             fingerprint = resolve_model(model, settings.models.get(model)).fingerprint
         except (ModelError, ImportError, OSError):  # its worker will report what is wrong
             return 1
-        return advised_workers(entry, fingerprint, cpus=len(cpus), cache=cache)
+        return advised_workers(entry, fingerprint, cpus=len(cpus), cache=cache, accelerator=accelerator)
 
-    return min(map(of, models)) if any((cache / "tuned").glob("*.json")) else 1
+    found = min(map(of, models)) if any((cache / "tuned").glob("*.json")) else 1
+    if found > 1:
+        where = f"{accelerator.kind} {accelerator.uid}" if accelerator else f"CPUs {format_cpus(cpus)}"
+        log.info("%d workers of class %s on %s, as `embedctl model tune` found", found, hardware, where)
+    return found
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 import click
 
 from embedctl_config.command_group import one_line_errors
+from embedctl_config.hardware import MOST_WORKERS
 from embedctl_config.settings import load_settings
 from embedctl_workers.commands.options import gpu_option, log_level_option, neuron_core_option
 from embedctl_workers.machine import devices
-from embedctl_workers.machine.discovery import choose_accelerator
+from embedctl_workers.machine.discovery import choose_accelerator, choose_sharing
 
 _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
 
@@ -30,6 +31,15 @@ _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
 @click.option("--cpus", envvar="EMBEDCTL_CPUS", **_SHOWN, help="CPUs to run on, such as 0-3 or 0,2. Default: all.")
 @gpu_option
 @neuron_core_option
+@click.option(
+    "--gpu-workers",
+    type=click.IntRange(1, MOST_WORKERS),
+    metavar="N",
+    envvar="EMBEDCTL_GPU_WORKERS",
+    **_SHOWN,
+    help="How many workers run on this GPU, this one included: it takes 1/N of the GPU's memory. Default: the class's "
+    "workers_per_device, or 1.",
+)
 @click.option(
     "--threads",
     type=click.IntRange(1),
@@ -73,6 +83,7 @@ def main(
     cpus: str | None,
     gpu: str | None,
     neuron_core: int | None,
+    gpu_workers: int | None,
     threads: int | None,
     models: tuple[str, ...],
     log_level: str,
@@ -97,7 +108,8 @@ def main(
     hardware = hardware or (settings.hardware if settings.hardware != "auto" else "cpu")
     entry = settings.hardware_class(hardware)
     accelerator = choose_accelerator(hardware, entry.device, gpu=gpu, neuron_core=neuron_core)
-    pinned = devices.pin(cpus, accelerator=accelerator, threads=threads)
+    sharing = choose_sharing(hardware, entry, gpu_workers)
+    pinned = devices.pin(cpus, accelerator=accelerator, threads=threads, sharing=sharing)
     # Only now: these import numpy and, through the backend, torch, which size their thread pools as they load.
     from embedctl_workers.serving.lifecycle import run_worker
 

@@ -114,7 +114,7 @@ class ChunkEncoder:
         windows = tokens.windows() if mean and tokens.windows is not None else None
         if windows is not None:
             tokens = replace(windows.tokens, prompt_tokens=tokens.prompt_tokens)
-        wanted = np.setdiff1d(np.arange(len(texts)), list(bad))
+        wanted = np.delete(np.arange(len(texts)), list(bad))
         prepared = Prepared(
             rows=len(chunk),
             source=source,
@@ -213,13 +213,12 @@ class ChunkEncoder:
         good = np.flatnonzero(source >= 0)
         vectors[good] = distinct[source[good]]
         counts[good] = _tokens_of_texts(prepared)[source[good]]
+        cut = good[tokens.lost[source[good]] > 0]
         return EncodedChunk(
             vectors=vectors,
             errors=[errors[row] for row in sorted(errors)],
             truncations=[
-                Truncation(int(row), int(tokens.lengths[at]), int(tokens.lost[at]))
-                for row in good
-                if tokens.lost[at := source[row]]
+                Truncation(int(row), int(tokens.lengths[source[row]]), int(tokens.lost[source[row]])) for row in cut
             ],
             tokens=int(sum(tokens.lengths[batch].sum() for batch in prepared.batches)),
             positions=sum(self.backend.positions(tokens.lengths[batch]) for batch in prepared.batches),

@@ -40,6 +40,7 @@ class Accelerator:
         index: its number for people: the one that `nvidia-smi` shows, or the core's.
         uid: its id for selection: a GPU's UUID, which stays the same when others are hidden, or the core's number.
         name: its model, for people.
+        memory: its memory in MiB; 0 if unknown.
         node: the nearest NUMA node; None if unknown.
         rocm: whether it is an AMD GPU.
     """
@@ -50,6 +51,7 @@ class Accelerator:
     name: str = ""
     node: int | None = None
     rocm: bool = False
+    memory: int = 0
 
     def hide_others(self) -> None:
         """Make this the only device that libraries of this process can open from now on."""
@@ -74,11 +76,13 @@ class Pinned:
         cpus: the CPUs that its threads may use.
         threads: compute threads: one per physical core, within the cgroup's quota, unless a number was given.
         accelerator: the only one that the process sees; None for a CPU worker.
+        sharing: how many workers share the accelerator, this one included.
     """
 
     cpus: frozenset[int]
     threads: int
     accelerator: Accelerator | None = None
+    sharing: int = 1
 
     @property
     def label(self) -> str:
@@ -96,12 +100,15 @@ class Pinned:
         return format_cpus(self.cpus)
 
 
-def pin(cpus: str | None, *, accelerator: Accelerator | None = None, threads: int | None = None) -> Pinned:
+def pin(
+    cpus: str | None, *, accelerator: Accelerator | None = None, threads: int | None = None, sharing: int = 1
+) -> Pinned:
     """Restrict this process to CPUs, and to one accelerator if one is given, and set its thread counts.
 
     Args:
         cpus: such as `0-3` or `0,2`; None for all that the process may use.
         threads: compute threads; None for one per physical core, within the cgroup's quota.
+        sharing: how many workers share the accelerator, this one included.
 
     Raises:
         SettingsError: `cpus` is not a list of CPUs, or names unavailable ones; or `threads` exceeds their number.
@@ -122,7 +129,7 @@ def pin(cpus: str | None, *, accelerator: Accelerator | None = None, threads: in
     os.environ.setdefault(SPIN_VARIABLE, _SPINS)
     os.environ.setdefault(SILENCE_VARIABLE, "1")
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
-    return Pinned(chosen, threads, accelerator)
+    return Pinned(chosen, threads, accelerator, sharing)
 
 
 def usable_cpus(cpus: str | None) -> frozenset[int]:

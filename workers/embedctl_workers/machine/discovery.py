@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl_config.errors import SettingsError, WorkerError
-from embedctl_config.hardware import Device
+from embedctl_config.hardware import Device, HardwareClass
 from embedctl_workers.machine.cgroup import cpu_quota
 from embedctl_workers.machine.devices import (
     HIP_VARIABLES,
@@ -240,6 +240,25 @@ def choose_accelerator(
     return _chosen(found, asked[device], hardware, device)
 
 
+def choose_sharing(hardware: str, entry: HardwareClass, workers: int | None) -> int:
+    """How many workers share the GPU of a worker of a class; 1 for a class on other devices.
+
+    Args:
+        workers: what `--gpu-workers` says; None for the class's own number.
+
+    Raises:
+        SettingsError: the class does not run on a GPU, and the option is given.
+    """
+    if entry.device == "gpu":
+        return workers or entry.workers_per_device or 1
+    if workers is not None:
+        raise SettingsError(
+            f"--gpu-workers {workers}: class {hardware} runs on a {DEVICE_NAMES[entry.device]}: leave --gpu-workers "
+            'out, or choose a class with device = "gpu"'
+        )
+    return 1
+
+
 def nothing_found(hardware: str, device: Device, problem: str = "") -> SettingsError:
     """The error for a class whose kind of device this machine lacks or hides."""
     tool = {"gpu": _NVIDIA_SMI[0], "neuron": _NEURON_LS[0]}.get(device, "")
@@ -302,10 +321,11 @@ def _output_of(command: list[str], tool: str | None) -> str | None:
 
 def _gpu(row: Sequence[str]) -> Accelerator:
     try:
-        index, uuid, name, _memory, *bus = row
+        index, uuid, name, memory, *bus = row
         if not uuid.startswith("GPU-"):
             raise ValueError  # noqa: TRY301  (one message for every fault of a line)
-        return Accelerator("gpu", int(index), uuid, name, _node_of(bus[0]) if bus else None)
+        node = _node_of(bus[0]) if bus else None
+        return Accelerator("gpu", int(index), uuid, name, node, memory=int(memory) if memory.isdecimal() else 0)
     except ValueError:
         raise WorkerError(f"{_NVIDIA_SMI[0]} shows a line that can't be read: {', '.join(row)!r}") from None
 
@@ -318,7 +338,8 @@ def _parts(gpus: Sequence[Accelerator], answer: str) -> dict[str, list[Accelerat
         if found := _WHOLE.match(line):
             whole = known.get(found[1])
         elif whole is not None and (found := _PART.match(line)):
-            part = replace(whole, uid=found[2], name=f"{whole.name} {found[1]}")
+            # The part's memory is in its name, such as `MIG 1g.10gb`.
+            part = replace(whole, uid=found[2], name=f"{whole.name} {found[1]}", memory=0)
             parts.setdefault(whole.uid, []).append(part)
     return parts
 

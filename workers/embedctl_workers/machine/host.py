@@ -14,8 +14,10 @@ class Host:
         threads: compute threads; the process is pinned already.
         cache: the folder that keeps what was built for this machine.
         build: whether to build what the cache lacks; False refuses instead.
+        sharing: how many workers share the accelerator, this one included.
     """
 
     threads: int
     cache: Path
     build: bool = True
+    sharing: int = 1

@@ -5,22 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
-from threading import Lock
+from threading import Barrier, Lock
 
 import numpy as np
 
 from embedctl_config.errors import ModelError
 from embedctl_config.wire import ChunkInput, RecordKind
 from embedctl_workers.arrays.tokens import Rows
+from embedctl_workers.backends.base import WarmsThreads
 from embedctl_workers.encoding.device_use import DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.joining import Launcher
 from embedctl_workers.encoding.prepared import Prepared
 from embedctl_workers.measuring.sample_texts import long_texts, mixed_texts
 
 #: Texts per chunk: the default of `chunk_size`, and the number of long texts that have about as many tokens.
 _MIXED, _LONG = 512, 48
+#: Threads with a chunk each, if batches of several chunks are joined: as many chunks as fill a large batch.
+_JOINED = 4
 #: The longest texts that are measured (tokens): most models take texts of this length.
 LONGEST = 450
 
@@ -57,24 +61,42 @@ def mixed_load(encoder: ChunkEncoder) -> Load:
 def encoding_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
     """Tokens/s of encoding a tokenised chunk repeatedly, for `seconds`.
 
-    As in a worker, if the backend works ahead, the next chunk begins while the last batches of this one are awaited.
+    As in a worker, if the backend works ahead, the next chunk begins while the last batches of this one are awaited. If
+    it joins batches, those of several chunks are joined.
 
     Raises:
         ModelError: some of the texts can't be encoded.
     """
-    use = _TimedUse(seconds)
+    threads = _JOINED if encoder.backend.joins else 2 if encoder.backend.ahead else 1
+    with closing(_TimedUse(seconds)) as use:
+        _in_threads(lambda: _encode_repeatedly(encoder, lambda: load.prepared, use), threads)
+        return use.rate
 
-    def encode() -> None:
-        try:
-            while True:
-                done = encoder.encode(load.prepared, use)
-                if done.errors:
-                    raise ModelError(f"a text to measure with can't be encoded: {done.errors[0].message}")
-        except Stopped:
-            return
 
-    _in_threads(encode, 2 if encoder.backend.ahead else 1)
-    return use.tokens / (time.perf_counter() - use.started)
+def working_rate(encoder: ChunkEncoder, load: Load, seconds: float, *, threads: int) -> float:
+    """Tokens/s of tokenising and encoding a chunk repeatedly, for `seconds`, in as many threads as a worker has.
+
+    Raises:
+        ModelError: some of the texts can't be encoded.
+    """
+    with closing(_TimedUse(seconds)) as use:
+        ready = Barrier(threads, action=use.start)
+
+        def work() -> None:
+            try:
+                if isinstance(encoder.backend, WarmsThreads):
+                    if encoder.backend.joins:
+                        use.launcher.warm_up(encoder.backend)
+                    with use.turn():
+                        encoder.backend.warm_up_thread()
+            except BaseException:
+                ready.abort()  # or the other threads wait for ever
+                raise
+            ready.wait()
+            _encode_repeatedly(encoder, lambda: _prepare(encoder, load.texts), use)
+
+        _in_threads(work, threads)
+        return use.rate
 
 
 def tokenising_rate(encoder: ChunkEncoder, load: Load, seconds: float) -> float:
@@ -89,31 +111,58 @@ class _TimedUse(DeviceUse):
     """Threads take turns on the device for some seconds, and their tokens are counted."""
 
     def __init__(self, seconds: float) -> None:
-        self.tokens, self.started = 0, time.perf_counter()
+        self._tokens = 0
         self._seconds = seconds
         self._device, self._counting = Lock(), Lock()
+        self.launcher = Launcher(self._device)
+        self.start()
+
+    def close(self) -> None:
+        """End the threads that begin and finish joined batches."""
+        self.launcher.close()
+
+    def start(self) -> None:
+        """Begin to count the time."""
+        self._started = time.perf_counter()
+
+    @property
+    def rate(self) -> float:
+        """Tokens/s until now."""
+        return self._tokens / (time.perf_counter() - self._started)
 
     def turn(self) -> AbstractContextManager[object]:
         return self._device
 
     def check_wanted(self) -> None:
-        if time.perf_counter() - self.started >= self._seconds:
+        if time.perf_counter() - self._started >= self._seconds:
             raise Stopped
 
     def on_batch(self, tokens: int) -> None:
         with self._counting:
-            self.tokens += tokens
+            self._tokens += tokens
 
 
 def _load(encoder: ChunkEncoder, name: str, texts: Sequence[str]) -> Load:
     encoded = [text.encode() for text in texts]
     prepared = _prepare(encoder, encoded)
     order = np.random.default_rng(0).permutation(len(prepared.batches))
-    return Load(name, encoded, replace(prepared, batches=[prepared.batches[at] for at in order], pieces=()))
+    pieces = [prepared.pieces[at] for at in order] if prepared.pieces else ()
+    return Load(name, encoded, replace(prepared, batches=[prepared.batches[at] for at in order], pieces=pieces))
 
 
 def _prepare(encoder: ChunkEncoder, texts: list[bytes]) -> Prepared:
     return encoder.prepare(ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), texts), {})
+
+
+def _encode_repeatedly(encoder: ChunkEncoder, prepared: Callable[[], Prepared], use: _TimedUse) -> None:
+    """Encode chunks until the use of the device is over."""
+    try:
+        while True:
+            done = encoder.encode(prepared(), use, use.launcher)
+            if done.errors:
+                raise ModelError(f"a text to measure with can't be encoded: {done.errors[0].message}")
+    except Stopped:
+        return
 
 
 def _in_threads(function: Callable[[], None], threads: int) -> None:

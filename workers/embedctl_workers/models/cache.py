@@ -109,8 +109,11 @@ def make_readable(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, doing: str = "") -> Iterator[None]:
     """Hold the lock of a file or folder of the cache. The kernel releases the lock when the process ends.
+
+    Args:
+        doing: what its holder does, for the log; empty: it builds the file or folder.
 
     Raises:
         OSError: the lock's file is a link, which is not followed, or can't be made.
@@ -121,7 +124,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("another process builds %s: waiting for it", path.name)
+            log.info("another process %s: waiting for it", doing or f"builds {path.name}")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

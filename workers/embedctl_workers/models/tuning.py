@@ -11,6 +11,7 @@ from pathlib import Path
 
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.machine.cpu import cpu_identity
+from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.models.cache import distrusted, keep
 
 log = logging.getLogger(__name__)
@@ -25,11 +26,11 @@ PADDED_BATCH_COST = 32
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best settings found for a model and a hardware class on this kind of CPU.
+    """The best settings found for a model and a hardware class on this kind of CPU and, if the class needs one, of GPU.
 
     Attributes:
-        budgets: token budget by compute threads of a worker.
-        workers, threads: how many workers share the CPUs, and how many compute threads each has.
+        budgets: token budget by compute threads of a worker; none for a GPU, where memory decides it.
+        workers, threads: how many workers share the CPUs or the GPU, and how many compute threads each has.
         cpus: how many CPUs the workers shared.
         tokens_per_s: of all workers together.
     """
@@ -42,29 +43,39 @@ class Tuned:
 
 
 def token_budget(hardware: HardwareClass, fingerprint: str, *, threads: int, cache: Path, default: int) -> int:
-    """The token budget that the class sets, else the one tuned for this number of threads, else the default."""
-    if hardware.token_budget:
-        return hardware.token_budget
+    """The token budget that the class sets, else the one tuned for this number of threads, else the default.
+
+    Only the budgets of classes on CPUs are tuned.
+    """
+    if hardware.token_budget or hardware.device != "cpu":
+        return hardware.token_budget or default
     tuned = load_tuned(hardware, fingerprint, cache)
     return tuned.budgets.get(threads, default) if tuned else default
 
 
-def advised_workers(hardware: HardwareClass, fingerprint: str, *, cpus: int, cache: Path) -> int:
-    """The best number of workers on this number of CPUs; 1 if that was not tuned."""
-    tuned = load_tuned(hardware, fingerprint, cache)
+def advised_workers(
+    hardware: HardwareClass, fingerprint: str, *, cpus: int, cache: Path, accelerator: Accelerator | None = None
+) -> int:
+    """The best number of workers on this number of CPUs, and on an accelerator of this kind; 1 if it was not tuned."""
+    tuned = load_tuned(hardware, fingerprint, cache, accelerator)
     return tuned.workers if tuned and tuned.cpus == cpus else 1
 
 
-def load_tuned(hardware: HardwareClass, fingerprint: str, cache: Path) -> Tuned | None:
-    """What was saved for this model, class and kind of CPU; None if nothing was, or it can't be read or trusted."""
-    path = _path(hardware, fingerprint, cache)
+def load_tuned(
+    hardware: HardwareClass, fingerprint: str, cache: Path, accelerator: Accelerator | None = None
+) -> Tuned | None:
+    """What was saved for this model, class and kind of device; None if nothing was, or it can't be read or trusted."""
+    path = _path(hardware, fingerprint, cache, accelerator)
     try:
         if wrong := distrusted(path):
             log.warning("%s is not trusted, so defaults hold: %s", path, wrong)
             return None
         facts = json.loads(path.read_text(encoding="utf-8"))
         facts["budgets"] = {int(threads): int(budget) for threads, budget in facts["budgets"].items()}
-        return Tuned(**facts)
+        tuned = Tuned(**facts)
+        if type(tuned.workers) is not int or not 1 <= tuned.workers <= tuned.cpus:
+            raise ValueError(f"workers is {tuned.workers!r}, cpus {tuned.cpus!r}")  # noqa: TRY301  (as for other faults)
+        return tuned
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -72,7 +83,9 @@ def load_tuned(hardware: HardwareClass, fingerprint: str, cache: Path) -> Tuned 
         return None
 
 
-def save_tuned(tuned: Tuned, hardware: HardwareClass, fingerprint: str, cache: Path) -> Path:
+def save_tuned(
+    tuned: Tuned, hardware: HardwareClass, fingerprint: str, cache: Path, accelerator: Accelerator | None = None
+) -> Path:
     """Keep what was found.
 
     Returns:
@@ -82,12 +95,14 @@ def save_tuned(tuned: Tuned, hardware: HardwareClass, fingerprint: str, cache: P
         ModelError: another user can write to its folder.
         OSError: it can't be written.
     """
-    path = _path(hardware, fingerprint, cache)
+    path = _path(hardware, fingerprint, cache, accelerator)
     keep(path, json.dumps(asdict(tuned)).encode())
     return path
 
 
-def _path(hardware: HardwareClass, fingerprint: str, cache: Path) -> Path:
-    deciding = [cpu_identity(), fingerprint, hardware.backend, dict(hardware.options)]
+def _path(hardware: HardwareClass, fingerprint: str, cache: Path, accelerator: Accelerator | None) -> Path:
+    deciding: list[object] = [cpu_identity(), fingerprint, hardware.backend, dict(hardware.options)]
+    if accelerator is not None:
+        deciding += [accelerator.kind, accelerator.name or accelerator.uid, accelerator.memory]
     key = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
     return cache / "tuned" / f"{key[:32]}.json"

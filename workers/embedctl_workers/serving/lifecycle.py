@@ -8,8 +8,9 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from celery import Celery, signals
@@ -22,7 +23,7 @@ from embedctl.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
 from embedctl_config import keys, wire
 from embedctl_config.celery_app import make_celery
-from embedctl_config.errors import MissingExtra
+from embedctl_config.errors import MissingExtra, ModelError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_workers.accuracy.gate import run_gate
@@ -31,7 +32,7 @@ from embedctl_workers.encoding.known_good import KnownGood
 from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.cache import cache_folder
+from embedctl_workers.models.cache import cache_folder, locked, private_folder
 from embedctl_workers.models.names import names_of
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.endpoint import Endpoint
@@ -75,7 +76,7 @@ def run_worker(
         stack.callback(broker.close)
         broker.connection.now_ms()  # a wrong URL or password should not wait for the models to load
         broker.connection.read_scripts()
-        host = Host(pinned.threads, cache_folder(settings), build)
+        host = Host(pinned.threads, cache_folder(settings), build, pinned.sharing)
         served: dict[str, _Served] = {}
         for model in models:
             if known := next((name for name, each in served.items() if model in each.names), None):
@@ -85,6 +86,7 @@ def run_worker(
             stack.callback(served[model].encoder.backend.close)
         health.phase = "starting"
         Reaper(broker).end_leases_of_the_dead()  # of a worker that died here, and that no other worker witnessed
+        naming = stack.enter_context(_turn_to_choose_a_name(host.cache))
         name = _free_name(broker, usual_name)
         logs.set_worker(name)
         instance = f"{name}/{secrets.token_hex(4)}"
@@ -122,6 +124,7 @@ def run_worker(
 
         heartbeat = Heartbeat(broker, runner.in_hand, describe, runner.return_tickets)
         heartbeat.start()
+        naming.close()
         stack.callback(heartbeat.stop)
         health.attend(heartbeat, runner.in_hand, runner.draining)
         app = make_celery(settings)
@@ -269,6 +272,17 @@ def _told_by_celery(health: Health) -> type[StartStopStep]:
             health.consuming = False
 
     return Consuming
+
+
+def _turn_to_choose_a_name(cache: Path) -> ExitStack:
+    """A context in which no other worker on this machine chooses a name: close it when the name is announced.
+
+    Workers of one GPU start at the same time. If the cache folder can't hold the lock, two may take the same name.
+    """
+    turn = ExitStack()
+    with suppress(OSError, ModelError):
+        turn.enter_context(locked(private_folder(cache) / "names", "chooses its name"))
+    return turn
 
 
 def _free_name(broker: Broker, name: str) -> str:

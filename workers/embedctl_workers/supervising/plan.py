@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from embedctl.routing import FALLBACK_CLASS
 from embedctl_config.errors import SettingsError
@@ -14,8 +15,8 @@ from embedctl_workers.machine.devices import Accelerator, Pinned
 from embedctl_workers.machine.discovery import DEVICE_NAMES, DEVICE_OPTIONS, CpuSet, Machine, nothing_found
 
 _METRICS_PORT = f"{ENV_PREFIX}METRICS_PORT"
-#: The best number of workers for a hardware class, its models and a set of CPUs.
-Advice = Callable[[str, Sequence[str], frozenset[int]], int]
+#: The best number of workers for a hardware class, its models, a set of CPUs, and the accelerator that they share.
+Advice = Callable[[str, Sequence[str], frozenset[int], Accelerator | None], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class PlannedWorker:
         cpus: its CPUs, and how many compute threads it has.
         accelerator: its GPU or Neuron core; None for a worker on CPUs.
         metrics_port: the port of its metrics; 0: it serves none.
+        sharing: how many workers share its accelerator, itself included.
     """
 
     hardware: str
@@ -33,11 +35,12 @@ class PlannedWorker:
     models: tuple[str, ...]
     accelerator: Accelerator | None = None
     metrics_port: int = 0
+    sharing: int = 1
 
     @property
     def pinned(self) -> Pinned:
         """The devices that it will be pinned to."""
-        return Pinned(self.cpus.cpus, self.cpus.threads, self.accelerator)
+        return Pinned(self.cpus.cpus, self.cpus.threads, self.accelerator, self.sharing)
 
     @property
     def name(self) -> str:
@@ -50,6 +53,8 @@ class PlannedWorker:
         arguments = ["--class", self.hardware]
         if self.accelerator is not None:
             arguments += [DEVICE_OPTIONS[self.accelerator.kind], self.accelerator.uid]
+        if self.sharing > 1:
+            arguments += ["--gpu-workers", str(self.sharing)]
         arguments += ["--cpus", self.pinned.cpu_list]
         if self.cpus.threads != len(self.cpus.cores):
             arguments += ["--threads", str(self.cpus.threads)]
@@ -91,13 +96,14 @@ def make_plan(
     *,
     classes: Sequence[str] = (),
     models: Sequence[str] = (),
-    advice: Advice = lambda hardware, models, cpus: 1,
+    advice: Advice = lambda hardware, models, cpus, accelerator: 1,
 ) -> Plan:
     """Decide which worker runs where.
 
-    Each accelerator has one worker; classes of the same kind of device share the accelerators. A set of CPUs is shared
-    evenly between the accelerators near it and the classes on CPUs. A class on CPUs has one worker on each set, or the
-    number that `advice` gives if no other worker is on that set.
+    Classes of the same kind of device share the accelerators. A set of CPUs is shared evenly between the accelerators
+    near it and the classes on CPUs. Each accelerator, and each set of CPUs for each class on CPUs, has the number of
+    workers that the class sets, else the one that `advice` gives, else one. Advice for a set of CPUs is asked only if
+    nothing else is on that set. The workers of an accelerator divide its CPUs evenly.
 
     Args:
         classes: the classes to serve; empty: the setting `hardware`.
@@ -116,19 +122,27 @@ def make_plan(
     ]
     on_cpus = [name for name in chosen if settings.classes[name].device == "cpu"]
     models_of = {name: tuple(models) or settings.classes[name].models or (settings.model,) for name in chosen}
-    of_accelerators: list[PlannedWorker] = []
-    of_cpus: list[PlannedWorker] = []
+
+    def workers_of(name: str, cpus: CpuSet, accelerator: Accelerator | None = None, *, ask: bool = True) -> int:
+        advised = partial(advice, name, models_of[name], cpus.cpus, accelerator)
+        return settings.classes[name].workers_per_device or (max(1, advised()) if ask else 1)
+
+    planned: list[PlannedWorker] = []
     for cpus, near in zip(machine.cpu_sets, _placed(machine.cpu_sets, accelerators), strict=True):
-        here = list(on_cpus)
-        if len(here) == 1 and not near:
-            here *= max(1, advice(here[0], models_of[here[0]], cpus.cpus))
-        seats = [*near, *((name, None) for name in here)]
-        if len(seats) > len(cpus.cores):
-            notes.append(f"{len(seats)} workers share {len(cpus.cores)} physical cores, and slow each other down")
+        ask = len(on_cpus) == 1 and not near
+        seats = [*near, *((name, None) for name in on_cpus for _ in range(workers_of(name, cpus, ask=ask)))]
+        here: list[PlannedWorker] = []
         for (name, accelerator), share in zip(seats, cpus.shared_out(len(seats)), strict=True):
-            into = of_cpus if accelerator is None else of_accelerators
-            into.append(PlannedWorker(name, share, models_of[name], accelerator))
-    return Plan(_with_ports([*of_accelerators, *of_cpus], settings.metrics_port), notes)
+            sharing = 1 if accelerator is None else workers_of(name, share, accelerator)
+            here += [
+                PlannedWorker(name, part, models_of[name], accelerator, sharing=sharing)
+                for part in share.shared_out(sharing)
+            ]
+        if len(here) > len(cpus.cores):
+            notes.append(f"{len(here)} workers share {len(cpus.cores)} physical cores, and slow each other down")
+        planned += here
+    planned.sort(key=lambda worker: worker.accelerator is None)
+    return Plan(_with_ports(planned, settings.metrics_port), notes)
 
 
 def _chosen_classes(settings: Settings, machine: Machine, asked: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -199,7 +213,4 @@ def _with_ports(workers: Sequence[PlannedWorker], first: int) -> list[PlannedWor
     """The same workers, each with a separate port for its metrics if there is a first port."""
     if first and first + len(workers) - 1 > LAST_PORT:
         raise SettingsError(f"metrics_port: {len(workers)} workers from {first} on go beyond {LAST_PORT}")
-    return [
-        PlannedWorker(each.hardware, each.cpus, each.models, each.accelerator, first + at if first else 0)
-        for at, each in enumerate(workers)
-    ]
+    return [replace(each, metrics_port=first + at if first else 0) for at, each in enumerate(workers)]

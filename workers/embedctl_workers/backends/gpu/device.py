@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
 
 from embedctl_config.errors import DeviceLost, WorkerError
 from embedctl_workers.backends.base import is_out_of_memory
+from embedctl_workers.backends.gpu.memory import part_of
 from embedctl_workers.machine.devices import HIP_VARIABLES, ROCM_VARIABLE
 from embedctl_workers.redaction import first_line
 
@@ -38,6 +39,14 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Wait until that work is done."""
+        ...
+
+
+class Graph(Protocol):
+    """Work that was captured once, and can be begun by one call."""
+
+    def replay(self) -> None:
+        """Queue the work on the current stream, with the addresses that it was captured with."""
         ...
 
 
@@ -86,6 +95,21 @@ class GpuDevice(Protocol):
         """A context that measures the peak memory of the work inside it, above what was held before."""
         ...
 
+    def capture(self, work: Callable[[], object], beside: Any) -> Graph:
+        """Capture the work that a function queues on the current stream, which isn't the default one. Nothing is run.
+
+        The function must have run on this stream in this thread. It waits for nothing and copies nothing from or to the
+        host. No other thread may free a tensor meanwhile that was kept for this stream.
+
+        Args:
+            beside: a graph of the same stream whose memory it shares; None for memory of its own. What a graph leaves
+                in that memory is lost when another one is captured or run.
+
+        Raises:
+            RuntimeError: the device has no memory for it, or the work can't be captured.
+        """
+        ...
+
     def synchronize(self) -> None:
         """Wait for everything."""
         ...
@@ -102,13 +126,24 @@ class Peak:
 
 
 class Gpu:
-    """The first device of `torch.cuda`; see :class:`GpuDevice`."""
+    """The first device of `torch.cuda`; see :class:`GpuDevice`.
 
-    def __init__(self) -> None:
+    Args:
+        sharing: how many workers share it, this one included. torch then takes no more memory than this worker's part,
+            so a batch that is too large fails here, and not in another worker.
+
+    Raises:
+        SettingsError: its memory is too small for so many.
+    """
+
+    def __init__(self, sharing: int = 1) -> None:
         facts = torch.cuda.get_device_properties(0)
         self.device = torch.device("cuda", 0)
         self.name = str(facts.name)
         self.memory = int(facts.total_memory)
+        self._part = part_of(self.memory, sharing)
+        if sharing > 1:
+            torch.cuda.set_per_process_memory_fraction(self._part / self.memory, self.device)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self.dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16) if bf16 else (torch.float16,)
         # FlashAttention needs compute capability 8.0. On an AMD GPU, a trial shows whether it works.
@@ -133,8 +168,9 @@ class Gpu:
 
     def free_memory(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.device)
-        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return int(free) + held
+        taken = torch.cuda.memory_allocated(self.device)
+        held = torch.cuda.memory_reserved(self.device) - taken
+        return min(int(free) + held, self._part - taken)
 
     @contextmanager
     def peak_of(self) -> Iterator[Peak]:
@@ -146,6 +182,23 @@ class Gpu:
         self.synchronize()
         peak.bytes = torch.cuda.max_memory_allocated(self.device) - before
 
+    def capture(self, work: Callable[[], object], beside: torch.cuda.CUDAGraph | None) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        # The pool of a living graph, because torch refuses one that all graphs have left.
+        pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool()
+        # Other threads wait for events and take pinned memory meanwhile. By default, that would end the capture.
+        mode = "thread_local"
+        try:
+            with torch.cuda.graph(graph, pool, torch.cuda.current_stream(self.device), mode):
+                work()
+        except RuntimeError:
+            # In some versions of torch, the capture would stay under way for the allocator (pytorch#180395). It would
+            # then never reuse a tensor that several streams have used. Otherwise this call fails.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self.device.index, pool)
+            raise
+        return graph
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
@@ -153,10 +206,14 @@ class Gpu:
         torch.cuda.empty_cache()
 
 
-def open_gpu() -> Gpu:
+def open_gpu(sharing: int = 1) -> Gpu:
     """Open the GPU that this process sees, and try it out.
 
+    Args:
+        sharing: how many workers share it, this one included.
+
     Raises:
+        SettingsError: its memory is too small for so many.
         WorkerError: torch has no support for GPUs, or sees none, or sees one that does not compute.
     """
     if torch.version.cuda is None and torch.version.hip is None:
@@ -166,7 +223,7 @@ def open_gpu() -> Gpu:
         )
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # as above
-        gpu = Gpu()
+        gpu = Gpu(sharing)
         _try_out(gpu.device)
     except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
         raise WorkerError(_unusable(first_line(error))) from error

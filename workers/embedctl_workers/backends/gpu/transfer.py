@@ -13,7 +13,7 @@ from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.gpu.device import Event, GpuDevice
 
 #: Each array begins at a multiple of this many elements, because kernels read whole cache lines.
-_ALIGNED = 32
+ALIGNED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Transfer:
         begins, size = {}, 0
         for name, array in arrays.items():
             begins[name] = size
-            size += -(-array.size // _ALIGNED) * _ALIGNED
+            size += -(-array.size // ALIGNED) * ALIGNED
         staged = self._device.pinned((size,), torch.int32)
         flat = staged.numpy()
         for name, array in arrays.items():

@@ -53,11 +53,11 @@ class NeuronBackend:
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("buckets", "batch", "auto_cast", "target")
 
-    def __init__(self, files: ModelFiles, folder: Path) -> None:
+    def __init__(self, files: ModelFiles, folder: Path, host: Host) -> None:
         load_runtime()
         self._name = files.name
         self._traces = Traces.read(folder)
-        self._inputs = GraphInputs(folder, self._traces.inputs)
+        self._inputs = GraphInputs(folder, self._traces.inputs, host)
         self._modules = {bucket: _load(trace_file(folder, bucket), files.name) for bucket in self._traces.buckets}
         self._feeders = ThreadPoolExecutor(FEEDERS, thread_name_prefix="neuron")
         self.fingerprint = files.fingerprint
@@ -74,7 +74,7 @@ class NeuronBackend:
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         chosen = TraceOptions.parse(options)
         files = resolve_model(model, entry)
-        return cls(files, artifact_for(files, host, chosen).folder)
+        return cls(files, artifact_for(files, host, chosen).folder, host)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         return self._inputs.tokenize(texts, prompt)

@@ -60,7 +60,7 @@ class OnnxBackend:
         graph = artifact.folder / GRAPH
         session = open_session(graph, host.threads)  # TensorRT needs the names of the inputs
         names = [each.name for each in session.get_inputs()]
-        self._inputs = GraphInputs(artifact.folder, names)
+        self._inputs = GraphInputs(artifact.folder, names, host)
         self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
         if options.provider != CPU:
             providers = providers_for(

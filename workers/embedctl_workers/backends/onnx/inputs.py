@@ -14,6 +14,8 @@ from tokenizers import Tokenizer
 
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Rows, Tokens
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.wordpiece.load import fast_tokenizer_for
 
 #: The files of an artefact.
 GRAPH, MODEL, TOKENIZER = "model.onnx", "model.json", "tokenizer.json"
@@ -64,14 +66,16 @@ class GraphInputs:
         names: the graph's inputs.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], host: Host) -> None:
         self.facts = ModelFacts.read(folder)
         self._names = names
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         self._tokenize = TextTokenizer(
-            Tokenizer.from_file(str(folder / TOKENIZER)),
+            tokenizer,
             max_tokens=self.facts.max_tokens,
             columns=[name for name in names if name in self.facts.fillers],
             keep=self.facts.keep,
+            fast=fast_tokenizer_for(tokenizer, host),
         )
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:

@@ -47,7 +47,9 @@ class TensorRTBackend:
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("dtype", "batch_tokens")
 
-    def __init__(self, files: ModelFiles, artifact: Artifact, runtime: Runtime, options: PlanOptions) -> None:
+    def __init__(
+        self, files: ModelFiles, artifact: Artifact, runtime: Runtime, host: Host, options: PlanOptions
+    ) -> None:
         self.fingerprint = files.fingerprint
         self.reference: Reference | None = Reference(files)
         # One batch is on the device, and one is queued behind it.
@@ -60,7 +62,7 @@ class TensorRTBackend:
         plan = (artifact.folder / PLAN).read_bytes()
         engine = LoadedPlan(runtime, plan, self._profiles)
         self._engine: LoadedPlan | None = engine
-        self._inputs = GraphInputs(artifact.folder, engine.inputs)
+        self._inputs = GraphInputs(artifact.folder, engine.inputs, host)
         self.dim, self.max_tokens = self._inputs.facts.dim, self._inputs.facts.max_tokens
         self.engine = f"TensorRT {runtime.version}, {artifact.manifest['graph']['name']}, {runtime.device.name}"
 
@@ -71,7 +73,7 @@ class TensorRTBackend:
         runtime = runtimes.open_runtime()
         artifact = artifact_for(files, runtime, host, chosen)
         try:
-            return cls(files, artifact, runtime, chosen)
+            return cls(files, artifact, runtime, host, chosen)
         except PlanRefused as error:
             if not host.build:
                 raise ModelError(
@@ -79,7 +81,7 @@ class TensorRTBackend:
                     f"`embedctl model build {files.name} --class gpu-tensorrt --force`"
                 ) from error
             log.warning("%s: %s: it is built again", artifact.folder, error)
-        return cls(files, artifact_for(files, runtime, host, chosen, force=True), runtime, chosen)
+        return cls(files, artifact_for(files, runtime, host, chosen, force=True), runtime, host, chosen)
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         return self._inputs.tokenize(texts, prompt)

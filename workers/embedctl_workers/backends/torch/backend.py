@@ -22,6 +22,7 @@ from embedctl_workers.backends.torch.packed.engine import packed_engine
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
+from embedctl_workers.models.wordpiece.load import fast_tokenizer_for
 
 #: Number of prompts whose length in tokens is cached.
 _PROMPTS_KEPT = 16
@@ -39,7 +40,7 @@ class SentenceModel:
         ModelError: the model can't be loaded, or is not a text model with a fast tokenizer.
     """
 
-    def __init__(self, files: ModelFiles) -> None:
+    def __init__(self, files: ModelFiles, host: Host) -> None:
         self.fingerprint = files.fingerprint
         self.reference: Reference | None = Reference(files)
         self._model = load_sentence_transformer(files)
@@ -54,6 +55,7 @@ class SentenceModel:
             max_tokens=self.max_tokens,
             columns=[name for name in tokenizer.model_input_names if name != "attention_mask"],
             keep="left" if tokenizer.truncation_side == "right" else "right",
+            fast=fast_tokenizer_for(tokenizer.backend_tokenizer, host),
         )
         # The chunks of a job follow each other with the same prompt, which may be long: a few lengths are cached.
         self._prompt_tokens = lru_cache(maxsize=_PROMPTS_KEPT)(self._count_prompt_tokens)
@@ -90,7 +92,7 @@ class TorchBackend(SentenceModel):
         if engine not in ("auto", "padded"):
             raise SettingsError(f"engine {engine!r} of backend torch is neither auto nor padded")
         torch.set_num_threads(host.threads)
-        super().__init__(files)
+        super().__init__(files, host)
         self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
         packed = packed_engine(self._model, host) if engine == "auto" else None
         self._engine: CpuEngine = packed or _Padded(self._model, Padding.of(self._tokenizer))

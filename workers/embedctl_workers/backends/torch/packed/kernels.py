@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import os
 import re
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
-from importlib.resources import as_file, files
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -20,15 +14,12 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from embedctl_config.errors import ModelError
-from embedctl_workers.machine.cpu import cpu_identity
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.cache import is_trusted, keep, private_folder
+from embedctl_workers.models.compiling import NOT_COMPILED, compiled
 
 log = logging.getLogger(__name__)
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC")
-_COMPILE_S = 120
 _OPENMP = re.compile(r"\S*/lib[gi]?omp[^/\s]*\.so\S*")
 
 
@@ -152,49 +143,12 @@ class CompiledKernels:
 
 def load_kernels(host: Host) -> Kernels:
     """The kernels for this CPU: from the cache, or compiled into it, or else torch's, with one line in the log."""
+    source = files("embedctl_workers.backends.torch.packed") / "kernels.c"
     try:
-        return _compiled(host)
-    except (OSError, ModelError, subprocess.SubprocessError) as error:
+        return compiled(source, _FLAGS, host, CompiledKernels)
+    except NOT_COMPILED as error:
         log.warning("kernels are torch's own, at about half the speed: %s", error)
         return TorchKernels()
-
-
-def _compiled(host: Host) -> CompiledKernels:
-    """The kernels compiled from this source by this compiler for this CPU.
-
-    A library in the cache that can't be loaded is compiled again.
-
-    Raises:
-        ModelError: there is no compiler, or it failed; or the library is not in the cache, and `host.build` forbids
-            compiling it.
-        OSError: the new library can't be loaded.
-    """
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise ModelError("there is no C compiler (install gcc)")
-    source = files("embedctl_workers.backends.torch.packed") / "kernels.c"
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=_COMPILE_S)
-    parts = [source.read_text(), *_FLAGS, version.stdout, cpu_identity()]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    folder = private_folder(host.cache / "kernels")
-    library = folder / f"{key}.so"
-    if library.exists() and is_trusted(library):
-        with suppress(OSError):
-            return CompiledKernels(library)
-    if not host.build:
-        raise ModelError("they are not compiled yet, and --no-build was given")
-    with as_file(source) as path, tempfile.TemporaryDirectory(dir=folder) as scratch:
-        object_file, made = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
-        _run([compiler, *_FLAGS, "-c", str(path), "-o", str(object_file)])
-        _run([compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
-        keep(library, made.read_bytes())
-    return CompiledKernels(library)
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMPILE_S)
-    if done.returncode:
-        raise ModelError(f"{command[0]} failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
 
 
 def _at(tensor: torch.Tensor) -> ctypes.c_void_p:

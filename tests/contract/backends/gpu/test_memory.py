@@ -1,0 +1,140 @@
+"""The device's memory: the budget that it allows, and what happens when it does not suffice."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.files import ModelFiles
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+
+from embedctl_workers.backends.gpu import memory  # noqa: E402
+from embedctl_workers.backends.gpu.backend import TorchGpuBackend  # noqa: E402
+from tests.support.stand_in_gpu import StandIn  # noqa: E402
+from tests.support.torch_gpu import BERT, Load, MakeModel, encode_with, texts_of, tokens_of  # noqa: E402
+
+
+def test_the_budget_is_what_memory_allows(load: Load) -> None:
+    on = StandIn()
+    backend = load(on=on, dtype="fp32")
+    backend.warm_up()
+    assert backend.token_budget == memory.MOST_TOKENS
+    on.free, on.peak = 1_000_000, 4096 * 500
+    backend.warm_up()
+    assert backend.token_budget == pytest.approx(0.8 * 1_000_000 / 500, rel=0.02)
+    assert memory.affordable(10**9, 4096, 10, memory.MOST_TOKENS) == 1
+
+
+def short_of_memory(backend: TorchGpuBackend, most: int, message: str = "CUDA out of memory.") -> None:
+    """Let the backend's device fail for batches of more positions."""
+    engine = backend._engine
+    run = engine.run
+
+    def limited(inputs: Any, facts: Any) -> Any:
+        if len(inputs["ids"]) > most:
+            raise torch.OutOfMemoryError(message) if message.startswith("CUDA out") else RuntimeError(message)
+        return run(inputs, facts)
+
+    engine.run = limited  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "message", ["CUDA out of memory.", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling"]
+)
+def test_a_budget_that_was_too_large_is_smaller_at_the_next_start(
+    message: str, load: Load, tiny_model: MakeModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny = replace(BERT, max_seq_length=64)
+    files = ModelFiles("tiny", tiny_model(tiny), "f" * 64)
+    cache, on = Host(threads=1, cache=tmp_path), StandIn()
+
+    def start(**options: Any) -> TorchGpuBackend:
+        backend = TorchGpuBackend(files, cache, on, **{"dtype": "fp32", **options})
+        backend.warm_up()
+        return backend
+
+    first = start()
+    short_of_memory(first, 300, message)
+    encoder = ChunkEncoder(first, first.token_budget)
+    texts = texts_of([30] * 25)
+    emptied = on.emptied
+    assert encode_with(encoder, texts).errors == []
+    assert on.emptied > emptied
+    halved = encoder._token_budget
+    assert halved < 1000
+    assert start().token_budget == halved
+    assert start(dtype="bf16").token_budget == memory.MOST_TOKENS
+    (path,) = (tmp_path / "budgets").iterdir()
+    path.write_text('{"tokens": -1}')
+    assert start().token_budget == memory.MOST_TOKENS
+    path.chmod(path.stat().st_mode | stat.S_IWOTH)
+    assert start().token_budget == memory.MOST_TOKENS
+    assert caplog.text.count("budget of the last run can't be read") == 1
+    assert "is not read, because it is not trusted" in caplog.text
+
+
+def test_a_batch_that_fits_once_memory_is_in_one_piece_lowers_no_budget(load: Load, tmp_path: Path) -> None:
+    on = StandIn()
+    backend = load(on=on, dtype="fp32")
+    run, sizes = backend._engine.run, []
+
+    def in_pieces(inputs: Any, facts: Any) -> Any:
+        sizes.append(len(inputs["ids"]))
+        if not on.emptied:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return run(inputs, facts)
+
+    backend._engine.run = in_pieces  # type: ignore[method-assign]
+    backend.remember_budget = lambda _: pytest.fail("kept")  # type: ignore[assignment,method-assign]
+    encoder = ChunkEncoder(backend, 64)
+    assert encode_with(encoder, texts_of([20] * 5)).errors == []
+    assert sizes[0] == sizes[1]  # the same batch again
+    assert len(set(sizes[:2])) == 1
+    assert encoder._token_budget == 64
+
+
+def test_what_a_failed_batch_held_is_let_go_before_memory_is_given_back(load: Load) -> None:
+    import weakref
+
+    on = StandIn()
+    backend = load(on=on, dtype="fp32")
+    held: list[Any] = []
+
+    def fail(inputs: Any, facts: Any) -> Any:
+        large = torch.zeros(10)
+        held[:] = [weakref.ref(large)]
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    backend._engine.run = fail  # type: ignore[method-assign]
+    given_back = on.empty_cache
+
+    def empty_cache() -> None:
+        held[1:] = [held[0]() is None]
+        given_back()
+
+    on.empty_cache = empty_cache  # type: ignore[method-assign]  # of this one alone
+    with pytest.raises(torch.OutOfMemoryError) as kept:
+        backend.forward(tokens_of([[1, 2]]), np.array([0]))
+    assert held[1] is True
+    assert kept.value.__traceback__ is not None  # it is what would have held it
+
+
+def test_a_model_that_does_not_fit_is_refused(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    monkeypatch.setattr("embedctl_workers.backends.gpu.backend.PackedGpuEngine", full)
+    with pytest.raises(
+        ModelError, match=r"'tiny' does not fit into the free memory of the CPU as a stand-in: .*20.00 MiB"
+    ):
+        load(dtype="fp16")

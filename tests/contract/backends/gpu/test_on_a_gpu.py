@@ -1,0 +1,86 @@
+"""The backend where there is a GPU."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from embedctl_config.hardware import HardwareClass
+from embedctl_config.wire import ChunkInput
+from embedctl_workers.accuracy.gate import measure_backend
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.files import ModelFiles, fingerprint_of
+from tests.support.device_use import RecordedUse
+
+pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+
+from embedctl_workers.backends.gpu import device
+from embedctl_workers.backends.gpu.backend import TorchGpuBackend
+from tests.support.tiny_models import Tiny
+from tests.support.torch_gpu import QWEN, MakeModel, cosines, encode, reference, texts_of
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["auto", "fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("tiny", [Tiny(hidden=128, heads=2, max_seq_length=128), QWEN], ids=str)
+def test_on_a_gpu(tiny: Tiny, dtype: str, tiny_model: MakeModel, host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    folder = tiny_model(tiny)
+    backend = TorchGpuBackend(ModelFiles("tiny", folder, fingerprint_of(folder)), host, device.open_gpu(), dtype=dtype)
+    backend.warm_up()
+    assert backend.token_budget > 1000
+    hardware = HardwareClass(device="gpu", backend="torch-gpu", precision="fp32" if dtype == "fp32" else "fp16")
+    encoder, turn = ChunkEncoder(backend, 2048), threading.Lock()
+    report = measure_backend(encoder, replace(hardware, min_cosine=0.0 if dtype == "fp32" else 0.99), host)
+    assert report is not None
+    assert report.passed, str(report)
+    texts = texts_of(np.random.default_rng(1).integers(1, 100, 200).tolist())
+    expected = reference(folder).encode(texts)
+    chunk = ChunkInput(0, bytes(200), [text.encode() for text in texts])
+
+    def run(_: int) -> float:
+        found = encoder.encode(encoder.prepare(chunk, {"normalize": False}), RecordedUse(turn=lambda: turn))
+        assert found.errors == []
+        return float(cosines(found.vectors, expected).min())
+
+    with ThreadPoolExecutor(2) as pool:
+        assert min(pool.map(run, range(20))) > (0.99999 if dtype == "fp32" else 0.99)
+    backend.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile_too", [False, True], ids=["graphs", "compiled graphs"])
+def test_graphs_on_a_gpu(
+    compile_too: bool, tiny_model: MakeModel, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_model(Tiny(hidden=128, heads=2, max_seq_length=128))
+    files, gpu = ModelFiles("tiny", folder, fingerprint_of(folder)), device.open_gpu()
+    plain = TorchGpuBackend(files, host, gpu, dtype="fp16")
+    graphed = TorchGpuBackend(files, host, gpu, dtype="fp16", compile=compile_too, graphs=True)
+    graphed.warm_up()
+    if not graphed.engine.endswith("graphs"):
+        pytest.skip(f"this GPU runs {graphed.engine}")
+    chunks = [texts_of(np.random.default_rng(at).integers(1, 100, 40 * at).tolist()) for at in (1, 2, 3, 4)]
+    expected = [encode(plain, texts, 2048).vectors for texts in chunks]
+    encoder, turn = ChunkEncoder(graphed, 2048), threading.Lock()
+
+    def run(at: int) -> float:
+        chunk = ChunkInput(0, bytes(len(chunks[at])), [text.encode() for text in chunks[at]])
+        found = encoder.encode(encoder.prepare(chunk, {"normalize": False}), RecordedUse(turn=lambda: turn))
+        assert found.errors == []
+        return float(cosines(found.vectors, expected[at]).min())
+
+    with ThreadPoolExecutor(2) as pool:
+        assert min(pool.map(run, [0, 1, 2, 3] * 6)) > 0.9999
+    assert graphed._graphs is not None
+    assert len(graphed._graphs._graphs) > 0
+    assert "CUDA graphs" not in caplog.text
+    for backend in (plain, graphed):
+        backend.close()

@@ -1,0 +1,57 @@
+"""What the backend says where there is no GPU that it can use."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedctl_config.errors import WorkerError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+
+from embedctl_workers.backends.gpu import device  # noqa: E402
+
+
+def test_a_torch_without_cuda_is_refused() -> None:
+    if torch.version.cuda or torch.version.hip:
+        pytest.skip("this torch has support for GPUs")
+    with pytest.raises(WorkerError, match=r"torch .* was built without CUDA: pip install .*docs/gpu\.md"):
+        device.open_gpu()
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        (
+            "Found no NVIDIA driver on your system. Please check …",
+            r"can use no GPU: `nvidia-smi` shows .*, and CUDA_VISIBLE_DEVICES=GPU-1 is set\. Its error: .*no NVIDIA",
+        ),
+        ("No CUDA GPUs are available", "can use no GPU"),
+        (
+            "The NVIDIA driver on your system is too old (found version 11040).",
+            r"the GPU's driver is too old for torch .* \(CUDA 13\.0\): update the driver, or install a torch",
+        ),
+        ("CUDA error: no kernel image is available for execution on the device", "holds no code for this GPU"),
+    ],
+)
+def test_why_there_is_no_gpu_is_told(says: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError(says)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    with pytest.raises(WorkerError, match=message):
+        device.open_gpu()
+
+
+def test_with_rocm_its_own_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("No HIP GPUs are available")
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    with pytest.raises(WorkerError, match=r"\(ROCm 7\.2\) can use no GPU: `amd-smi list` shows"):
+        device.open_gpu()

@@ -1,0 +1,69 @@
+"""The stand-in for a GPU, and the report about the host side."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from benchmarks.ours.host_side_report import Cell, Measured, Side, render
+from benchmarks.ours.stand_in import StandInDevice
+from benchmarks.ours.stand_in_vectors import Tables, TorchTables
+
+from embedctl_workers.backends.gpu.transfer import Transfer
+
+_TEXTS = ([101, 7, 8, 102], [101, 8, 7, 102], [101, 102], [5] * 300)
+_CPU = dict.fromkeys(("worker", "redis", "wait", "submit", "read"), 0.4)
+_JOB = Measured(2.0, 4096, 160_000, 8, 0.0, _CPU, {}, {}, [])
+
+
+def _vectors(texts: list[list[int]], tables: Tables) -> np.ndarray:
+    ids = torch.tensor([each for text in texts for each in text], dtype=torch.int32)
+    places = torch.tensor([place for text in texts for place in range(len(text))], dtype=torch.int32)
+    offsets = torch.tensor(np.cumsum([0, *map(len, texts)]), dtype=torch.int32)
+    found: np.ndarray = TorchTables(tables)(ids, places, offsets).numpy()
+    return found
+
+
+def test_a_vector_of_the_stand_in_follows_from_its_own_texts_ids_alone() -> None:
+    tables = Tables.of(vocabulary=200, dim=24)
+    texts = list(_TEXTS)
+    together = _vectors(texts, tables)
+    assert len({vector.tobytes() for vector in together}) == len(texts)
+    for at, text in enumerate(texts):
+        assert together[at].tobytes() == _vectors([text], tables)[0].tobytes()
+        unit = together[at] / np.linalg.norm(together[at])
+        assert np.abs(unit - tables.expected(text)).max() < 1e-6
+    assert _vectors(texts[::-1], tables)[::-1].tobytes() == together.tobytes()
+
+
+def test_the_stand_in_takes_its_time_for_one_batch_after_the_other() -> None:
+    device = StandInDevice(ns_per_token=1e6)
+    transfer = Transfer(device)
+    began = time.monotonic()
+    outputs = []
+    for tokens in (30, 20):
+        with transfer.computing():
+            device.compute(tokens)
+        outputs.append(transfer.download(torch.zeros(1, 2)))
+    assert time.monotonic() - began < 0.03  # beginning a batch does not wait
+    ended = []
+    for output in outputs:
+        output.wait()
+        ended.append(time.monotonic() - began)
+    assert 0.03 <= ended[0] < 0.05 <= ended[1]
+
+
+def test_ratios_are_of_the_same_turn() -> None:
+    cell = Cell("cached", 384, 4, 512, 100, 94.0)
+    for ours, others in ((1.0, 2.0), (2.0, 8.0), (1.0, 3.0)):
+        cell.add("this", replace(_JOB, seconds=ours))
+        cell.add("other", replace(_JOB, seconds=others))
+    unfinished = Cell("cached", 384, 4, 4096, 100, 94.0, {"this": [_JOB]})
+    report = render([cell, unfinished], {"this": Side(Path()), "other": Side(Path("/"))}, "W1")
+    assert "| **3.00** (2.00–4.00) |" in report
+    assert "| cached | 384 | 4 | 512 | 4,096 (2,048–4,096) | 0.16 |" in report
+    assert "| cached | 384 | 4 | 4,096 |" not in report
+    assert "| 50.00 | 50.00 | 50.00 | 50.00 | 50.00 | 293.0 |" in report

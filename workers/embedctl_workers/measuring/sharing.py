@@ -1,0 +1,49 @@
+"""`python -m embedctl_workers.measuring.sharing CLASS MODEL CPUS THREADS GPU WORKERS`: one of some workers on a GPU.
+
+For `embedctl model tune`. The process prints a JSON object of facts when the model is loaded. Then each line on
+standard input is a number of seconds to measure for, and the answer is a line with tokens/s.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+from embedctl_config.errors import EmbedctlError
+from embedctl_config.settings import load_settings
+from embedctl_workers.machine import devices
+from embedctl_workers.machine.discovery import choose_accelerator
+
+
+def main() -> None:
+    """Run the command line."""
+    hardware, model, cpus, threads, gpu, workers = sys.argv[1:]
+    logging.basicConfig(format="%(message)s")
+    try:
+        settings = load_settings()
+        entry = settings.hardware_class(hardware)
+        accelerator = choose_accelerator(hardware, entry.device, gpu=gpu)
+        pinned = devices.pin(cpus, accelerator=accelerator, threads=int(threads), sharing=int(workers))
+        # Imported only now, because these load libraries that size their thread pools at import.
+        from embedctl_workers.encoding.loading import load_encoder
+        from embedctl_workers.machine.host import Host
+        from embedctl_workers.measuring.rates import mixed_load, working_rate
+        from embedctl_workers.models.cache import cache_folder
+
+        host = Host(pinned.threads, cache_folder(settings), sharing=pinned.sharing)
+        encoder = load_encoder(settings, entry, model, host)
+        load = mixed_load(encoder)
+        _say({"fingerprint": encoder.backend.fingerprint, "engine": encoder.backend.engine})
+        for line in sys.stdin:
+            _say(working_rate(encoder, load, float(line), threads=entry.prefetch))
+    except EmbedctlError as error:
+        sys.exit(str(error))
+
+
+def _say(answer: object) -> None:
+    print(json.dumps(answer), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

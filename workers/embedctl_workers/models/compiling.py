@@ -1,0 +1,67 @@
+"""Compiles one C file for the CPU at hand into the cache folder, once."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.resources import as_file
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TypeVar
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.machine.cpu import cpu_identity
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.cache import is_trusted, keep, private_folder
+
+T = TypeVar("T")
+
+_COMPILE_S = 120
+#: What :func:`compiled` raises where there is no library to load.
+NOT_COMPILED = (OSError, ModelError, subprocess.SubprocessError)
+
+
+def compiled(source: Traversable, flags: Sequence[str], host: Host, load: Callable[[Path], T]) -> T:
+    """Load the library made from a C file by this machine's compiler for its CPU.
+
+    A library in the cache that can't be loaded is compiled again.
+
+    Args:
+        flags: the compiler's.
+        load: loads a shared object; raises OSError if it can't.
+
+    Raises:
+        ModelError: there is no compiler, or it failed; or the library is not in the cache, and `host.build` forbids
+            compiling it.
+        OSError: the new library can't be loaded.
+        subprocess.SubprocessError: the compiler hangs, or does not tell its version.
+    """
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise ModelError("there is no C compiler (install gcc)")
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=_COMPILE_S)
+    parts = [source.read_text(), *flags, version.stdout, cpu_identity()]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    folder = private_folder(host.cache / "kernels")
+    library = folder / f"{key}.so"
+    if library.exists() and is_trusted(library):
+        with suppress(OSError):
+            return load(library)
+    if not host.build:
+        raise ModelError("not compiled yet, and --no-build was given")
+    with as_file(source) as path, tempfile.TemporaryDirectory(dir=folder) as scratch:
+        object_file, made = Path(scratch) / "made.o", Path(scratch) / "made.so"
+        _run([compiler, *flags, "-c", str(path), "-o", str(object_file)])
+        _run([compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
+        keep(library, made.read_bytes())
+    return load(library)
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMPILE_S)
+    if done.returncode:
+        raise ModelError(f"{command[0]} failed: {done.stderr.strip().splitlines()[-1:] or done.returncode}")

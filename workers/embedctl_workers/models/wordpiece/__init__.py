@@ -1,0 +1,1 @@
+"""A compiled tokenizer for models of the BERT family, with exactly the tokens of the library `tokenizers`."""

@@ -1,0 +1,77 @@
+"""Compiles a tokenizer if it can be, and checks it against the library before it is used."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from importlib.resources import files
+from random import Random
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.compiling import NOT_COMPILED, compiled
+from embedctl_workers.models.gate_texts import PROMPT, TEXTS
+from embedctl_workers.models.wordpiece.compiled import CompiledWordPiece, load_library
+from embedctl_workers.models.wordpiece.odd_words import OddWords
+from embedctl_workers.models.wordpiece.rules import NotSupported, Rules, rules_of
+
+log = logging.getLogger(__name__)
+
+_FLAGS = ("-O3", "-march=native", "-fPIC")
+#: Generated texts of the check, and the length at which they are cut.
+_GENERATED, _CHECK_TOKENS = 300, 24
+
+
+def fast_tokenizer_for(tokenizer: Tokenizer, host: Host) -> CompiledWordPiece | None:
+    """A compiled tokenizer with exactly this one's tokens; None if there is none, with one line in the log."""
+    plain = Tokenizer.from_str(tokenizer.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    try:
+        rules = rules_of(json.loads(plain.to_str()))
+        library = compiled(files("embedctl_workers.models.wordpiece") / "wordpiece.c", _FLAGS, host, load_library)
+    except NotSupported as why:
+        log.debug("no compiled tokenizer: %s", why)
+        return None
+    except NOT_COMPILED as error:
+        log.info("no compiled tokenizer, which would be several times faster: %s", error)
+        return None
+    fast = CompiledWordPiece(library, rules, OddWords(plain))
+    if not _agrees(fast, plain, rules):
+        log.warning("the compiled tokenizer differs from the library and is not used: please report the model")
+        return None
+    log.info("compiled tokenizer")
+    return fast
+
+
+def _agrees(fast: CompiledWordPiece, library: Tokenizer, rules: Rules) -> bool:
+    """Whether both cut a few hundred texts into the same tokens, from either end."""
+    texts = [*TEXTS.values(), *(PROMPT + text for text in TEXTS.values()), *_generated(rules)]
+    special = len(rules.before) + len(rules.after)
+    for keep_end in (False, True):
+        cut = fast(texts, special + _CHECK_TOKENS, keep_end=keep_end)
+        library.enable_truncation(special + _CHECK_TOKENS, direction="left" if keep_end else "right")
+        expected = library.encode_batch_fast(texts)
+        library.no_truncation()
+        for at in np.flatnonzero(cut.lost >= 0).tolist():
+            lost = sum(len(part) - special for part in expected[at].overflowing)
+            if (cut.ids[at].tolist(), cut.lost[at]) != (expected[at].ids, lost) or any(expected[at].type_ids):
+                return False
+    return True
+
+
+def _generated(rules: Rules) -> Sequence[str]:
+    """Strings of ASCII from this vocabulary, the same every time."""
+    random = Random(0)  # noqa: S311  (no secrets)
+    pieces = [piece for piece in rules.vocabulary if piece.isascii()]
+    marks = [chr(code) for code in range(128)] + ["  ", "\u2019", "\u00e9", *rules.added]
+    return [
+        "".join(
+            random.choice(pieces if random.random() < 0.6 else marks) + random.choice(["", "", " "])
+            for _ in range(random.randrange(40))
+        )
+        for _ in range(_GENERATED)
+    ]
