@@ -114,6 +114,18 @@ def test_an_encode_without_progress_is_an_illness_as_long_as_it_lasts(worker: Wo
     assert worker.both == ("", "")
 
 
+def test_progress_on_the_device_counts_for_all_chunks_that_are_there(worker: Worker) -> None:
+    waits, other = worker.encode(12), Held("job", 8, "other", "model", moving_since=time.monotonic(), on_device=True)
+    worker.in_hand.take(other)
+    waits.on_device = True
+    worker.in_hand.progressed(other, 1)
+    assert worker.both == ("", "")
+    waits.on_device = False  # its tokeniser hangs, whatever the device does
+    assert worker.both == ("chunk 7 of job job has finished no batch for 12 s",) * 2
+    waits.moving_since = None  # it waits for its turn, or for Redis
+    assert worker.both == ("", "")
+
+
 def test_a_hung_worker_that_drains_drains_first(worker: Worker) -> None:
     worker.encode(12)
     worker.draining.set()

@@ -109,6 +109,12 @@ def test_a_row_that_fails_costs_none_of_those_under_way(
     assert sum(use.batches) == 33  # what fails is tried twice
 
 
+def test_each_part_of_a_halved_batch_is_progress() -> None:
+    use = RecordedUse()
+    encode(DummyBackend(dim=4, poison=True), [*TEXTS[:3], "fail-encoder"], use)
+    assert use.batches == [2, 1, 1, 1]  # at last, once more what failed
+
+
 def test_a_batch_too_large_is_halved_and_the_limit_remembered_also_when_it_fails_late(device: Any) -> None:
     backend = device(2, memory_tokens=3)
     encoder = ChunkEncoder(backend, 8)

@@ -15,6 +15,7 @@ from embedctl_config.errors import DeviceLost, WorkerSick
 from embedctl_config.wire import ChunkInput, ErrorCode, RecordKind
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.encoding import joining
 from embedctl_workers.encoding.device_use import DeviceUse, Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.encoding.joining import Launcher
@@ -196,6 +197,36 @@ def test_after_a_lack_of_memory_less_is_joined(make: Make) -> None:
     for chunk, each in enumerate(later):
         np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk)))
     assert set(chunks.device.sizes) == {8}
+
+
+def test_after_a_lack_of_memory_that_has_passed_as_much_is_joined_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "_TO_TRUST_AGAIN", 4)
+    chunks = make()
+    blocking = chunks.occupy()
+    found = [chunks.begin([*texts_of(0, 7), "c0 out-of-memory"]), chunks.begin(texts_of(1))]
+    eventually(lambda: len(chunks.device.sizes) == 2)
+    chunks.open()
+    for each in [blocking, *found]:
+        each.result(30)
+    assert chunks.launcher._most == {id(chunks.device): 16}
+    for chunk in range(9):
+        chunks.begin(texts_of(chunk)).result(30)
+    eventually(lambda: chunks.launcher._most == {id(chunks.device): 64})
+
+
+def test_a_larger_batch_that_fails_later_does_not_raise_the_bound(make: Make) -> None:
+    chunks = make(memory_tokens=8)
+    chunks.occupy()
+    found = [chunks.begin(texts_of(1, 12)), chunks.begin(texts_of(2, 8))]  # 40 tokens
+    eventually(lambda: len(chunks.device.sizes) == 2)
+    found += [chunks.begin(texts_of(chunk, 14)) for chunk in (3, 4)]  # 56 tokens
+    eventually(lambda: len(chunks.device.sizes) == 3)
+    chunks.open()
+    for each in found:
+        each.result(30)
+    assert list(chunks.launcher._most.values()) == [20]
 
 
 def test_a_chunk_that_nobody_wants_is_not_begun(make: Make) -> None:

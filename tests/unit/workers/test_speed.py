@@ -43,6 +43,15 @@ def test_short_chunks_count_once_there_is_enough_of_them() -> None:
     assert meter.speed["m"].tokens_per_s == pytest.approx(10 / 2e-4, rel=0.05)
 
 
+def test_the_first_chunk_is_not_taken_for_the_moment_after_another_models_chunk() -> None:
+    meter = SpeedMeter(["m", "other"])
+    meter.encoded("other", Work(10, 100, 100), began=1.0, ended=2.0)
+    meter.encoded("m", Work(rows=1000), began=0.0, ended=2.0)  # all its records had failed
+    assert meter.speed["m"] == Speed()
+    meter.encoded("m", Work(10, 100, 100), began=1.5, ended=2.00001)
+    assert meter.speed["m"].tokens_per_s == pytest.approx(200, rel=0.01)
+
+
 def test_a_chunk_that_never_used_the_device_takes_no_time() -> None:
     meter = SpeedMeter(["m"])
     meter.encoded("m", Work(10, 100, 100), began=1.0, ended=2.0)

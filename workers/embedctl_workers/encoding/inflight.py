@@ -96,7 +96,6 @@ class Batches:
         failed, self.failed = self.failed, []
         for rows, error in failed:
             self._split(rows, error)
-            self._report(rows)
 
     def again(self, row: int) -> None:
         """Encode a row without a vector once more, alone. No batch may be in flight.
@@ -123,6 +122,7 @@ class Batches:
     def _split(self, rows: Rows, error: Exception) -> None:
         if len(rows) == 1:
             self._blame(int(rows[0]), error)
+            self._report(rows)
             if not self._checked:  # at the first row: a worker that can encode nothing should not try them all
                 self._checked = True
                 self._check()
@@ -138,6 +138,8 @@ class Batches:
                 raise
             except Exception as again:  # noqa: BLE001  (as above)
                 self._split(half, again)
+            else:
+                self._report(half)
         code = ErrorCode.OUT_OF_MEMORY
         if is_out_of_memory(error) and not any(self._bad.get(row, ("",))[0] is code for row in rows.tolist()):
             lengths = self._prepared.tokens.lengths[rows]

@@ -20,6 +20,10 @@ from embedctl_workers.redaction import first_line
 
 log = logging.getLogger(__name__)
 
+#: After so many batches that fit the memory, twice as much is joined again: it may have lacked for a moment, or for one
+#: record. Where it is too small, one batch of so many is tried in vain.
+_TO_TRUST_AGAIN = 256
+
 
 @dataclass(eq=False, slots=True)
 class Piece:
@@ -78,6 +82,7 @@ class Launcher:
         self._begun: deque[_Begun] = deque()
         self._owed: set[Piece] = set()
         self._most: dict[int, int] = {}
+        self._fitted = 0
         self._to_warm_up: list[tuple[WarmsThreads, Future[None]]] = []
         self._started = self._closed = False
         self._broken: WorkerSick | None = None
@@ -231,12 +236,23 @@ class Launcher:
             count = len(piece.tokens.lengths)
             self._settle(piece, vectors[at : at + count])
             at += count
+        self._trust_again(begun.pieces)
+
+    def _trust_again(self, pieces: Sequence[Piece]) -> None:
+        backend = id(pieces[0].backend)
+        if (most := self._most.get(backend)) is None or 2 * sum(piece.size for piece in pieces) < most:
+            return
+        self._fitted += 1
+        if self._fitted >= _TO_TRUST_AGAIN:
+            self._most[backend], self._fitted = 2 * most, 0
 
     def _fail(self, pieces: Sequence[Piece], error: Exception) -> None:
         size = sum(piece.size for piece in pieces)
         if len(pieces) > 1 and is_out_of_memory(error):
-            self._most[id(pieces[0].backend)] = size // 2
-            log.warning("the device's memory is too small for %d tokens: batches are joined up to %d", size, size // 2)
+            # Another batch, begun earlier, may have been smaller and failed too.
+            most = self._most[id(pieces[0].backend)] = max(1, min(self._budget(pieces[0]), size // 2))
+            self._fitted = 0
+            log.warning("the device's memory is too small for %d tokens: batches are joined up to %d", size, most)
         elif len(pieces) > 1:
             log.warning("a batch of %d pieces failed (%s): trying each alone", len(pieces), type(error).__name__)
         for piece in pieces:

@@ -80,7 +80,7 @@ class ChunkEncoding:
         except _Draining:
             return None
         finally:
-            claimed.held.moving_since = None
+            claimed.held.moving_since, claimed.held.on_device = None, False
 
     def check_worker(self, encoder: ChunkEncoder) -> None:
         """Check that the worker still encodes its known good text.
@@ -129,6 +129,7 @@ class ChunkEncoding:
     def _encode_record_by_record(self, claimed: ClaimedChunk) -> EncodedChunk:
         """Encode a chunk that fails as a whole, so that only the records to blame fail."""
         use = _TurnsByRecord(self._device, claimed.held)
+        claimed.held.on_device = False  # a record is tokenised before its turn, and only then is it on the device
 
         def announce(row: int) -> None:
             use.check_wanted()
@@ -227,6 +228,7 @@ class _OneTurn(_HeldUse):
     def check_wanted(self) -> None:
         if not self.began:
             self.began = self._batch_began = self._begin()
+            self._held.on_device = True
         super().check_wanted()
 
     def on_batch(self, tokens: int) -> None:

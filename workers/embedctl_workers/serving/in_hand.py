@@ -22,6 +22,7 @@ class Held:
         doubts: what earlier owners could not do with it.
         row: the row that its careful encode is at, if the worker was well before that row; else None.
         moving_since: when its encode last made progress, by the monotonic clock; None while it does not encode.
+        on_device: whether it has batches on the device, or waits there for other chunks: their progress counts too.
     """
 
     job_id: str
@@ -34,6 +35,7 @@ class Held:
     row: int | None = None
     unwanted: threading.Event = field(default_factory=threading.Event)
     moving_since: float | None = None
+    on_device: bool = False
 
     @property
     def fields(self) -> dict[str, object]:
@@ -52,6 +54,7 @@ class InHand:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
+        self._device_moved = 0.0
         self.progressed_ms = 0
 
     def take(self, held: Held) -> None:
@@ -75,7 +78,7 @@ class InHand:
         Args:
             now_ms: by about Redis' clock.
         """
-        held.moving_since = time.monotonic()
+        held.moving_since = self._device_moved = time.monotonic()
         self.progressed_ms = now_ms
 
     def forgive(self, seconds: float) -> None:
@@ -88,5 +91,9 @@ class InHand:
     def quietest(self) -> tuple[Held, float] | None:
         """The chunk whose encode has made no progress for longest, and for how many seconds; None if none encodes."""
         now = time.monotonic()
-        moving = [(held, now - since) for held in self.all() if (since := held.moving_since) is not None]
+        moving = [(held, now - since) for held in self.all() if (since := self._moved(held)) is not None]
         return max(moving, key=lambda each: each[1], default=None)
+
+    def _moved(self, held: Held) -> float | None:
+        since = held.moving_since
+        return max(since, self._device_moved) if since is not None and held.on_device else since

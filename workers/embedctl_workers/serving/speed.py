@@ -75,12 +75,15 @@ class SpeedMeter:
     def encoded(self, model: str, work: Work, *, began: float, ended: float) -> None:
         """A chunk was encoded between these times of the monotonic clock; `began` is 0 if the device was not used."""
         with self._lock:
-            # The last batches of the previous chunk may still have been in flight when this one began.
-            seconds = ended - max(began, self._ended) if began else 0.0
+            first = self.speed[model] == Speed()
+            # The last batches of the previous chunk may still have been in flight when this one began. Of a model's
+            # first chunk, the rest could be a moment, and the speed far too high.
+            since = began if first else max(began, self._ended)
+            seconds = ended - since if began else 0.0
             self._ended = ended
             earlier, earlier_s = self._uncounted[model]
             work, seconds = earlier + work, earlier_s + seconds
-            if seconds < _LEAST_S and self.speed[model] != Speed():
+            if seconds < (0 if first and began else _LEAST_S):
                 self._uncounted[model] = work, seconds
             else:
                 self._uncounted[model] = Work(), 0.0

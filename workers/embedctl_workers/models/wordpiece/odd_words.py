@@ -13,7 +13,7 @@ from embedctl_workers.arrays.tokens import Ragged
 LONGEST = 64
 #: Words that are remembered: about 10 MB.
 _MOST_WORDS = 65_536
-#: New words that are looked up in one call: so many, and one more for so many words.
+#: New words that are looked up in one call: so many, and one more for so many that are known or come again in it.
 _NEW_WORDS, _PER_NEW_WORD = 64, 8
 
 
@@ -31,14 +31,15 @@ class OddWords:
     def __call__(self, words: Sequence[bytes]) -> tuple[Ragged, Sequence[int]]:
         """The tokens of each word alone, int32, without special tokens; and which words have none because they are new.
 
-        A word alone costs the library more than a word in a text, so not many new ones are looked up at a time.
+        A word alone costs the library more than a word in a text, so not many new ones are looked up at a time, and few
+        where words hardly come again.
 
         Args:
             words: in UTF-8, of at most `LONGEST` bytes, without white space of ASCII.
         """
         found = {word: self._known.get(word) for word in words}
         new_words = [word for word, ids in found.items() if ids is None]
-        if missing := new_words[: _NEW_WORDS + len(words) // _PER_NEW_WORD]:
+        if missing := new_words[: _NEW_WORDS + (len(words) - len(new_words)) // _PER_NEW_WORD]:
             encodings = self._tokenizer.encode_batch_fast([word.decode() for word in missing], add_special_tokens=False)
             new = {word: np.array(each.ids, np.int32).tobytes() for word, each in zip(missing, encodings, strict=True)}
             self._remember(new)

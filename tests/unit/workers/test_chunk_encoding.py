@@ -1,0 +1,61 @@
+"""Chunks of several threads on one device, as a worker's watchdog sees them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
+
+from embedctl_config.wire import ChunkInput, RecordKind
+from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.serving.chunk_encoding import ChunkEncoding
+from embedctl_workers.serving.claimed import ClaimedChunk
+from embedctl_workers.serving.in_hand import Held, InHand
+from embedctl_workers.serving.isolation import Isolation
+from embedctl_workers.serving.telemetry import Telemetry
+
+BATCH_S = 0.02
+
+
+class Device(DummyBackend):
+    """A dummy that joins batches, each of which takes the same time."""
+
+    def __init__(self) -> None:
+        super().__init__(dim=4, poison=True, seconds_per_batch=BATCH_S)
+        self.joins = self.budget_by_sum = True
+        self.ahead = 1
+
+
+def test_a_chunk_that_waits_while_another_finds_its_bad_records_is_not_quiet() -> None:
+    """The other has the device for 1.5 s, and finishes a part every 20 ms; this chunk has begun before that."""
+    in_hand, device = InHand(), Device()
+    encoder = ChunkEncoder(device, 64)
+    encoding = ChunkEncoding(
+        ["m"], cast(Any, None), in_hand, Isolation(), Telemetry(), threading.Event(), now_ms=lambda: 1
+    )
+
+    def encode(number: int, texts: list[str]) -> Any:
+        held = Held("job", number, str(number), "m")
+        in_hand.take(held)
+        chunk = ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
+        try:
+            return encoding.encode(
+                ClaimedChunk(held, cast(Any, SimpleNamespace(options={})), encoder, b"", chunk, None)
+            )
+        finally:
+            in_hand.drop(held)
+
+    quiet = 0.0
+    with ThreadPoolExecutor(2) as threads:
+        bad = threads.submit(encode, 0, [f"a{row} fail-encoder" for row in range(24)])
+        long = threads.submit(encode, 1, [f"w{row} b" for row in range(800)])
+        while not (bad.done() and long.done()):
+            if found := in_hand.quietest():
+                quiet = max(quiet, found[1])
+            time.sleep(0.005)
+        assert len(bad.result().errors) == 24
+        assert not long.result().errors
+    assert quiet < 0.5
