@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import ChunkVectors, Job, JobDrained, JobHeld, OutputError, enqueue_embeddings
+from embedctl import ChunkVectors, Job, JobDrained, JobFailed, JobHeld, OutputError, enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.drain import folder as folders
 from embedctl.drain.folder import PartsFolder
@@ -531,3 +531,42 @@ def test_every_record_is_in_the_parts_once_however_often_the_drainer_is_killed(
     done = embedctl("fetch", job_id, "-o", "out/", "--drain", **small)
     assert done.returncode == 0, done.stderr + log.read_text()
     assert_complete(short_folder / "out", texts)
+
+
+def test_a_stopped_job_is_drained_and_goes_on(
+    worker_broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
+) -> None:
+    """What was done when it was stopped is in the parts, and its holes are filled once its corpus continues it."""
+    job = enqueue_embeddings(TEXTS, settings=settings, chunk_size=8, idempotency_key="k")
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    done = [0, 1, 2, 5, 7]
+    for chunk in done:
+        rig.run(job, chunk)
+    job.stop()
+    job.drain(tmp_path)
+    assert results_in_redis(raw, job) == set()
+    assert sorted(rows_of(tmp_path)) == [row for chunk in done for row in range(8 * chunk, 8 * chunk + 8)]
+    there = ~np.isnan(job.vectors()).any(axis=1)
+    assert there.sum() == 8 * len(done)
+    again = enqueue_embeddings(TEXTS, settings=settings, chunk_size=8, idempotency_key="k")
+    assert again.id == job.id
+    for chunk in set(range(CHUNKS)) - set(done):
+        rig.run(job, chunk)
+    assert job.wait(timeout=30).done == len(TEXTS)
+    job.drain(tmp_path)
+    assert_complete(tmp_path)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_what_an_error_budget_left_is_drained_before_the_command_fails(
+    worker_broker: Broker, settings: Settings, raw: redis_py.Redis, tmp_path: Path
+) -> None:
+    texts: list[Any] = [None if 40 <= at < 44 else text for at, text in enumerate(TEXTS)]
+    job = enqueue_embeddings(texts, settings=settings, chunk_size=8, max_errors=2)
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    for chunk in (0, 3, 5):
+        rig.run(job, chunk)
+    with pytest.raises(JobFailed, match=r"error budget after 4 failed records.*What is done is in"):
+        job.drain(tmp_path)
+    assert results_in_redis(raw, job) == set()
+    assert sorted(rows_of(tmp_path)) == [row for chunk in (0, 3, 5) for row in range(8 * chunk, 8 * chunk + 8)]

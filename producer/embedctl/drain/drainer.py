@@ -428,7 +428,7 @@ class _Drainer:
             name,
             facts,
             result_bytes=part.bytes,
-            digests=part.digests if corpus else b"",
+            digests=part.digests,
             more=more,
         )
         answer = self._waiter.ask(note)

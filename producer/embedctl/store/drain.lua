@@ -1,6 +1,7 @@
 -- Note that a durable part holds the results of some chunks. The caller unlinks them after that.
 -- KEYS[9]: drainer. ARGV: job, token, lease, part, its facts, bytes of the results, first and last chunk of a range,
--- digests of that range, then chunks outside of it, which hold retried or repaired records.
+-- digests of that range, then chunks outside of it, which hold retried or repaired records, or are what was done of a
+-- stopped job. Without a range, the digests are those of the first chunks outside of it.
 -- → ok | not_owner | already <facts of the part> | missing <chunk>
 local known = redis.call('HGET', parts, ARGV[4])
 if known == ARGV[5] then return {'ok'} end  -- noted before; the answer was lost
@@ -19,6 +20,10 @@ for _, chunk in ipairs(chunks) do redis.call('SETBIT', drained, chunk, 1) end
 if last >= first then
   redis.call('SETRANGE', digests, 16 * first, ARGV[9])
   redis.call('HSET', job, 'drained_next', last + 1)
+else
+  for at = 1, #ARGV[9] / 16 do
+    redis.call('SETRANGE', digests, 16 * tonumber(ARGV[9 + at]), ARGV[9]:sub(16 * at - 15, 16 * at))
+  end
 end
 redis.call('HSET', parts, ARGV[4], ARGV[5])
 redis.call('HINCRBY', job, last >= first and 'parts' or 'retry_parts', 1)

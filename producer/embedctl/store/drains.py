@@ -122,7 +122,7 @@ class Drains:
 
         Args:
             result_bytes: what these results take in Redis.
-            digests: of the range's inputs, one after the other.
+            digests: of the range's inputs, one after the other; without a range, of the first of `more`.
             more: chunks outside of the range, which hold retried or repaired records.
 
         Returns:
