@@ -69,11 +69,14 @@ class CorpusFile:
             yield from bounded_lines(stream, self.name)
 
     def first_line(self) -> bytes:
-        """Its first line that is not empty; of standard input, only if it is in the buffer, where it stays.
+        """Its first line that is not empty; of standard input, only if it is in the buffer, where it stays. Of any other
+        pipe it is nothing, because what is read from it would be gone.
 
         Raises:
             InputError: the file can't be read.
         """
+        if self.path != "-" and not self.rereadable:
+            return b""
         if self.path != "-":
             return next((line for line in self.plain_lines() if line.strip()), b"")
         with self._explained(), opened(self.path) as stream:

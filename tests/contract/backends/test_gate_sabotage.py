@@ -86,7 +86,8 @@ def test_torch_passes_with_little_difference(
 ) -> None:
     report = examine(backends[model], host, precision)
     assert report.passed, report
-    assert all(check.measured.max_abs_error < 2e-6 for check in report.checks), report
+    bound = 2.0**-12 if precision == "fp16" else 2e-6  # vectors of fp16 are measured as they are stored, in float16
+    assert all(check.measured.max_abs_error < bound for check in report.checks), report
     assert all(check.measured.length_error < 1e-5 for check in report.checks), report
 
 
@@ -231,7 +232,7 @@ class Proxy:
         self.dim, self.engine, self.reference = good.dim, "sabotaged", good.reference
         self.fingerprint, self.max_tokens = good.fingerprint, good.max_tokens
         self.ahead, self.token_budget, self.batch_cost = good.ahead, good.token_budget, good.batch_cost
-        self.budget_by_sum = good.budget_by_sum
+        self.budget_by_sum, self.joins = good.budget_by_sum, good.joins
 
     def tokenize(self, texts: Sequence[str], prompt: str | None) -> Tokens:
         return self._good.tokenize(texts, prompt)

@@ -131,14 +131,14 @@ def alone(texts: Sequence[str], **options: Any) -> Vectors:
 def test_chunks_that_wait_are_joined_and_have_the_same_vectors(make: Make) -> None:
     chunks = make()
     chunks.occupy()
-    found = [chunks.begin(texts_of(chunk)) for chunk in range(5)]
+    found = [chunks.begin(texts_of(chunk)) for chunk in range(9)]
     eventually(lambda: len(chunks.device.sizes) == 3)
     # Two make half a batch, which is enough while the device is busy; four make a whole one.
     assert set(chunks.device.sizes[1:]) <= {16, 24, 32}
     chunks.open()
     for chunk, each in enumerate(found):
         np.testing.assert_array_equal(each.result(30).vectors, alone(texts_of(chunk)))
-    assert sum(chunks.device.sizes) == 48
+    assert sum(chunks.device.sizes) == 80
     assert chunks.device.threads == {"launching"}
 
 
