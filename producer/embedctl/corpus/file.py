@@ -69,8 +69,9 @@ class CorpusFile:
             yield from bounded_lines(stream, self.name)
 
     def first_line(self) -> bytes:
-        """Its first line that is not empty; of standard input, only if it is in the buffer, where it stays. Of any other
-        pipe it is nothing, because what is read from it would be gone.
+        """Its first line that is not empty; of standard input, only if it is in the buffer, where it stays.
+
+        Of any other pipe it is empty, because what is read from it would be gone.
 
         Raises:
             InputError: the file can't be read.
