@@ -75,6 +75,7 @@ def test_a_worker_that_crashes_in_the_middle_of_a_chunk(
     assert job.status().deaths >= 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_while_it_is_stopped(
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_worker_that_is_stopped_again_and_again_is_not_said_to_have_died(
     assert "encoding it alone" not in worker.log()
 
 
+@pytest.mark.slow
 def test_sigterm_in_the_middle_of_a_suspect_chunk_hands_it_back_and_blames_nobody(
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
@@ -199,6 +201,7 @@ def test_one_worker_with_two_suspect_chunks_does_one_after_the_other(
     assert job.status().deaths == 2
 
 
+@pytest.mark.slow
 def test_all_workers_die_and_later_ones_go_on(
     settings: Settings, raw: redis_py.Redis, broker: Broker, start_worker: StartWorker
 ) -> None:

@@ -87,6 +87,7 @@ def test_tickets_go_to_the_redis_that_is_configured_and_to_no_other(
     assert untouched(other)
 
 
+@pytest.mark.slow
 def test_the_dashboard_shows_the_redis_that_is_configured(
     own_redis: RedisServer,
     other: redis_py.Redis,

@@ -131,6 +131,7 @@ def test_every_worker_holds_two_tickets_at_most(
     assert len(samples) > 50
 
 
+@pytest.mark.slow
 def test_workers_with_other_weights_never_mix_their_vectors(
     settings: Settings, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
 ) -> None:

@@ -126,6 +126,7 @@ def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
         assert flower.stop() == 0
 
 
+@pytest.mark.slow
 def test_it_changes_nothing_and_answers_no_other_site(
     environment: dict[str, str], short_folder: Path, embedctl: RunEmbedctl
 ) -> None:

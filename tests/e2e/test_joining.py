@@ -83,6 +83,7 @@ def test_chunks_are_joined_and_every_record_has_its_vector(joining: Settings, st
     assert worker.row().models["dummy"].rows_per_s < 10_000
 
 
+@pytest.mark.slow
 def test_a_record_that_kills_a_worker_costs_one_record_of_the_joined_chunks(
     joining: Settings, start_worker: StartWorker
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_record_that_kills_a_worker_costs_one_record_of_the_joined_chunks(
     np.testing.assert_array_equal(job.vectors()[good], reference([texts[at] for at in good]))
 
 
+@pytest.mark.slow
 def test_a_record_that_fails_costs_one_record_of_the_joined_chunks(
     joining: Settings, start_worker: StartWorker
 ) -> None:

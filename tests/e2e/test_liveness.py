@@ -98,6 +98,7 @@ def test_a_worker_that_is_stopped_or_hung_is_known_within_twenty_seconds(
     hung.kill()  # a hung worker ignores milder signals
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_is_known_at_once_where_another_runs_beside_it(
     settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:

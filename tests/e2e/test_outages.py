@@ -160,6 +160,7 @@ def let_producer_lapse(raw: redis_py.Redis, job_id: str) -> None:
 # Redis and the network away
 
 
+@pytest.mark.slow
 def test_connections_killed_again_and_again(
     settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
@@ -287,6 +288,7 @@ def test_a_redis_that_comes_back_empty(
     assert "lost by the broker" in embedctl("status", lost).stderr
 
 
+@pytest.mark.slow
 def test_results_that_redis_lost_in_a_crash_are_made_again(
     settings: Settings, redis_server: RedisServer, start_worker: StartWorker
 ) -> None:

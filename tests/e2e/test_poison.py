@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from embedctl import JobState, enqueue_embeddings
 from embedctl.broker import Broker
@@ -59,6 +60,7 @@ def test_a_chunk_prepared_behind_a_poison_chunk_is_not_blamed(settings: Settings
         assert len(deaths(workers)) == 2
 
 
+@pytest.mark.slow
 def test_a_hung_record_is_named_after_two_ends_by_the_watch(
     settings: Settings, environment: dict[str, str], start_worker: StartWorker
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_batch_too_large_for_the_memory_is_split_and_the_limit_remembered(
     assert worker.log().count("memory is too small") <= 6  # it is learned once, not for each batch
 
 
+@pytest.mark.slow
 def test_a_suspect_chunk_is_shown_with_its_history(
     settings: Settings, embedctl: RunEmbedctl, broker: Broker, start_worker: StartWorker
 ) -> None:

@@ -180,6 +180,7 @@ def test_the_plan_is_printed_and_nothing_is_started(environment: dict[str, str],
     ]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     environment: dict[str, str], broker: Broker, raw: redis_py.Redis, start_up: StartUp
 ) -> None:

@@ -149,6 +149,7 @@ def test_records_that_failed_at_a_newer_worker_are_retried_by_an_older_one(
     assert (status.done, status.failed, status.trouble, status.lost_chunks) == (2, 1, None, None)
 
 
+@pytest.mark.slow
 def test_a_job_of_the_newer_version_is_left_to_newer_workers(
     raw: redis_py.Redis,
     embedctl: RunEmbedctl,

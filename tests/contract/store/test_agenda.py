@@ -344,6 +344,7 @@ def test_a_job_without_a_worker_is_looked_at_ever_less(broker: Broker, raw: redi
     assert not raw.hexists(keys.reissues(job_id), 0)
 
 
+@pytest.mark.slow
 def test_the_first_worker_of_a_queue_has_what_waited_for_it_looked_at(broker: Broker, raw: redis_py.Redis) -> None:
     mine, other = new_job(broker, 1), new_job(broker, 1, model="another")
     broker.jobs.issue(mine, QUEUE)

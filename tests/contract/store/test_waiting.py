@@ -283,6 +283,7 @@ def test_a_coroutine_does_not_wait_for_one_chunk_any_longer_than_told(broker: Br
         asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_that_no_worker_lives_is_logged_once_and_then_every_minute(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

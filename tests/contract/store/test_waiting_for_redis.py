@@ -102,6 +102,7 @@ def test_a_producer_that_waits_for_a_full_redis_is_not_called_dead(
     assert jobs[0].status().records == 4
 
 
+@pytest.mark.slow
 def test_nobody_is_called_dead_while_redis_is_full(
     broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

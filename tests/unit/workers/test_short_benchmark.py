@@ -159,6 +159,7 @@ def test_shares_are_of_the_same_round_and_the_first_round_does_not_count(
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow
 def test_what_there_is_no_share_of_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = benchmark(referring(tmp_path, BERT), SHIPPED_CLASSES["neuron"], 1)
     assert found.matrix_flop_per_s is None

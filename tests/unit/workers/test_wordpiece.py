@@ -96,6 +96,7 @@ def compare(both: tuple[TextTokenizer, TextTokenizer], texts: Sequence[str]) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("keep", ["left", "right"])
+@pytest.mark.slow
 def test_random_texts_have_the_librarys_tokens(name: str, keep: Literal["left", "right"], pair: Pair) -> None:
     texts = Texts(tokenizer_of(name), seed=7)
     for most in (3, 16, 512):

@@ -40,6 +40,7 @@ def compiling(calls: list[int], made_for: list[int]) -> compiled.Compiler:
     return compile_it
 
 
+@pytest.mark.slow
 def test_batches_are_filled_up_to_a_size_and_their_vectors_stay_the_same(
     load: Load, with_varlen: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

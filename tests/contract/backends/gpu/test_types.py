@@ -69,6 +69,7 @@ def overflowing(model: Path, folder: Path, factor: float = 3e5) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_model_that_overflows_in_fp16_runs_in_bf16(
     tmp_path: Path, tiny_model: MakeModel, host: Host, load: Load
 ) -> None:
