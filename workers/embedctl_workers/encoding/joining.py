@@ -16,7 +16,7 @@ from embedctl_config.errors import WorkerSick
 from embedctl_workers.arrays.tokens import Tokens, Vectors
 from embedctl_workers.backends.base import Backend, WarmsThreads, is_out_of_memory
 from embedctl_workers.encoding.device_use import DeviceUse
-from embedctl_workers.redaction import first_line
+from embedctl_workers.redaction import first_line, redacted_exc_info
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Launcher:
         try:
             work()
         except Exception as error:
-            log.exception("the thread that runs the device ends")
+            log.critical("the thread that runs the device ends", exc_info=redacted_exc_info(error))
             broken = WorkerSick(f"the thread that runs the device has ended: {first_line(error)}")
             with self._changed:
                 self._broken, owed = broken, list(self._owed)
