@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def halve(source: Path, folder: Path) -> None:
-    """Copy a model's folder; whoever loads it in fp32 gets the rounded values."""
+    """Copy a model's folder with weights rounded to fp16. Loading it in fp32 gives the rounded values."""
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*_LEFT_OUT))
     for path in folder.rglob("*.safetensors"):
         weights = {name: each.half() if each.is_floating_point() else each for name, each in load_file(path).items()}

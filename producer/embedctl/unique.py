@@ -128,7 +128,7 @@ def checked(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def repeated(count: int, lines: list[str]) -> InputError:
-    """The error for ids that occur twice, of which some are named in lines."""
+    """The error for ids that occur twice. It names some of them."""
     what = "1 id is" if count == 1 else f"{count:,} ids are"
     more = ["…"] if count > len(lines) else []
     return InputError(f"{what} not unique, and ids must be. Rename them, or omit --unique-ids", *lines, *more)

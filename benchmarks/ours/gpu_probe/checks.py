@@ -65,7 +65,7 @@ def _worst(run: Run, expected: torch.Tensor, probed: Probed) -> str:
     Raises:
         WrongVectorsError: it is more than rounding.
     """
-    # In each thread anew: it does not hold for the threads that a block starts.
+    # Each thread needs its own: the setting does not reach threads that a block starts.
     with torch.inference_mode():
         found = [run() for _ in range(5 if probed.trial else _TIMES)]
         error = max((each - expected).abs().max().item() for each in found)

@@ -389,7 +389,7 @@ class _Drainer:
             part.finish(self._job_id, self._fingerprint(status))
             sha256, size = digest_of(part.path)
             self._publish(name, corpus=corpus)
-        except FileNotFoundError:  # another drainer has begun the part anew
+        except FileNotFoundError:  # another drainer has started the part again
             raise self._overtaken() from None
         except BaseException:
             part.abandon()
