@@ -476,7 +476,8 @@ def test_what_is_built_where_a_device_is_says_how_good_it_is(
         "revision": "main",
     }
     assert manifest["accuracy"]["passed"]
-    assert manifest["accuracy"]["max_abs_error"] <= 1e-5  # the fake's: it computes in fp32
+    # The fake computes in fp32, but what is measured are the vectors as stored: float16, half a last digit below 1.
+    assert manifest["accuracy"]["max_abs_error"] <= 2**-12
     assert manifest["accuracy"]["bounds"] == {"min_cosine": 0.999}
     assert manifest["rate"]["sentences_per_s"] > 0
     assert manifest["rate"]["device"] == "a Neuron core of inf2"
