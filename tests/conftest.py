@@ -19,6 +19,7 @@ from hypothesis import settings as hypothesis_settings
 from embedctl import routing
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings
+from tests.support.buckets import s3_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
 from tests.support.redis_server import CLASSES, QUICK, RedisServer, emptied
 
@@ -67,6 +68,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--acl", action="store_true", help="run producers and workers as the users of `embedctl config acl`"
     )
+    parser.addoption(
+        "--data",
+        choices=("redis", "folder", "s3"),
+        default="redis",
+        help="where jobs keep the bytes of their chunks, however small",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _chunks_are_where_the_test_means(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("in_redis") and request.config.getoption("--data") != "redis":
+        pytest.skip("it is about chunks whose bytes are in Redis")
+
+
+@pytest.fixture(scope="session")
+def data_environment(pytestconfig: pytest.Config) -> Iterator[dict[str, str]]:
+    """The variables that say where jobs keep the bytes of their chunks; none if that is Redis."""
+    place = pytestconfig.getoption("--data")
+    if place == "redis":
+        yield {}
+        return
+    small = {"EMBEDCTL_DATA_INLINE_BYTES": "0"}
+    if place == "s3":
+        with s3_server() as variables, pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            yield {**small, **variables, "EMBEDCTL_DATA_URL": "s3://vectors/chunks"}
+        return
+    folder = Path(tempfile.mkdtemp(prefix="ec-"))
+    yield {**small, "EMBEDCTL_DATA_URL": str(folder / "data")}
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
@@ -101,8 +133,10 @@ def own_redis(short_folder: Path) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def settings(redis_server: RedisServer) -> Settings:
-    return Settings(redis_url=redis_server.url, classes=CLASSES, hardware="dummy", model="dummy").replace(**QUICK)
+def settings(redis_server: RedisServer, data_environment: dict[str, str]) -> Settings:
+    plain = Settings(redis_url=redis_server.url, classes=CLASSES, hardware="dummy", model="dummy").replace(**QUICK)
+    place = data_environment.get("EMBEDCTL_DATA_URL")
+    return plain if place is None else plain.replace(data_url=place, data_inline_bytes=0)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@
     ├── MissingExtra              an optional dependency
     ├── BrokerUnavailable         Redis
     │   ├── BrokerFull            it has no memory left
+    │   ├── DataUnavailable       not Redis, but the store of chunks outside of it
     │   └── BrokerRefused         it answers, and would refuse this each time
     ├── NotPermitted              Redis' access list
     ├── JobError
@@ -143,6 +144,13 @@ class BrokerUnavailable(EmbedctlError, ConnectionError):
 
 class BrokerFull(BrokerUnavailable):
     """Raised when Redis has reached its maxmemory. Producers and workers wait until it has memory again."""
+
+
+class DataUnavailable(BrokerUnavailable):
+    """Raised when the store of chunks outside of Redis (`data_url`) can't be reached, is full, or refuses.
+
+    Whoever waits for Redis waits for it too.
+    """
 
 
 class BrokerRefused(BrokerUnavailable):

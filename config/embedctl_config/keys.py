@@ -121,6 +121,9 @@ def idle(version: int | str, queue: str) -> str:
 #: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and the queues' oldest tickets.
 NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER)
 
+#: String: held by the one process that sweeps the bytes outside of Redis. Older access lists permit its name too.
+SWEEP = _shared("embed:reaper:data", _PRODUCER, _WORKER)
+
 #: Lifetime of the reaper's notes (seconds).
 NOTES_TTL_S = 24 * 3600
 

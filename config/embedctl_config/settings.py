@@ -58,6 +58,8 @@ _SERVICE = re.compile(
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 _SCHEMES = ("redis", "rediss", "unix")
 LAST_PORT = 65535
+#: The most that a chunk may have to stay in Redis with `data_url` (bytes).
+MAX_INLINE_BYTES = 1024 * 1024
 _LOG_FORMATS = ("auto", "text", "json")
 #: The values that click accepts.
 _BOOLEANS: Mapping[object, bool] = {
@@ -129,6 +131,19 @@ class Settings:
     )
     part_records: int = _setting(
         100_000, "about how many records a part of a drained job holds", unit="records", minimum=1
+    )
+    data_url: str = _setting(
+        "",
+        "where new jobs keep the bytes of chunks: a folder that all machines share, or s3://BUCKET/PREFIX; Redis then "
+        "holds only facts. Empty: in Redis",
+        guarded=True,
+    )
+    data_inline_bytes: int = _setting(
+        4096,
+        "a chunk that is no larger stays in Redis even with `data_url`",
+        unit="bytes",
+        minimum=0,
+        maximum=MAX_INLINE_BYTES,
     )
     window: int = _setting(8, "maximum tickets of one job in its queue at once", unit="tickets", minimum=1)
     window_per_worker: int = _setting(

@@ -3,7 +3,7 @@
 Both begin with the same 36 bytes, all little-endian::
 
     0   4s   magic "EMBC"
-    4   u8   kind: 1 input, 2 result
+    4   u8   kind: 1 input, 2 result; 3 and 4 the same outside of Redis (embedctl.data.references)
     5   u8   format version
     6   u16  flags: 1 ids, 2 explicit positions, 4 kept fields, 8 tokens (only in results)
     8   16s  digest of the input (in a result: of the input that it answers)
@@ -42,14 +42,19 @@ from embedctl_config.settings import MAX_CHUNK_RECORDS
 MAGIC = b"EMBC"
 #: The newest version of jobs, tickets and chunks that this release knows. Version 2 added the option `dimensions` and
 #: the truncation `mean`, version 3 kept fields, version 4 vectors in float16, the option `count_tokens`, and jobs that
-#: are drained.
-VERSION = 4
+#: are drained, version 5 chunks whose bytes are outside of Redis.
+VERSION = 5
 #: The first version that knows that a chunk's result may have left Redis. A job that is drained has at least this one.
 DRAINS_SINCE = 4
 #: First and last byte of the digest: GETRANGE's arguments.
 DIGEST_RANGE = (8, 23)
 #: Offset of the number of rows, a u32.
 ROWS_AT = 32
+#: Offset of the kind, a u8; and what is added to it in a reference to a chunk outside of Redis, whose size, a u64,
+#: follows the prefix.
+KIND_AT, ELSEWHERE = 4, 2
+#: The bytes that every chunk and every reference to one begin with.
+PREFIX_BYTES = 36
 
 _KIND_INPUT, _KIND_RESULT = 1, 2
 _HAS_IDS, _HAS_POSITIONS, _HAS_KEPT, _HAS_TOKENS = 1, 2, 4, 8
@@ -92,6 +97,8 @@ def version_for(options: Mapping[str, Any], precision: str) -> int:
     It is the lowest version that knows all of them. So older workers encode every job that they encode correctly, and
     leave the others alone.
     """
+    if options.get("data"):
+        return 5
     if precision == "fp16" or options.get("count_tokens") or options.get("drain"):
         return 4
     if options.get("keep"):

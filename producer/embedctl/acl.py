@@ -56,7 +56,9 @@ class User:
 #: The commands of the store that every user needs.
 _STORE = _words("exists get hgetall hscan info mget ping pttl time zcount zrangebyscore zscore")
 _LOOKING = _STORE | _words("lindex llen zcard zrange zrevrange")
-_REAPING = _words("evalsha hdel hget hmget hset lindex lpos lrem pexpire script|load set unlink zadd zrange zrem")
+_REAPING = _words(
+    "evalsha getrange hdel hget hmget hset lindex lpos lrem pexpire script|load set unlink zadd zrange zrem"
+)
 
 # The commands of kombu's transport, from its source (kombu/transport/redis.py of 5.7) and from running it.
 _SENDING = _words("exec llen lpush multi sadd smembers")
@@ -96,8 +98,9 @@ USERS: Mapping[str, User] = {
             "settle",
             "drainer",
             "drain",
+            "drop",
         ),
-        commands=_LOOKING | _REAPING | _SENDING | {"getbit", "getrange", "xread"},
+        commands=_LOOKING | _REAPING | _SENDING | {"getbit", "xread"},
         others=tuple(f"{table}.embed.*" for table in BINDINGS),
     ),
     "worker": User(

@@ -6,12 +6,14 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from embedctl.data import DataPlane, InRedis, plane_of
 from embedctl.store import Connection, Drains, JobStatus, JobStore, Upkeep, WorkerRegistry
+from embedctl.store.outside import Database
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Broker:
     jobs: JobStore
     workers: WorkerRegistry
     upkeep: Upkeep
+    data: DataPlane = field(default_factory=InRedis)
 
     @classmethod
     def connect(cls, settings: Settings, observer: Observer | None = None) -> Broker:
@@ -46,12 +49,14 @@ class Broker:
             SettingsError: no Redis is configured.
         """
         connection = Connection(settings, observer)
+        data = plane_of(settings, Database(connection))
         return cls(
             settings,
             connection,
-            JobStore(connection, settings),
+            JobStore(connection, settings, data),
             WorkerRegistry(connection),
-            Upkeep(connection, settings),
+            Upkeep(connection, settings, data),
+            data,
         )
 
     @classmethod

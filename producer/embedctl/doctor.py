@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.broker import Broker
+from embedctl.data import DataPlane, Where
 from embedctl.routing import start_command
 from embedctl.store.connection import OLDEST_REDIS
 from embedctl.verification import is_verified, statement_of
-from embedctl_config.errors import BrokerRefused, BrokerUnavailable
+from embedctl_config import wire
+from embedctl_config.errors import BrokerRefused, BrokerUnavailable, EmbedctlError
 from embedctl_config.hardware import HardwareClass
-from embedctl_config.settings import Settings
+from embedctl_config.settings import MAX_INLINE_BYTES, Settings
+from embedctl_config.wire import ChunkInput
 
 #: The largest share of a machine's memory for Redis.
 LARGEST_SHARE = 0.6
@@ -46,6 +50,8 @@ EXTRAS = {
 _DEVICES = Path("/dev")
 #: AMD's driver numbers its GPUs here; CPUs are 0.
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+#: The id of a job that never existed, for bytes that are put and removed again.
+_NO_JOB = "20000101-000000-0000000000"
 _LAZY = ("lazyfree-lazy-eviction", "lazyfree-lazy-expire", "lazyfree-lazy-server-del")
 
 
@@ -85,7 +91,11 @@ def examine(settings: Settings) -> Iterator[Finding]:
     try:
         info, config = broker.connection.server()
         yield from redis_findings(info, config, _memory_bytes())
-        yield from room_findings(settings.high_water_bytes, broker.results_high_water(), int(info.get("maxmemory", 0)))
+        if settings.data_url:
+            yield data_finding(broker.data, settings.data_url)
+        else:
+            limit = int(info.get("maxmemory", 0))
+            yield from room_findings(settings.high_water_bytes, broker.results_high_water(), limit)
         if not _is_cluster(info):
             yield from _workers(broker)
     except BrokerRefused as error:
@@ -94,6 +104,22 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield Finding(Level.FAIL, "redis", str(error), "start Redis, or correct EMBEDCTL_REDIS_URL")
     finally:
         broker.close()
+
+
+def data_finding(data: DataPlane, url: str) -> Finding:
+    """Judge the store of chunks outside of Redis, by putting bytes there and getting them back."""
+    try:
+        store = data.made_store()
+        payload = wire.encode_input(ChunkInput(0, bytes(1), [bytes(MAX_INLINE_BYTES + 1)]))
+        began = time.monotonic()
+        value = data.put(Where(_NO_JOB, "in", 0), payload)
+        if data.get(value) != payload:
+            return Finding(Level.FAIL, "data_url", f"{url} gives back other bytes", "use another place")
+        took_s = time.monotonic() - began
+        data.delete([value])
+    except (EmbedctlError, OSError) as error:
+        return Finding(Level.FAIL, "data_url", str(error), "docs/operations.md: chunks outside of Redis")
+    return Finding(Level.OK, "data_url", f"{url}, store {store}; 1 MiB put and got in {1000 * took_s:.0f} ms")
 
 
 def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_bytes: int) -> Iterator[Finding]:

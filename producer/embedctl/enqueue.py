@@ -333,7 +333,9 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         model=model,
         hardware=options.hardware or settings.hardware,
         precision=options.precision,
-        version=wire.version_for(dataclasses.asdict(options), options.precision or "fp32"),
+        version=wire.version_for(
+            {**dataclasses.asdict(options), "data": broker.data.is_outside}, options.precision or "fp32"
+        ),
     )
     if options.dimensions is not None:
         _check_dimensions(broker, options.dimensions, model, hardware)
@@ -358,6 +360,7 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         options.max_errors,
         options.max_errors_share,
         broker.results_high_water() if options.drain else None,
+        broker.data.made_store(),
     )
 
 

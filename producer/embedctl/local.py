@@ -119,7 +119,8 @@ def watched_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, 
         command = [server, str(config), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
         command += ["--dir", str(folder), "--daemonize", "no", "--logfile", ""]
         with _child(command, folder / "redis.log", {}) as process:
-            ours = settings.replace(redis_url=f"unix://{socket}", redis_password_file="")
+            # Its data is on this machine anyway, and nobody would remove what it leaves elsewhere.
+            ours = settings.replace(redis_url=f"unix://{socket}", redis_password_file="", data_url="")
             _wait_for_redis(ours, process, folder / "redis.log")
             yield ours, lambda: _still_running(process, "the private Redis", folder / "redis.log")
         socket.unlink(missing_ok=True)
@@ -147,6 +148,7 @@ def local_worker(
     variables = {
         "EMBEDCTL_REDIS_URL": settings.redis_url,
         "EMBEDCTL_REDIS_PASSWORD_FILE": settings.redis_password_file,
+        "EMBEDCTL_DATA_URL": settings.data_url,
         "EMBEDCTL_LOG_FORMAT": "text",
     }
     with _child(command, log_file, variables) as process:

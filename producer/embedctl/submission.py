@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from embedctl.broker import Broker
+from embedctl.data import Upload
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, patiently
 from embedctl.reaper import Reaper
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 #: Called during a submission with the number of records added so far, and with what the producer waits for, or "".
 SubmitProgress = Callable[[int, str], None]
-_ANOTHER_PRODUCER, _REDIS, _WORKERS = "another producer of this job", "Redis", "workers to make room"
+_ANOTHER_PRODUCER, _WORKERS = "another producer of this job", "workers to make room"
 
 
 class Submission:
@@ -63,6 +64,7 @@ class Submission:
         self._remind = Reminder(log.warning)
         self._job = job
         self._job_id = job.id
+        self._store = "Redis" if job.data is None else "Redis or data_url"
         self._progress = progress
         self._token = secrets.token_hex(8)
         self._added = self._records = 0
@@ -99,11 +101,13 @@ class Submission:
         """
         self._check_time()
         payload = wire.encode_input(chunk, self._job.version)
-        answer, waiting = self._patiently(lambda: self._add(chunk, payload))
+        upload = self._patiently(partial(self._broker.jobs.upload, self._job, "in", self._added, payload))
+        ask = partial(self._add, upload, wire.digest_of(payload), len(chunk))
+        answer, waiting = self._patiently(ask)
         while answer is Added.HELD:
             self._wait(_ANOTHER_PRODUCER)
             time.sleep(1.0)  # until the other producer ends, or its lease runs out
-            answer, waiting = self._patiently(lambda: self._add(chunk, payload))
+            answer, waiting = self._patiently(ask)
         if answer is Added.SEALED:
             raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
         if answer is Added.STOPPED:
@@ -133,10 +137,17 @@ class Submission:
         self._patiently(lambda: self._broker.jobs.seal(self._job_id, self._added))
         self._patiently(self._send_tickets)
 
-    def _add(self, chunk: ChunkInput, payload: bytes) -> tuple[Added, int]:
-        return self._broker.jobs.add(
-            self._job_id, self._added, payload, digest=wire.digest_of(payload), rows=len(chunk), token=self._token
-        )
+    def _add(self, upload: Upload, digest: bytes, rows: int) -> tuple[Added, int]:
+        def add(value: bytes) -> tuple[Added, int]:
+            return self._broker.jobs.add(self._job_id, self._added, value, digest=digest, rows=rows, token=self._token)
+
+        if self._job.data is None or self._added >= self._job.chunks:
+            return add(upload.value())
+        # The job was begun before. Its store takes longer to be asked than Redis, so nothing is put there in vain.
+        answer = add(b"")
+        if answer[0] is Added.SKIPPED and self._broker.jobs.drop_gone(self._job_id, self._added):
+            answer = add(b"")
+        return add(upload.value()) if answer[0] is Added.WANTED else answer
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask Redis until it answers.
@@ -156,7 +167,7 @@ class Submission:
                 "Submit its corpus again."
             ) from error
         except WaitTimeout as error:
-            raise self._out_of_time(f": its submission waits for Redis. {error.__cause__}") from error.__cause__
+            raise self._out_of_time(f": its submission waits for {self._store}. {error.__cause__}") from error.__cause__
         except BrokerUnavailable as error:
             raise type(error)(
                 f"{error} Job {self._job_id} holds the first {self._records} records: go on with embedctl submit "
@@ -165,8 +176,8 @@ class Submission:
 
     def _wait_for_redis(self) -> None:
         self._reaper.rest()
-        self._remind(f"job {self._job_id}: its submission waits for Redis, which is away or full")
-        self._report(_REDIS)
+        self._remind(f"job {self._job_id}: its submission waits for {self._store}, which is away or full")
+        self._report(self._store)
 
     def _wait(self, for_what: str) -> None:
         """Log and report what the submission waits for.

@@ -21,7 +21,9 @@ NOT_FORKED = ("bench", "flower", "model", "run", "up", "worker")
 
 
 @pytest.fixture
-def environment(redis_server: RedisServer, short_folder: Path, cache_folder: Path) -> dict[str, str]:
+def environment(
+    redis_server: RedisServer, short_folder: Path, cache_folder: Path, data_environment: dict[str, str]
+) -> dict[str, str]:
     """What a process needs to find this test's Redis and classes."""
     config = short_folder / "embedctl.toml"
     config.write_text(CONFIG)
@@ -32,6 +34,7 @@ def environment(redis_server: RedisServer, short_folder: Path, cache_folder: Pat
     }
     return {
         **own,
+        **data_environment,
         "EMBEDCTL_REDIS_URL": redis_server.url_of("producer"),
         "EMBEDCTL_CONFIG": str(config),
         "EMBEDCTL_STATE_DIR": str(short_folder / "state"),

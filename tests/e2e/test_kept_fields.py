@@ -50,6 +50,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.in_redis
 def test_kept_fields_come_out_of_the_library(settings: Settings, start_worker: StartWorker) -> None:
     job = enqueue_embeddings(ITEMS, keep=KEEP, chunk_size=9, settings=settings)
     start_worker()
@@ -59,6 +60,7 @@ def test_kept_fields_come_out_of_the_library(settings: Settings, start_worker: S
     np.testing.assert_array_equal(job.vectors(), reference([item["text"] for item in ITEMS]))
 
 
+@pytest.mark.in_redis
 def test_a_job_that_keeps_nothing_is_as_it_was(settings: Settings, start_worker: StartWorker) -> None:
     job = enqueue_embeddings(ITEMS, settings=settings)
     start_worker()
@@ -238,6 +240,7 @@ def test_a_chunk_that_redis_lost_is_repaired_with_its_fields(
     assert found_in(job) == kept_of(ITEMS)
 
 
+@pytest.mark.in_redis
 def test_a_result_of_many_parts_has_its_fields(
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:

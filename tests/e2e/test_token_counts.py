@@ -27,6 +27,7 @@ def counted(job: Job) -> list[int]:
     ]
 
 
+@pytest.mark.in_redis
 def test_they_come_out_of_the_library_if_asked_for(settings: Settings, start_worker: StartWorker) -> None:
     start_worker()
     start_worker("half")

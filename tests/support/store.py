@@ -7,6 +7,7 @@ from typing import Any
 import redis as redis_py
 
 from embedctl.broker import Broker
+from embedctl.data import Where
 from embedctl.store import Added, Claim, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl_config import keys, wire
 from embedctl_config.fingerprint import job_fingerprint
@@ -39,11 +40,12 @@ def add(
     broker: Broker, job_id: str, index: int, *, rows: int = 2, word: str = "text", token: str = "p"
 ) -> tuple[Added, int]:
     data = payload(index, rows, word)
-    return broker.jobs.add(job_id, index, data, digest=wire.digest_of(data), rows=rows, token=token)
+    value = broker.data.put(Where(job_id, "in", index), data)
+    return broker.jobs.add(job_id, index, value, digest=wire.digest_of(data), rows=rows, token=token)
 
 
 def new_job(broker: Broker, chunks: int = 2, *, seal: bool = True, **changes: Any) -> str:
-    job_id, created = broker.jobs.create(spec(**changes))
+    job_id, created = broker.jobs.create(spec(**{"data": broker.data.made_store(), **changes}))
     assert created
     for index in range(chunks):
         assert add(broker, job_id, index)[0] is Added.OK
@@ -92,10 +94,12 @@ def complete(
 ) -> str:
     """Complete a chunk with a result for its stored text, or for another text."""
     text = text or broker.jobs.input(job_id, chunk)
-    failed_input = wire.encode_input(wire.decode_input(payload(chunk, rows)).select(range(failed))) if failed else b""
+    rest = wire.encode_input(wire.decode_input(payload(chunk, rows)).select(range(failed))) if failed else b""
+    failed_input = broker.data.put(Where(job_id, "in", chunk), rest) if failed else b""
     report = Completed(rows - failed, failed, truncated, tokens=10, dim=DIM, failed_input=failed_input)
     made = result(chunk, rows, failed, fingerprint, digest=wire.digest_of(text) if text else None)
-    return broker.jobs.complete(job_id, chunk, token, made, report, fingerprint=fingerprint)
+    value = broker.data.put(Where(job_id, "out", chunk), made)
+    return broker.jobs.complete(job_id, chunk, token, value, report, fingerprint=fingerprint)
 
 
 def work(broker: Broker, job_id: str, *chunks: int, failed: int = 0) -> None:

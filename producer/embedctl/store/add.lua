@@ -1,6 +1,7 @@
 -- Store the next chunk's input, or check that an earlier chunk is the same as the stored one.
--- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input, token, lease.
--- → ok <bytes waiting> | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
+-- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input or '' to ask only whether it is wanted,
+-- token, lease.
+-- → ok <bytes waiting> | wanted | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 local facts = redis.call('HMGET', job, 'stopped_by', 'resumed_to', 'resumed_below')
 if facts[1] then return {'stopped'} end
@@ -18,6 +19,9 @@ if chunk < added then
   end
   if digest ~= '' and digest ~= ARGV[3] then return {'differs'} end
   local to, below = tonumber(facts[2]), tonumber(facts[3])
+  local dropped = to and chunk >= to and not was_counted
+  local skipped = digest ~= '' and not dropped and not lost_a_retry(chunk)
+  if input == '' and not skipped then return {'wanted'} end
   if to and chunk >= to then  -- the job was stopped: this chunk is added again
     if chunk + 1 >= below then
       redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by')
@@ -25,23 +29,21 @@ if chunk < added then
       redis.call('HSET', job, 'resumed_to', chunk + 1, 'resumed_by', ARGV[6])
     end
   end
-  local dropped = to and chunk >= to and not was_counted
-  if digest ~= '' and not dropped and not lost_a_retry(chunk) then
-    return {'skipped', redis.call('HGET', job, 'waiting_bytes')}
-  end
+  if skipped then return {'skipped', redis.call('HGET', job, 'waiting_bytes')} end
   -- Redis lost this chunk, or freed it when the job was stopped, and the corpus repairs it.
   redis.call('HDEL', job, 'lost_first', 'lost_last')
   if was_counted then
     uncount(chunk, rows)
   elseif not dropped then
-    redis.call('HINCRBY', job, 'waiting_bytes', -#input)
+    redis.call('HINCRBY', job, 'waiting_bytes', -size_in(input))
   end
   if chunk < tonumber(redis.call('HGET', job, 'next')) then schedule(chunk, 0) end
 else
+  if input == '' then return {'wanted'} end
   redis.call('HSET', job, 'added', added + 1)
   redis.call('HINCRBY', job, 'records', rows)
 end
 redis.call('SET', KEYS[10], input, 'PX', keep_ms)
-local waiting = redis.call('HINCRBY', job, 'waiting_bytes', #input)
+local waiting = redis.call('HINCRBY', job, 'waiting_bytes', size_in(input))
 progress()
 return {'ok', waiting}

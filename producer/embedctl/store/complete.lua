@@ -21,7 +21,7 @@ if made_of == '' or (ARGV[10] and redis.call('STRLEN', KEYS[11]) < tonumber(ARGV
 redis.call('RENAMENX', KEYS[11], KEYS[10])
 redis.call('PEXPIRE', KEYS[10], keep_ms)
 if not facts[3] or tonumber(chunk) < tonumber(facts[3]) or tonumber(chunk) >= tonumber(facts[4]) then
-  redis.call('HINCRBY', job, 'waiting_bytes', 0 - redis.call('STRLEN', KEYS[9]))
+  redis.call('HINCRBY', job, 'waiting_bytes', 0 - size_of(KEYS[9]))
 end
 if ARGV[9] == '' then redis.call('UNLINK', KEYS[9]) else redis.call('SET', KEYS[9], ARGV[9], 'PX', keep_ms) end
 forget(chunk)
@@ -30,7 +30,7 @@ redis.call('HINCRBY', job, 'chunks_done', 1)
 redis.call('HINCRBY', job, 'done', ARGV[4])
 if ARGV[5] ~= '0' then redis.call('HINCRBY', job, 'failed', ARGV[5]) end
 if ARGV[6] ~= '0' then redis.call('HINCRBY', job, 'truncated', ARGV[6]) end
-redis.call('HINCRBY', job, 'result_bytes', redis.call('STRLEN', KEYS[10]))
+redis.call('HINCRBY', job, 'result_bytes', size_of(KEYS[10]))
 redis.call('HINCRBY', job, 'tokens', ARGV[7])
 redis.call('HSET', job, 'dim', ARGV[8], 'model_fingerprint', ARGV[3])
 event('chunk', chunk)

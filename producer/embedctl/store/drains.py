@@ -150,7 +150,7 @@ class Drains:
         return DrainState(int(next_chunk or 0), int(parts or 0), int(retry_parts or 0), (place or b"").decode())
 
     def unlink(self, job_id: str, chunks: Sequence[int]) -> None:
-        """Free the results of drained chunks, in slices."""
+        """Free the results of drained chunks, in slices. Bytes outside of Redis are left to the sweeper."""
         for at in range(0, len(chunks), _SLICE):
             with self._connection.client() as client:
                 client.unlink(*(keys.chunk_result(job_id, chunk) for chunk in chunks[at : at + _SLICE]))

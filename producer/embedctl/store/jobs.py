@@ -9,12 +9,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
+from embedctl.data import DataPlane, InRedis, Upload, Where
 from embedctl.store.connection import Connection, ScriptCall
 from embedctl.store.doubts import Doubts
 from embedctl.store.reading import JobReader
-from embedctl.store.status import COUNTS, JobState, lifetime_s
+from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerRefused,
@@ -26,6 +27,7 @@ from embedctl_config.errors import (
     JobStopped,
     JobUnfinished,
     NotPermitted,
+    SettingsError,
 )
 from embedctl_config.settings import Settings
 
@@ -50,7 +52,8 @@ class JobSpec:
 
     `options` determine the vectors or the chunks, and are JSON values. More failed records than `max_errors`, or than
     the share `max_errors_share` of all records, end the job early. `ttl_s` counts from the job's end. A job with
-    `results_high_water` is made to be drained: while Redis holds more bytes of its results, it gets no tickets.
+    `results_high_water` is made to be drained: while Redis holds more bytes of its results, it gets no tickets. `data`
+    is the id of the store that keeps the bytes of its chunks; None if Redis does.
     """
 
     model: str
@@ -62,12 +65,14 @@ class JobSpec:
     max_errors: int | None = None
     max_errors_share: float | None = None
     results_high_water: int | None = None
+    data: str | None = None
 
 
 class Added(StrEnum):
     """The answers of :meth:`JobStore.add` that are not errors."""
 
     OK = "ok"
+    WANTED = "wanted"
     SKIPPED = "skipped"
     DIFFERS = "differs"
     HELD = "held"
@@ -92,6 +97,8 @@ class ClaimAnswer(StrEnum):
 class Claim:
     """The result of a claim: `attempt` and `input` with OK, the pinned `fingerprint` with MISMATCH.
 
+    `input` is what Redis holds of the chunk's text: :meth:`JobStore.bytes_of` gives the text.
+
     `given_up` is None unless the chunk is suspect, because an owner of it died. A suspect chunk is to be encoded in
     careful mode, without the rows in `given_up`: earlier owners died on them. `doubts` are the failures that earlier
     owners reported.
@@ -107,7 +114,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A worker's report with a chunk's result: counts of records, tokens encoded, the input of the failed records."""
+    """A worker's report with a chunk's result: counts of records, tokens encoded, the input of the failed records.
+
+    The input is a value of an :class:`Upload`; it is empty if no record failed.
+    """
 
     done: int
     failed: int
@@ -134,8 +144,8 @@ class JobStore(JobReader):
     is raised as an error of the job.
     """
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
-        super().__init__(connection)
+    def __init__(self, connection: Connection, settings: Settings, data: DataPlane | None = None) -> None:
+        super().__init__(connection, data)
         self._settings = settings
         self._lease_ms = int(settings.lease_s * 1000)
         self._mismatch_ms = int(settings.reissue_s * 1000 * _MISMATCH_PART)
@@ -150,7 +160,9 @@ class JobStore(JobReader):
         ttl_ms = int(spec.ttl_s * 1000)
         job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now / 1000))}-{secrets.token_hex(5)}"
         fields: dict[str, Any] = {
-            "version": wire.version_for({**spec.options, "drain": spec.results_high_water is not None}, spec.precision),
+            "version": wire.version_for(
+                {**spec.options, "drain": spec.results_high_water is not None, "data": spec.data}, spec.precision
+            ),
             "state": JobState.SUBMITTING,
             "model": spec.model,
             "hardware": spec.hardware,
@@ -174,6 +186,8 @@ class JobStore(JobReader):
             fields["max_errors_share"] = spec.max_errors_share
         if spec.results_high_water is not None:
             fields["results_high_water"] = spec.results_high_water
+        if spec.data is not None:
+            fields["data"] = spec.data
         life_ms = int(lifetime_s(spec.ttl_s) * 1000)
         kept_ms = int(life_ms * keys.CHUNK_TTL_FACTOR)
         flat = [part for item in fields.items() for part in item]
@@ -192,13 +206,35 @@ class JobStore(JobReader):
         answer, _ = self.job_script("hold", job_id, [keys.producer(job_id)], [token, lease_ms])
         return answer != "held"
 
-    def add(
-        self, job_id: str, chunk: int, payload: bytes, *, digest: bytes, rows: int, token: str
-    ) -> tuple[Added, int]:
+    def upload(self, job: JobStatus, kind: Literal["in", "out"], chunk: int, payload: bytes) -> Upload:
+        """A chunk's bytes on their way to where the job keeps them.
+
+        Raises:
+            SettingsError: this process does not know that place.
+            DataUnavailable: the place can't be reached.
+        """
+        if job.data is not None and job.data != self._data.store:
+            raise SettingsError(
+                f"job {job.id} keeps its chunks outside of Redis, in a place that this process does not know: set "
+                "data_url to what its producer has"
+            )
+        return Upload(self._data if job.data is not None else InRedis(), Where(job.id, kind, chunk), payload)
+
+    def bytes_of(self, value: bytes) -> bytes | None:
+        """The bytes of a chunk, from what Redis holds of it; None if they are gone.
+
+        Raises:
+            DataUnavailable: they are outside of Redis, and can't be reached.
+            WireForeign: they are damaged.
+            SettingsError: this process does not know where they are.
+        """
+        return self._data.get(value)
+
+    def add(self, job_id: str, chunk: int, value: bytes, *, digest: bytes, rows: int, token: str) -> tuple[Added, int]:
         """Store a chunk's input once.
 
         Args:
-            payload: the chunk in wire format.
+            value: of the :class:`Upload` of the chunk in wire format; empty to ask only whether the chunk is wanted.
             token: the producer's token, as given to :meth:`hold`.
 
         Returns:
@@ -215,7 +251,7 @@ class JobStore(JobReader):
                 chunk,
                 digest,
                 rows,
-                payload,
+                value,
                 token,
                 keys.PRODUCER_LEASE_S * 1000,
             ],
@@ -334,8 +370,27 @@ class JobStore(JobReader):
         with self._connection.client() as client:
             client.unlink(keys.chunk_input(job_id, chunk))
 
+    def drop_gone(self, job_id: str, chunk: int) -> bool:
+        """Forget references to bytes of a chunk, and of retries of its records, that are gone from outside of Redis.
+
+        Returns:
+            Whether anything was forgotten. The chunk then counts as lost, and adding it again repairs it.
+        """
+        held = [keys.chunk_input(job_id, chunk)]
+        later: int | None = chunk
+        while later is not None:
+            held.append(keys.chunk_result(job_id, later))
+            later = self.retried_as(job_id, later)
+        forgot = False
+        for key in held:
+            with self._connection.client() as client:
+                value = client.get(key)
+            if value is not None and self._data.get(value, 1) is None:
+                forgot |= self.job_script("drop", job_id, [key], [value]) == ("ok", [1])
+        return forgot
+
     def complete(
-        self, job_id: str, chunk: int, token: str, payload: bytes, report: Completed, *, fingerprint: str
+        self, job_id: str, chunk: int, token: str, value: bytes, report: Completed, *, fingerprint: str
     ) -> str:
         """Store a chunk's result and count it once: `ok`, `refused`, `mismatch`, `gone`, `cancelled` or `newer`.
 
@@ -344,12 +399,15 @@ class JobStore(JobReader):
         The vectors are sent before the script, under a name that belongs to this claim, so that the script moves no
         bytes. After an error, another call sends only the parts that Redis does not have yet.
 
+        Args:
+            value: of the :class:`Upload` of the result in wire format.
+
         Raises:
             BrokerRefused: the result is larger than Redis allows.
         """
-        if len(payload) >= MAX_RESULT_BYTES:
+        if len(value) >= MAX_RESULT_BYTES:
             raise BrokerRefused(
-                f"its result has {len(payload):,} bytes, but Redis takes fewer than {MAX_RESULT_BYTES:,} as one value: "
+                f"its result has {len(value):,} bytes, but Redis takes fewer than {MAX_RESULT_BYTES:,} as one value: "
                 "submit the corpus with a smaller chunk_size"
             )
         temporary = keys.uncommitted_result(job_id, chunk, token)
@@ -364,10 +422,10 @@ class JobStore(JobReader):
             report.dim,
             report.failed_input,
         ]
-        if len(payload) > PART_BYTES:
-            args.append(len(payload))
+        if len(value) > PART_BYTES:
+            args.append(len(value))
         while True:
-            answer = self._send(job_id, temporary, payload)
+            answer = self._send(job_id, temporary, value)
             if answer == "ok":
                 answer, _ = self._ticket_script("complete", job_id, script_keys, args)
             if answer in ("gone", "cancelled", "newer"):

@@ -1,11 +1,13 @@
 -- Shared by every script but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
 local job, active, due, owners, attempts, reissues, events, counted = unpack(KEYS, 1, 8)
 local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks', 'idempotency_key',
-  'progressed_ms', 'results_high_water')
+  'progressed_ms', 'results_high_water', 'data')
 local state, ttl_ms, sealed, original = meta[1], tonumber(meta[3]), meta[4] == '1', tonumber(meta[5])
 local idempotency, progressed, upkeep = meta[6], meta[7], UPKEEP .. (meta[2] or '')
 -- Whether the job is drained: its results go to files, and are then no longer in Redis.
 local drains = meta[8] and true or false
+-- Whether the bytes of its chunks are outside of Redis. What stands here is then a reference to them.
+local outside = meta[9] and true or false
 local drained, parts, digests = job .. ':out:drained', job .. ':out:parts', job .. ':out:digests'
 if not state then return {'gone'} end
 if tonumber(meta[2]) > WIRE_VERSION then return {'newer'} end
@@ -137,6 +139,18 @@ local function reopen(new_state)
   look_by(now + LOOK_AFTER_MS)
   if ended then enter(new_state) end
   ended = false
+end
+
+-- The size of a chunk's bytes, wherever they are, from what Redis holds of them.
+local function size_in(value)
+  local kind = outside and value:byte(KIND_AT + 1) or 0
+  return kind > ELSEWHERE and #value > SIZE_AT + 8 and struct.unpack('<I8', value, SIZE_AT + 1) or #value
+end
+
+local function size_of(key)
+  if not outside then return redis.call('STRLEN', key) end
+  local head = redis.call('GETRANGE', key, 0, SIZE_AT + 8)
+  return #head > SIZE_AT + 8 and head:byte(KIND_AT + 1) > ELSEWHERE and size_in(head) or redis.call('STRLEN', key)
 end
 
 -- The number of records in an input; 0 if there is no input.

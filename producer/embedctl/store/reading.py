@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from embedctl.data import DataPlane, InRedis
 from embedctl.store import job_ids
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
 from embedctl.store.status import JobStatus, Suspect, parse_status, parse_suspect
@@ -19,10 +20,17 @@ _HEAD_BYTES = 16 * 1024
 
 
 class JobReader:
-    """Reads jobs from Redis. Every method raises BrokerUnavailable if Redis can't be reached."""
+    """Reads jobs from Redis. Every method raises BrokerUnavailable if Redis can't be reached.
 
-    def __init__(self, connection: Connection) -> None:
+    Those that read a chunk also raise DataUnavailable if it is outside of Redis and can't be reached there.
+
+    Args:
+        data: where the bytes of chunks are; in Redis if None.
+    """
+
+    def __init__(self, connection: Connection, data: DataPlane | None = None) -> None:
         self._connection = connection
+        self._data = data or InRedis()
 
     def status(self, job_id: str) -> JobStatus:
         """A job's facts.
@@ -139,29 +147,55 @@ class JobReader:
         return None if pointer is None else int(pointer)
 
     def input(self, job_id: str, chunk: int) -> bytes | None:
-        """A chunk's stored input, or None once it is encoded."""
-        with self._connection.client() as client:
-            data: bytes | None = client.get(keys.chunk_input(job_id, chunk))
-        return data
+        """A chunk's stored input, or None once it is encoded.
+
+        Raises:
+            JobLost: its bytes are gone from outside of Redis.
+        """
+        return self._bytes_at(keys.chunk_input(job_id, chunk), job_id, chunk)
 
     def result(self, job_id: str, chunk: int) -> bytes | None:
-        """A chunk's stored result, or None."""
-        with self._connection.client() as client:
-            data: bytes | None = client.get(keys.chunk_result(job_id, chunk))
-        return data
+        """A chunk's stored result, or None.
+
+        Raises:
+            JobLost: its bytes are gone from outside of Redis.
+        """
+        return self._bytes_at(keys.chunk_result(job_id, chunk), job_id, chunk)
 
     def result_head(self, job_id: str, chunk: int) -> ChunkResult | None:
-        """A chunk's stored result without its vectors, which are not read; None if there is no result."""
+        """A chunk's stored result without its vectors, which are not read; None if there is no result.
+
+        Raises:
+            JobLost: its bytes are gone from outside of Redis.
+        """
         size = _HEAD_BYTES
         while True:
-            with self._connection.client() as client:
-                data: bytes = client.getrange(keys.chunk_result(job_id, chunk), 0, size - 1)
+            data = self._bytes_at(keys.chunk_result(job_id, chunk), job_id, chunk, size)
+            if not data:
+                return None
             try:
-                return wire.decode_result_head(data) if data else None
+                return wire.decode_result_head(data)
             except WireTruncated:
                 if len(data) < size:  # that was the whole value
                     raise
                 size *= 4
+
+    def _bytes_at(self, key: str, job_id: str, chunk: int, size: int | None = None) -> bytes | None:
+        """The bytes of a chunk, or the first `size` of them; None if Redis holds neither them nor a reference."""
+        gone: bytes | None = None
+        while True:
+            with self._connection.client() as client:
+                value: bytes | None = client.get(key) if size is None else client.getrange(key, 0, size - 1) or None
+            if value is None:
+                return None
+            if (found := self._data.get(value, size)) is not None:
+                return found
+            if value == gone:  # nothing has replaced or removed the reference
+                raise JobLost(
+                    f"chunk {chunk} of job {job_id} is gone from data_url: submit the same corpus with --resume "
+                    f"{job_id}"
+                )
+            gone = value
 
     def has_result(self, job_id: str, chunk: int) -> bool:
         """Whether a chunk's result is stored."""

@@ -15,7 +15,7 @@ local function void(chunk)
   local input, was_counted = input_of .. chunk, redis.call('GETBIT', counted, chunk) == 1
   local failed = was_counted and rows_of(input) or 0
   if not was_counted then
-    redis.call('HINCRBY', job, 'waiting_bytes', 0 - redis.call('STRLEN', input))
+    redis.call('HINCRBY', job, 'waiting_bytes', 0 - size_of(input))
     redis.call('HINCRBY', job, 'chunks_done', 1)
     redis.call('SETBIT', counted, chunk, 1)
   end

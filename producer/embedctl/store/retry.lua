@@ -14,7 +14,7 @@ end
 local added = tonumber(redis.call('HGET', job, 'added'))
 if tonumber(ARGV[3]) ~= added then return {'gap', added} end
 local rows = rows_of(input)
-redis.call('HINCRBY', job, 'waiting_bytes', redis.call('STRLEN', input))
+redis.call('HINCRBY', job, 'waiting_bytes', size_of(input))
 redis.call('RENAME', input, KEYS[12])
 redis.call('PEXPIRE', KEYS[12], keep_ms)
 redis.call('SET', pointer, added, 'PX', keep_ms)

@@ -57,6 +57,7 @@ class JobStatus:
             drained.
         drained_chunks: chunks whose results are in files, and no longer in Redis.
         drained_to: where these files are; None before the first of them.
+        data: the id of the store that keeps the bytes of its chunks outside of Redis (`data_url`); None if Redis does.
         expires_in: time until Redis forgets the job, if nothing more happens to it.
         dim: dimensions of a vector; None before the first chunk is done.
         pinned_by: the worker whose claim fixed the job's model fingerprint.
@@ -111,6 +112,7 @@ class JobStatus:
     trouble: str | None
     results_high_water: int | None = None
     drained_to: str | None = None
+    data: str | None = None
     live_workers: int = 0
     older_workers: int = 0
     near_models: tuple[str, ...] = ()
@@ -229,6 +231,7 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         trouble=facts.get("trouble"),
         results_high_water=int(facts["results_high_water"]) if "results_high_water" in facts else None,
         drained_to=facts.get("drain_to"),
+        data=facts.get("data"),
         live_workers=0,
         older_workers=0,
         near_models=(),

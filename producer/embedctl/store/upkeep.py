@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from embedctl.data import DataPlane, InRedis
 from embedctl.store.agenda import Agenda
 from embedctl.store.connection import Connection, ScriptCall
 from embedctl.store.jobs import issue_call
+from embedctl.store.outside import unlink_with_bytes
 from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, lifetime_s
 from embedctl.store.unused import UnusedQueues
 from embedctl_config import keys
-from embedctl_config.errors import BrokerRefused
+from embedctl_config.errors import BrokerRefused, DataUnavailable
 from embedctl_config.settings import Settings
 
 #: A ticket that nobody takes is sent again after ever longer pauses, up to this one (ms).
@@ -98,11 +101,16 @@ class Looked:
     refused: BrokerRefused | None = None
 
 
+#: For the reaper, which does not wait for another store.
+_IN_REDIS = InRedis()
+
+
 class Upkeep:
     """Upkeep in bounded pieces: each touches at most a slice of a job."""
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
+    def __init__(self, connection: Connection, settings: Settings, data: DataPlane | None = None) -> None:
         self._connection = connection
+        self._data = data or InRedis()
         self._settings = settings
         self.agenda = Agenda(connection, settings)
         self.queues = UnusedQueues(connection)
@@ -219,7 +227,10 @@ class Upkeep:
         return more
 
     def free_slice(self, job_id: str, chunks: int, *, results: bool = True) -> bool:
-        """Free the next slice of a job's chunks, with or without their results. True if none is left."""
+        """Free the next slice of a job's chunks, with or without their results. True if none is left.
+
+        Bytes outside of Redis are left to the sweeper: the reaper does not wait for another store.
+        """
         cursor = "freed_to" if results else "freed_inputs_to"
         at = self._cursor(job_id, cursor)
         end = min(at + _SLICE, chunks)
@@ -253,16 +264,17 @@ class Upkeep:
             pipe.execute()
 
     def free(self, job_id: str, chunks: int) -> None:
-        """Free all of a job's chunks. Writes nothing, so it works in a full Redis too."""
+        """Free all of a job's chunks, and their bytes outside of Redis. Writes nothing, so it works in a full Redis."""
         for at in range(0, chunks, _SLICE):
-            self._free(job_id, at, min(at + _SLICE, chunks), results=True)
+            self._free(job_id, at, min(at + _SLICE, chunks), results=True, data=self._data)
 
-    def _free(self, job_id: str, start: int, end: int, *, results: bool) -> None:
-        kinds = [keys.chunk_input, *([keys.chunk_result, keys.retry_pointer] if results else [])]
-        doomed = [key(job_id, chunk) for chunk in range(start, end) for key in kinds]
-        if doomed:
-            with self._connection.client() as client:
-                client.unlink(*doomed)
+    def _free(self, job_id: str, start: int, end: int, *, results: bool, data: DataPlane = _IN_REDIS) -> None:
+        chunks = range(start, end)
+        kinds = (keys.chunk_input, keys.chunk_result) if results else (keys.chunk_input,)
+        doomed = [key(job_id, chunk) for chunk in chunks for key in kinds]
+        pointers = [keys.retry_pointer(job_id, chunk) for chunk in chunks] if results else []
+        with suppress(DataUnavailable):  # the sweeper removes the bytes later
+            unlink_with_bytes(self._connection, data, doomed, pointers)
 
     def remove(self, job_id: str) -> None:
         """Remove the remaining keys of a job after its chunks were freed, its id from all lists, and its tickets."""

@@ -389,6 +389,7 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: r
         "settle": ([], [10]),
         "retry": ([producer, source, keys.retry_pointer(job_id, 0), keys.chunk_input(job_id, 3)], [0, 3, "p", 1000]),
         "drainer": ([keys.drainer(job_id)], ["d", "d m p h", 1000, 1000, "/parts", 4, ""]),
+        "drop": ([source], [b"reference"]),
         "drain": ([keys.drainer(job_id)], ["d", 1000, "part-000000.parquet", "{}", 10, 0, 0, bytes(16)]),
     }
     for name, (more, args) in scripts.items():

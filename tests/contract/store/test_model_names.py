@@ -94,6 +94,7 @@ def test_a_model_with_two_spellings_is_shown_once(broker: Broker) -> None:
     assert LONG not in "\n".join(line.plain for line in overview_lines(overview, None))
 
 
+@pytest.mark.in_redis
 def test_a_job_under_either_spelling_goes_to_the_live_worker(settings: Settings, broker: Broker) -> None:
     broker.workers.beat(serving(LONG, SHORT))
     for name in (SHORT, LONG):

@@ -50,6 +50,7 @@ def newest(broker: Broker) -> None:
     broker.workers.beat(row("new", hardware="half", precision="fp16", version=wire.VERSION))
 
 
+@pytest.mark.in_redis
 @pytest.mark.usefixtures("older")
 def test_a_job_that_only_older_workers_could_take_says_so(settings: Settings, broker: Broker) -> None:
     job = enqueue_embeddings(["a"], hardware="half", settings=settings)
@@ -60,6 +61,7 @@ def test_a_job_that_only_older_workers_could_take_says_so(settings: Settings, br
     assert (found.live_workers, found.older_workers, missing_worker(found)) == (1, 2, "")
 
 
+@pytest.mark.in_redis
 @pytest.mark.usefixtures("older")
 def test_who_waits_for_it_hears_of_it(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     job = enqueue_embeddings(["a"], hardware="half", settings=settings)
@@ -68,12 +70,14 @@ def test_who_waits_for_it_hears_of_it(settings: Settings, caplog: pytest.LogCapt
     assert [each.message for each in caplog.records if each.levelno == logging.WARNING] == [TOLD]
 
 
+@pytest.mark.in_redis
 def test_workers_of_any_version_take_a_job_of_the_first(settings: Settings, broker: Broker) -> None:
     broker.workers.beat(row("one", version=1))
     found = enqueue_embeddings(["a"], settings=settings).status()
     assert (found.version, found.live_workers, found.older_workers) == (1, 1, 0)
 
 
+@pytest.mark.in_redis
 @pytest.mark.usefixtures("older")
 def test_the_commands_say_so(
     settings: Settings, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

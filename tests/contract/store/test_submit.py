@@ -185,6 +185,7 @@ def test_more_dimensions_than_a_live_workers_model_has_are_refused(settings: Set
     assert enqueue_embeddings(TEXTS, dimensions=16, settings=settings).status().options["dimensions"] == 16
 
 
+@pytest.mark.in_redis
 @pytest.mark.parametrize(
     ("options", "version"),
     [({}, 1), ({"truncation": "error"}, 1), ({"truncation": "mean"}, 2), ({"dimensions": 3}, 2)],

@@ -199,6 +199,7 @@ def test_a_redis_that_goes_away_between_two_chunks_is_not_waited_for_any_longer_
     assert isinstance(within(20, lambda: next(results)), WaitTimeout)
 
 
+@pytest.mark.in_redis
 def test_a_submission_to_a_full_redis_ends_with_its_time_and_is_cancelled(
     settings: Settings, broker: Broker, raw: redis_py.Redis
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from embedctl.data import InRedis
 from embedctl.enqueue import MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_PROMPT_BYTES, JobOptions, job_spec
 from embedctl.records import MAX_ID_BYTES, check_id, records_of
 from embedctl_config import wire
@@ -24,6 +25,7 @@ class NoWorkers:
     def __init__(self) -> None:
         self.settings = Settings()
         self.workers = self
+        self.data = InRedis()
 
     def offers(self) -> dict[object, object]:
         return {}

@@ -222,6 +222,7 @@ GUARDED = {
     "redis_password_file": '"/etc/passwd"',
     "tls_ca_file": '"theirs.crt"',
     "insecure": "true",
+    "data_url": '"s3://attackers"',
     "state_dir": '"state"',
     "cache_dir": '"cache"',
     "metrics_host": '"0.0.0.0"',

@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from embedctl.broker import Broker
-from embedctl.store import Completed, Doubts
+from embedctl.patience import OUTAGE_S
+from embedctl.store import Claim, Completed, Doubts
 from embedctl_config import wire
-from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable
+from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, DataUnavailable
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.wire import ChunkResult
@@ -22,6 +24,8 @@ from embedctl_workers.serving.in_hand import Held
 from embedctl_workers.serving.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LONGEST_PAUSE_S = 5.0
 #: After this many failures in a row while Redis takes small writes, Redis refuses this one.
@@ -52,6 +56,16 @@ class ChunkStore:
         """
         return self._patiently(held, lambda: self._broker.jobs.renew(held.job_id, held.chunk, held.token, row=row))
 
+    def text(self, held: Held, claim: Claim) -> bytes | None:
+        """The bytes of a claimed chunk; None if they are gone from outside of Redis.
+
+        Raises:
+            BrokerUnavailable, BrokerRefused: as by :meth:`renew`.
+            WireForeign: they are damaged.
+            SettingsError: they are where this worker does not look.
+        """
+        return self._patiently(held, lambda: self._broker.jobs.bytes_of(claim.input))
+
     def complete(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> None:
         """Store the result of a chunk, and send the tickets that this makes possible.
 
@@ -60,17 +74,28 @@ class ChunkStore:
         """
         held, job = claimed.held, claimed.job
         payload = wire.encode_result(self._result(claimed, encoded), job.version)
-        report = _report(claimed, encoded)
+        jobs = self._broker.jobs
+        result = jobs.upload(job, "out", held.chunk, payload)
+        failed = [error.row for error in encoded.errors]
+        rest = wire.encode_input(claimed.chunk.select(failed), job.version) if failed else b""
+        kept = jobs.upload(job, "in", held.chunk, rest)
         fingerprint = claimed.encoder.backend.fingerprint
         began = time.monotonic()
         answer = self._patiently(
             held,
-            lambda: self._broker.jobs.complete(
-                held.job_id, held.chunk, held.token, payload, report, fingerprint=fingerprint
+            lambda: jobs.complete(
+                held.job_id,
+                held.chunk,
+                held.token,
+                result.value(),
+                _report(claimed, encoded, kept.value() if failed else b""),
+                fingerprint=fingerprint,
             ),
         )
         self._telemetry.staged(held.model, "store", time.monotonic() - began)
-        self._telemetry.answered(held.model, answer, report.done, [error.code for error in encoded.errors])
+        self._telemetry.answered(
+            held.model, answer, len(claimed.chunk) - len(failed), [error.code for error in encoded.errors]
+        )
         if answer == "ok":
             self._broker.send_issued(job)
         else:
@@ -117,15 +142,22 @@ class ChunkStore:
             tokens=encoded.counts.tolist() if claimed.job.options.get("count_tokens") else None,
         )
 
-    def _patiently(self, held: Held, ask: Callable[[], str]) -> str:
+    def _patiently(self, held: Held, ask: Callable[[], T]) -> T:
         """Ask until Redis answers. The lease is renewed meanwhile, or lapses, which does no harm."""
         tries = failures = 0
+        began = time.monotonic()
         while True:
             tries += 1
             try:
                 return ask()
             except BrokerRefused:
                 raise
+            except DataUnavailable as error:
+                log.warning("held back: %s", error, extra=held.fields)
+                if time.monotonic() - began > OUTAGE_S:
+                    raise BrokerRefused(str(error)) from error
+                if self._draining.wait(backoff_s(tries, first_s=0.1, longest_s=_LONGEST_PAUSE_S)):
+                    raise
             except BrokerUnavailable as error:
                 log.warning("held back: %s", error, extra=held.fields)
                 failures = failures + 1 if self._takes_writes(held) and not isinstance(error, BrokerFull) else 0
@@ -143,14 +175,14 @@ class ChunkStore:
         return True
 
 
-def _report(claimed: ClaimedChunk, encoded: EncodedChunk) -> Completed:
-    """What the job counts of a chunk, and the input of its failed records."""
-    chunk, failed = claimed.chunk, [error.row for error in encoded.errors]
+def _report(claimed: ClaimedChunk, encoded: EncodedChunk, failed_input: bytes) -> Completed:
+    """What the job counts of a chunk."""
+    failed = len(encoded.errors)
     return Completed(
-        done=len(chunk) - len(failed),
-        failed=len(failed),
+        done=len(claimed.chunk) - failed,
+        failed=failed,
         truncated=len(encoded.truncations),
         tokens=encoded.tokens,
         dim=encoded.vectors.shape[1],
-        failed_input=wire.encode_input(chunk.select(failed), claimed.job.version) if failed else b"",
+        failed_input=failed_input,
     )

@@ -42,6 +42,7 @@ from embedctl_workers.serving.messages import CheckingConsumer, inflate_nothing
 from embedctl_workers.serving.remote_control import remove_commands
 from embedctl_workers.serving.runner import ChunkRunner
 from embedctl_workers.serving.speed import Speed
+from embedctl_workers.serving.sweeping import start_sweeping
 from embedctl_workers.serving.tasks import register
 from embedctl_workers.serving.telemetry import Telemetry
 from embedctl_workers.serving.threads import warmed_threads
@@ -126,6 +127,7 @@ def run_worker(
         heartbeat.start()
         naming.close()
         stack.callback(heartbeat.stop)
+        start_sweeping(broker, runner.draining)
         health.attend(heartbeat, runner.in_hand, runner.draining)
         app = make_celery(settings)
         model_of_queue = {keys.queue(hardware, name): model for model, each in served.items() for name in each.names}

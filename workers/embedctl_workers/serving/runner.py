@@ -15,7 +15,16 @@ from embedctl.broker import Broker
 from embedctl.store import Claim, ClaimAnswer, Doubts, JobStatus
 from embedctl.tickets import Ticket
 from embedctl_config import wire
-from embedctl_config.errors import BrokerRefused, BrokerUnavailable, DeviceLost, JobError, WireError, WorkerSick
+from embedctl_config.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    DeviceLost,
+    JobError,
+    SettingsError,
+    WireError,
+    WireForeign,
+    WorkerSick,
+)
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.encoding.device_use import Stopped
 from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
@@ -139,6 +148,11 @@ class ChunkRunner:
             log.error("the chunk is given back: %s", error, extra=held.fields)  # noqa: TRY400  (Redis is to blame, not this code)
             self._telemetry.failed(held.model)
             self._store.give_back(held, delay_s=_retry_delay_s(held), trouble=first_line(error))
+        except SettingsError as error:
+            log.error("the chunk is given back: %s", error, extra=held.fields)  # noqa: TRY400  (this worker's settings are to blame)
+            self._telemetry.failed(held.model)
+            trouble = f"worker {self._name}: {first_line(error)}"
+            self._store.give_back(held, delay_s=_retry_delay_s(held), trouble=trouble)
         except BrokerUnavailable as error:
             log.warning("the chunk has to wait: %s", error, extra=held.fields)
             self._returned.append(ticket)
@@ -178,11 +192,14 @@ class ChunkRunner:
             return
         self.in_hand.take(held)
         try:
-            chunk = wire.decode_input(claim.input)
+            text = self._store.text(held, claim)
+            if text is None:
+                raise WireForeign("it is gone from data_url")
+            chunk = wire.decode_input(text)
         except WireError as error:  # of a newer format too: in a job of this worker's version that is damage
             self._tell_unreadable(job, held, error)
             return
-        self._finish(ClaimedChunk(held, job, self._encoders[held.model], claim.input, chunk, claim.given_up))
+        self._finish(ClaimedChunk(held, job, self._encoders[held.model], text, chunk, claim.given_up))
 
     def _has_other_files(self, job_id: str, model: str) -> bool:
         """Whether the name in an unclaimed job, here another spelling of `model`, means other files elsewhere.

@@ -1,0 +1,85 @@
+"""A folder that all machines share, or that of a single machine, as a store of bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+from embedctl.data.files import Files
+from embedctl.data.planes import Entry
+from embedctl.durable import sync_folder
+
+
+class LocalFiles(Files):
+    """Files below a folder, which is made at the first write if its parent exists.
+
+    A share that is not mounted looks like an empty folder: the caller makes sure that it is not.
+
+    Bytes are written under their final name at once: nobody looks for a name before it is noted in Redis.
+    """
+
+    may_be_another: ClassVar[bool] = True
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def has(self, name: str) -> bool:
+        return (self._root / name).exists()
+
+    def write(self, name: str, payload: bytes) -> None:
+        path = self._root / name
+        try:
+            descriptor = _created(path)
+        except FileNotFoundError:  # also if the sweeper removed the empty folder just now
+            self._make(path.parent)
+            descriptor = _created(path)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(payload)
+                stream.flush()
+                os.fsync(descriptor)
+        except OSError:
+            with suppress(OSError):
+                path.unlink()
+            raise
+        sync_folder(path.parent)
+
+    def read(self, name: str, size: int | None = None) -> bytes:
+        with (self._root / name).open("rb") as stream:
+            return stream.read(-1 if size is None else size)
+
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            (self._root / name).unlink(missing_ok=True)
+
+    def names(self, folder: str) -> Sequence[Entry]:
+        try:
+            with os.scandir(self._root / folder) as found:
+                entries = [
+                    Entry(f"{folder}/{each.name}" if folder else each.name, each.is_dir(), each.stat().st_mtime)
+                    for each in found
+                ]
+        except FileNotFoundError:
+            return []
+        return sorted(entries, key=lambda each: each.name)
+
+    def remove_empty(self, folder: str) -> None:
+        with suppress(OSError):
+            (self._root / folder).rmdir()
+
+    def _make(self, folder: Path) -> None:
+        """Make a folder and those above it, up to the root, and make their names durable."""
+        missing = [folder]
+        while missing[-1] != self._root and not missing[-1].parent.is_dir():
+            missing.append(missing[-1].parent)
+        for each in reversed(missing):
+            with suppress(FileExistsError):
+                each.mkdir(mode=0o700)
+            sync_folder(each.parent)
+
+
+def _created(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

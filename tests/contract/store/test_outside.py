@@ -1,0 +1,383 @@
+"""Jobs whose chunks' bytes are outside of Redis: what goes wrong there costs no vector, and nothing stays for ever."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import redis as redis_py
+
+from embedctl import Job, JobLost, JobState, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.data.outside import Outside
+from embedctl.data.planes import GRACE_S
+from embedctl.data.references import parse_reference
+from embedctl.sweeper import Sweeper
+from embedctl_config import keys, wire
+from embedctl_config.errors import DataUnavailable, SettingsError
+from embedctl_config.settings import Settings
+from embedctl_workers.backends.dummy import DummyBackend
+from embedctl_workers.serving import chunk_store
+from tests.support.jobs import reference
+from tests.support.redis_server import RedisServer
+from tests.support.rig import Rig
+from tests.support.store import overdue
+
+TEXTS = [f"text {number}" for number in range(40)]
+#: Its fifth chunk has a record that fails.
+SOME_FAIL = [*TEXTS[:33], "", *TEXTS[34:]]
+CHUNKS, SIZE = 5, 8
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def settings(settings: Settings, folder: Path) -> Settings:
+    return settings.replace(data_url=str(folder), data_inline_bytes=0, lease_s=30.0)
+
+
+@pytest.fixture
+def rig(broker: Broker, settings: Settings) -> Rig:
+    return Rig(broker, settings, DummyBackend(dim=16))
+
+
+@pytest.fixture
+def submitted(settings: Settings) -> Callable[..., Job]:
+    def submit(texts: list[str] = TEXTS, **options: Any) -> Job:
+        return enqueue_embeddings(texts, settings=settings, chunk_size=SIZE, **options)
+
+    return submit
+
+
+def run_all(rig: Rig, job: Job) -> None:
+    for chunk in range(job.status().chunks):
+        rig.run(job, chunk)
+
+
+def files(folder: Path, kind: str = "*") -> list[Path]:
+    return sorted(path for path in folder.glob(f"*/*/*/{kind}/*/*") if path.is_file())
+
+
+def chunk_of(path: Path) -> int:
+    return int(path.name.partition(".")[0])
+
+
+def aged(folder: Path) -> None:
+    """Make everything old enough to be swept."""
+    for path in files(folder):
+        os.utime(path, (time.time() - 2 * GRACE_S,) * 2)
+
+
+def sweeper(broker: Broker) -> Sweeper:
+    assert isinstance(broker.data, Outside)
+    return Sweeper(broker, broker.data, rest_s=0, again_s=0)
+
+
+def swept(broker: Broker, raw: redis_py.Redis) -> int:
+    """A whole sweep, with both looks; returns how many names were removed."""
+    one = sweeper(broker)
+    raw.delete(keys.SWEEP)
+    return one.round() + one.round()
+
+
+def test_redis_holds_no_byte_of_a_text_or_a_vector(
+    submitted: Callable[..., Job], rig: Rig, folder: Path, raw: redis_py.Redis
+) -> None:
+    job = submitted()
+    assert len(files(folder, "in")) == CHUNKS
+    assert all(raw.strlen(keys.chunk_input(job.id, chunk)) < 200 for chunk in range(CHUNKS))
+    run_all(rig, job)
+    status = job.status()
+    assert (status.state, status.version, status.waiting_bytes) == (JobState.COMPLETED, 5, 0)
+    assert all(raw.strlen(keys.chunk_result(job.id, chunk)) < 200 for chunk in range(CHUNKS))
+    assert status.result_bytes == sum(path.stat().st_size for path in files(folder, "out"))
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_small_chunk_stays_in_redis(settings: Settings, rig: Rig, folder: Path) -> None:
+    job = enqueue_embeddings(TEXTS, settings=settings.replace(data_inline_bytes=1 << 20))
+    rig.run(job)
+    assert len(files(folder, "out")) == 1  # this worker's own setting says so
+    assert not files(folder, "in")
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_job_of_an_older_version_stays_in_redis(settings: Settings, rig: Rig, folder: Path) -> None:
+    job = enqueue_embeddings(TEXTS, settings=settings.replace(data_url=""))
+    assert job.status().version == 1
+    rig.run(job)
+    assert not folder.exists()
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_worker_that_does_not_know_the_place_gives_the_chunk_back_and_says_so(
+    submitted: Callable[..., Job], settings: Settings, rig: Rig
+) -> None:
+    job = submitted()
+    lost = Rig(broker := Broker.connect(settings.replace(data_url="")), settings, DummyBackend(dim=16))
+    lost.run(job)
+    assert "set data_url to what the job's producer has" in (job.status().trouble or "")
+    assert job.status().done == 0
+    broker.close()
+    run_all(rig, job)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_producer_that_does_not_know_the_place_is_told(settings: Settings, submitted: Callable[..., Job]) -> None:
+    job = submitted(idempotency_key="one")
+    with pytest.raises(SettingsError, match=f"{job.id} keeps its chunks outside of Redis"):
+        enqueue_embeddings(TEXTS, settings=settings.replace(data_url=""), chunk_size=SIZE, idempotency_key="one")
+
+
+def test_going_on_with_a_job_puts_nothing_twice(submitted: Callable[..., Job], rig: Rig, folder: Path) -> None:
+    job = submitted(idempotency_key="one")
+    rig.run(job, 0)
+    before = files(folder)
+    assert submitted(idempotency_key="one").id == job.id
+    assert files(folder) == before
+
+
+@pytest.mark.parametrize("gone", ["in", "out"])
+def test_bytes_that_are_gone_are_told_and_repaired_by_the_corpus(
+    submitted: Callable[..., Job], broker: Broker, rig: Rig, folder: Path, raw: redis_py.Redis, gone: str
+) -> None:
+    job = submitted(SOME_FAIL, idempotency_key="one")
+    if gone == "out":
+        run_all(rig, job)
+    victim = next(path for path in files(folder, gone) if chunk_of(path) == 2)
+    victim.unlink()
+    if gone == "in":
+        rig.run(job, 2)
+        overdue(raw, job.id, 2)
+        rig.run(job, 2)
+        assert "gone from data_url" in (job.status().trouble or "")
+    else:
+        with pytest.raises(JobLost, match=rf"chunk 2 of job {job.id} is gone from data_url: .*--resume {job.id}"):
+            job.vectors()
+    submitted(SOME_FAIL, idempotency_key="one")
+    run_all(rig, job)
+    status = job.status()
+    assert (status.state, status.done, status.failed) == (JobState.COMPLETED_WITH_ERRORS, 39, 1)
+    found = job.vectors()
+    np.testing.assert_array_equal(np.delete(found, 33, 0), np.delete(reference(SOME_FAIL), 33, 0))
+
+
+def test_a_retried_result_that_is_gone_is_repaired_by_the_corpus(
+    submitted: Callable[..., Job], rig: Rig, folder: Path
+) -> None:
+    job = submitted(SOME_FAIL, idempotency_key="one")
+    run_all(rig, job)
+    assert job.retry_failed() == 1
+    rig.run(job, CHUNKS)
+    next(path for path in files(folder, "out") if chunk_of(path) == CHUNKS).unlink()
+    submitted(SOME_FAIL, idempotency_key="one")
+    run_all(rig, job)
+    status = job.status()
+    assert (status.state, status.done, status.failed) == (JobState.COMPLETED_WITH_ERRORS, 39, 1)
+
+
+def test_damaged_text_is_dropped_after_a_second_verdict(
+    submitted: Callable[..., Job], rig: Rig, folder: Path, broker: Broker, raw: redis_py.Redis
+) -> None:
+    job = submitted(idempotency_key="one")
+    files(folder, "in")[0].write_bytes(b"EMBC")
+    rig.run(job, 0)
+    overdue(raw, job.id, 0)
+    rig.run(job, 0)
+    assert "damaged" in (job.status().trouble or "")
+    submitted(idempotency_key="one")
+    run_all(rig, job)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_worker_holds_its_vectors_while_the_store_is_away(
+    submitted: Callable[..., Job], rig: Rig, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submitted()
+    plane, puts = rig.broker.data, 0
+    put = plane.put
+
+    def often_away(where: Any, payload: bytes) -> bytes:
+        nonlocal puts
+        puts += 1
+        if puts < 3:
+            raise DataUnavailable("data_url is away")
+        return put(where, payload)
+
+    monkeypatch.setattr(plane, "put", often_away)
+    rig.run(job, 0)
+    assert (puts, job.status().done) == (3, SIZE)
+
+
+def test_a_store_that_stays_away_is_told_in_the_status(
+    submitted: Callable[..., Job], rig: Rig, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submitted()
+    monkeypatch.setattr(chunk_store, "OUTAGE_S", 0.2)
+    folder.rename(folder.with_name("away"))
+    rig.run(job, 0)
+    assert "the folder mounted here" in (job.status().trouble or "")
+    folder.with_name("away").rename(folder)
+    run_all(rig, job)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_producer_waits_for_the_store(
+    settings: Settings, folder: Path, rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    def texts() -> Any:
+        yield from TEXTS[:20]
+        folder.rename(folder.with_name("away"))
+        yield from TEXTS[20:]
+
+    def progress(_: int, waiting_for: str) -> None:
+        if waiting_for == "Redis or data_url":
+            folder.with_name("away").rename(folder)
+
+    job = enqueue_embeddings(texts(), settings=settings, chunk_size=SIZE, progress=progress)
+    run_all(rig, job)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_a_job_is_drained_as_any_other(
+    submitted: Callable[..., Job], rig: Rig, folder: Path, tmp_path: Path, broker: Broker, raw: redis_py.Redis
+) -> None:
+    job = submitted()
+    run_all(rig, job)
+    job.drain(str(tmp_path / "parts"))
+    assert job.status().result_bytes == 0
+    assert len(files(folder, "out")) == CHUNKS  # a Redis without its last second refers to them again
+    aged(folder)
+    assert swept(broker, raw) == 2 * CHUNKS
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_the_answer_to_a_result_may_be_lost(
+    submitted: Callable[..., Job],
+    rig: Rig,
+    broker: Broker,
+    raw: redis_py.Redis,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = submitted()
+    complete, lost = broker.jobs.complete, []
+
+    def twice(*args: Any, **named: Any) -> str:
+        lost.append(complete(*args, **named))
+        return complete(*args, **named)
+
+    monkeypatch.setattr(broker.jobs, "complete", twice)
+    run_all(rig, job)
+    aged(folder)
+    swept(broker, raw)
+    assert lost == ["ok"] * CHUNKS
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_the_sweeper_removes_what_nobody_needs_and_nothing_else(
+    submitted: Callable[..., Job], rig: Rig, folder: Path, broker: Broker, raw: redis_py.Redis
+) -> None:
+    waits, runs = submitted(), submitted(SOME_FAIL)
+    run_all(rig, runs)
+    assert runs.retry_failed() == 1  # the failed record's text moves to another chunk, and keeps its name
+    lost = files(folder, "out")[0].read_bytes()
+    loser = files(folder, "out")[0].with_name(f"0.{'f' * 16}")
+    loser.write_bytes(lost)
+    strange = loser.with_name("notes.txt")
+    strange.write_text("not ours")
+    assert swept(broker, raw) == 0  # all of it is young
+    aged(folder)
+    gone = {each for each in files(folder, "in") if runs.id in str(each) and chunk_of(each) != CHUNKS - 1}
+    gone |= {each for each in files(folder, "in") if runs.id in str(each) and chunk_of(each) == CHUNKS - 1}
+    kept_text = parse_reference(cast(bytes, raw.get(keys.chunk_input(runs.id, CHUNKS))))
+    assert kept_text is not None
+    gone -= {folder / kept_text.name}
+    before = set(files(folder))
+    assert swept(broker, raw) == len(gone) + 1
+    assert before - set(files(folder)) == gone | {loser}
+    assert strange.exists()
+    rig.run(runs, CHUNKS)
+    run_all(rig, waits)
+    np.testing.assert_array_equal(waits.vectors(), reference(TEXTS))
+
+
+def test_the_bytes_of_jobs_that_are_gone_are_removed_with_their_folders(
+    submitted: Callable[..., Job], folder: Path, broker: Broker, raw: redis_py.Redis
+) -> None:
+    discarded, expired, cancelled = submitted(), submitted(), submitted()
+    discarded.discard()
+    assert not [path for path in files(folder) if discarded.id in str(path)]
+    cancelled.cancel()
+    raw.delete(*raw.keys(f"embed:job:{expired.id}*"))
+    assert not [path for path in files(folder) if cancelled.id in str(path)]
+    aged(folder)
+    assert swept(broker, raw) == CHUNKS
+    swept(broker, raw)
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["embedctl-data.json"]
+    assert not list(folder.glob("*/*"))
+
+
+def test_a_second_look_saves_what_redis_refers_to_again(
+    submitted: Callable[..., Job], rig: Rig, folder: Path, broker: Broker, raw: redis_py.Redis
+) -> None:
+    job = submitted()
+    aged(folder)
+    key = keys.chunk_input(job.id, 0)
+    value = cast(bytes, raw.get(key))
+    raw.delete(key)
+    one = sweeper(broker)
+    assert one.round() == 0
+    raw.set(key, value)  # Redis came back without its last second
+    raw.delete(keys.SWEEP)
+    assert one.round() == 0
+    run_all(rig, job)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_another_database_on_the_same_store_loses_nothing(
+    submitted: Callable[..., Job], settings: Settings, rig: Rig, folder: Path, own_redis: RedisServer
+) -> None:
+    job = submitted()
+    aged(folder)
+    other = Broker.connect(settings.replace(redis_url=own_redis.url))
+    client = redis_py.Redis.from_url(own_redis.url)
+    assert swept(other, client) == 0
+    client.close()
+    other.close()
+    run_all(rig, job)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_one_process_sweeps_at_a_time_and_the_next_goes_on_where_it_stopped(
+    submitted: Callable[..., Job], folder: Path, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [submitted() for _ in range(3)]
+    for job in jobs:
+        raw.delete(*raw.keys(f"embed:job:{job.id}*"))
+    aged(folder)
+    monkeypatch.setattr("embedctl.sweeper.BUDGET_S", 0.0)
+    assert isinstance(broker.data, Outside)
+    slow = Sweeper(broker, broker.data, rest_s=600, again_s=0)
+    removed = slow.round()
+    assert slow.round() == CHUNKS  # what it found itself; the turn is taken
+    assert slow.round() == 0
+    for _ in range(3):
+        raw.delete(keys.SWEEP)
+        removed += slow.round()
+    assert removed + CHUNKS + slow.round() >= 3 * CHUNKS
+    assert not files(folder)
+
+
+def test_text_that_waits_outside_counts_as_waiting(submitted: Callable[..., Job], folder: Path) -> None:
+    job = submitted()
+    assert job.status().waiting_bytes == sum(path.stat().st_size for path in files(folder, "in"))
+    assert wire.version_for({"data": "x"}, "fp32") == 5
