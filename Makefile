@@ -30,9 +30,15 @@ test: $(VENV)/.dev ## the quick tests
 test-slow: $(VENV)/.dev browser redis compose ## the slow tests and those that need a browser
 	@$(PY) -m pytest $(SIDE) -m "slow or browser" $(ARGS)
 	@$(PY) -m pytest $(SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
+	@$(PY) -m pytest $(SIDE) --data s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%.py) $(ARGS)
 
 # These run once more as the users of `embedctl config acl`; `pytest --acl tests/e2e` runs them all.
 AS_USERS := main_job deaths poison producers everyday_use
+
+# These run once more with the bytes of chunks outside of Redis; `pytest --data s3 tests` runs them all.
+OUTSIDE := contract/store/test_invariants contract/store/test_leases contract/store/test_retry contract/store/test_runner \
+	contract/store/test_submitting contract/store/test_suspects contract/store/test_stopping contract/store/test_drain \
+	e2e/test_main_job e2e/test_deaths e2e/test_poison
 
 # Debian's Redis, which has TLS, where we may unpack it; elsewhere the tests that need it say so and are skipped.
 .PHONY: redis
@@ -66,7 +72,7 @@ SEED ?=
 
 .PHONY: chaos
 chaos: $(VENV)/.dev ## break everything at random for MINUTES=10 with SEED=…, then count every record
-	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(PY) -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(DATA),--data $(DATA)) $(ARGS)
 
 .PHONY: bench-gpu
 bench-gpu: $(VENV)/.dev ## the whole pipeline on a GPU beside sentence-transformers: ARGS="--help"

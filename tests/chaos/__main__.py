@@ -60,6 +60,12 @@ def _options(arguments: list[str] | None) -> Options:
     parser.add_argument(
         "--beside", type=int, default=0, metavar="N", help="N small jobs beside, most for a class without workers"
     )
+    parser.add_argument(
+        "--data",
+        choices=("redis", "folder", "s3"),
+        default="redis",
+        help="where chunks are (default: redis)",
+    )
     parser.add_argument("--report", type=Path, help="write the tables here as well")
     parser.add_argument("--keep", type=Path, help="a folder for logs and data that stays")
     given = parser.parse_args(arguments)

@@ -14,6 +14,7 @@ from embedctl import Job, enqueue_embeddings
 from embedctl_config import keys
 from tests.chaos.beside import Beside
 from tests.chaos.check import keys_without_ttl, left_over, queues_left, unknown_jobs
+from tests.chaos.data import bytes_left
 from tests.chaos.fault import Chaos
 from tests.chaos.faults import faults_named
 from tests.chaos.faults_of_jobs import MISSPELT
@@ -203,6 +204,8 @@ class _Campaign:
         outcome.left += [f"worker {n} ended with status {status}" for n, status in enumerate(statuses) if status]
         if self._options.waits_for_expiry:
             self._wait_for_expiry(outcome)
+            if left := bytes_left(stack):
+                outcome.left.append(f"{left} folders of chunks' bytes outside of Redis")
         stack.cut_links()  # otherwise a half-open connection stays open at its other end
         outcome.left += [f"a connection to Redis is still open: {words}" for words in self._others_connected()]
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from embedctl.sweeper import Sweeper
 from tests.chaos.monitor import Monitor
 from tests.chaos.producers import Producers
 from tests.chaos.recovery import Loss, Recoveries
@@ -45,6 +46,8 @@ class Chaos:
     notes: list[str] = field(default_factory=list)
     #: Exit statuses of sick workers that ended without a signal from the harness.
     sick_ends: list[int] = field(default_factory=list)
+    #: Removes what nobody needs from the store outside of Redis, once it was asked to.
+    sweeper: Sweeper | None = None
 
     @property
     def lease(self) -> float:

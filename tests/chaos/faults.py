@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from embedctl_config import keys
+from tests.chaos.data import leave_store, sweep_store
 from tests.chaos.fault import Chaos, Fault, Struck, a_worker
 from tests.chaos.faults_of_jobs import (
     cancel_full_job,
@@ -301,4 +302,6 @@ FAULTS = (
     Fault("worker: out of file descriptors", 2, exhaust_files),
     Fault("worker: out of memory", 2, exhaust_memory),
     Fault("link: slow", 3, slow_proxy),
+    Fault("data: the store is away", 4, leave_store),
+    Fault("data: swept", 4, sweep_store),
 )

@@ -23,6 +23,7 @@ from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings, load_settings
 from tests.chaos.options import DUMMY, Options
+from tests.support.data_store import DataStore
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 
@@ -149,6 +150,7 @@ class Stack:
         self._stopping = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._write_config()
+        self.data = DataStore(options.data, folder)
         self.settings: Settings = load_settings(self.environment(self.redis.url))
         self.broker = Broker.connect(self.settings)
         # Typed as Any: redis-py's own return types are unions of its sync and async forms.
@@ -206,6 +208,7 @@ class Stack:
         own = {name: value for name, value in os.environ.items() if not name.startswith("EMBEDCTL_")}
         return {
             **own,
+            **self.data.environment,
             "EMBEDCTL_REDIS_URL": url,
             "EMBEDCTL_CONFIG": str(self.folder / "embedctl.toml"),
             "EMBEDCTL_STATE_DIR": str(self.folder / "state"),
@@ -335,6 +338,7 @@ class Stack:
             if link.port:
                 link.stop()
         self.redis.stop()
+        self.data.stop()
 
     def survivors(self) -> list[int]:
         """Processes that still run and descend from this run, recognised by their environment."""

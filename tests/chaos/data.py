@@ -1,0 +1,55 @@
+"""Faults of the store outside of Redis that keeps the bytes of chunks."""
+
+from __future__ import annotations
+
+from embedctl.data.outside import Outside
+from embedctl.sweeper import Sweeper
+from embedctl_config import keys
+from tests.chaos.fault import Chaos, Struck
+from tests.chaos.stack import OUTAGE, Stack
+
+#: Longer than every outage of a run, and so longer than anything takes between putting bytes and noting them (seconds).
+_GRACE_S, _AGAIN_S = 150.0, 10.0
+
+
+def leave_store(chaos: Chaos) -> Struck | None:
+    """Take the store away for a while."""
+    store = chaos.stack.data
+    if not store.environment or store.away:
+        return None
+    store.leave()
+    seconds = chaos.short()
+    return Struck(f"away for {seconds:.1f} s", seconds, store.return_)
+
+
+def sweep_store(chaos: Chaos) -> Struck | None:
+    """Sweep much earlier than the product does."""
+    store = chaos.stack.data
+    if not store.environment or store.away or not chaos.redis_well:
+        return None
+    sweeper = chaos.sweeper
+    if sweeper is None:
+        sweeper = chaos.sweeper = _sweeper(chaos.stack, _GRACE_S, _AGAIN_S)
+    try:
+        chaos.stack.raw.delete(keys.SWEEP)
+        return Struck(f"{sweeper.round()} names removed")
+    except OUTAGE:
+        return None
+
+
+def bytes_left(stack: Stack) -> int:
+    """How many names the sweeper leaves when no job is left."""
+    if not stack.data.environment:
+        return 0
+    sweeper = _sweeper(stack, 0.0, 0.0)
+    for _ in range(2):
+        stack.raw.delete(keys.SWEEP)
+        sweeper.round()
+    data = stack.broker.data
+    assert isinstance(data, Outside)
+    return sum(1 for _ in data.list(""))
+
+
+def _sweeper(stack: Stack, grace_s: float, again_s: float) -> Sweeper:
+    assert isinstance(stack.broker.data, Outside)
+    return Sweeper(stack.broker, stack.broker.data, grace_s=grace_s, rest_s=0.0, again_s=again_s)
