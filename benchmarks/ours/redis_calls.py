@@ -1,10 +1,11 @@
 """The cost of a chunk for Redis when nothing fails: commands and bytes, by INFO commandstats and INFO stats.
 
-    python benchmarks/ours/redis_calls.py [--chunks 1000]
+    python benchmarks/ours/redis_calls.py [--chunks 1000] [--rows 16] [--data-url URL]
 
 A private Redis, one worker without a model and one producer, which submits and then polls once a second. Commands that
 scripts run are counted too. Heartbeats and the reaper cost Redis by the second, not by the chunk: the idle stack's
-commands in the same time are measured first and subtracted.
+commands in the same time are measured first and subtracted. With `--data-url`, the bytes of chunks are outside of
+Redis: in a folder, or in a bucket that the environment leads to.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import os
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from embedctl import enqueue_embeddings
@@ -21,15 +23,16 @@ from embedctl.store.connection import Connection
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 
-ROWS = 16
-
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunks", type=int, default=1000)
-    chunks = parser.parse_args().chunks
-    with tempfile.TemporaryDirectory() as folder:
+    parser.add_argument("--rows", type=int, default=16, help="records in a chunk")
+    parser.add_argument("--data-url", default="", help="a folder, or s3://BUCKET/PREFIX")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         config = Path(folder) / "embedctl.toml"
         config.write_text('[classes.dummy]\nbackend = "dummy"\noptions = {dim = 384}\n')
         os.environ["EMBEDCTL_CONFIG"] = str(config)  # for the worker
@@ -38,23 +41,22 @@ def main() -> None:
             hardware="dummy",
             classes={"dummy": HardwareClass(backend="dummy", options={"dim": 384})},
         )
-        with (
-            private_redis(plain, Path(folder)) as settings,
-            local_worker(settings, hardware="dummy", model="dummy", cpus=None, log_file=Path(folder) / "worker.log"),
-        ):
-            _measure(settings, chunks)
+        settings = stack.enter_context(private_redis(plain, Path(folder))).replace(data_url=options.data_url)
+        log_file = Path(folder) / "worker.log"
+        stack.enter_context(local_worker(settings, hardware="dummy", model="dummy", cpus=None, log_file=log_file))
+        _measure(settings, options.chunks, options.rows)
 
 
-def _measure(settings: Settings, chunks: int) -> None:
+def _measure(settings: Settings, chunks: int, rows: int) -> None:
     connection = Connection(settings)
-    texts = [f"passage {number} " + "word " * 40 for number in range(chunks * ROWS)]
-    enqueue_embeddings(texts[:ROWS], settings=settings, chunk_size=ROWS).wait()
+    texts = [f"passage {number} " + "word " * 40 for number in range(chunks * rows)]
+    enqueue_embeddings(texts[:rows], settings=settings, chunk_size=rows).wait()
     idle_s = 12.0
     before = _stats(connection)
     time.sleep(idle_s)
     idle = _difference(before, _stats(connection))
     before, started = _stats(connection), time.monotonic()
-    job = enqueue_embeddings(texts, settings=settings, chunk_size=ROWS)
+    job = enqueue_embeddings(texts, settings=settings, chunk_size=rows)
     looks = 0
     while not job.status().state.ended:
         looks += 1
@@ -62,7 +64,7 @@ def _measure(settings: Settings, chunks: int) -> None:
     seconds = time.monotonic() - started
     work = _difference(before, _stats(connection))
     assert job.status().done == len(texts)
-    print(f"{chunks} chunks of {ROWS} records in {seconds:.1f} s, {looks} looks; for each chunk:")
+    print(f"{chunks} chunks of {rows} records in {seconds:.1f} s, {looks} looks; for each chunk:")
     for name in sorted(work):
         each = (work[name] - idle.get(name, 0) * seconds / idle_s) / chunks
         if each >= 0.05:
