@@ -122,7 +122,7 @@ def measure(ground: Ground, systems: Sequence[System], result: EnginesResult) ->
     """Let every system choose its setting, then measure the systems and the floors round by round."""
     floors = floors_for(systems)
     result.systems += [SystemRuns[Run].of(system) for system in systems]
-    result.floors += [SystemRuns[Run].of(floor) for floor in floors]
+    result.floors = [SystemRuns[Run].of(floor) for floor in floors]
     pairs = [*zip(floors, result.floors, strict=True), *zip(systems, result.systems, strict=True)]
     with ExitStack() as stack:
         contenders = [Contender(system, runs, ground, lambda process: process.encode()) for system, runs in pairs]

@@ -95,14 +95,13 @@ def _openvino(threads: int, hint: str) -> dict[str, Any]:
 
 
 def _openvino_computes(model: Any) -> str:
-    """The hint of the compiled model, and in how many of its products the compiler followed it."""
+    """The precision of the compiled model, and in how many of its linear layers the compiler used it."""
     model.compile()
-    compiled = model.compiled_model
+    compiled = model.request
     hint = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-    facts = [node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops()]
     kinds = [
-        str(each["runtimePrecision"].astype(str))
-        for each in facts
-        if str(each["layerType"].astype(str)) in ("FullyConnected", "MatMul")
+        facts["runtimePrecision"].astype(str)
+        for facts in (node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops())
+        if facts["layerType"].astype(str) == "FullyConnected"
     ]
-    return f"{_KINDS.get(hint, hint)} ({kinds.count(hint)} of {len(kinds)} products)"
+    return f"{_KINDS.get(hint, hint)} ({kinds.count(hint)} of {len(kinds)} linear layers)"
