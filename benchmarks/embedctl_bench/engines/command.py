@@ -62,7 +62,7 @@ def command(asked: Asked, workloads: tuple[str, ...]) -> None:
 
     Compares embedctl's engines called directly, embedctl end to end, other systems, and matrix products alone. Each
     system uses the setting that was fastest for it on a sample. All encode the same texts on the same CPUs, in turn, in
-    five rounds. Ratios are relative to sentence-transformers on torch.
+    five rounds. Ratios are relative to sentence-transformers on torch in fp32.
     """
     place = private_folder(peers_folder(asked.settings))
     peers, uninstalled = choose_peers(asked.peers, place)

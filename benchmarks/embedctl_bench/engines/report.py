@@ -35,7 +35,7 @@ def _columns(precision: str, price: float | None) -> list[Column]:
     return [
         Column("rank", "rank"),
         Column("system", "system"),
-        Column("computes", "computes in"),
+        Column("computes", "as loaded"),
         Column("setting", "setting"),
         Column("seconds", "time", "s", 2),
         Column("spread_percent", "spread", "%", 0),
@@ -101,7 +101,8 @@ def _tables(result: EnginesResult, price: float | None) -> Iterator[Table]:
             _columns(precision, price),
             [_row(result, each, rank, price) for rank, each in enumerate(result.ranked(precision), start=1)],
             "Bold: faster than every one of ours of its precision. ST is sentence-transformers; least and most are "
-            "those of the rounds. Accuracy is against ST on torch in fp32. The floor is that of the precision.",
+            "those of the rounds. As loaded: the precision that was read back from the loaded system, or our engine. "
+            "Accuracy is against ST on torch in fp32. The floor is that of the precision.",
         )
     if any(each.ours for each in result.measured):
         yield _beside(result, name)

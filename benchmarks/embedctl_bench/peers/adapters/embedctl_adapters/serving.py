@@ -43,7 +43,7 @@ class Adapter(Protocol):
 
     An adapter that must stop something also has `close()`. One that accepts requests while it works on others also has
     `requests(list_of_texts, **options) -> Requested`; any other gets one request after the other. One that can read
-    back the precision of its products has `computes`, whose first word is fp32, bf16, fp16 or int8.
+    back the precision of its products has `computes`, which begins with fp32, bf16, fp16 or int8.
     """
 
     def encode(self, texts: Sequence[str], **options: Any) -> Vectors | Timed:
