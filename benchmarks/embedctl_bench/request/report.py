@@ -56,8 +56,8 @@ _SYSTEM_COLUMNS = (
     Column("tried", "tried on a sample"),
 )
 _WORDS = (
-    "ST is sentence-transformers; as loaded: the precision that was read back from the loaded system; fetched: until the "
-    "clients had all vectors."
+    "ST is sentence-transformers; as loaded: the precision that was read back from the loaded system; fetched: until "
+    "the clients had all vectors."
 )
 _BOLD = "Bold: faster than every one of ours of its precision."
 _OTHER_CONDITIONS = (

@@ -200,7 +200,7 @@ def test_the_product_is_compared_with_its_own_engine(
 
 
 def test_each_precision_has_a_table_and_a_floor_of_its_own(result: EnginesResult, tmp_path: Path) -> None:
-    floor = SystemRuns.of(FLOORS["fp16"])
+    floor = SystemRuns[Run].of(FLOORS["fp16"])
     floor.rounds, floor.computes = runs("floor", 0.5, 0.5, 0.5, error=nan).rounds, "bf16"
     result.floors.append(floor)
     result.systems = [
