@@ -25,10 +25,10 @@ from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import requirements_digest
 from embedctl_bench.peers.models import Model, uncut
 from embedctl_bench.peers.registry import (
-    BASELINE,
-    FLOOR,
-    SENTENCE_TRANSFORMERS,
+    AT_ITS_DEFAULT,
+    FLOORS,
     System,
+    baselines_for,
     choose_peers,
     engine_of,
     product_of,
@@ -39,6 +39,7 @@ from embedctl_workers.models.cache import private_folder
 #: Texts of each workload for all-MiniLM-L6-v2, and with --quick.
 COUNTS = {"W1": (2048, 256), "W2": (192, 24)}
 ROUNDS, QUICK_ROUNDS = 5, 2
+_FLOORS = {floor.name for floor in FLOORS.values()}
 #: Numbers of workers of our product: no more than the processes that the other systems choose from.
 WORKERS = (1, 2)
 #: Operations of all-MiniLM-L6-v2 for one token. A larger model gets fewer texts in proportion, so that work is equal.
@@ -61,13 +62,13 @@ def command(asked: Asked, workloads: tuple[str, ...]) -> None:
 
     Compares embedctl's engines called directly, embedctl end to end, other systems, and matrix products alone. Each
     system uses the setting that was fastest for it on a sample. All encode the same texts on the same CPUs, in turn, in
-    five rounds. Ratios are relative to sentence-transformers on torch.
+    five rounds. Ratios are relative to sentence-transformers on torch in fp32.
     """
     place = private_folder(peers_folder(asked.settings))
     peers, uninstalled = choose_peers(asked.peers, place)
     rounds = QUICK_ROUNDS if asked.quick else ROUNDS
     systems = systems_for(asked, peers)
-    plan = len(asked.models) * len(workloads) * (1 + len(systems)) * (1 + rounds)
+    plan = len(asked.models) * len(workloads) * (len(floors_for(systems)) + len(systems)) * (1 + rounds)
     session = asked.session("engines", plan, peers=requirements_digest())
     found: list[EnginesResult] = []
     with suppress(KeyboardInterrupt), session:
@@ -83,15 +84,20 @@ def command(asked: Asked, workloads: tuple[str, ...]) -> None:
 
 
 def systems_for(asked: Asked, peers: Sequence[System]) -> list[System]:
-    """The systems to rank: sentence-transformers, of our own environment unless it is among the peers; peers; ours.
+    """The systems to rank: sentence-transformers of our own environment, where the peers lack it; peers; ours.
 
     Raises:
         SettingsError: there is no such class.
     """
-    baseline = [] if any(peer.name == BASELINE for peer in peers) else [SENTENCE_TRANSFORMERS]
     engines = [engine_of(name, asked.settings) for name in asked.classes]
     products = [product_of(name, asked.settings, len(asked.cpus), WORKERS) for name in asked.classes]
-    return [*baseline, *peers, *engines, *products]
+    return [*baselines_for(products, peers), *peers, *engines, *products]
+
+
+def floors_for(systems: Sequence[System]) -> list[System]:
+    """The floors of the precisions that systems promise; one at its default may promise 16 bits."""
+    wanted = {"fp16" if system.precision == AT_ITS_DEFAULT else system.precision for system in systems}
+    return [floor for precision, floor in FLOORS.items() if precision in wanted]
 
 
 def count_of(workload: str, model: Model, *, quick: bool) -> int:
@@ -113,9 +119,11 @@ def ground(result: EnginesResult, asked: Asked, place: Path, session: Session) -
 
 
 def measure(ground: Ground, systems: Sequence[System], result: EnginesResult) -> None:
-    """Let every system choose its setting, then measure the systems and the floor round by round."""
+    """Let every system choose its setting, then measure the systems and the floors round by round."""
+    floors = floors_for(systems)
     result.systems += [SystemRuns[Run].of(system) for system in systems]
-    pairs = [(FLOOR, result.floor), *zip(systems, result.systems, strict=True)]
+    result.floors = [SystemRuns[Run].of(floor) for floor in floors]
+    pairs = [*zip(floors, result.floors, strict=True), *zip(systems, result.systems, strict=True)]
     with ExitStack() as stack:
         contenders = [Contender(system, runs, ground, lambda process: process.encode()) for system, runs in pairs]
         take_turns(
@@ -130,12 +138,12 @@ def measure(ground: Ground, systems: Sequence[System], result: EnginesResult) ->
 
 
 def run_of(done: EncodedWorkload, runs: SystemRuns[Run], ground: Ground) -> dict[str, Any]:
-    """A run as JSON, its vectors compared with the reference; the floor makes none.
+    """A run as JSON, its vectors compared with the reference; a floor makes none.
 
     Raises:
         Unavailable: the vectors are not those of the texts.
     """
-    if runs.name == FLOOR.name:
+    if runs.name in _FLOORS:
         return Run(done.seconds, done.tokens, math.nan, math.nan, math.nan).to_json()
     try:
         figures = distance(done.vectors, ground.reference)

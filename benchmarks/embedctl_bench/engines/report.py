@@ -9,31 +9,49 @@ from embedctl_bench.engines.results import EnginesResult
 from embedctl_bench.engines.workloads import describe_workload
 from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.measuring.claims import lead_claims, trial
-from embedctl_bench.measuring.comparison import Run, SystemRuns
+from embedctl_bench.measuring.comparison import PROMISES, Run, SystemRuns, by_promise
 from embedctl_bench.measuring.models import slug
 from embedctl_bench.measuring.sampling import RATIOS, cost_per_million, is_noisy, spread
 from embedctl_bench.report.report import Column, Plot, Report, Series, Table
 
 #: The whole product overlaps tokenising with encoding. A larger multiple of its engine's rate is a fault of the run.
 _MOST_SHARE = 1.1
-_COLUMNS = (
-    Column("rank", "rank"),
-    Column("system", "system"),
+_ERROR = Column("max_abs_error", "max abs error")
+_COSINES = (Column("min_cosine", "min cosine", "", 6), Column("mean_cosine", "mean cosine", "", 6))
+_FLOOR_COLUMNS = (
+    Column("precision", "products in"),
     Column("setting", "setting"),
     Column("seconds", "time", "s", 2),
     Column("spread_percent", "spread", "%", 0),
-    Column("sentences_per_s", "sentences", "1/s", 0),
     Column("tokens_per_s", "tokens", "1/s", 0),
-    Column("times_sentence_transformers", "× ST torch", "", 2),
-    Column("least_times", "least", "×", 2),
-    Column("most_times", "most", "×", 2),
-    Column("share_of_floor", "share of floor", "", 2),
-    Column("max_abs_error", "max abs error"),
-    Column("min_cosine", "min cosine", "", 6),
-    Column("mean_cosine", "mean cosine", "", 6),
-    Column("remark", "remark"),
+    Column("gflops", "GFLOPS", "", 0),
+    Column("times_fp32", "× fp32's", "", 2),
 )
 _COST = Column("cost_per_million", "cost of a million texts", "", 3)
+
+
+def _columns(precision: str, price: float | None) -> list[Column]:
+    """The columns of a precision's table: what it promises stands beside the rate."""
+    return [
+        Column("rank", "rank"),
+        Column("system", "system"),
+        Column("computes", "as loaded"),
+        Column("setting", "setting"),
+        Column("seconds", "time", "s", 2),
+        Column("spread_percent", "spread", "%", 0),
+        Column("sentences_per_s", "sentences", "1/s", 0),
+        Column("tokens_per_s", "tokens", "1/s", 0),
+        *([_ERROR] if precision == "fp32" else _COSINES),
+        Column("times_sentence_transformers", "× ST torch fp32", "", 2),
+        Column("least_times", "least", "×", 2),
+        Column("most_times", "most", "×", 2),
+        Column("share_of_floor", "share of floor", "", 2),
+        *(_COSINES if precision == "fp32" else [_ERROR]),
+        Column("remark", "remark"),
+        *([] if price is None else [_COST]),
+    ]
+
+
 _SYSTEM_COLUMNS = (
     Column("system", "system"),
     Column("setting", "setting"),
@@ -76,14 +94,26 @@ def _workload(found: Sequence[EnginesResult]) -> Iterator[str]:
 
 def _tables(result: EnginesResult, price: float | None) -> Iterator[Table]:
     name = f"{slug(result.name)}-{result.workload.name}"
-    for precision in dict.fromkeys(each.precision for each in result.measured):
+    for precision in dict.fromkeys(each.precision for each in by_promise(result.measured)):
         yield Table(
             f"{name}-{precision}",
-            f"{_where(result)}: {precision}",
-            (*_COLUMNS, _COST) if price is not None else _COLUMNS,
+            f"{_where(result)}: {PROMISES[precision]}",
+            _columns(precision, price),
             [_row(result, each, rank, price) for rank, each in enumerate(result.ranked(precision), start=1)],
             "Bold: faster than every one of ours of its precision. ST is sentence-transformers; least and most are "
-            "those of the rounds.",
+            "those of the rounds. As loaded: the precision that was read back from the loaded system, or our engine. "
+            "Accuracy is against ST on torch in fp32. The floor is that of the precision.",
+        )
+    if any(each.ours for each in result.measured):
+        yield _beside(result, name)
+    if floors := [each for each in result.floors if each.runs]:
+        yield Table(
+            f"{name}-floors",
+            f"{_where(result)}: the products alone",
+            _FLOOR_COLUMNS,
+            [_floor_row(result, each) for each in floors],
+            "The model's matrix products of these tokens, without padding and without attention, by the fastest "
+            "product of torch in each precision.",
         )
     yield Table(
         f"{name}-systems",
@@ -96,10 +126,49 @@ def _tables(result: EnginesResult, price: float | None) -> Iterator[Table]:
                 "versions": ", ".join(map(" ".join, each.versions.items())),
                 "tried": "; ".join(trial(tried) for tried in each.tried if len(each.tried) > 1),
             }
-            for each in [*([result.floor] if result.floor.runs else []), *result.measured]
+            for each in [*(each for each in result.floors if each.runs), *result.measured]
         ],
         "A setting is processes × threads, and options.",
     )
+
+
+def _beside(result: EnginesResult, name: str) -> Table:
+    """Each of ours beside each other system, whatever the precision of either."""
+    others = by_promise([each for each in result.measured if not each.ours])
+    columns = [
+        Column("system", "× the rate of"),
+        Column("precision", "promises"),
+        *(Column(each.name, each.label) for each in result.measured if each.ours),
+    ]
+    rows = [
+        {
+            "system": other.label,
+            "precision": PROMISES[other.precision],
+            **{each.name: _range(each.ratios(other)) for each in result.measured if each.ours},
+        }
+        for other in others
+    ]
+    note = "Median of the rounds in which both ran (least–most). Systems that promise less stand beside those of more."
+    return Table(f"{name}-beside", f"{_where(result)}: ours, × each other system", columns, rows, note)
+
+
+def _range(ratios: Sequence[float]) -> str | None:
+    return f"{median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})" if ratios else None
+
+
+def _floor_row(result: EnginesResult, each: SystemRuns[Run]) -> dict[str, object]:
+    tokens, base = result.workload.tokens, result.floor("fp32")
+    durations = [run.seconds for run in each.runs]
+    return {
+        "precision": each.computes or each.label,
+        "setting": each.setting,
+        "seconds": each.seconds,
+        "spread_percent": 100 * spread(durations),
+        "tokens_per_s": tokens / each.seconds,
+        "gflops": result.model.flops_per_token * tokens / each.seconds / 1e9,
+        "times_fp32": median(ratios) if base and (ratios := each.ratios(base)) else None,
+        "_noisy": is_noisy(durations),
+    }
 
 
 def _row(result: EnginesResult, each: SystemRuns[Run], rank: int, price: float | None) -> dict[str, object]:
@@ -108,11 +177,13 @@ def _row(result: EnginesResult, each: SystemRuns[Run], rank: int, price: float |
     ours = result.comparable(each.precision, ours=True)
     ahead = not each.ours and not flaw and bool(ours) and all(each.times(other) > 1 for other in ours)
     times = each.ratios(result.baseline) if result.baseline else []
-    shares = each.ratios(result.floor)
+    floor = result.floor(each.precision)
+    shares = each.ratios(floor) if floor else []
     remarks = [f"not ranked: {flaw}" if flaw else "", "ahead of ours" if ahead else "", each.unavailable]
     return {
         "rank": None if flaw else rank,
         "system": each.label,
+        "computes": each.computes or None,
         "setting": each.setting,
         "seconds": seconds,
         "spread_percent": 100 * spread(durations),
@@ -131,7 +202,7 @@ def _row(result: EnginesResult, each: SystemRuns[Run], rank: int, price: float |
 
 
 def _plots(result: EnginesResult) -> Iterator[Plot]:
-    shown = [*([result.floor] if result.floor.runs else []), *result.measured]
+    shown = [*(each for each in result.floors if each.runs), *result.measured]
     tokens = [each.runs[0].tokens for each in shown]
     yield Plot(
         f"{slug(result.name)}-{result.workload.name}-rate",
@@ -154,13 +225,6 @@ def _plots(result: EnginesResult) -> Iterator[Plot]:
 
 def _statements(result: EnginesResult) -> Iterator[str]:
     where = _where(result)
-    if result.floor.runs:
-        seconds, tokens = result.floor.seconds, result.workload.tokens
-        rate = result.model.flops_per_token * tokens / seconds / 1e9
-        yield (
-            f"{where}: the floor, which is the model's matrix products alone without padding ({result.floor.setting}), "
-            f"takes {seconds:.2f} s: {rate:.0f} GFLOPS, {tokens / seconds:,.0f} tokens/s."
-        )
     for label, share in result.shares():
         if share:
             yield (
@@ -171,7 +235,7 @@ def _statements(result: EnginesResult) -> Iterator[str]:
             yield f"**Not to be trusted: {where}**, because the whole product can't be faster than its own engine."
     if result.measured and result.baseline is None:
         yield f"{where}: sentence-transformers on torch was not measured, so there are no ratios to it."
-    for each in [result.floor, *result.systems]:
+    for each in [*result.floors, *result.systems]:
         if each.unavailable:
             yield f"{where}: {each.label}: not available: {each.unavailable}"
 
@@ -189,8 +253,9 @@ def _notes(found: Sequence[EnginesResult]) -> Iterator[str]:
         else "No setting was tried: each system ran at its first one, and encoded all texts once before the rounds."
     )
     yield (
-        "A system is not ranked if it encodes fewer tokens than ours, or if it should be fp32 and a component of a "
-        "vector differs by more than 1e-4 from sentence-transformers on torch in fp32, one text at a time."
+        "A system is not ranked if it encodes fewer tokens than ours, if it promises fp32 and a component of a vector "
+        "differs by more than 1e-4 from sentence-transformers on torch in fp32, one text at a time, or if it promises "
+        "16 bits and a cosine to these vectors is below 0.999. A system at its default promises what it computes in."
     )
     if uninstalled := list(dict.fromkeys(name for result in found for name in result.uninstalled)):
         yield f"Not installed, and so not measured: {', '.join(uninstalled)} (`--peers` installs them)."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from embedctl_bench.measuring.comparison import Comparison, Run, SystemRuns
 from embedctl_bench.peers.models import Model
-from embedctl_bench.peers.registry import BASELINE, FLOOR, SENTENCE_TRANSFORMERS
+from embedctl_bench.peers.registry import BASELINE, SENTENCE_TRANSFORMERS
 from embedctl_bench.peers.workload import Workload
 
 
@@ -20,7 +20,8 @@ class EnginesResult(Comparison[SystemRuns[Run]]):
         shown: the model in words.
         rounds: planned rounds.
         uninstalled: names of the systems that were left out because they are not installed.
-        limits: the runs of the floor, which is compared with every system and ranked with none.
+        floors: the runs of each precision's floor, which is compared with the systems of that precision and ranked
+            with none.
     """
 
     name: str
@@ -30,12 +31,16 @@ class EnginesResult(Comparison[SystemRuns[Run]]):
     rounds: int
     uninstalled: Sequence[str] = ()
     systems: list[SystemRuns[Run]] = field(default_factory=list)
-    floor: SystemRuns[Run] = field(default_factory=lambda: SystemRuns.of(FLOOR))
+    floors: list[SystemRuns[Run]] = field(default_factory=list)
 
     @property
     def baseline(self) -> SystemRuns[Run] | None:
         """sentence-transformers on torch, if it ran: the peer, else that of our own environment."""
         return self.find(BASELINE) or self.find(SENTENCE_TRANSFORMERS.name)
+
+    def floor(self, precision: str) -> SystemRuns[Run] | None:
+        """The floor of a precision, if it ran."""
+        return next((each for each in self.floors if each.runs and each.precision == precision), None)
 
     @property
     def texts(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from embedctl_bench.measuring.comparison import Comparison, S
+from embedctl_bench.measuring.comparison import PROMISES, Comparison, S
 from embedctl_bench.report.report import Claim
 
 #: Why a system is not met or ahead, if that is unknown.
@@ -21,7 +21,7 @@ def lead_claims(comparison: Comparison[S], where: str) -> Iterator[Claim]:
     for ours, other in comparison.pairs():
         lead = ours.times(other)
         yield Claim(
-            what=f"no other system that was measured is faster in {ours.precision} ({where})",
+            what=f"no other system that was measured is faster in {PROMISES[ours.precision]} ({where})",
             published="–",
             ours=f"{ours.label} has {lead:.2f} × the rate of {other.label}, the fastest of them",
             met=lead >= 1,

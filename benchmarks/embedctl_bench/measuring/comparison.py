@@ -9,11 +9,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from embedctl_bench.measuring.sampling import Rounds, ratios
-from embedctl_bench.peers.registry import System
-from embedctl_config.hardware import THRESHOLDS
+from embedctl_bench.peers.registry import AT_ITS_DEFAULT, System
+from embedctl_config.hardware import PRECISIONS, THRESHOLDS
 
 #: A system that encodes fewer tokens than ours by more than this share truncates texts.
 _MOST_TOKENS_LOST = 0.005
+#: What a report calls each precision that is promised.
+PROMISES = {"fp32": "fp32", "fp16": "16 bits (bf16 or fp16)", "int8": "int8"}
+#: What a system computes in → the precision that it promises.
+_PROMISED = {"fp32": "fp32", "bf16": "fp16", "fp16": "fp16", "int8": "int8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class SystemRuns(Generic[R]):
 
     Attributes:
         name: the name of its :class:`~embedctl_bench.peers.registry.System`.
+        precision: what it promises.
+        computes: the precision of its products, read back from the loaded system; empty if that is not known.
         setting: the setting that it chose, for people.
         tried: the settings that it chose from, with their seconds or errors.
         versions: of its packages.
@@ -61,6 +67,7 @@ class SystemRuns(Generic[R]):
     label: str
     precision: str
     ours: bool
+    computes: str = ""
     setting: str = ""
     tried: Sequence[Mapping[str, Any]] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +78,12 @@ class SystemRuns(Generic[R]):
     def of(cls, system: System) -> Self:
         """No runs yet."""
         return cls(system.name, system.label, system.precision, system.ours)
+
+    def read_back(self, computes: str) -> None:
+        """Take over what it computes in: a system at its default promises that, and fp32 if it is not known."""
+        self.computes = computes
+        if self.precision == AT_ITS_DEFAULT:
+            self.precision = _PROMISED.get(computes.partition(" ")[0], "fp32")
 
     @property
     def runs(self) -> Sequence[R]:
@@ -108,14 +121,22 @@ class SystemRuns(Generic[R]):
             return f"not fp32: max abs error {max(errors):.1e}"
         if not all(map(math.isfinite, errors)):
             return "its vectors hold NaN"
+        cosine = min(run.min_cosine for run in self.runs)
+        if self.precision == "fp16" and cosine < THRESHOLDS["fp16"].min_cosine:
+            return f"not as accurate as 16 bits: min cosine {cosine:.6f}"
         return ""
+
+
+S = TypeVar("S", bound=SystemRuns[Any])
+
+
+def by_promise(systems: Sequence[S]) -> list[S]:
+    """In the order of precisions, most accurate first; else in the given order."""
+    return sorted(systems, key=lambda each: PRECISIONS.index(each.precision))
 
 
 def _duration(run: Run) -> float:
     return run.seconds
-
-
-S = TypeVar("S", bound=SystemRuns[Any])
 
 
 class Comparison(Generic[S]):

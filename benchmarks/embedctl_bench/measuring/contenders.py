@@ -77,13 +77,19 @@ class Contender(Generic[S]):
         def facts() -> dict[str, Any]:
             process = self._start(settings)
             tried = [{**each, "setting": names[each["setting"]]} for each in process.tried]
-            return {"chosen": asdict(process.chosen), "tried": tried, "versions": process.versions}
+            return {
+                "chosen": asdict(process.chosen),
+                "tried": tried,
+                "versions": process.versions,
+                "computes": process.computes,
+            }
 
         found = self._ground.session.step(f"{self._ground.key}/setting/{self.runs.name}", facts)
         chosen = Setting(**found["chosen"])
         self._system = replace(self._system, settings=(replace(chosen, fixed={}),))
         self.runs.setting = self._words(chosen)
         self.runs.tried, self.runs.versions = found["tried"], found["versions"]
+        self.runs.read_back(found.get("computes", ""))
 
     def process(self) -> TunedProcess:
         """Its process, warmed up.

@@ -16,6 +16,8 @@ from embedctl_workers.models.cache import cache_folder
 
 #: The peer that ratios refer to.
 BASELINE = "st-torch"
+#: The precision of a system that chooses it by the CPU: what it promises is known when it has been loaded.
+AT_ITS_DEFAULT = "default"
 #: A class that can be measured without being configured.
 _ONNX_FP32 = HardwareClass(backend="onnx")
 #: Numbers of workers that may share the CPUs.
@@ -35,6 +37,7 @@ class System:
         settings: the settings to choose from; those that load alike stand together, so that it loads once for them.
         packages: packages whose versions matter.
         environment: the name of its requirements file in this folder; empty for our own environment.
+        precision: what it promises: a precision of hardware classes, or :data:`AT_ITS_DEFAULT`.
         form: the format that its model is converted to; empty for the model's own.
         ours: whether it is embedctl: it takes texts in chunks of a given size, and has a cache.
         fixed: options for loading that are the same in every setting.
@@ -85,20 +88,33 @@ _CTRANSLATE2_ADAPTER = "ctranslate2:CTranslate2Adapter"
 _ENGINE = ("embedctl", "torch", "sentence-transformers", "tokenizers", "numpy")
 _PRODUCT = (*_ENGINE, "celery", "kombu", "redis")
 
+
+def _floor(name: str, label: str, precision: str, kind: str) -> System:
+    return System(
+        name,
+        label,
+        "floor:FloorAdapter",
+        tuple(
+            Setting(processes, {"product": product, "budget": budget})
+            for processes in (1, 2)
+            for product in ("prepacked", "mm")
+            for budget in (1024, 4096)
+        ),
+        ("torch",),
+        precision=precision,
+        runner="floor",
+        fixed={"kind": kind},
+    )
+
+
 #: In our own environment: a model's matrix products alone, and other libraries that embedctl installs.
-FLOOR = System(
-    "floor",
-    "floor",
-    "floor:FloorAdapter",
-    tuple(
-        Setting(processes, {"product": product, "budget": budget})
-        for processes in (1, 2)
-        for product in ("mm", "prepacked")
-        for budget in (1024, 4096)
-    ),
-    ("torch",),
-    runner="floor",
-)
+FLOOR = _floor("floor", "floor", "fp32", "fp32")
+#: The floor of each precision.
+FLOORS = {
+    "fp32": FLOOR,
+    "fp16": _floor("floor-bf16", "floor, bf16", "fp16", "bf16"),
+    "int8": _floor("floor-int8", "floor, int8", "int8", "int8"),
+}
 TRANSFORMERS = System("transformers", "transformers", runner="transformers")
 SENTENCE_TRANSFORMERS = System(
     "sentence-transformers",
@@ -107,6 +123,14 @@ SENTENCE_TRANSFORMERS = System(
     _sentence_transformers("torch"),
     _ST,
     runner="sentence-transformers",
+)
+SENTENCE_TRANSFORMERS_BF16 = System(
+    "sentence-transformers-bf16",
+    "sentence-transformers, torch bf16",
+    _ST_ADAPTER,
+    _sentence_transformers("torch", dtype="bfloat16"),
+    _ST,
+    precision="fp16",
 )
 #: Other systems, each in an environment of its own, by name.
 PEERS = {
@@ -163,6 +187,35 @@ PEERS = {
             "ctranslate2",
         ),
         System(
+            "st-torch-bf16",
+            SENTENCE_TRANSFORMERS_BF16.label,
+            _ST_ADAPTER,
+            SENTENCE_TRANSFORMERS_BF16.settings,
+            _ST,
+            "st-torch",
+            precision="fp16",
+        ),
+        System(
+            "st-openvino-default",
+            "sentence-transformers, OpenVINO at its default",
+            _ST_ADAPTER,
+            _sentence_transformers("openvino", hint=""),
+            (*_ST, "optimum-intel", "openvino"),
+            "st-openvino",
+            "openvino",
+            AT_ITS_DEFAULT,
+        ),
+        System(
+            "ctranslate2-bf16",
+            "CTranslate2 bf16, our wrapper",
+            _CTRANSLATE2_ADAPTER,
+            _ctranslate2("bfloat16"),
+            ("ctranslate2", "tokenizers"),
+            "ctranslate2",
+            "ctranslate2",
+            "fp16",
+        ),
+        System(
             "st-onnx-int8",
             "sentence-transformers, onnxruntime int8",
             _ST_ADAPTER,
@@ -204,6 +257,15 @@ def choose_peers(asked: tuple[str, ...] | None, place: Path) -> tuple[list[Syste
     if unknown := [name for name in asked if name not in PEERS]:
         raise SettingsError(f"--peers: there is no {', '.join(unknown)}. Known: {', '.join(PEERS)}; or all, or none")
     return [PEERS[name] for name in asked], []
+
+
+def baselines_for(ours: Sequence[System], peers: Sequence[System]) -> list[System]:
+    """sentence-transformers of our own environment, unless it is among the peers: in fp32; in bf16 beside 16 bits."""
+    names = {peer.name for peer in peers}
+    found = [] if BASELINE in names else [SENTENCE_TRANSFORMERS]
+    if f"{BASELINE}-bf16" not in names and any(system.precision == "fp16" for system in ours):
+        found.append(SENTENCE_TRANSFORMERS_BF16)
+    return found
 
 
 def backend_of(hardware: str) -> System:

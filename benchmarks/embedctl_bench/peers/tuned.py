@@ -69,6 +69,7 @@ class TunedProcess(ChildProcess):
         setting: the setting for people.
         tried: each setting tried on the sample, with its `seconds` or its `error`.
         versions: of the system's packages.
+        computes: the precision of its products, read back from the loaded system; empty if that is not known.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class TunedProcess(ChildProcess):
             self.close()
             raise
         self.chosen = Setting(**loaded["chosen"])
+        self.computes: str = loaded["computes"]
         self.setting: str = loaded["setting"]
         self.tried: list[dict[str, Any]] = loaded["tried"]
         self.versions: dict[str, str] = loaded["versions"]

@@ -18,7 +18,7 @@ from embedctl_bench.measuring.session import Session
 from embedctl_bench.measuring.shapes import describe
 from embedctl_bench.peers.environments import requirements_digest
 from embedctl_bench.peers.models import uncut
-from embedctl_bench.peers.registry import BASELINE, SENTENCE_TRANSFORMERS, System, choose_peers, product_of
+from embedctl_bench.peers.registry import System, baselines_for, choose_peers, product_of
 from embedctl_bench.peers.tuned import reference_of
 from embedctl_bench.peers.workload import Workload
 from embedctl_bench.request.report import report
@@ -42,8 +42,10 @@ def command(asked: Asked) -> None:
     place = private_folder(peers_folder(asked.settings))
     peers, uninstalled = choose_peers(asked.peers, place)
     plan = RequestPlan.of(len(asked.cpus), quick=asked.quick)
-    peers = [*baseline_of(asked, peers), *peers]
-    systems = [*(product(name, asked) for name in asked.classes), *peers]
+    products = [product(name, asked) for name in asked.classes]
+    # Unless no other system is wanted.
+    peers = [*([] if asked.peers == () else baselines_for(products, peers)), *peers]
+    systems = [*products, *peers]
     steps = plan.steps(len(asked.classes), len(peers)) * len(asked.models)
     classes = {name: asdict(entry) for name, entry in asked.settings.classes.items()}
     session = asked.session("request", steps, classes=classes, peers=requirements_digest())
@@ -54,13 +56,6 @@ def command(asked: Asked) -> None:
             found.append(result)
             measure(ground(result, asked, place, session), systems, result)
     conclude(report(found, asked), asked, session)
-
-
-def baseline_of(asked: Asked, peers: Sequence[System]) -> list[System]:
-    """sentence-transformers of our own environment, unless it is among the peers or no other system is wanted."""
-    if asked.peers == () or any(peer.name == BASELINE for peer in peers):
-        return []
-    return [SENTENCE_TRANSFORMERS]
 
 
 def product(hardware: str, asked: Asked) -> System:

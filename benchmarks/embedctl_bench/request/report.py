@@ -7,6 +7,7 @@ from statistics import median
 
 from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.measuring.claims import UNKNOWN, lead_claims, trial
+from embedctl_bench.measuring.comparison import PROMISES, by_promise
 from embedctl_bench.measuring.sampling import RATIOS, cost_per_million
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import CLIENTS
 from embedctl_bench.peers.registry import BASELINE
@@ -15,15 +16,22 @@ from embedctl_bench.request.published import ACCURACY, OVER_SENTENCE_TRANSFORMER
 from embedctl_bench.request.results import RequestResult, RequestRun, RequestShape, RequestSystem
 from embedctl_bench.request.texts import LONGEST, REQUESTS, SHORTEST, TEXTS
 
+_ACCURACY = (
+    Column("max_abs_error", "max abs error"),
+    Column("min_cosine", "min cosine", "", 6),
+    Column("mean_cosine", "mean cosine", "", 6),
+)
 _COLUMNS = (
     Column("system", "system"),
-    Column("precision", "precision"),
+    Column("promise", "promises"),
+    Column("computes", "as loaded"),
     Column("requests_per_s", "requests", "1/s", 3),
     Column("sentences_per_s", "sentences", "1/s", 1),
     Column("tokens_per_s", "tokens", "1/s", 0),
     Column("seconds_for_10", f"{REQUESTS} requests", "s", 2),
     Column("spread_percent", "spread", "%", 0),
-    Column("times_sentence_transformers", "× ST torch", "", 2),
+    Column("times_sentence_transformers", "× ST torch fp32", "", 2),
+    *_ACCURACY,
     Column("p50", "p50", "s", 2),
     Column("p95", "p95", "s", 2),
     Column("p99", "p99", "s", 2),
@@ -41,15 +49,16 @@ _PUBLISHED_COLUMNS = (
 )
 _SYSTEM_COLUMNS = (
     Column("system", "system"),
-    Column("precision", "precision"),
+    Column("promise", "promises"),
     Column("setting", "setting"),
-    Column("max_abs_error", "max abs error"),
-    Column("min_cosine", "min cosine", "", 6),
-    Column("mean_cosine", "mean cosine", "", 6),
+    *_ACCURACY,
     Column("versions", "versions"),
     Column("tried", "tried on a sample"),
 )
-_WORDS = "ST is sentence-transformers; fetched: until the clients had all vectors."
+_WORDS = (
+    "ST is sentence-transformers; as loaded: the precision that was read back from the loaded system; fetched: until "
+    "the clients had all vectors."
+)
 _BOLD = "Bold: faster than every one of ours of its precision."
 _OTHER_CONDITIONS = (
     "published of bge-small on 16 virtual CPUs of Cascade Lake, with an HTTP server in between; which of that makes "
@@ -164,6 +173,7 @@ def _tables(results: RequestResult, suffix: str, price: float | None) -> Iterato
         [
             {
                 **each.accuracy(),
+                "promise": PROMISES[each.precision],
                 "versions": ", ".join(map(" ".join, each.versions.items())),
                 "tried": "; ".join(trial(tried) for tried in each.tried if len(each.tried) > 1),
             }
@@ -193,12 +203,13 @@ def _rows(
     times: Callable[[RequestSystem, RequestSystem], float],
     price: float | None,
 ) -> list[Mapping[str, object]]:
-    """A row for each system that has runs of this shape, the fastest first."""
+    """A row for each system that has runs of this shape: by precision, then the fastest first."""
     seconds = {name: median(run.seconds for run in each) for name, each in runs.items()}
     baseline = results.baseline
     rows: list[Mapping[str, object]] = []
-    for each in sorted((each for each in results.measured if each.name in runs), key=lambda each: seconds[each.name]):
-        row = each.row(shape, runs[each.name])
+    fastest = sorted((each for each in results.measured if each.name in runs), key=lambda each: seconds[each.name])
+    for each in by_promise(fastest):
+        row = {**each.row(shape, runs[each.name]), "promise": PROMISES[each.precision]}
         flaw = each.flaw(results.tokens)
         ours = [other for other in results.comparable(each.precision, ours=True) if other.name in runs]
         ahead = not each.ours and not flaw and bool(ours) and all(times(each, other) > 1 for other in ours)

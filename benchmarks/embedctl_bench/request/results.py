@@ -93,6 +93,8 @@ class RequestSystem(SystemRuns[RequestRun]):
         return {
             "system": self.label,
             "precision": self.precision,
+            "computes": self.computes or None,
+            **self.figures(*([self.whole] if self.whole else [])),
             "requests_per_s": len(shape.sizes) / seconds,
             "sentences_per_s": shape.texts / seconds,
             "tokens_per_s": runs[0].tokens / seconds,

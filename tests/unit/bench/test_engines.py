@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from embedctl_bench.engines import command as engines
 from embedctl_bench.engines import workloads
-from embedctl_bench.engines.command import COUNTS, count_of, measure, systems_for
+from embedctl_bench.engines.command import COUNTS, count_of, floors_for, measure, systems_for
 from embedctl_bench.engines.report import report
 from embedctl_bench.engines.results import EnginesResult
 from embedctl_bench.measuring import contenders
@@ -26,11 +26,12 @@ from embedctl_bench.measuring.sampling import Rounds
 from embedctl_bench.peers.adapters.embedctl_adapters.serving import Setting
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.models import Model
-from embedctl_bench.peers.registry import BASELINE, FLOOR, PEERS, SENTENCE_TRANSFORMERS, System, engine_of
+from embedctl_bench.peers.registry import BASELINE, FLOOR, FLOORS, PEERS, SENTENCE_TRANSFORMERS, System, engine_of
 from embedctl_bench.peers.tuned import EncodedWorkload
 from embedctl_bench.peers.workload import Workload
 from embedctl_bench.report import markdown
 from embedctl_bench.report.report import Report
+from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from tests.support.bench import asked
 
@@ -108,9 +109,14 @@ def test_a_class_is_measured_by_its_engine_and_by_the_product_beside_a_baseline(
 
 
 def runs(
-    name: str, *seconds: float, tokens: int = 1000, error: float = 1e-7, precision: str = "fp32"
+    name: str,
+    *seconds: float,
+    tokens: int = 1000,
+    error: float = 1e-7,
+    precision: str = "fp32",
+    cosine: float = 0.99,
 ) -> SystemRuns[Run]:
-    each = [Run(value, tokens, error, 0.99, 0.995) for value in seconds]
+    each = [Run(value, tokens, error, cosine, 0.995) for value in seconds]
     rounds = Rounds(each, {str(at): run for at, run in enumerate(each)})
     return SystemRuns(name, name, precision, ours=name.startswith("embedctl"), rounds=rounds)
 
@@ -121,7 +127,7 @@ def result(model: Model, tmp_path: Path) -> EnginesResult:
     workload = Workload("W1", tmp_path / "texts.json", (10,) * 100, chunk=512)
     floor: SystemRuns[Run] = SystemRuns.of(FLOOR)
     floor.rounds = runs("floor", 1.0, 1.0, 1.0, error=nan).rounds
-    return EnginesResult("m", "a model", model, workload, 3, ["infinity"], floor=floor)
+    return EnginesResult("m", "a model", model, workload, 3, ["infinity"], floors=[floor])
 
 
 def rows(made: Report, name: str) -> list[dict[str, Any]]:
@@ -193,6 +199,72 @@ def test_the_product_is_compared_with_its_own_engine(
     assert any(note.startswith("**Not to be trusted") for note in notes) == doubted
 
 
+def test_each_precision_has_a_table_and_a_floor_of_its_own(result: EnginesResult, tmp_path: Path) -> None:
+    floor = SystemRuns[Run].of(FLOORS["fp16"])
+    floor.rounds, floor.computes = runs("floor", 0.5, 0.5, 0.5, error=nan).rounds, "bf16"
+    result.floors.append(floor)
+    result.systems = [
+        runs("embedctl-engine-cpu-bf16", 1.0, 1.0, 1.0, precision="fp16", error=1e-3, cosine=0.9999),
+        runs("st-openvino-default", 2.0, 2.0, 2.0, precision="fp16", error=1e-3, cosine=0.9999),
+        runs("st-torch-bf16", 0.7, 0.7, 0.7, precision="fp16", error=1e-2, cosine=0.99),
+        runs("sentence-transformers", 8.0, 9.0, 10.0),
+        runs("embedctl-engine-cpu", 4.0, 4.5, 5.0),
+    ]
+    result.systems[1].computes = "bf16 (12 of 13 products)"
+    made = report([result], asked(tmp_path))
+    names = [table.name for table in made.tables]
+    assert names == ["m-W1-fp32", "m-W1-fp16", "m-W1-beside", "m-W1-floors", "m-W1-systems"]
+    found = rows(made, "m-W1-fp16")
+    assert [(row["rank"], row["system"]) for row in found] == [
+        (1, "embedctl-engine-cpu-bf16"),
+        (2, "st-openvino-default"),
+        (None, "st-torch-bf16"),
+    ]
+    assert found[1]["computes"] == "bf16 (12 of 13 products)"
+    assert found[2]["remark"] == "not ranked: not as accurate as 16 bits: min cosine 0.990000"
+    assert found[0]["share_of_floor"] == pytest.approx(0.5), "of bf16's floor"
+    assert rows(made, "m-W1-fp32")[0]["share_of_floor"] == pytest.approx(1 / 4.5), "of fp32's"
+    beside = {row["system"]: row for row in rows(made, "m-W1-beside")}
+    assert beside["st-openvino-default"]["embedctl-engine-cpu"] == "0.44 (0.40–0.50)", "beside a lower promise"
+    assert beside["sentence-transformers"]["embedctl-engine-cpu-bf16"] == "9.00 (8.00–10.00)"
+    assert [row["times_fp32"] for row in rows(made, "m-W1-floors")] == [1.0, 2.0]
+    tables = {table.name: [column.key for column in table.columns] for table in made.tables}
+    for name, promised in (("m-W1-fp32", "max_abs_error"), ("m-W1-fp16", "min_cosine")):
+        assert tables[name][tables[name].index("tokens_per_s") + 1] == promised, "beside the rate"
+
+
+def test_a_system_at_its_default_promises_what_it_was_read_back_to_compute_in(
+    result: EnginesResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result.rounds, result.floors = 1, []
+    go(tmp_path, result, [SENTENCE_TRANSFORMERS, PEERS["st-openvino-default"]], monkeypatch)
+    assert [each.precision for each in result.systems] == ["fp32", "fp16"]
+    assert [each.precision for each in result.floors] == ["fp32", "fp16"]
+    again = replace(result, systems=[], floors=[])
+    assert go(tmp_path, again, [SENTENCE_TRANSFORMERS, PEERS["st-openvino-default"]], monkeypatch) == []
+    assert again.systems[1].computes == "bf16 (3 of 4 products)"
+    unknown = SystemRuns[Run].of(PEERS["st-openvino-default"])
+    unknown.read_back("")
+    assert unknown.precision == "fp32", "the stricter bound, where nothing is known"
+
+
+def test_beside_a_class_of_16_bits_stands_sentence_transformers_in_bf16(tmp_path: Path) -> None:
+    classes = {**Settings().classes, "cpu-bf16": HardwareClass(precision="fp16")}
+    wanted = asked(tmp_path, classes=("cpu-bf16",), settings=Settings(classes=classes))
+    systems = systems_for(wanted, [])
+    assert [system.name for system in systems] == [
+        "sentence-transformers",
+        "sentence-transformers-bf16",
+        "embedctl-engine-cpu-bf16",
+        "embedctl-cpu-bf16",
+    ]
+    assert [floor.name for floor in floors_for(systems)] == ["floor", "floor-bf16"]
+    assert [each.name for each in systems_for(wanted, [PEERS[BASELINE], PEERS["st-torch-bf16"]])][:2] == [
+        "st-torch",
+        "st-torch-bf16",
+    ]
+
+
 def test_nothing_measured_still_makes_a_report(result: EnginesResult, tmp_path: Path) -> None:
     assert report([result], asked(tmp_path)).claims == []
 
@@ -210,13 +282,14 @@ class Process:
         self.chosen, self.setting = Setting(1, {}, {"batch": 8}), "1×1"
         self.tried: list[dict[str, Any]] = [{"setting": system.settings[0].label(1), "seconds": 1.0}]
         self.versions = {"torch": "2"}
+        self.computes = {"st-openvino-default": "bf16 (3 of 4 products)"}.get(system.name, "")
 
     def encode(self) -> EncodedWorkload:
         self.events.append(self._name)
         self._calls += 1
         if self._name == "infinity" and self._calls == 3:
             raise Unavailable("out of memory")
-        shape = (2, 0) if self._name == "floor" else (2, 3)
+        shape = (2, 0) if self._name.startswith("floor") else (2, 3)
         return EncodedWorkload(2.0, 20, np.ones(shape, np.float32), 0.0, 0.0)
 
     def close(self) -> None:
@@ -250,7 +323,7 @@ def test_systems_take_turns_after_a_run_to_warm_up_and_a_second_command_runs_not
     assert replace(torch.runs[0], min_cosine=1.0, mean_cosine=1.0) == Run(2.0, 20, 0.0, 1.0, 1.0)
     assert (torch.runs[0].min_cosine, torch.runs[0].mean_cosine) == pytest.approx((1.0, 1.0))
     assert infinity.ratios(torch) == [1.0]
-    assert [run.seconds for run in result.floor.runs] == [2.0, 2.0]
+    assert [run.seconds for floor in result.floors for run in floor.runs] == [2.0, 2.0]
 
     again = EnginesResult("m", "a model", result.model, result.workload, 2)
     assert go(tmp_path, again, [SENTENCE_TRANSFORMERS], monkeypatch) == []

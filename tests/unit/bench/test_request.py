@@ -15,7 +15,14 @@ from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.measuring.sampling import Rounds
 from embedctl_bench.peers.child import Unavailable
 from embedctl_bench.peers.environments import requirements_of
-from embedctl_bench.peers.registry import BASELINE, PEERS, SENTENCE_TRANSFORMERS, choose_peers, product_of
+from embedctl_bench.peers.registry import (
+    BASELINE,
+    PEERS,
+    SENTENCE_TRANSFORMERS,
+    baselines_for,
+    choose_peers,
+    product_of,
+)
 from embedctl_bench.report import markdown
 from embedctl_bench.report.report import Claim, Report
 from embedctl_bench.request import command
@@ -196,9 +203,9 @@ def test_without_sentence_transformers_there_are_no_ratios() -> None:
 
 
 def test_without_its_own_environment_sentence_transformers_is_measured_in_ours() -> None:
-    assert command.baseline_of(asked(), [PEERS["fastembed"]]) == [SENTENCE_TRANSFORMERS]
-    assert command.baseline_of(asked(), [PEERS[BASELINE]]) == []
-    assert command.baseline_of(asked(peers=()), []) == []
+    ours = [product_of("cpu", Settings(), 2)]
+    assert baselines_for(ours, [PEERS["fastembed"]]) == [SENTENCE_TRANSFORMERS]
+    assert baselines_for(ours, [PEERS[BASELINE]]) == []
     found = results(
         measured("embedctl-cpu", 5.0), measured(SENTENCE_TRANSFORMERS.name, 10.0), uninstalled=[BASELINE, "fastembed"]
     )
@@ -223,7 +230,7 @@ def test_a_peer_that_is_ahead_is_bold_and_so_is_the_claim() -> None:
     )
     report = made([found], asked())
     rows = {row["system"]: row for row in table(report, "rounds")}
-    assert list(rows) == ["ctranslate2-int8", "embedctl-cpu-int8", "embedctl-cpu", "ctranslate2", "st-torch"]
+    assert list(rows) == ["embedctl-cpu", "ctranslate2", "st-torch", "ctranslate2-int8", "embedctl-cpu-int8"]
     assert [name for name, row in rows.items() if row["_bold"]] == ["ctranslate2-int8"]
     assert rows["ctranslate2-int8"]["remark"] == "ahead of ours"
     behind = claim(found, "faster in int8")

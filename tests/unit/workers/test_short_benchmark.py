@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embedctl_config.errors import DeviceLost, ModelError
-from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
+from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, Precision
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.base import Reference
 from embedctl_workers.backends.dummy import DummyBackend
@@ -179,12 +179,15 @@ def test_what_there_is_no_share_of_is_said(tmp_path: Path, monkeypatch: pytest.M
     ("hardware", "why"),
     [
         (SHIPPED_CLASSES["neuron"], "Neuron core"),
-        (SHIPPED_CLASSES["cpu-int8"], "int8"),
-        (HardwareClass(precision="fp16"), "on CPUs, there are only products in fp32"),
+        (HardwareClass(device="gpu", precision="int8"), "int8"),
+        (HardwareClass(precision="fp16"), "this CPU has no instructions for bf16"),
     ],
 )
-def test_where_nothing_can_be_multiplied_for_comparison_it_says_why(hardware: HardwareClass, why: str) -> None:
+def test_where_nothing_can_be_multiplied_for_comparison_it_says_why(
+    hardware: HardwareClass, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setattr("embedctl_workers.measuring.cpu_products.cpu_flags", lambda: frozenset({"avx512f"}))
     products = matrix_products(hardware, 1)
     assert isinstance(products, str)
     assert why in products
@@ -215,14 +218,19 @@ def test_the_rate_of_products_is_operations_by_time() -> None:
     assert waits[0] < 20  # ever more products between two waits
 
 
-def test_a_product_on_the_cpu_takes_as_long_as_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("precision", "kind"), [("fp32", "fp32"), ("fp16", "bf16"), ("int8", "int8")])
+def test_a_product_on_the_cpu_takes_as_long_as_it_should(
+    precision: Precision, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr("embedctl_workers.measuring.matrix_products._ON_CPU", (256, 1024))
-    products = matrix_products(HardwareClass(), 1)
+    monkeypatch.setattr("embedctl_workers.measuring.matrix_products._ON_CPU", (256, 512))
+    monkeypatch.setattr("embedctl_workers.measuring.cpu_products.cpu_flags", lambda: frozenset({"amx_bf16"}))
+    products = matrix_products(HardwareClass(precision=precision), 1)
     assert isinstance(products, MatrixProducts)
-    assert products.what.startswith("fp32, 256 × 1024 × 1024 by torch's ")
+    assert products.what.startswith(f"{kind}, 256 × 512 × 512 by torch's ")
     rate = products.rate(0.1)
-    assert 1e9 < rate < 1e12  # a core manages some hundred operations a cycle at most
+    # A core manages some hundred operations a cycle at most in fp32, and some thousand on a matrix unit.
+    assert 1e8 < rate < (1e12 if kind == "fp32" else 1e13)
 
 
 def test_spread() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from embedctl_config.hardware import HardwareClass
+from embedctl_config.hardware import HardwareClass, Precision
 
 if TYPE_CHECKING:
     import torch
@@ -65,34 +65,35 @@ def matrix_products(hardware: HardwareClass, threads: int) -> MatrixProducts | s
         return (
             "there is no plain matrix product to compare with on a Neuron core: everything that runs there is compiled"
         )
-    if hardware.precision == "int8":
-        return "torch has no plain matrix product in int8 to compare with"
     if find_spec("torch") is None:
         return "torch, which multiplies matrices for comparison, is not installed"
-    if hardware.device == "gpu":
-        return _on_gpu(hardware.precision == "fp32")
-    if hardware.precision != "fp32":
-        return "on CPUs, there are only products in fp32 to compare with"
-    return _on_cpu(threads)
+    if hardware.device == "cpu":
+        return _on_cpu(hardware.precision, threads)
+    if hardware.precision == "int8":
+        return "there are no products in int8 on a GPU to compare with"
+    return _on_gpu(hardware.precision == "fp32")
 
 
-def _on_cpu(threads: int) -> MatrixProducts:
+def _on_cpu(precision: Precision, threads: int) -> MatrixProducts | str:
+    """The fastest product that torch has in the precision on this CPU."""
     import torch
 
-    from embedctl_workers.backends.torch.packed.linear import fastest_linear
+    from embedctl_workers.measuring.cpu_products import KINDS, fastest_product, missing
 
+    kind = KINDS[precision]
+    if why := missing(kind):
+        return why
     torch.set_num_threads(threads)
     rows, width = _ON_CPU
-    weight, x = torch.randn(width, width), torch.randn(rows, width)
-    linear = fastest_linear(weight)
-    product = linear(weight, torch.zeros(width))
+    with torch.inference_mode():
+        product, multiply, x = fastest_product(kind, rows, width)
 
-    def multiply() -> torch.Tensor:
+    def again() -> torch.Tensor:
         with torch.inference_mode():
-            return product(x)
+            return multiply(x)
 
-    what = f"fp32, {rows} × {width} × {width} by torch's {linear.NAME} on {threads} threads"
-    return MatrixProducts(what, 2.0 * rows * width**2, multiply, lambda: None)
+    what = f"{kind}, {rows} × {width} × {width} by torch's {product.name} on {threads} threads"
+    return MatrixProducts(what, 2.0 * rows * width**2, again, lambda: None)
 
 
 def _on_gpu(fp32: bool) -> MatrixProducts | str:

@@ -8,19 +8,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from ctranslate2 import Encoder
+from ctranslate2 import Encoder, get_supported_compute_types
 from tokenizers import Tokenizer
 
 from .serving import Vectors
 
+#: Precisions by CTranslate2's names; the part after the underscore is that of what is not a product.
+_KINDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8": "int8", "int16": "int16"}
+
 
 class CTranslate2Adapter:
-    """Batches of at most `budget` tokens, sorted by length, so that there is hardly any padding."""
+    """Batches of at most `budget` tokens, sorted by length, so that there is hardly any padding.
+
+    Attributes:
+        computes: the precision that was read back from the loaded model.
+    """
 
     def __init__(self, model: Path, threads: int, compute: str = "float32", workers: int = 1) -> None:
+        if compute not in (able := get_supported_compute_types("cpu")):
+            raise RuntimeError(f"CTranslate2 has no {compute} on this CPU, only {', '.join(sorted(able))}")
         self._encoder = Encoder(
             str(model), device="cpu", compute_type=compute, inter_threads=workers, intra_threads=threads // workers
         )
+        products, _, others = str(self._encoder.compute_type).partition("_")
+        self.computes = _KINDS.get(products, products) + (f" (the rest in {_KINDS[others]})" if others else "")
         self._threads = ThreadPoolExecutor(workers)
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._tokenizer.no_padding()

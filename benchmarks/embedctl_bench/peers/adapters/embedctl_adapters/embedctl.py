@@ -22,7 +22,11 @@ _OPTIONS = {"normalize": True}
 
 
 class EngineAdapter:
-    """`ChunkEncoder` over chunks of `chunk` records, with the fields of a hardware class's entry."""
+    """`ChunkEncoder` over chunks of `chunk` records, with the fields of a hardware class's entry.
+
+    Attributes:
+        computes: the engine that the backend chose.
+    """
 
     def __init__(
         self, model: Path, threads: int, chunk: int, cache: str, hardware: str, entry: Mapping[str, Any]
@@ -32,6 +36,7 @@ class EngineAdapter:
         host = Host(threads=threads, cache=Path(cache))
         # As a worker loads it: this settles what the class leaves open, such as its token budget.
         self._encoder = load_encoder(self._settings, classes[hardware], model.name, host)
+        self.computes = self._encoder.backend.engine
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Chunk after chunk."""

@@ -1,21 +1,21 @@
-"""The floor: a model's matrix products alone, without a token of padding, by the fastest product that torch has.
+"""The floor of a precision: a model's matrix products alone, without padding, by the fastest product that torch has.
 
-No engine of the same precision can be faster unless its products are faster. Attention's products are left out.
+An engine of the same precision is faster only if its products are. Attention's products are left out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from .serving import Vectors
+from embedctl_workers.measuring.cpu_products import PRODUCTS, missing
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+from .serving import Vectors
 
 #: Layers, hidden size and inner size of a feed-forward block: BERT's names, and DistilBERT's.
 _SIZES = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("intermediate_size", "hidden_dim"))
@@ -24,15 +24,19 @@ _SIZES = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("intermedi
 class FloorAdapter:
     """All tokens of all texts through every layer's weights, at most `budget` at a time; there are no vectors."""
 
-    def __init__(self, model: Path, threads: int, product: str, budget: int) -> None:
+    def __init__(self, model: Path, threads: int, product: str, budget: int, kind: str = "fp32") -> None:
+        if why := missing(kind):
+            raise RuntimeError(why)
         torch.set_num_threads(threads)
+        self.computes = kind
         config = json.loads((model / "config.json").read_text())
         layers, hidden, inner = (config.get(bert) or config[distilbert] for bert, distilbert in _SIZES)
         shapes = [(3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)]
-        make = {"mm": _mm, "prepacked": _prepacked}[product]
+        way = PRODUCTS[kind][product]
         # Each layer has weights of its own, as in a model, so that they don't all stay in the CPU's cache.
-        self._products = [(make(torch.randn(shape), budget), shape[1]) for _ in range(layers) for shape in shapes]
-        self._inputs = {width: torch.randn(budget, width) for width in (hidden, inner)}
+        with torch.inference_mode():
+            self._products = [(way.prepare(*shape, budget), shape[1]) for _ in range(layers) for shape in shapes]
+            self._inputs = {width: way.source(budget, width) for width in (hidden, inner)}
         self._budget = budget
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._tokenizer.no_padding()
@@ -42,7 +46,7 @@ class FloorAdapter:
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Multiply; return vectors without components."""
         left = self.count(texts)
-        with torch.no_grad():
+        with torch.inference_mode():
             while left > 0:
                 rows = min(left, self._budget)
                 for product, width in self._products:
@@ -56,14 +60,3 @@ class FloorAdapter:
         if key not in self._counts:
             self._counts[key] = sum(len(each.ids) for each in self._tokenizer.encode_batch(list(texts)))
         return self._counts[key]
-
-
-def _mm(weight: torch.Tensor, rows: int) -> Product:
-    transposed = weight.T.contiguous()
-    return lambda inputs: torch.mm(inputs, transposed)
-
-
-def _prepacked(weight: torch.Tensor, rows: int) -> Product:
-    """oneDNN's product on weights in its own layout, chosen for this many rows."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-    return lambda inputs: torch.ops.mkldnn._linear_pointwise(inputs, packed, None, "none", [], "")

@@ -180,7 +180,8 @@ class AdapterRunner:
         self._adapter: Any = adapter(Path(request["folder"]), len(request["cpus"]), **request["load"])
         self._options: Mapping[str, Any] = self._fastest(request["options"])
         chosen = {**request["load"], **self._options}
-        self.engine = ", ".join([request["label"], *(f"{name} {value}" for name, value in chosen.items())])
+        computes = f" in {self._adapter.computes}" if getattr(self._adapter, "computes", "") else ""
+        self.engine = ", ".join([request["label"] + computes, *(f"{name} {value}" for name, value in chosen.items())])
         self.max_tokens = _UNLIMITED
         self.model_bytes = 0
 

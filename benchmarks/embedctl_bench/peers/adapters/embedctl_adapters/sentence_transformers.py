@@ -1,4 +1,4 @@
-"""sentence-transformers on torch, onnxruntime or OpenVINO. It sorts by length."""
+"""sentence-transformers on torch, onnxruntime or OpenVINO, in a precision or at its default. It sorts by length."""
 
 from __future__ import annotations
 
@@ -12,18 +12,47 @@ from sentence_transformers import SentenceTransformer
 
 from .serving import Vectors
 
+#: Precisions by torch's and by OpenVINO's names.
+_KINDS = {"float32": "fp32", "f32": "fp32", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "f16": "fp16"}
+#: Instruction sets, by Linux's names, without which bf16 is emulated on a CPU and takes many times as long as fp32.
+_BF16 = {"amx_bf16", "avx512_bf16", "bf16"}
+
 
 class SentenceTransformersAdapter:
-    """`SentenceTransformer.encode`; `file` is the ONNX graph in the model's folder, `dtype` a name of torch's."""
+    """`SentenceTransformer.encode`.
+
+    Attributes:
+        computes: the precision that was read back from the loaded model; empty for onnxruntime, which has none.
+    """
 
     def __init__(
-        self, model: Path, threads: int, backend: Any = "torch", file: str = "", device: str = "cpu", dtype: str = ""
+        self,
+        model: Path,
+        threads: int,
+        backend: Any = "torch",
+        file: str = "",
+        device: str = "cpu",
+        dtype: str = "",
+        hint: str = "f32",
     ) -> None:
+        """Load it.
+
+        Args:
+            file: the ONNX graph in the model's folder.
+            dtype: the precision by torch's name; empty for torch's default.
+            hint: the precision by OpenVINO's name; empty for OpenVINO's default.
+
+        Raises:
+            RuntimeError: the CPU has no instructions for this precision.
+        """
+        if dtype == "bfloat16" and device == "cpu" and not _BF16 & _cpu_flags():
+            raise RuntimeError("this CPU has no instructions for bf16")
         torch.set_num_threads(threads)
-        options = _options(backend, threads, file)
+        options = _options(backend, threads, file, hint)
         if dtype:
             options["dtype"] = getattr(torch, dtype)
         self._model: Any = SentenceTransformer(str(model), device=device, backend=backend, model_kwargs=options)
+        self.computes = _computes(self._model[0].auto_model, backend)
 
     def encode(self, texts: Sequence[str], batch: int) -> Vectors:
         """As its users call it."""
@@ -35,10 +64,21 @@ class SentenceTransformersAdapter:
         return int(self._model.tokenize(list(texts))["attention_mask"].sum())
 
 
-def _options(backend: str, threads: int, file: str) -> dict[str, Any]:
+def _options(backend: str, threads: int, file: str, hint: str) -> dict[str, Any]:
     if backend == "onnx":
         return _onnx(threads, file)
-    return _openvino(threads) if backend == "openvino" else {}
+    return _openvino(threads, hint) if backend == "openvino" else {}
+
+
+def _computes(model: Any, backend: str) -> str:
+    if backend == "torch":
+        return _KINDS[str(next(model.parameters()).dtype).removeprefix("torch.")]
+    return _openvino_computes(model) if backend == "openvino" else ""
+
+
+def _cpu_flags() -> set[str]:
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    return set(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
 
 
 def _onnx(threads: int, file: str) -> dict[str, Any]:
@@ -49,6 +89,19 @@ def _onnx(threads: int, file: str) -> dict[str, Any]:
     return {"provider": "CPUExecutionProvider", "session_options": session, "file_name": f"onnx/{file}"}
 
 
-def _openvino(threads: int) -> dict[str, Any]:
-    # If the CPU has bfloat16, OpenVINO uses it by default.
-    return {"ov_config": {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": str(threads)}}
+def _openvino(threads: int, hint: str) -> dict[str, Any]:
+    precision = {"INFERENCE_PRECISION_HINT": hint} if hint else {}
+    return {"ov_config": {**precision, "INFERENCE_NUM_THREADS": str(threads)}}
+
+
+def _openvino_computes(model: Any) -> str:
+    """The precision of the compiled model, and in how many of its linear layers the compiler used it."""
+    model.compile()
+    compiled = model.request
+    hint = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    kinds = [
+        facts["runtimePrecision"].astype(str)
+        for facts in (node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops())
+        if facts["layerType"].astype(str) == "FullyConnected"
+    ]
+    return f"{_KINDS.get(hint, hint)} ({kinds.count(hint)} of {len(kinds)} linear layers)"

@@ -42,7 +42,8 @@ class Adapter(Protocol):
     """The methods of an adapter's class, which is called as `Class(model_folder, threads, **load)`.
 
     An adapter that must stop something also has `close()`. One that accepts requests while it works on others also has
-    `requests(list_of_texts, **options) -> Requested`; any other gets one request after the other.
+    `requests(list_of_texts, **options) -> Requested`; any other gets one request after the other. One that can read
+    back the precision of its products has `computes`, which begins with fp32, bf16, fp16 or int8.
     """
 
     def encode(self, texts: Sequence[str], **options: Any) -> Vectors | Timed:
@@ -113,7 +114,11 @@ class Setting:
 
 
 class Pool:
-    """A system in processes that share the CPUs evenly."""
+    """A system in processes that share the CPUs evenly.
+
+    Attributes:
+        computes: the precision of its products, as its adapter read it back; empty if that is not known.
+    """
 
     def __init__(self, adapter: str, model: str, cpus: Sequence[int], setting: Setting) -> None:
         self._workers: list[tuple[Connection, Any]] = []
@@ -134,7 +139,8 @@ class Pool:
         except BaseException:
             self.close()
             raise
-        self._takes_requests = all(told)
+        self._takes_requests = all(takes for takes, _ in told)
+        self.computes: str = told[0][1]
 
     def encode(self, texts: Sequence[str], chunk: int, options: Mapping[str, Any], repeat: int = 1) -> Timed:
         """Encode the texts `repeat` times; several processes get chunks of them in turn, at least two each."""
@@ -216,7 +222,7 @@ def _work(connection: Connection, adapter: str, model: str, cpus: Sequence[int],
         connection.send(error_of(error))
         return
     try:
-        connection.send(hasattr(loaded, "requests"))
+        connection.send((hasattr(loaded, "requests"), getattr(loaded, "computes", "")))
         with suppress(EOFError, OSError, KeyboardInterrupt):
             while True:
                 method, texts, options = connection.recv()
@@ -274,8 +280,9 @@ class Server:
         if not tried:
             raise RuntimeError(report[0]["error"])
         self._setting = min(tried, key=lambda each: each[0])[1]
-        self._load(request, self._setting)
+        pool = self._load(request, self._setting)
         return {
+            "computes": pool.computes,
             "chosen": asdict(self._setting),
             "setting": self._setting.label(len(cpus)),
             "tried": report,

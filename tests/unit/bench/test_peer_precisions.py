@@ -1,0 +1,123 @@
+"""What other systems say that they compute in, with the real packages, in the environments that are installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+for _needed in ("torch", "sentence_transformers"):
+    pytest.importorskip(_needed)
+
+from embedctl_bench.measuring.distance import distance  # noqa: E402
+from embedctl_bench.measuring.models import peers_folder  # noqa: E402
+from embedctl_bench.peers.child import Unavailable  # noqa: E402
+from embedctl_bench.peers.environments import is_installed  # noqa: E402
+from embedctl_bench.peers.models import Model  # noqa: E402
+from embedctl_bench.peers.registry import FLOORS, PEERS, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS_BF16, System  # noqa: E402
+from embedctl_bench.peers.tuned import EncodedWorkload, TunedProcess  # noqa: E402
+from embedctl_bench.peers.workload import Workload  # noqa: E402
+from embedctl_config.settings import load_settings  # noqa: E402
+from embedctl_workers.machine.cpu import cpu_flags  # noqa: E402
+from tests.support.tiny_models import Tiny  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TEXTS = ["A short text.", "A text of some more words, which takes longer.", "three", *["one and the same text"] * 13]
+HAS_BF16 = bool({"amx_bf16", "avx512_bf16"} & cpu_flags())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this module's own with the environments that are installed for `embedctl bench`."""
+    installed = peers_folder(load_settings())
+    folder = tmp_path_factory.mktemp("peers")
+    for environment in {system.environment for system in PEERS.values()}:
+        if is_installed(environment, installed):
+            (folder / environment).symlink_to(installed / environment)
+    return folder
+
+
+@pytest.fixture
+def encode(place: Path, tiny_model: Callable[[Tiny], Path]) -> Callable[[System], tuple[str, EncodedWorkload]]:
+    """Load a system at its first setting and encode: what it computes in, and its vectors."""
+    folder = tiny_model(Tiny(hidden=64, positions=512, max_seq_length=64))
+    model = Model.in_folder("tiny", folder)
+
+    def encoded(system: System) -> tuple[str, EncodedWorkload]:
+        if not is_installed(system.environment, place):
+            pytest.skip(f"{system.environment} is not installed: embedctl bench engines --peers {system.name}")
+        path = place / "texts.json"
+        path.write_text(json.dumps(TEXTS))
+        one = System(**{**{name: getattr(system, name) for name in system.__slots__}, "settings": system.settings[:1]})
+        process = TunedProcess(one, model, Workload("w", path, model.lengths(TEXTS), chunk=16), [0], place)
+        try:
+            return process.computes, process.encode()
+        finally:
+            process.close()
+
+    return encoded
+
+
+Encode = Callable[[System], tuple[str, EncodedWorkload]]
+
+
+@pytest.mark.parametrize(
+    ("name", "computes"),
+    [
+        ("st-openvino", "fp32 ("),
+        ("st-openvino-default", "bf16 (" if HAS_BF16 else "fp32 ("),
+        ("ctranslate2", "fp32"),
+        ("ctranslate2-int8", "int8 (the rest in fp32)"),
+    ],
+)
+def test_a_system_says_what_it_really_computes_in(encode: Encode, name: str, computes: str) -> None:
+    found, done = encode(PEERS[name])
+    assert found.startswith(computes)
+    if "openvino" in name:
+        used, _, layers = found.partition("(")[2].removesuffix(" linear layers)").partition(" of ")
+        assert int(used) == int(layers) > 0
+    reference = encode(SENTENCE_TRANSFORMERS)[1].vectors
+    figures = distance(done.vectors, reference)
+    assert (figures["max_abs_error"] <= 1e-4) == computes.startswith("fp32")
+    assert figures["min_cosine"] >= (0.95 if computes.startswith("int8") else 0.999)
+
+
+def test_sentence_transformers_computes_in_bf16_where_the_cpu_has_instructions_for_it(encode: Encode) -> None:
+    if not HAS_BF16:
+        with pytest.raises(Unavailable, match="no instructions for bf16"):
+            encode(SENTENCE_TRANSFORMERS_BF16)
+        return
+    found, done = encode(SENTENCE_TRANSFORMERS_BF16)
+    plain, reference = encode(SENTENCE_TRANSFORMERS)
+    assert (found, plain) == ("bf16", "fp32")
+    figures = distance(done.vectors, reference.vectors)
+    assert figures["max_abs_error"] > 1e-6
+    assert figures["min_cosine"] >= 0.999
+
+
+def test_ctranslate2_computes_in_bf16_or_says_what_it_has_instead(encode: Encode) -> None:
+    try:
+        found, _ = encode(PEERS["ctranslate2-bf16"])
+    except Unavailable as error:
+        assert str(error).startswith("RuntimeError: CTranslate2 has no bfloat16 on this CPU, only float32, ")  # noqa: PT017
+    else:
+        assert found.startswith("bf16")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_the_floor_of_each_precision_multiplies_every_token(encode: Encode, precision: str) -> None:
+    floor = FLOORS[precision]
+    if precision == "fp16" and not HAS_BF16:
+        with pytest.raises(Unavailable, match="no instructions for bf16"):
+            encode(floor)
+        return
+    found, done = encode(floor)
+    assert found == {"fp32": "fp32", "fp16": "bf16", "int8": "int8"}[precision]
+    assert done.seconds > 0
+    assert done.tokens > len(TEXTS)
+    assert done.vectors.shape == (len(TEXTS), 0)
+    assert done.vectors.dtype == np.float32

@@ -1,0 +1,131 @@
+"""torch's matrix products on a CPU in fp32, bf16 and int8. The rates of models are compared with the fastest of them.
+
+Products of embedctl's own are not among them: these are what a library offers on the same unit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from embedctl_config.hardware import Precision
+from embedctl_workers.machine.cpu import cpu_flags
+
+#: What a CPU multiplies for a class of each precision.
+KINDS: Mapping[Precision, str] = {"fp32": "fp32", "fp16": "bf16", "int8": "int8"}
+#: Instruction sets, by the kernel's names, with which a CPU multiplies in bf16. oneDNN emulates them elsewhere.
+_BF16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
+_ROUNDS = 3
+
+#: Multiplies rows × inputs by a weight.
+Multiply = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuProduct:
+    """One way of multiplying.
+
+    Attributes:
+        name: of the library's product, for people.
+        source: makes random rows × inputs, in the type that it takes.
+        prepare: makes a product with a random weight, outputs × inputs, laid out for a number of rows.
+    """
+
+    name: str
+    source: Callable[[int, int], torch.Tensor]
+    prepare: Callable[[int, int, int], Multiply]
+
+
+def missing(kind: str) -> str:
+    """Why this CPU has no product of a kind; empty if it has."""
+    if kind == "bf16" and not _BF16 & cpu_flags():
+        return "this CPU has no instructions for bf16"
+    return ""
+
+
+def fastest_product(kind: str, rows: int, width: int) -> tuple[CpuProduct, Multiply, torch.Tensor]:
+    """The fastest product of a kind on a square weight, with its inputs; `mm` is always there."""
+    best: tuple[float, CpuProduct, Multiply, torch.Tensor] | None = None
+    for product in PRODUCTS[kind].values():
+        x = product.source(rows, width)
+        try:
+            multiply = product.prepare(width, width, rows)
+            seconds = _seconds(partial(multiply, x))
+        except (AttributeError, RuntimeError):  # torch was built without oneDNN, or changed the operators
+            continue
+        if best is None or seconds < best[0]:
+            best = seconds, product, multiply, x
+    assert best
+    return best[1:]
+
+
+def _seconds(multiply: Callable[[], object]) -> float:
+    multiply()
+    times = []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        multiply()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _random(kind: torch.dtype, rows: int, width: int) -> torch.Tensor:
+    """Random values: with zeros, a matrix unit is faster."""
+    if kind.is_floating_point:
+        return torch.randn(rows, width, dtype=kind)
+    ends = torch.iinfo(kind)
+    return torch.randint(ends.min, ends.max + 1, (rows, width), dtype=kind)
+
+
+def _mm(kind: torch.dtype, outputs: int, inputs: int, rows: int) -> Multiply:
+    weight = _random(kind, inputs, outputs)
+    product = torch._int_mm if kind is torch.int8 else torch.mm
+    return lambda x: product(x, weight)
+
+
+def _prepacked(kind: torch.dtype, outputs: int, inputs: int, rows: int) -> Multiply:
+    """oneDNN's product on weights in its own layout, chosen for this many rows."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(_random(kind, outputs, inputs), rows)
+
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        return y
+
+    return multiply
+
+
+def _prepacked_int8(outputs: int, inputs: int, rows: int) -> Multiply:
+    """The same for unsigned inputs, which is what VNNI multiplies: with signed ones, oneDNN may fall back to a loop."""
+    packed = torch.ops.onednn.qlinear_prepack(_random(torch.int8, outputs, inputs), [rows, inputs])
+    scales, zeros = torch.full((outputs,), 0.01), torch.zeros(outputs, dtype=torch.int32)
+
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+            x, 0.1, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return y
+
+    return multiply
+
+
+def _of(kind: torch.dtype) -> dict[str, CpuProduct]:
+    source = partial(_random, kind)
+    return {
+        "mm": CpuProduct("mm", source, partial(_mm, kind)),
+        "prepacked": CpuProduct("oneDNN", source, partial(_prepacked, kind)),
+    }
+
+
+#: Kind → the name of a product in settings → the product. oneDNN's operators are those that torch's compiler emits.
+PRODUCTS: Mapping[str, Mapping[str, CpuProduct]] = {
+    "fp32": _of(torch.float32),
+    "bf16": _of(torch.bfloat16),
+    "int8": {
+        "mm": CpuProduct("_int_mm", partial(_random, torch.int8), partial(_mm, torch.int8)),
+        "prepacked": CpuProduct("oneDNN", partial(_random, torch.uint8), _prepacked_int8),
+    },
+}
