@@ -246,6 +246,8 @@ class BatchFormat:
         noted: Mapping[str, int] | None,
         keep: Sequence[str] = (),
         numbers: Numbers = FLOAT32,
+        *,
+        tokens: bool = False,
     ) -> BatchWriter:
         return BatchWriter(path, self._job, noted, one_file=self._one_file)
 

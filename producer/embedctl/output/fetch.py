@@ -13,6 +13,7 @@ from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.job import Job
+from embedctl.kept import tells_tokens
 from embedctl.output.batch import BatchFormat, errors_beside, is_of_batch
 from embedctl.output.npy import all_beside
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
@@ -46,7 +47,7 @@ class Format(Protocol):
     """Makes a writer.
 
     Its arguments are the final path, the number of the job's records, the last checkpoint, or None, the names of the
-    job's kept fields, and how vectors are stored.
+    job's kept fields, how vectors are stored, and whether columns tell the tokens of each record.
     """
 
     #: Whether the number of records must be known before the first chunk is written.
@@ -59,6 +60,8 @@ class Format(Protocol):
         noted: Mapping[str, int] | None,
         keep: Sequence[str] = (),
         numbers: Numbers = FLOAT32,
+        *,
+        tokens: bool = False,
     ) -> Writer: ...
 
 
@@ -103,8 +106,8 @@ def fetch(
     """Write a job's results to a file, or to standard output, as they arrive, in input order. Memory holds one chunk at
     a time (parquet: a row group, some 64 MB).
 
-    Waits for unfinished chunks. If a fetch dies, the next one to the same file continues where it stopped (parquet
-    begins again).
+    Waits for unfinished chunks. If a fetch dies, the next one to the same file continues where it stopped (parquet:
+    with the last row group that was written).
 
     Args:
         path: `-` and `/dev/stdout` are standard output, which is written from the job's first chunk on.
@@ -283,12 +286,14 @@ def _fetch(
     retried = status.chunks - (status.original_chunks or status.chunks)
     note = Progress(path, {"job": job.id, "format": file_format, "retried": retried, **numbers.mark()})
     writer, taken_up_at = _taken_up(make_writer, path, status, note, numbers)
-    chunks, failed = taken_up_at, None
+    chunks, whole, failed = taken_up_at, True, None
     next_note = time.monotonic() + _NOTE_EVERY_S
     try:
         try:
-            for chunks in _written(job, writer, taken_up_at, progress, written):
-                if time.monotonic() >= next_note:
+            for chunks, records in _written(job, writer, taken_up_at, note, progress, written):
+                # A chunk that is missing may be there for the next fetch, because a stopped job can go on.
+                whole = whole and records > 0
+                if whole and time.monotonic() >= next_note:
                     facts = writer.checkpoint()
                     if facts is not None:
                         note.save({"chunks": chunks, **facts})
@@ -312,7 +317,7 @@ def _fetch(
             writer.discard()
             raise
         facts = writer.checkpoint()
-        if facts is not None:
+        if whole and facts is not None:
             note.save({"chunks": chunks, **facts})
         writer.close()
         raise type(error)(f"{error} The {chunks} chunks fetched so far stay in {part_of(path)}.") from error
@@ -340,10 +345,11 @@ def _written(
     job: Job,
     writer: Writer,
     chunks: int,
+    note: Progress,
     progress: Callable[[JobStatus], None] | None,
     written: Callable[[ChunkVectors], None] | None,
-) -> Iterator[int]:
-    """Write the chunks after the first `chunks`; after each, yield how many the writer holds."""
+) -> Iterator[tuple[int, int]]:
+    """Write the chunks after the first `chunks`; after each, yield how many the writer holds, and its records."""
     while True:
         try:
             for chunk in job.iter_results(start=chunks, progress=progress):
@@ -351,8 +357,9 @@ def _written(
                 if written is not None:
                     written(chunk)
                 chunks += 1
-                yield chunks
+                yield chunks, len(chunk.positions)
         except BeginAgain:
+            note.clear()
             chunks = 0
         else:
             return
@@ -362,15 +369,15 @@ def _taken_up(
     make_writer: Format, path: Path, status: JobStatus, note: Progress, numbers: Numbers
 ) -> tuple[Writer, int]:
     """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
-    records, keep = status.records, status.options.get("keep", ())
+    records, keep, tokens = status.records, status.options.get("keep", ()), tells_tokens(status.options)
     noted = note.load()
     if noted is not None:
         try:
-            return make_writer(path, records, noted, keep, numbers), noted["chunks"]
+            return make_writer(path, records, noted, keep, numbers, tokens=tokens), noted["chunks"]
         except (OSError, ValueError):
             log.warning("%s: can't continue an earlier fetch; beginning again", path)
     elif note.is_of_other_numbers():
         log.warning("%s was begun with another --output-type or other ranges; beginning again", path)
     # From here on, the part files belong to this fetch, so no later fetch may trust an older progress note.
     note.clear()
-    return make_writer(path, records, None, keep, numbers), 0
+    return make_writer(path, records, None, keep, numbers, tokens=tokens), 0
