@@ -226,6 +226,9 @@ class AsyncJob:
         place: str | os.PathLike[str],
         progress: Callable[[JobStatus], None] | None = None,
         written: Callable[[ChunkVectors], None] | None = None,
+        *,
+        output_type: str | None = None,
+        ranges: Vectors | None = None,
     ) -> list[str]:
         """Move the results to parts in a folder as they arrive; see :meth:`Job.drain`.
 
@@ -242,7 +245,16 @@ class AsyncJob:
 
             return checked
 
-        work = in_own_thread(partial(self._job.drain, place, in_thread(progress), in_thread(written)))
+        work = in_own_thread(
+            partial(
+                self._job.drain,
+                place,
+                in_thread(progress),
+                in_thread(written),
+                output_type=output_type,
+                ranges=ranges,
+            )
+        )
         try:
             return await asyncio.wrap_future(work)
         finally:

@@ -33,7 +33,7 @@ from embedctl.drain.places import Place
 from embedctl.estimate import Estimate, estimate
 from embedctl.job import Job
 from embedctl.kept import parse_keep
-from embedctl.output import errors_beside, files_of, guess_format, is_stdout
+from embedctl.output import Numbers, errors_beside, files_of, guess_format, is_stdout
 from embedctl.records import Record
 from embedctl.routing import no_worker_for
 from embedctl.store import JobStatus
@@ -226,7 +226,7 @@ def submit(
     wait: bool,
     output: Path | Place | None,
     one_file: bool,
-    output_type: str,
+    output_type: str | None,
     ranges: Path | None,
     no_clobber: bool,
     dry_run: bool,
@@ -262,7 +262,7 @@ def submit(
         return
     written: Sequence[Path | str] = []
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
-        job = submit_choice(broker, choice, progress, output)
+        job = submit_choice(broker, choice, progress, output, numbers)
         if as_json:
             progress.say(f"job {job.id}")
         else:
@@ -285,16 +285,20 @@ def submit(
 
 
 def submit_choice(
-    broker: Broker, choice: CorpusChoice, progress: JobProgress, output: Path | Place | None = None
+    broker: Broker,
+    choice: CorpusChoice,
+    progress: JobProgress,
+    output: Path | Place | None = None,
+    numbers: Numbers | None = None,
 ) -> Job:
-    """Queue a corpus. If the output is a folder for parts, the job is drained meanwhile.
+    """Queue a corpus. If the output is a folder for parts, the job is drained meanwhile, with these numbers.
 
     Raises:
         KeyboardInterrupt: says how to continue.
     """
     progress.now_ms = broker.connection.about_now_ms
     try:
-        with Alongside(broker, output if isinstance(output, Place) else None) as drained:
+        with Alongside(broker, output if isinstance(output, Place) else None, numbers) as drained:
 
             def taking_up(job: JobStatus) -> None:
                 progress.taken_up(job)

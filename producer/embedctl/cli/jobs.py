@@ -80,7 +80,7 @@ def fetch(
     drains: bool,
     file_format: str | None,
     one_file: bool,
-    output_type: str,
+    output_type: str | None,
     ranges: Path | None,
     no_clobber: bool,
     quiet: bool,

@@ -18,7 +18,7 @@ try:
     import pyarrow.parquet as pq
 
     from embedctl.output.columns import KeptColumns
-    from embedctl.output.row_groups import Layout, WholeFile
+    from embedctl.output.row_groups import FACTS, Layout, WholeFile
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
@@ -143,17 +143,20 @@ class OpenPart:
 def footer_of(source: Any) -> Mapping[str, Any]:
     """What a part says of itself; empty if it is no part of embedctl's.
 
+    `vectors` are the facts of its numbers (:meth:`Numbers.facts`).
+
     Raises:
         FileNotFoundError: there is no such file.
     """
     try:
         metadata = pq.read_metadata(source).metadata or {}
         found: Mapping[str, Any] = json.loads(metadata[FOOTER.encode()])
+        numbers = json.loads(metadata.get(FACTS.encode(), "{}"))
     except FileNotFoundError:
         raise
     except (KeyError, ValueError, OSError):  # pyarrow's errors are ValueError and OSError
         return {}
-    return found
+    return {**found, "vectors": numbers}
 
 
 def rows_of_chunks(footer: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
