@@ -123,6 +123,11 @@ class CorpusChoice:
         """Whether it is a batch file."""
         return isinstance(self.corpus, BatchCorpus)
 
+    def requests(self, output: Path | Place) -> BatchCorpus | None:
+        """The requests that an output answers; None if it does not."""
+        answers = isinstance(output, Path) and guess_format(output) == "jsonl"
+        return self.corpus if isinstance(self.corpus, BatchCorpus) and answers else None
+
     @property
     def keep(self) -> Sequence[str]:
         """The fields that the user wants to come out beside the vectors."""
@@ -269,7 +274,15 @@ def submit(
             with progress.above():
                 click.echo(job.id, err=is_stdout(output))  # the vectors have standard output to themselves
         if output is not None:
-            written = save(job, output, progress, clobber=not no_clobber, one_file=one_file, numbers=numbers)
+            written = save(
+                job,
+                output,
+                progress,
+                clobber=not no_clobber,
+                one_file=one_file,
+                numbers=numbers,
+                requests=choice.requests(output),
+            )
         elif wait:
             wait_for(job, progress)
     status = job.status()
@@ -317,6 +330,16 @@ def submit_choice(
         raise KeyboardInterrupt("the same command continues where it stopped") from None
     progress.submitted()
     return job
+
+
+def requests_in(settings: Settings, paths: Sequence[str]) -> BatchCorpus:
+    """The requests of batch files.
+
+    Raises:
+        InputError: a file can't be read.
+    """
+    files = open_corpus(*paths, file_format="jsonl", max_bytes=settings.max_text_bytes).files
+    return BatchCorpus(files, settings.max_text_bytes, None, unique=False)
 
 
 def _refuse_corpus_in(folder: Place, corpus: Corpus) -> None:

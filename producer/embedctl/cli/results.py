@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from embedctl import output
+from embedctl.corpus import BatchCorpus
 from embedctl.drain.places import MANIFEST, Place
 from embedctl.job import Job
 from embedctl.overview import average
@@ -96,11 +97,13 @@ def save(
     file_format: str | None = None,
     one_file: bool = False,
     numbers: output.Numbers | None = None,
+    requests: BatchCorpus | None = None,
 ) -> Sequence[Path | str]:
     """Write a job's vectors as they come, and show the progress of both. Vectors in the parts of a folder leave Redis.
 
     Args:
         clobber, file_format, one_file, numbers: as for :func:`output.fetch`.
+        requests: the batch file that the job was made of.
 
     Raises:
         KeyboardInterrupt: says how to return to the job.
@@ -118,6 +121,7 @@ def save(
             written=progress.written,
             clobber=clobber,
             numbers=numbers,
+            requests=None if requests is None else requests.requests,
         )
         status = job.wait(progress=progress.running)
     except KeyboardInterrupt:

@@ -118,7 +118,15 @@ def run(
         broker = Broker.connect(ours)
         job = submit_choice(broker, choice.keyed(key and key + token), progress, output, numbers)
         with _freed_unless_it_goes_on(job, resumable=key is not None):
-            written = save(job, output, progress, clobber=not no_clobber, one_file=one_file, numbers=numbers)
+            written = save(
+                job,
+                output,
+                progress,
+                clobber=not no_clobber,
+                one_file=one_file,
+                numbers=numbers,
+                requests=choice.requests(output),
+            )
         status = job.status()
         job.discard()
         broker.close()

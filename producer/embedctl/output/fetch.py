@@ -14,16 +14,18 @@ from typing import Protocol
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.job import Job
 from embedctl.kept import tells_tokens
-from embedctl.output.batch import BatchFormat, errors_beside, is_of_batch
+from embedctl.output.batch import Answers, BatchFormat, BatchWriter, errors_beside, is_of_batch
 from embedctl.output.jsonl import lines_of
+from embedctl.output.not_run import ReadRequests
 from embedctl.output.npy import all_beside
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
-from embedctl.output.standard import check_stdout, is_stdout, print_results
+from embedctl.output.standard import check_stdout, is_stdout, print_lines, print_results
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import (
     BrokerUnavailable,
+    JobCancelled,
     JobError,
     JobFailed,
     JobNotFound,
@@ -105,6 +107,7 @@ def fetch(
     written: Callable[[ChunkVectors], None] | None = None,
     clobber: bool = True,
     numbers: Numbers | None = None,
+    requests: ReadRequests | None = None,
 ) -> list[Path]:
     """Write a job's results to a file, or to standard output, as they arrive, in input order. Memory holds one chunk at
     a time (parquet: a row group, some 64 MB).
@@ -123,12 +126,15 @@ def fetch(
         numbers: how vectors are stored. None: as the job's parts store them, else as float32. Int8 without ranges takes
             those of the parts, else of the first 100,000 records. From parts, float32 is restored, but not from those
             of ubinary; any other type must be that of the parts.
+        requests: of openai-batch, reads the requests that the job was made of. Those that were not run, because the job
+            ended or is gone, then have a line.
 
     Returns:
         The written files, `path` first; none for standard output.
 
     Raises:
         SettingsError: the job has no such format, or its parts no such numbers.
+        InputError: `requests` are not those of the job, or can't be read.
         OutputError: the file can't be written, exists and must not be replaced, or another fetch is writing it.
         BrokenPipeError: nobody reads standard output any more.
         MissingExtra: parquet without pyarrow.
@@ -138,7 +144,7 @@ def fetch(
             says.
     """
     chosen = file_format or guess_format(path)
-    batch = _batch(job, chosen, guessed=file_format is None, one_file=one_file)
+    batch = _batch(job, chosen, guessed=file_format is None, one_file=one_file, requests=requests)
     if batch is not None:
         chosen = BATCH_FORMAT
     stored = job.stored_numbers() if job.status().drained_to is not None else FLOAT32
@@ -148,10 +154,10 @@ def fetch(
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
-        answers = None if batch is None else batch.answers()
-        lines = lines_of if answers is None else answers.lines
-        last = () if answers is None else answers.last_lines()
-        print_results(job, progress, written, lambda chunk: lines(_checked(job, chunk, from_parts)), last)
+        if batch is None:
+            print_results(job, progress, written, lambda chunk: lines_of(_checked(job, chunk, from_parts)))
+        else:
+            _print_answers(job, batch.answers(), progress, written, from_parts)
         return []
     try:
         with locked(path):
@@ -232,7 +238,9 @@ def guess_format(path: Path) -> str:
     return suffix
 
 
-def _batch(job: Job, chosen: str, *, guessed: bool, one_file: bool) -> BatchFormat | None:
+def _batch(
+    job: Job, chosen: str, *, guessed: bool, one_file: bool, requests: ReadRequests | None
+) -> BatchFormat | None:
     """The format of a batch file's answers, if they are asked for; they are where jsonl is only guessed.
 
     Raises:
@@ -240,10 +248,14 @@ def _batch(job: Job, chosen: str, *, guessed: bool, one_file: bool) -> BatchForm
     """
     status = job.status() if chosen in ("jsonl", BATCH_FORMAT) else None
     if status is not None and is_of_batch(status) and (guessed or chosen == BATCH_FORMAT):
-        return BatchFormat(status, one_file=one_file)
+        return BatchFormat(status, job.status, requests, one_file=one_file)
     if chosen == BATCH_FORMAT:
         raise SettingsError(
             f"job {job.id} was not made of a batch file, so it has no requests to answer: choose another format"
+        )
+    if requests is not None:
+        raise SettingsError(
+            "requests are for the answers to a batch file: leave out --input-file (requests= in Python)"
         )
     if one_file:
         raise SettingsError("one file is for the answers to a batch file: omit --one-file (one_file= in Python)")
@@ -344,7 +356,8 @@ def _fetch(
     retried = status.chunks - (status.original_chunks or status.chunks)
     note = Progress(path, {"job": job.id, "format": file_format, "retried": retried, **numbers.mark()})
     writer, taken_up_at = _taken_up(make_writer, path, status, note, numbers)
-    chunks, stopped, failed = taken_up_at, _stop_noted(note), None
+    chunks, stopped = taken_up_at, _stop_noted(note)
+    failed: JobError | None = None
     next_note = time.monotonic() + _NOTE_EVERY_S
     try:
         try:
@@ -358,6 +371,10 @@ def _fetch(
                     next_note = time.monotonic() + _NOTE_EVERY_S
         except JobFailed as error:  # its error budget ended it, and what was paid for is kept
             failed = JobFailed(f"{error}. What is done is in {path}")
+        except (JobCancelled, JobNotFound) as error:
+            if not (isinstance(writer, BatchWriter) and writer.give_up(error)):
+                raise
+            failed = type(error)(f"{str(error).rstrip('.')}. Each request has a line, in {path} or beside it")
         files = writer.finish()
     except BrokerUnavailable:  # the written part stays for the next fetch
         writer.close()
@@ -391,6 +408,25 @@ def _fetch(
     if failed is not None:
         raise failed
     return files
+
+
+def _print_answers(
+    job: Job,
+    answers: Answers,
+    progress: Callable[[JobStatus], None] | None,
+    written: Callable[[ChunkVectors], None] | None,
+    from_parts: Collection[str],
+) -> None:
+    try:
+        print_results(job, progress, written, lambda chunk: answers.lines(_checked(job, chunk, from_parts)))
+    except JobFailed:
+        print_lines(answers.last_lines())
+        raise
+    except JobError as error:
+        if answers.give_up(error):
+            print_lines(answers.last_lines())
+        raise
+    print_lines(answers.last_lines())
 
 
 def _stop_noted(note: Progress) -> int:
