@@ -565,7 +565,7 @@ class _Drainer:
             "precision": status.precision,
             "dim": status.dim,
             "output_type": self._numbers.kind.value,
-            **self._numbers.facts(status.dim or 0),
+            **({} if self._numbers.ranges is None else {"ranges": self._numbers.ranges.tolist()}),
             "records": status.records,
             "failed": status.failed,
             "parts": parts,
