@@ -7,11 +7,13 @@ between that nobody reads.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -150,5 +152,17 @@ def _at_the_end(path: Path) -> Iterator[Any]:
     the first write goes to the end of the file (`O_APPEND`).
     """
     with pa.OSFile(os.fsencode(path), "ab") as sink:
-        os.lseek(sink.fileno(), 0, os.SEEK_SET)
+        os.lseek(_descriptor_of(path), 0, os.SEEK_SET)
         yield sink
+
+
+def _descriptor_of(path: Path) -> int:
+    """The descriptor with which this process appends to a file. Older versions of pyarrow do not tell it."""
+    file = path.stat()
+    for name in (each.name for each in Path("/dev/fd").iterdir()):
+        with suppress(OSError):  # the listing has a descriptor of its own, which is closed by now
+            found = os.fstat(int(name))
+            appends = fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_APPEND
+            if appends and (found.st_dev, found.st_ino) == (file.st_dev, file.st_ino):
+                return int(name)
+    raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(path))
