@@ -214,6 +214,33 @@ def test_a_job_that_ends_while_it_is_fetched_has_a_line_for_each_request(
     assert_answered(answered, rows[: len(answered)])
 
 
+@pytest.mark.parametrize("how", ["stop", "cancel", "over budget"])
+def test_a_job_that_ends_while_it_is_submitted_has_a_line_for_each_request(
+    how: str, embedctl: RunEmbedctl, start_worker: StartWorker, settings: Settings, short_folder: Path
+) -> None:
+    start_worker("slow")
+    texts = [f"{i} " + "word " * 40 if how != "over budget" or i < 8 else "" for i in range(200)]
+    rows = [{"custom_id": f"r{i}", "body": {"input": text}} for i, text in enumerate(texts)]
+
+    def end() -> None:
+        eventually(lambda: [job for job in Broker.shared(settings).jobs.newest() if job.done >= 5])
+        (job,) = Broker.shared(settings).jobs.newest()
+        embedctl(how, job.id)
+
+    ending = threading.Thread(target=end)
+    if how != "over budget":
+        ending.start()
+    options = ["--class", "slow", "--chunk-size", "5", "-o", "r.jsonl", "--one-file", "--max-errors", "0"]
+    done = embedctl("submit", write(short_folder, rows), *options, EMBEDCTL_HIGH_WATER_BYTES="2000")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    lines = lines_of(short_folder / "r.jsonl")
+    assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in rows]
+    codes = {line["error"]["code"] for line in lines if line["response"] is None}
+    assert codes == {"batch_failed" if how == "over budget" else "batch_cancelled"}
+    if how != "over budget":
+        ending.join(30)
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "words"),
     [

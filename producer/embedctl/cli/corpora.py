@@ -38,7 +38,7 @@ from embedctl.records import Record
 from embedctl.routing import no_worker_for
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import BatchFileError, InputError, SettingsError
+from embedctl_config.errors import BatchFileError, InputError, JobCancelled, JobFailed, JobStopped, SettingsError
 from embedctl_config.printable import printable
 from embedctl_config.settings import Settings, load_settings
 
@@ -306,14 +306,18 @@ def submit_choice(
 ) -> Job:
     """Queue a corpus. If the output is a folder for parts, the job is drained meanwhile, with these numbers.
 
+    A job that is ended meanwhile is returned if there is an output: what is done is to be written there.
+
     Raises:
         KeyboardInterrupt: says how to continue.
     """
     progress.now_ms = broker.connection.about_now_ms
+    begun: list[str] = []
     try:
         with Alongside(broker, output if isinstance(output, Place) else None, numbers) as drained:
 
             def taking_up(job: JobStatus) -> None:
+                begun.append(job.id)
                 progress.taken_up(job)
                 drained.begin(job.id)
 
@@ -321,7 +325,12 @@ def submit_choice(
                 drained.check()
                 progress.submitting(records, waiting_for)
 
-            job = enqueue.submit(broker, choice.records(), choice.options, submitting, taking_up=taking_up)
+            try:
+                job = enqueue.submit(broker, choice.records(), choice.options, submitting, taking_up=taking_up)
+            except (JobFailed, JobStopped, JobCancelled):
+                if output is None or not begun:
+                    raise
+                job = Job(begun[0], broker)
     except KeyboardInterrupt:
         if choice.options.idempotency_key is None and choice.options.resume is None:
             raise KeyboardInterrupt(
