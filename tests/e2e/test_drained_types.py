@@ -20,6 +20,7 @@ from embedctl.drain.folder import PartsFolder
 from embedctl.output import Numbers, OutputType, fetch
 from embedctl.results import ChunkVectors, Vectors
 from embedctl.store import Drains
+from embedctl.store.connection import Connection
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
@@ -240,12 +241,20 @@ def ready(job: Job, rig: Rig, chunks: range) -> None:
         rig.run(job, chunk)
 
 
+@pytest.mark.parametrize("why", ["high water", "full"])
 def test_ranges_are_those_of_all_records_that_redis_holds_at_once(
-    worker_broker: Broker, settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    why: str,
+    worker_broker: Broker,
+    settings: Settings,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The job is held back before there are 100,000 records, with a chunk that is late."""
+    """Before there are 100,000 records, the job is held back, or Redis is full of others'."""
     texts = [f"text {i}" for i in range(400)]
-    held = settings.replace(results_high_water_bytes=15_000)
+    held = settings.replace(results_high_water_bytes=15_000 if why == "high water" else 10**9)
+    if why == "full":
+        monkeypatch.setattr(Connection, "is_full", lambda self: True)
     job = enqueue_embeddings(texts, settings=settings, chunk_size=8)
     rig = Rig(worker_broker, settings, DummyBackend(dim=16))
     ready(job, rig, range(25))

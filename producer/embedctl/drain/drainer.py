@@ -263,6 +263,7 @@ class _Drainer:
             OutputError: the caller wants something else, or there are too few vectors for ranges.
         """
         if (first := first_part(self._state)) is not None:
+            self._check_own(first)  # a store may keep the digest of an object that it damaged
             return self._like(Numbers.of_facts(footer_of(self._place.source(first))["vectors"]))
         wanted = self._wanted or FLOAT32
         if wanted.kind is OutputType.INT8 and wanted.ranges is None:
@@ -286,7 +287,7 @@ class _Drainer:
     def _ranges(self, status: JobStatus) -> Vectors:
         """The ranges of the first records. The first part fixes them for all drains to come."""
         ranges, seen = ranges_of(self._first_chunks(status), f"job {self._job_id}")
-        if seen < CALIBRATED_ON and self._look().waits_for_reader:
+        if seen < CALIBRATED_ON and self._is_held_back(self._look()):
             if seen < _FEWEST:
                 raise OutputError(
                     f"job {self._job_id}: int8 needs the range of each component, and Redis holds only {seen} records "
@@ -300,17 +301,22 @@ class _Drainer:
 
     def _first_chunks(self, status: JobStatus) -> Iterator[ChunkVectors]:
         """The first chunks, as far as the job makes them without anybody taking some away."""
-        index = missing = 0
+        index, missing, held_back = 0, 0, False
         while missing < _MOST_MISSING and ((known := status.original_chunks) is None or index < known):
             taken = self._waiter.ask(partial(self._taken, index, status))
             if taken is not None:
                 yield taken.vectors
-            elif status.stopped_by is None and not status.waits_for_reader:
+            elif status.stopped_by is None and not held_back:
                 status = self._wait_for(index, or_held_back=True)
+                held_back = self._is_held_back(status)
                 continue
             else:
                 missing += 1
             index += 1
+
+    def _is_held_back(self, status: JobStatus) -> bool:
+        """Whether no more results may come before some leave Redis."""
+        return not status.state.ended and (status.waits_for_reader or self._waiter.ask(self._broker.connection.is_full))
 
     # ------------------------------------------------------------------------------------------------------ the chunks
 
@@ -393,7 +399,7 @@ class _Drainer:
 
     def _wait_for(self, index: int, *, or_held_back: bool = False) -> JobStatus:
         """Wait until a chunk's result is there, the corpus turns out to have no such chunk, or, if asked for, the job
-        waits for a reader."""
+        is held back."""
 
         def is_there(status: JobStatus) -> bool:
             self._check_wanted()
@@ -408,7 +414,7 @@ class _Drainer:
                 self._raise_lost(index)
             if status.waits_for_reader:
                 self._finish_part(status, corpus=True)  # smaller than others, but workers wait for room
-            return or_held_back and status.waits_for_reader
+            return or_held_back and self._is_held_back(status)
 
         return self._waiter.until(is_there, TimeLimit.from_now(None), self._progress)
 
