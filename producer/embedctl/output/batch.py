@@ -68,6 +68,7 @@ class Answers:
 
     Attributes:
         open: the request whose other inputs are in the next chunk; None if there is none.
+        left_out: whether requests between those that were run have no line, because nobody knows them.
 
     Args:
         latest: asks for the job's status.
@@ -94,6 +95,12 @@ class Answers:
         self._known = known
         self._reason: Reason | None = None
         self._given_up = False
+        self.left_out = False
+
+    @property
+    def knows_requests(self) -> bool:
+        """Whether requests that were not run have a line."""
+        return self._requests is not None
 
     @property
     def known(self) -> int | None:
@@ -191,7 +198,10 @@ class Answers:
 
     def _not_run(self, end: int | None, before: str | None = None) -> Iterator[Answer]:
         """The lines of the requests between the last one that is known and a position, or those that are left."""
-        if self._requests is None or self._known is None or self._known == end:
+        if self._known is None or self._known == end:
+            return
+        if self._requests is None:
+            self.left_out = True
             return
         for first, custom_id in self._requests.between(self._known, end, before):
             yield self._unanswered(custom_id, first)
@@ -227,6 +237,9 @@ class BatchWriter:
         known = 0 if noted is None else noted.get("known")
         noted = noted or {}
         self._answers = make_answers(begin=noted.get("position", 0), known=known)
+        self._answers.left_out = bool(noted.get("left_out"))
+        if self._answers.left_out and self._answers.knows_requests:
+            raise ValueError("an earlier fetch has left out requests that this one knows")
         self._results = LineFile(path, noted.get("size", 0))
         self._errors = None if one_file else LineFile(errors_beside(path), noted.get("errors_size", 0))
         self._failed = noted.get("failed", 0)
@@ -241,6 +254,7 @@ class BatchWriter:
 
     def checkpoint(self) -> Mapping[str, int]:
         facts = {"size": self._results.flush(), "failed": self._failed}
+        facts["left_out"] = int(self._answers.left_out)
         if (known := self._answers.known) is not None:
             facts["known"] = known
         if self._errors is not None:

@@ -483,6 +483,17 @@ def test_a_fetch_that_died_goes_on_with_each_line_once(one_file: bool, tmp_path:
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_a_fetch_that_left_out_requests_is_not_continued_by_one_that_knows_them(tmp_path: Path) -> None:
+    make = partial(Answers, job_of(records=30), job_of)
+    writer = BatchWriter(tmp_path / "r.jsonl", make, None, one_file=True)
+    writer.write(chunk(9, ("e", 0, 1)))
+    noted = {"chunks": 1, **writer.checkpoint()}
+    writer.close()
+    BatchWriter(tmp_path / "r.jsonl", make, noted, one_file=True).close()
+    with pytest.raises(ValueError, match="left out requests that this one knows"):
+        BatchWriter(tmp_path / "r.jsonl", partial(make, REQUESTS.items), noted, one_file=True)
+
+
 def test_no_file_of_errors_is_left_where_none_failed(tmp_path: Path) -> None:
     (tmp_path / "r.errors.jsonl").write_text("of an earlier job")
     writer = BatchWriter(tmp_path / "r.jsonl", partial(Answers, job_of(), job_of), None, one_file=False)
