@@ -15,7 +15,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
-from typing import NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, cast
 
 from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, Truncation, parse_budget, stored_records, submit
@@ -29,6 +29,9 @@ from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
 from embedctl.submission import SubmitProgress
 from embedctl_config.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from embedctl.output.numbers import Numbers
 
 T = TypeVar("T")
 
@@ -226,6 +229,9 @@ class AsyncJob:
         place: str | os.PathLike[str],
         progress: Callable[[JobStatus], None] | None = None,
         written: Callable[[ChunkVectors], None] | None = None,
+        *,
+        output_type: str | None = None,
+        ranges: Vectors | None = None,
     ) -> list[str]:
         """Move the results to parts in a folder as they arrive; see :meth:`Job.drain`.
 
@@ -242,11 +248,24 @@ class AsyncJob:
 
             return checked
 
-        work = in_own_thread(partial(self._job.drain, place, in_thread(progress), in_thread(written)))
+        work = in_own_thread(
+            partial(
+                self._job.drain,
+                place,
+                in_thread(progress),
+                in_thread(written),
+                output_type=output_type,
+                ranges=ranges,
+            )
+        )
         try:
             return await asyncio.wrap_future(work)
         finally:
             over.set()
+
+    async def stored_numbers(self) -> Numbers:
+        """How the parts of a drained job store its vectors; see :meth:`Job.stored_numbers`."""
+        return await asyncio.wrap_future(in_own_thread(self._job.stored_numbers))
 
     async def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order; see :meth:`Job.vectors`."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
 from embedctl.job import Job
-from embedctl.kept import check_keep
+from embedctl.kept import TOKENS, check_keep
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, kind_of, records_of
@@ -319,6 +319,11 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     ttl = settings.ttl_s if options.ttl is None else options.ttl
     if not _is_whole(chunk_size) or not 1 <= chunk_size <= MAX_CHUNK_RECORDS:
         raise SettingsError(f"chunk_size {chunk_size!r} is not a whole number between 1 and {MAX_CHUNK_RECORDS}")
+    if options.count_tokens and TOKENS in options.keep:
+        raise SettingsError(
+            f"keep: {TOKENS!r} is what output files call the number of tokens (count_tokens): rename the field, or "
+            "leave one of them out"
+        )
     _check_length("prompt", options.prompt, MAX_PROMPT_BYTES)
     _check_length("idempotency_key", options.idempotency_key, MAX_KEY_BYTES)
     if options.idempotency_key == "":

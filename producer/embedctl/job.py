@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from embedctl.broker import Broker
 from embedctl.patience import TimeLimit, check_timeout
@@ -14,6 +14,9 @@ from embedctl.retry import retry_failed
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
 from embedctl.waiting import Waiter
 from embedctl_config.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from embedctl.output.numbers import Numbers
 
 
 class Job:
@@ -163,6 +166,9 @@ class Job:
         place: str | os.PathLike[str],
         progress: Callable[[JobStatus], None] | None = None,
         written: Callable[[ChunkVectors], None] | None = None,
+        *,
+        output_type: str | None = None,
+        ranges: Vectors | None = None,
     ) -> list[str]:
         """Move the results to parts as they arrive, until the job has ended and Redis holds none.
 
@@ -176,13 +182,20 @@ class Job:
                 job, and of no other.
             progress: as for :meth:`wait`.
             written: called with each chunk once it is in a part, which may not be durable yet.
+            output_type: how the parts store vectors: float32, float16, int8 or ubinary. All parts of a job have one
+                type. None: that of the parts that are there, else float32. What reads results from the parts later
+                restores float32 from them; of ubinary, only the signs.
+            ranges: of int8, the lowest and the highest value of each component: float, 2 × dimensions. None: those of
+                the parts that are there, else of the job's first 100,000 records, or of as many as Redis holds at once.
 
         Returns:
             The full names of the parts, then that of the manifest.
 
         Raises:
             JobHeld: another process drains the job.
-            OutputError: the place can't be written, holds something else, or a part was changed or removed.
+            SettingsError: there is no such type, or the ranges are none.
+            OutputError: the place can't be written, holds something else, or parts with vectors of another type; a part
+                was changed or removed; too few records have a vector for the ranges.
             JobCancelled: the job was cancelled; the parts so far stay.
             JobFailed: the job's error budget ended it before it was done; the parts so far stay.
             JobLost, JobStalled: as for :meth:`iter_results`.
@@ -190,8 +203,21 @@ class Job:
         """
         from embedctl.drain.drainer import drain
         from embedctl.drain.places import place_of
+        from embedctl.output.numbers import numbers_of
 
-        return drain(self._waiter, place_of(os.fspath(place)), progress=progress, written=written)
+        numbers = numbers_of(output_type, ranges)
+        return drain(self._waiter, place_of(os.fspath(place)), progress=progress, written=written, numbers=numbers)
+
+    def stored_numbers(self) -> Numbers:
+        """How the parts of a drained job store its vectors: a type and, of int8, the ranges. Float32 if there is none.
+
+        Raises:
+            JobDrained: the parts can't be read here.
+            MissingExtra: pyarrow is not installed.
+        """
+        from embedctl.drain.reading import numbers_of_parts
+
+        return numbers_of_parts(self._broker.drains, self._id)
 
     def vectors(self) -> Vectors:
         """Every vector: float32, records × dimensions, in input order. The row of a record that failed, or that was

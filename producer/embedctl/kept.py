@@ -25,6 +25,9 @@ OWN_NAMES = frozenset(
     ("position", "id", "embedding", "error", "truncated", "error_code", "error_message", "tokens_used", "tokens_lost")
 )
 
+#: What they say of a record too, if the job counts tokens.
+TOKENS = "tokens"
+
 _SURROGATES = re.compile("[\ud800-\udfff]")
 #: Types of pandas that stand for a missing value, and that JSON has no other form for.
 _NULLS = ("NAType", "NaTType")
@@ -76,6 +79,12 @@ def _check_name(name: object) -> None:
         raise SettingsError(f"keep: the name {name!r} is not valid UTF-8") from None
     if size > MAX_NAME_BYTES:
         raise SettingsError(f"keep: a name has {size:,} bytes, and the maximum is {MAX_NAME_BYTES}: rename the field")
+
+
+def tells_tokens(options: Mapping[str, Any]) -> bool:
+    """Whether the output files of a job with these options tell the tokens of each record."""
+    # Earlier versions let a job that counts tokens keep a field of that name.
+    return bool(options.get("count_tokens")) and TOKENS not in options.get("keep", ())
 
 
 def kept_fields(item: Mapping[str, Any], names: Sequence[str], where: str) -> bytes | None:

@@ -49,6 +49,8 @@ class ChunkVectors:
         kept: each record's kept fields, by name; None if the job keeps none.
         tokens: int64, how many tokens of each record were encoded, special ones included; 0 for a failed record. None
             if the job does not count them.
+        stored_as: how a part of a drained job stores the vectors, such as `int8`. They are restored from that, and so
+            only near those that were computed. Empty if they are those.
     """
 
     positions: npt.NDArray[np.int64]
@@ -60,6 +62,7 @@ class ChunkVectors:
     bounds: str = ""
     kept: list[Mapping[str, Any]] | None = None
     tokens: npt.NDArray[np.int64] | None = None
+    stored_as: str = ""
 
 
 def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:

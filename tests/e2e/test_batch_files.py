@@ -6,6 +6,7 @@ import base64
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import redis as redis_py
 
 from embedctl import Job
+from embedctl.broker import Broker
 from embedctl.results import Vectors
 from embedctl_config.settings import Settings
 from tests.support.forked import Forked
@@ -137,25 +139,106 @@ def test_what_is_retried_comes_out_among_the_others(
     assert not (short_folder / "r.errors.jsonl").exists()
 
 
-def test_of_a_stopped_job_the_answers_that_are_there_are_written(
+def test_a_stopped_job_has_a_line_for_each_request(
     embedctl: RunEmbedctl, start_worker: StartWorker, settings: Settings, short_folder: Path
 ) -> None:
+    types = pytest.importorskip("openai.types", reason="needs the package openai")
     start_worker("slow")
     rows = [
         {"custom_id": f"r{i}", "body": {"input": [f"{i} {at} " + "word " * 40 for at in range(7)]}} for i in range(30)
     ]
-    submitted = embedctl("submit", write(short_folder, rows), "--class", "slow", "--chunk-size", "5")
+    corpus = write(short_folder, rows)
+    submitted = embedctl("submit", corpus, "--class", "slow", "--chunk-size", "5")
     job = submitted.stdout.strip()
     eventually(lambda: Job.get(job, settings).status().done >= 10)
     assert embedctl("stop", job).returncode == 0
-    embedctl("fetch", job, "-o", "r.jsonl")
-    answered = lines_of(short_folder / "r.jsonl")
+    assert embedctl("fetch", job, "-o", "r.jsonl", "-i", corpus).returncode == 1
+    answered, failed = lines_of(short_folder / "r.jsonl"), lines_of(short_folder / "r.errors.jsonl")
     assert answered
-    assert_answered(answered, [row for row in rows if row["custom_id"] in {line["custom_id"] for line in answered}])
-    for line in lines_of(short_folder / "r.errors.jsonl") if (short_folder / "r.errors.jsonl").exists() else []:
-        assert (line["response"], line["error"]["code"]) == (None, "batch_failed")
-    printed = [json.loads(line) for line in embedctl("fetch", job, "-o", "-").stdout.splitlines()]
-    assert [line["id"] for line in printed if line["response"]] == [line["id"] for line in answered]
+    whole = (short_folder / "r.jsonl").read_text()
+    names = {line["custom_id"] for line in answered}
+    assert_answered(answered, [row for row in rows if row["custom_id"] in names])
+    assert [line["custom_id"] for line in failed] == [row["custom_id"] for row in rows if row["custom_id"] not in names]
+    for line in failed:
+        assert line["response"] is None
+        assert types.BatchError.model_validate(line["error"]).code == "batch_cancelled"
+    printed = embedctl("fetch", job, "-o", "-", "-i", corpus)
+    assert [json.loads(line)["custom_id"] for line in printed.stdout.splitlines()] == [row["custom_id"] for row in rows]
+    other = write(short_folder, rows[1:], "other.jsonl")
+    refused = embedctl("fetch", job, "-o", "x.jsonl", "-i", other)
+    assert (refused.returncode, "not the requests that job" in refused.stderr) == (2, True), refused.stderr
+
+    # Without the file, nobody knows the requests of which nothing was encoded.
+    embedctl("fetch", job, "-o", "r.jsonl")
+    assert (short_folder / "r.jsonl").read_text() == whole
+    known = lines_of(short_folder / "r.errors.jsonl") if (short_folder / "r.errors.jsonl").exists() else []
+    assert all(line in failed for line in known)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "gone", "over budget"])
+def test_a_job_that_ends_while_it_is_fetched_has_a_line_for_each_request(
+    how: str,
+    embedctl: RunEmbedctl,
+    start_worker: StartWorker,
+    settings: Settings,
+    raw: redis_py.Redis,
+    short_folder: Path,
+) -> None:
+    start_worker("slow")
+    texts = [f"{i} " + "word " * 40 if how != "over budget" or i < 8 else "" for i in range(60)]
+    rows = [{"custom_id": f"r{i}", "body": {"input": text}} for i, text in enumerate(texts)]
+    corpus = write(short_folder, rows)
+    ended = threading.Event()
+
+    def end() -> None:
+        eventually(lambda: [job for job in Broker.shared(settings).jobs.newest() if job.done >= 5])
+        (job,) = Broker.shared(settings).jobs.newest()
+        if how == "cancelled":
+            Job.get(job.id, settings).cancel()
+        elif how == "gone":
+            eventually(lambda: raw.delete(*raw.scan_iter(f"*{job.id}*")) and not list(raw.scan_iter(f"*{job.id}*")))
+        ended.set()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    options = ["--class", "slow", "--chunk-size", "5", "-o", "r.jsonl", "--one-file", "--max-errors", "0"]
+    done = embedctl("submit", corpus, *options)
+    ending.join(30)
+    assert ended.is_set()
+    assert done.returncode == {"cancelled": 1, "gone": 4, "over budget": 1}[how], done.stderr
+    lines = lines_of(short_folder / "r.jsonl")
+    assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in rows], done.stderr
+    codes = {line["error"]["code"] for line in lines if line["response"] is None}
+    assert codes == {{"cancelled": "batch_cancelled", "gone": "batch_expired", "over budget": "batch_failed"}[how]}
+    answered = [line for line in lines if line["response"] and line["response"]["status_code"] == 200]
+    assert_answered(answered, rows[: len(answered)])
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel", "over budget"])
+def test_a_job_that_ends_while_it_is_submitted_has_a_line_for_each_request(
+    how: str, embedctl: RunEmbedctl, start_worker: StartWorker, settings: Settings, short_folder: Path
+) -> None:
+    start_worker("slow")
+    texts = [f"{i} " + "word " * 40 if how != "over budget" or i < 8 else "" for i in range(200)]
+    rows = [{"custom_id": f"r{i}", "body": {"input": text}} for i, text in enumerate(texts)]
+
+    def end() -> None:
+        eventually(lambda: [job for job in Broker.shared(settings).jobs.newest() if job.done >= 5])
+        (job,) = Broker.shared(settings).jobs.newest()
+        embedctl(how, job.id)
+
+    ending = threading.Thread(target=end)
+    if how != "over budget":
+        ending.start()
+    options = ["--class", "slow", "--chunk-size", "5", "-o", "r.jsonl", "--one-file", "--max-errors", "0"]
+    done = embedctl("submit", write(short_folder, rows), *options, EMBEDCTL_HIGH_WATER_BYTES="2000")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    lines = lines_of(short_folder / "r.jsonl")
+    assert [line["custom_id"] for line in lines] == [row["custom_id"] for row in rows]
+    codes = {line["error"]["code"] for line in lines if line["response"] is None}
+    assert codes == {"batch_failed" if how == "over budget" else "batch_cancelled"}
+    if how != "over budget":
+        ending.join(30)
 
 
 @pytest.mark.parametrize(

@@ -28,19 +28,16 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.drained_parts import manifest_of, rows_of
+from tests.support.failpoints import Killed, kill_at
 from tests.support.forked import Forked
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
-from tests.support.rig import Rig
+from tests.support.rig import Rig, encoded_job
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 TEXTS = [f"text {i}" for i in range(100)]
 CHUNKS = 13
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing is tidied."""
 
 
 @pytest.fixture
@@ -53,11 +50,7 @@ def encode(worker_broker: Broker, settings: Settings) -> Callable[..., Job]:
     """Makes an ended job of 13 chunks."""
 
     def make(texts: Sequence[Any] = TEXTS, **options: Any) -> Job:
-        job = enqueue_embeddings(texts, settings=settings, chunk_size=8, **options)
-        rig = Rig(worker_broker, settings, DummyBackend(dim=16))
-        for chunk in range(job.status().chunks):
-            rig.run(job, chunk)
-        return job
+        return encoded_job(worker_broker, settings, texts, **options)
 
     return make
 
@@ -165,23 +158,6 @@ def test_records_that_were_retried_before_the_drain_are_in_their_places(
 
 
 # ------------------------------------------------------------------------------------------------ between any two steps
-
-
-def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, count: int, *, after: bool) -> None:
-    """Let the process die before or after the call of this number."""
-    real, calls = getattr(owner, name), 0
-
-    def dies(*args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == count and not after:
-            raise Killed
-        answer = real(*args, **options)
-        if calls == count:
-            raise Killed
-        return answer
-
-    monkeypatch.setattr(owner, name, dies)
 
 
 STEPS = [

@@ -21,6 +21,7 @@ from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
 from embedctl_workers.backends.dummy import DummyBackend
 from tests.support.drained_parts import manifest_of, rows_of
+from tests.support.failpoints import Killed, kill_at
 from tests.support.jobs import reference
 from tests.support.rig import Rig
 
@@ -100,6 +101,20 @@ def test_results_go_to_a_bucket_and_are_read_from_there(
     np.testing.assert_array_equal(np.delete(job.vectors(), 7, 0), np.delete(reference(TEXTS), 7, 0))
     assert [each.position for each in job.errors()] == [7]
     assert job.drain(PLACE) == names
+
+
+def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Callable[..., Job], bucket: Any) -> None:
+    job = encode()
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, Drains, "note", 1, after=True)
+        with pytest.raises(Killed):
+            job.drain(PLACE, output_type="int8")
+    with pytest.raises(OutputError, match=r"holds parts of job .* in int8, and all its parts have one type"):
+        job.drain(PLACE, output_type="float16")
+    job.drain(PLACE)
+    numbers = job.stored_numbers()
+    assert (numbers.kind, numbers.ranges is None) == ("int8", False)
+    np.testing.assert_array_equal(job.vectors(), numbers.restored(numbers.of(reference(TEXTS)), 16))
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Drains, "note"), (Drains, "unlink"), (PartsBucket, "publish")])

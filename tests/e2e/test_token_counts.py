@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from embedctl import CorpusChanged, Job, JobState, aenqueue_embeddings, enqueue_embeddings
+from embedctl import CorpusChanged, Job, JobState, SettingsError, aenqueue_embeddings, enqueue_embeddings
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.workers import StartWorker
@@ -90,3 +90,10 @@ def test_a_result_that_redis_lost_is_repaired_with_them(
     assert counted(job) == COUNTS
     with pytest.raises(CorpusChanged, match="count_tokens was True and is None"):
         submit(count=False)
+
+
+def test_a_kept_field_is_not_named_like_them(settings: Settings) -> None:
+    items = [{"text": "a", "tokens": 1}]
+    with pytest.raises(SettingsError, match=r"'tokens' is what output files call the number of tokens"):
+        enqueue_embeddings(items, keep=["tokens"], count_tokens=True, settings=settings)
+    assert enqueue_embeddings(items, keep=["tokens"], settings=settings).status().options["keep"] == ["tokens"]

@@ -26,6 +26,7 @@ def result_chunk(
     failed: Collection[int] = (),
     truncated: Collection[int] = (),
     kept: list[Mapping[str, Any]] | None = None,
+    tokens: Sequence[int] | None = None,
 ) -> ChunkVectors:
     """A chunk with these vectors, of which the rows in `failed` are errors, and those in `truncated` lost 7 tokens."""
     names: list[str | None] = list(ids) if ids is not None else [f"id-{first + row}" for row in range(len(vectors))]
@@ -38,4 +39,5 @@ def result_chunk(
         errors=[FailedRecord(first + row, names[row], ErrorCode.EMPTY, "the text is empty") for row in sorted(failed)],
         truncations=[TruncatedRecord(first + row, names[row], 256, 7) for row in sorted(truncated)],
         kept=kept,
+        tokens=None if tokens is None else np.array(tokens),
     )

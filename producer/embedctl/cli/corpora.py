@@ -33,12 +33,12 @@ from embedctl.drain.places import Place
 from embedctl.estimate import Estimate, estimate
 from embedctl.job import Job
 from embedctl.kept import parse_keep
-from embedctl.output import errors_beside, files_of, guess_format, is_stdout
+from embedctl.output import Numbers, errors_beside, files_of, guess_format, is_stdout
 from embedctl.records import Record
 from embedctl.routing import no_worker_for
 from embedctl.store import JobStatus
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import BatchFileError, InputError, SettingsError
+from embedctl_config.errors import BatchFileError, InputError, JobCancelled, JobFailed, JobStopped, SettingsError
 from embedctl_config.printable import printable
 from embedctl_config.settings import Settings, load_settings
 
@@ -122,6 +122,11 @@ class CorpusChoice:
     def is_batch(self) -> bool:
         """Whether it is a batch file."""
         return isinstance(self.corpus, BatchCorpus)
+
+    def requests(self, output: Path | Place) -> BatchCorpus | None:
+        """The requests that an output answers; None if it does not."""
+        answers = isinstance(output, Path) and guess_format(output) == "jsonl"
+        return self.corpus if isinstance(self.corpus, BatchCorpus) and answers else None
 
     @property
     def keep(self) -> Sequence[str]:
@@ -226,7 +231,7 @@ def submit(
     wait: bool,
     output: Path | Place | None,
     one_file: bool,
-    output_type: str,
+    output_type: str | None,
     ranges: Path | None,
     no_clobber: bool,
     dry_run: bool,
@@ -262,14 +267,22 @@ def submit(
         return
     written: Sequence[Path | str] = []
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
-        job = submit_choice(broker, choice, progress, output)
+        job = submit_choice(broker, choice, progress, output, numbers)
         if as_json:
             progress.say(f"job {job.id}")
         else:
             with progress.above():
                 click.echo(job.id, err=is_stdout(output))  # the vectors have standard output to themselves
         if output is not None:
-            written = save(job, output, progress, clobber=not no_clobber, one_file=one_file, numbers=numbers)
+            written = save(
+                job,
+                output,
+                progress,
+                clobber=not no_clobber,
+                one_file=one_file,
+                numbers=numbers,
+                requests=choice.requests(output),
+            )
         elif wait:
             wait_for(job, progress)
     status = job.status()
@@ -285,18 +298,26 @@ def submit(
 
 
 def submit_choice(
-    broker: Broker, choice: CorpusChoice, progress: JobProgress, output: Path | Place | None = None
+    broker: Broker,
+    choice: CorpusChoice,
+    progress: JobProgress,
+    output: Path | Place | None = None,
+    numbers: Numbers | None = None,
 ) -> Job:
-    """Queue a corpus. If the output is a folder for parts, the job is drained meanwhile.
+    """Queue a corpus. If the output is a folder for parts, the job is drained meanwhile, with these numbers.
+
+    A job that is ended meanwhile is returned if there is an output: what is done is to be written there.
 
     Raises:
         KeyboardInterrupt: says how to continue.
     """
     progress.now_ms = broker.connection.about_now_ms
+    begun: list[str] = []
     try:
-        with Alongside(broker, output if isinstance(output, Place) else None) as drained:
+        with Alongside(broker, output if isinstance(output, Place) else None, numbers) as drained:
 
             def taking_up(job: JobStatus) -> None:
+                begun.append(job.id)
                 progress.taken_up(job)
                 drained.begin(job.id)
 
@@ -304,7 +325,12 @@ def submit_choice(
                 drained.check()
                 progress.submitting(records, waiting_for)
 
-            job = enqueue.submit(broker, choice.records(), choice.options, submitting, taking_up=taking_up)
+            try:
+                job = enqueue.submit(broker, choice.records(), choice.options, submitting, taking_up=taking_up)
+            except (JobFailed, JobStopped, JobCancelled):
+                if output is None or not begun:
+                    raise
+                job = Job(begun[0], broker)
     except KeyboardInterrupt:
         if choice.options.idempotency_key is None and choice.options.resume is None:
             raise KeyboardInterrupt(
@@ -313,6 +339,16 @@ def submit_choice(
         raise KeyboardInterrupt("the same command continues where it stopped") from None
     progress.submitted()
     return job
+
+
+def requests_in(settings: Settings, paths: Sequence[str]) -> BatchCorpus:
+    """The requests of batch files.
+
+    Raises:
+        InputError: a file can't be read.
+    """
+    files = open_corpus(*paths, file_format="jsonl", max_bytes=settings.max_text_bytes).files
+    return BatchCorpus(files, settings.max_text_bytes, None, unique=False)
 
 
 def _refuse_corpus_in(folder: Place, corpus: Corpus) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from embedctl.broker import Broker
+from embedctl.cli.corpora import requests_in
 from embedctl.cli.json_forms import printed_array, result_json
 from embedctl.cli.options import (
     chosen_numbers,
@@ -66,6 +67,17 @@ def wait(ctx: click.Context, /, job_id: str, timeout: float | None, quiet: bool,
     help=f"The format of the file. Default: that of its suffix; {BATCH_FORMAT} for .jsonl if the job was made of a "
     "batch file.",
 )
+# Without a variable, like that of `run`.
+@click.option(
+    "--input-file",
+    "-i",
+    "input_files",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    multiple=True,
+    help="The batch file that the job was made of: its requests that were not run, because the job was stopped, was "
+    "cancelled or expired, then have a line of their own.",
+)
 @one_file_option
 @numbers_options
 @no_clobber_option
@@ -79,8 +91,9 @@ def fetch(
     output: Path | Place,
     drains: bool,
     file_format: str | None,
+    input_files: tuple[str, ...],
     one_file: bool,
-    output_type: str,
+    output_type: str | None,
     ranges: Path | None,
     no_clobber: bool,
     quiet: bool,
@@ -96,11 +109,12 @@ def fetch(
     """
     if drains is not isinstance(output, Place):
         raise click.UsageError("--drain and a folder, such as -o vectors/, go together.")
-    if drains and (file_format is not None or one_file):
-        raise click.UsageError("--format and --one-file are for files: omit them, or name a file with -o.")
+    if drains and (file_format is not None or one_file or input_files):
+        raise click.UsageError("--format, --one-file and --input-file are for files: omit them, or name one with -o.")
     numbers = chosen_numbers(output_type, ranges)
     check_destination(output, (), clobber=not no_clobber, as_json=as_json, numbers=numbers)
     job = Job.get(job_id)
+    requests = requests_in(load_settings(), input_files) if input_files else None
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
         progress.now_ms = Broker.shared(load_settings()).connection.about_now_ms
         written = save(
@@ -111,6 +125,7 @@ def fetch(
             file_format=file_format,
             one_file=one_file,
             numbers=numbers,
+            requests=requests,
         )
     ended = job.status()
     report(ended, progress)

@@ -89,31 +89,31 @@ numbers_options = together(
     option(
         "--output-type",
         type=click.Choice([str(kind) for kind in output.OutputType]),
-        default="float32",
-        show_default=True,
-        help="The type of the numbers in .npy and .parquet. ubinary: a bit for each component, whether it is above 0.",
+        help="The type of the numbers in .npy, .parquet and parts. ubinary: a bit for each component, whether it is "
+        "above 0. Default: float32, or that of the job's parts.",
     ),
     option(
         "--ranges",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
         help="For int8: a .npy with the lowest and the highest value of each component (2 × dimensions). Default: "
-        "those of the first 100,000 records.",
+        "those of the job's parts, or of the first 100,000 records.",
     ),
 )
 
 
-def chosen_numbers(output_type: str, ranges: Path | None) -> output.Numbers:
-    """How vectors are stored, from :data:`numbers_options`.
+def chosen_numbers(output_type: str | None, ranges: Path | None) -> output.Numbers | None:
+    """How vectors are stored, from :data:`numbers_options`; None if that is left open.
 
     Raises:
         click.UsageError: there are ranges, and the type has none.
         SettingsError: the ranges can't be read.
     """
-    kind = output.OutputType(output_type)
-    if ranges is not None and kind is not output.OutputType.INT8:
+    if ranges is not None and output_type != output.OutputType.INT8:
         raise click.UsageError("--ranges is for --output-type int8")
-    return output.Numbers(kind, None if ranges is None else output.load_ranges(ranges))
+    if output_type is None:
+        return None
+    return output.Numbers(output.OutputType(output_type), None if ranges is None else output.load_ranges(ranges))
 
 
 corpus_options = together(

@@ -12,12 +12,13 @@ from pathlib import Path
 import click
 
 from embedctl import output
+from embedctl.corpus import BatchCorpus
 from embedctl.drain.places import MANIFEST, Place
 from embedctl.job import Job
 from embedctl.overview import average
 from embedctl.store import JobState, JobStatus
 from embedctl.terminal.progress import JobProgress
-from embedctl_config.errors import ExitStatus, OutputError, SettingsError
+from embedctl_config.errors import ExitStatus, OutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def check_destination(
     *,
     clobber: bool,
     as_json: bool,
-    numbers: output.Numbers,
+    numbers: output.Numbers | None,
     batch: bool = False,
 ) -> None:
     """Check beforehand that vectors can go to a path, and that a JSON value may be printed as well.
@@ -73,16 +74,14 @@ def check_destination(
         SettingsError, OutputError, MissingExtra: as for :func:`output.check_output`.
     """
     if isinstance(path, Place):
-        _check_folder(path, clobber=clobber, numbers=numbers)
+        _check_folder(path, clobber=clobber)
         return
     if as_json and output.is_stdout(path):
         raise click.UsageError("--json and --output - both print to standard output: name a file, or omit --json")
     output.check_output(path, keep, clobber=clobber, numbers=numbers, batch=batch)
 
 
-def _check_folder(folder: Place, *, clobber: bool, numbers: output.Numbers) -> None:
-    if numbers.kind is not output.FLOAT32.kind:
-        raise SettingsError("the parts in a folder hold float32: leave out --output-type, or name a file")
+def _check_folder(folder: Place, *, clobber: bool) -> None:
     import_module("embedctl.drain.part")  # raises MissingExtra without pyarrow
     if not clobber and MANIFEST in folder.names():
         raise OutputError(f"{folder.name} holds the parts of a job: choose another folder, or remove it")
@@ -97,19 +96,21 @@ def save(
     clobber: bool = True,
     file_format: str | None = None,
     one_file: bool = False,
-    numbers: output.Numbers = output.FLOAT32,
+    numbers: output.Numbers | None = None,
+    requests: BatchCorpus | None = None,
 ) -> Sequence[Path | str]:
     """Write a job's vectors as they come, and show the progress of both. Vectors in the parts of a folder leave Redis.
 
     Args:
         clobber, file_format, one_file, numbers: as for :func:`output.fetch`.
+        requests: the batch file that the job was made of.
 
     Raises:
         KeyboardInterrupt: says how to return to the job.
     """
     progress.begin_writing()
     if isinstance(path, Place):
-        return _save_parts(job, path, progress)
+        return _save_parts(job, path, progress, numbers)
     try:
         written = output.fetch(
             job,
@@ -120,6 +121,7 @@ def save(
             written=progress.written,
             clobber=clobber,
             numbers=numbers,
+            requests=None if requests is None else requests.requests,
         )
         status = job.wait(progress=progress.running)
     except KeyboardInterrupt:
@@ -132,12 +134,14 @@ def save(
     return written
 
 
-def _save_parts(job: Job, folder: Place, progress: JobProgress) -> list[str]:
+def _save_parts(job: Job, folder: Place, progress: JobProgress, numbers: output.Numbers | None) -> list[str]:
+    kind, ranges = (None, None) if numbers is None else (numbers.kind, numbers.ranges)
     try:
-        written = job.drain(folder.name, progress.running, written=progress.written)
+        written = job.drain(folder.name, progress.running, written=progress.written, output_type=kind, ranges=ranges)
     except KeyboardInterrupt:
+        same = "" if kind is None else f" --output-type {kind}"
         raise KeyboardInterrupt(
-            f"job {job.id} goes on: embedctl fetch {job.id} -o {folder.path_of('')} --drain"
+            f"job {job.id} goes on: embedctl fetch {job.id} -o {folder.path_of('')} --drain{same}"
         ) from None
     progress.say(f"Wrote {len(written) - 1:,} parts and {MANIFEST} into {folder.name}")
     return written

@@ -66,7 +66,7 @@ def run(
     *,
     output: Path | Place | None,
     one_file: bool,
-    output_type: str,
+    output_type: str | None,
     ranges: Path | None,
     no_clobber: bool,
     cpus: str | None,
@@ -116,9 +116,17 @@ def run(
     stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)
     with progress, stack as (ours, progress.watch, token):
         broker = Broker.connect(ours)
-        job = submit_choice(broker, choice.keyed(key and key + token), progress, output)
+        job = submit_choice(broker, choice.keyed(key and key + token), progress, output, numbers)
         with _freed_unless_it_goes_on(job, resumable=key is not None):
-            written = save(job, output, progress, clobber=not no_clobber, one_file=one_file, numbers=numbers)
+            written = save(
+                job,
+                output,
+                progress,
+                clobber=not no_clobber,
+                one_file=one_file,
+                numbers=numbers,
+                requests=choice.requests(output),
+            )
         status = job.status()
         job.discard()
         broker.close()

@@ -159,16 +159,25 @@ class BatchCorpus:
             InputError: a file can't be read.
             BatchFileError: a line has changed since, and is no request.
         """
+        for request in self._all():
+            count = len(request.inputs)
+            for index, text in enumerate(request.inputs):
+                kept = {"index": index, "inputs": count, "encoding_format": request.encoding_format}
+                yield make_record(text, request.custom_id, self._max_bytes, json.dumps(kept).encode())
+
+    def requests(self) -> Iterator[tuple[str, int]]:
+        """The custom_id of each request, and the number of its inputs. Raises as :meth:`records`."""
+        for request in self._all():
+            yield request.custom_id, len(request.inputs)
+
+    def _all(self) -> Iterator[Request]:
         for place, line in self._lines():
             try:
                 row = _json(line)
                 request = _request(_custom_id(row), row)
             except _Refused as refused:
                 raise self._refusal([Mistake(place, *refused.args)], 1) from None
-            count = len(request.inputs)
-            for index, text in enumerate(request.inputs):
-                kept = {"index": index, "inputs": count, "encoding_format": request.encoding_format}
-                yield make_record(text, request.custom_id, self._max_bytes, json.dumps(kept).encode())
+            yield request
 
     def empty(self) -> InputError:
         """The error for files without a request."""

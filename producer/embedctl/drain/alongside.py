@@ -8,6 +8,7 @@ from typing import Self
 
 from embedctl.broker import Broker
 from embedctl.drain.places import Place
+from embedctl.output.numbers import Numbers
 from embedctl.waiting import Waiter
 
 #: How long a submission that failed waits for the thread (seconds). What it has not made durable stays in Redis.
@@ -19,10 +20,11 @@ class Alongside:
 
     Args:
         place: None to drain nothing.
+        numbers: as for :func:`drain`.
     """
 
-    def __init__(self, broker: Broker, place: Place | None) -> None:
-        self._broker, self._place = broker, place
+    def __init__(self, broker: Broker, place: Place | None, numbers: Numbers | None = None) -> None:
+        self._broker, self._place, self._numbers = broker, place, numbers
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -53,7 +55,7 @@ class Alongside:
         from embedctl.drain.drainer import Interrupted, drain
 
         try:
-            drain(Waiter(job_id, self._broker), place, stopped=self._over.is_set)
+            drain(Waiter(job_id, self._broker), place, stopped=self._over.is_set, numbers=self._numbers)
         except Interrupted:
             pass
         except BaseException as error:  # noqa: BLE001  (the submitting thread raises it)

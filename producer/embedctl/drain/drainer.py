@@ -18,14 +18,16 @@ from typing import Any, NoReturn
 from embedctl.drain.folder import digest_of
 from embedctl.drain.part import OpenPart, Taken, footer_of
 from embedctl.drain.places import MANIFEST, Place
+from embedctl.kept import tells_tokens
 from embedctl.machine import machine_id, process_id, runs
 from embedctl.output.columns import KeptColumns
+from embedctl.output.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain
 from embedctl.patience import TimeLimit
 from embedctl.reader import check_fingerprint
-from embedctl.results import ChunkVectors, chunk_vectors, overlaid
+from embedctl.results import ChunkVectors, Vectors, chunk_vectors, overlaid
 from embedctl.store import DrainState, Holder, JobState, JobStatus, PartFacts
-from embedctl.store.drains import part_name, part_names, retry_part_name
+from embedctl.store.drains import first_part, part_name, part_names, retry_part_name
 from embedctl.waiting import LOOK_EVERY_S, Progress, Waiter, lost_chunks, refuse_cancelled
 from embedctl_config import keys, wire
 from embedctl_config.errors import (
@@ -43,6 +45,10 @@ log = logging.getLogger(__name__)
 
 #: Chunks whose results are freed together at the start.
 _FREED_AT_ONCE = 500
+#: Fewest vectors that ranges are taken from if Redis holds no more. sentence-transformers warns below that.
+_FEWEST = 100
+#: Chunks that may be missing among those that the ranges are taken from, of a job that does not go on by itself.
+_MOST_MISSING = 10_000
 #: In place of a result whose records another chunk holds.
 _VOID = b"void"
 
@@ -54,6 +60,7 @@ def drain(
     progress: Progress | None = None,
     written: Callable[[ChunkVectors], None] | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    numbers: Numbers | None = None,
 ) -> list[str]:
     """Move a job's results to parts as they arrive, until the job has ended and Redis holds none.
 
@@ -61,18 +68,21 @@ def drain(
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in a part, which may not be durable yet.
         stopped: whether the caller does not want any more. Asked while the drain waits, and after each part.
+        numbers: how the parts store vectors; None: as those that are there do, else float32. Int8 without ranges takes
+            those of the parts that are there, else of the first 100,000 records, or of as many as Redis holds.
 
     Returns:
         The full names of all parts, and the manifest's.
 
     Raises:
         JobHeld: another process drains the job.
-        OutputError: the folder or the disk refuses, the folder holds something else, or a part was changed or removed.
+        OutputError: the folder or the disk refuses, the folder holds something else, or a part was changed or removed;
+            the parts that are there store vectors otherwise; too few records have a vector for the ranges.
         JobCancelled, JobFailed, JobLost, JobStalled, BrokerUnavailable: as for :meth:`Job.iter_results`. The parts that
             are durable stay.
     """
     try:
-        return _Drainer(waiter, place, progress, written, stopped).run()
+        return _Drainer(waiter, place, progress, written, stopped, numbers).run()
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -94,9 +104,11 @@ class _Drainer:
         progress: Progress | None,
         written: Callable[[ChunkVectors], None] | None,
         stopped: Callable[[], bool],
+        numbers: Numbers | None,
     ) -> None:
         self._waiter, self._place = waiter, place
         self._progress, self._written, self._stopped = progress, written, stopped
+        self._wanted = numbers
         self._job_id, self._broker = waiter.job_id, waiter.broker
         self._drains = waiter.broker.drains
         self._me = Holder(secrets.token_hex(8), machine_id(), process_id(os.getpid()), socket.gethostname())
@@ -114,6 +126,8 @@ class _Drainer:
             self._state = self._renew(self._place.name)
             status = self._look()  # with the version that the job has now
             self._free_leftovers(status)
+            self._tokens = tells_tokens(status.options)
+            self._numbers = self._agreed_numbers(status)
             try:
                 self._drain_corpus(status)
                 status = self._drain_rest()
@@ -240,6 +254,70 @@ class _Drainer:
         except (ValueError, LookupError, TypeError):
             return ""
 
+    # ----------------------------------------------------------------------------------------------------- the numbers
+
+    def _agreed_numbers(self, status: JobStatus) -> Numbers:
+        """How all parts store vectors: as the first one does, or, before there is one, as the caller wants it.
+
+        Raises:
+            OutputError: the caller wants something else, or there are too few vectors for ranges.
+        """
+        if (first := first_part(self._state)) is not None:
+            self._check_own(first)  # a store may keep the digest of an object that it damaged
+            return self._like(Numbers.of_facts(footer_of(self._place.source(first))["vectors"]))
+        wanted = self._wanted or FLOAT32
+        if wanted.kind is OutputType.INT8 and wanted.ranges is None:
+            return Numbers(wanted.kind, self._ranges(status))
+        return wanted
+
+    def _like(self, stored: Numbers) -> Numbers:
+        wanted = self._wanted or stored
+        if wanted.kind is not stored.kind:
+            raise OutputError(
+                f"{self._place.name} holds parts of job {self._job_id} in {stored.kind}, and all its parts have one "
+                f"type: omit the output type {wanted.kind}"
+            )
+        if wanted.ranges is not None and wanted.mark() != stored.mark():
+            raise OutputError(
+                f"{self._place.name} holds parts of job {self._job_id} with other ranges, and all its parts have the "
+                "same ones: omit the ranges"
+            )
+        return stored
+
+    def _ranges(self, status: JobStatus) -> Vectors:
+        """The ranges of the first records. The first part fixes them for all drains to come."""
+        ranges, seen = ranges_of(self._first_chunks(status), f"job {self._job_id}")
+        if seen < CALIBRATED_ON and self._is_held_back(self._look()):
+            if seen < _FEWEST:
+                raise OutputError(
+                    f"job {self._job_id}: int8 needs the range of each component, and Redis holds only {seen} records "
+                    f"with a vector at once ({self._high_water} bytes): give a file with --ranges, or raise "
+                    "results_high_water_bytes"
+                )
+            log.warning(
+                "job %s: the ranges of int8 are those of %d records, because Redis holds no more", self._job_id, seen
+            )
+        return ranges
+
+    def _first_chunks(self, status: JobStatus) -> Iterator[ChunkVectors]:
+        """The first chunks, as far as the job makes them without anybody taking some away."""
+        index, missing, held_back = 0, 0, False
+        while missing < _MOST_MISSING and ((known := status.original_chunks) is None or index < known):
+            taken = self._waiter.ask(partial(self._taken, index, status))
+            if taken is not None:
+                yield taken.vectors
+            elif status.stopped_by is None and not held_back:
+                status = self._wait_for(index, or_held_back=True)
+                held_back = self._is_held_back(status)
+                continue
+            else:
+                missing += 1
+            index += 1
+
+    def _is_held_back(self, status: JobStatus) -> bool:
+        """Whether no more results may come before some leave Redis."""
+        return not status.state.ended and (status.waits_for_reader or self._waiter.ask(self._broker.connection.is_full))
+
     # ------------------------------------------------------------------------------------------------------ the chunks
 
     def _drain_corpus(self, status: JobStatus) -> None:
@@ -319,8 +397,9 @@ class _Drainer:
             at = later
         return Taken(index, chunk, tuple(more), size, result.digest, result.backend)
 
-    def _wait_for(self, index: int) -> JobStatus:
-        """Wait until a chunk's result is there, or the corpus turns out to have no such chunk."""
+    def _wait_for(self, index: int, *, or_held_back: bool = False) -> JobStatus:
+        """Wait until a chunk's result is there, the corpus turns out to have no such chunk, or, if asked for, the job
+        is held back."""
 
         def is_there(status: JobStatus) -> bool:
             self._check_wanted()
@@ -335,7 +414,7 @@ class _Drainer:
                 self._raise_lost(index)
             if status.waits_for_reader:
                 self._finish_part(status, corpus=True)  # smaller than others, but workers wait for room
-            return False
+            return or_held_back and self._is_held_back(status)
 
         return self._waiter.until(is_there, TimeLimit.from_now(None), self._progress)
 
@@ -362,7 +441,8 @@ class _Drainer:
             self._finish_part(status, corpus=corpus)
 
     def _begin_part(self, *, corpus: bool) -> OpenPart:
-        return OpenPart(self._place.scratch(self._next_name(corpus=corpus)), self._kept)
+        scratch = self._place.scratch(self._next_name(corpus=corpus))
+        return OpenPart(scratch, self._kept, self._numbers, tokens=self._tokens)
 
     def _next_name(self, *, corpus: bool) -> str:
         return part_name(self._state.parts) if corpus else retry_part_name(self._state.retry_parts + 1)
@@ -490,6 +570,8 @@ class _Drainer:
             "fingerprint": self._fingerprint(status),
             "precision": status.precision,
             "dim": status.dim,
+            "output_type": self._numbers.kind.value,
+            **({} if self._numbers.ranges is None else {"ranges": self._numbers.ranges.tolist()}),
             "records": status.records,
             "failed": status.failed,
             "parts": parts,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import BeginAgain
 from embedctl.results import ChunkVectors
 from embedctl_config.errors import MissingExtra
@@ -17,7 +18,7 @@ try:
     import pyarrow.parquet as pq
 
     from embedctl.output.columns import KeptColumns
-    from embedctl.output.row_groups import RowGroups
+    from embedctl.output.row_groups import FACTS, Layout, WholeFile
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
@@ -60,12 +61,16 @@ class OpenPart:
     Args:
         path: the file; one that exists is overwritten.
         kept: the columns of the kept fields, of all parts of this drain: types only become wider.
+        numbers: how vectors are stored.
+        tokens: whether the job counts the tokens of each record.
     """
 
-    def __init__(self, path: Path, kept: KeptColumns) -> None:
+    def __init__(self, path: Path, kept: KeptColumns, numbers: Numbers = FLOAT32, *, tokens: bool = False) -> None:
         self.path = path
         self._kept = kept
-        self._groups: RowGroups | None = None
+        self._numbers = numbers
+        self._tokens = tokens
+        self._file: WholeFile | None = None
         self.chunks: list[int] = []
         self._rows: list[tuple[int, int]] = []
         self.more: list[int] = []
@@ -96,12 +101,13 @@ class OpenPart:
         """
         chunk = taken.vectors
         rows = len(chunk.positions)
-        if self._kept.widened_by(chunk.kept or [{}] * rows) and self._groups is not None:
+        if self._kept.widened_by(chunk.kept or [{}] * rows) and self._file is not None:
             raise BeginAgain
-        if self._groups is None:
+        if self._file is None:
             self.path.unlink(missing_ok=True)  # it might be a link to another file
-            self._groups = RowGroups(self.path, chunk.vectors.shape[1], self._kept)
-        self._groups.add(chunk)
+            layout = Layout(chunk.vectors.shape[1], self._kept, self._numbers, tokens=self._tokens)
+            self._file = WholeFile(self.path, layout)
+        self._file.add(chunk)
         self._rows.append((taken.chunk, rows))
         self._ends += (int(chunk.positions[0]), int(chunk.positions[-1]))
         self._made = {"precision": chunk.precision, "bounds": chunk.bounds, "backend": taken.made_by}
@@ -114,7 +120,7 @@ class OpenPart:
 
     def finish(self, job_id: str, fingerprint: str) -> None:
         """Write the footer; the file is not synced. The part must hold a chunk."""
-        assert self._groups is not None
+        assert self._file is not None
         footer = {
             "job": job_id,
             "fingerprint": fingerprint,
@@ -124,18 +130,20 @@ class OpenPart:
             "records": self.records,
             "chunks": self._rows,
         }
-        self._groups.close({FOOTER: json.dumps(footer)})
+        self._file.close({FOOTER: json.dumps(footer)})
 
     def abandon(self) -> None:
         """Close and remove the file. What it held is still in Redis."""
-        if self._groups is not None:
+        if self._file is not None:
             with suppress(OSError, ValueError):  # closing flushes; a full disk refuses once more, a closed file too
-                self._groups.close()
+                self._file.close()
             self.path.unlink(missing_ok=True)
 
 
 def footer_of(source: Any) -> Mapping[str, Any]:
     """What a part says of itself; empty if it is no part of embedctl's.
+
+    `vectors` are the facts of its numbers (:meth:`Numbers.facts`).
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -143,11 +151,12 @@ def footer_of(source: Any) -> Mapping[str, Any]:
     try:
         metadata = pq.read_metadata(source).metadata or {}
         found: Mapping[str, Any] = json.loads(metadata[FOOTER.encode()])
+        numbers = json.loads(metadata.get(FACTS.encode(), "{}"))
     except FileNotFoundError:
         raise
     except (KeyError, ValueError, OSError):  # pyarrow's errors are ValueError and OSError
         return {}
-    return found
+    return {**found, "vectors": numbers}
 
 
 def rows_of_chunks(footer: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:

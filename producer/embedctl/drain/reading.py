@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from embedctl.drain.places import place_of
+from embedctl.kept import TOKENS
+from embedctl.output.numbers import FLOAT32, Numbers, OutputType
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl.store import Drains, DrainState
-from embedctl.store.drains import part_name, part_names
+from embedctl.store.drains import first_part, part_name, part_names
 from embedctl_config.errors import JobDrained, MissingExtra
 from embedctl_config.wire import ErrorCode
 
@@ -23,6 +26,16 @@ except ImportError as error:
     raise MissingExtra("parquet", "a drained job") from error
 
 _OWN = ("position", "id", "embedding", "error_code", "error_message", "tokens_used", "tokens_lost")
+
+
+def numbers_of_parts(drains: Drains, job_id: str) -> Numbers:
+    """How the parts of a job store its vectors; float32 if there is none.
+
+    Raises:
+        JobDrained: they can't be read here.
+    """
+    state = drains.state(job_id)
+    return DrainedChunks(drains, job_id, state.place).numbers_of(name) if (name := first_part(state)) else FLOAT32
 
 
 class DrainedChunks:
@@ -57,6 +70,10 @@ class DrainedChunks:
             footer = self._footer(name)
             self._open = _OpenPart(name, self._place.source(name), footer)
         return self._open.chunk(index)
+
+    def numbers_of(self, name: str) -> Numbers:
+        """How a part stores vectors. Raises as :meth:`chunk`."""
+        return Numbers.of_facts(self._footer(name)["vectors"])
 
     def _name_of(self, index: int) -> str | None:
         if index in self._retried:
@@ -100,6 +117,7 @@ class _OpenPart:
 
     def __init__(self, name: str, source: Any, footer: Mapping[str, Any]) -> None:
         self.name, self._footer = name, footer
+        self._numbers = Numbers.of_facts(footer["vectors"])
         self._file = pq.ParquetFile(source)
         self._rows = {chunk: (at, rows) for chunk, at, rows in rows_of_chunks(footer)}
         sizes = [self._file.metadata.row_group(at).num_rows for at in range(self._file.num_row_groups)]
@@ -116,18 +134,22 @@ class _OpenPart:
         if group != self._group:
             self._table = None  # first free the last one
             self._table, self._group = self._file.read_row_group(group), group
-        return _vectors_of(self._table.slice(at - int(self._starts[group]), rows), self._footer)
+        return _vectors_of(self._table.slice(at - int(self._starts[group]), rows), self._footer, self._numbers)
 
 
-def _vectors_of(table: Any, footer: Mapping[str, Any]) -> ChunkVectors:
+def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> ChunkVectors:
     """Rows of a part as the results of a chunk."""
+    tokens = _tokens(table)
+    if tokens is not None:
+        table = table.drop_columns([TOKENS])
     columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "embedding"}
     embedding = table.column("embedding").combine_chunks()
-    dim = embedding.type.list_size
-    # A failed record's slot holds its NaN under the null.
+    dim = footer["vectors"].get("dimensions", embedding.type.list_size)
+    # A failed record's slot holds anything under the null.
     vectors = np.full((len(table), dim), np.nan, np.float32)
     valid = embedding.is_valid().to_numpy(zero_copy_only=False)
-    vectors[valid] = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+    stored = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, embedding.type.list_size)
+    vectors[valid] = numbers.restored(stored, dim)
     rows = list(zip(*(columns[name] for name in _OWN if name != "embedding"), strict=True))
     kept_names = [name for name in table.column_names if name not in _OWN]
     return ChunkVectors(
@@ -147,7 +169,18 @@ def _vectors_of(table: Any, footer: Mapping[str, Any]) -> ChunkVectors:
         precision=str(footer.get("precision", "")),
         bounds=str(footer.get("bounds", "")),
         kept=list(_records(kept_names, columns)) if kept_names else None,
+        tokens=tokens,
+        stored_as="" if numbers.kind is OutputType.FLOAT32 else numbers.kind.value,
     )
+
+
+def _tokens(table: Any) -> npt.NDArray[np.int64] | None:
+    """The tokens of each record, 0 where there is no vector; None if the part does not tell them."""
+    # No kept field has a column of this type.
+    if TOKENS not in table.column_names or str(table.schema.field(TOKENS).type) != "uint32":
+        return None
+    counts: npt.NDArray[np.int64] = table.column(TOKENS).fill_null(0).to_numpy().astype(np.int64)
+    return counts
 
 
 def _records(names: list[str], columns: Mapping[str, list[Any]]) -> Iterator[Mapping[str, Any]]:

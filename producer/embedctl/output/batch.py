@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from embedctl.output.not_run import ReadRequests, Reason, Requests, reason_of, reason_of_error
 from embedctl.output.npy import beside
 from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import LineFile, json_line, part_of, publish
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import JobStatus
+from embedctl_config.errors import JobError
 from embedctl_config.wire import ErrorCode
 
 #: The codes of errors that the request is to blame for → those of OpenAI. All others are the server's.
@@ -65,15 +68,44 @@ class Answers:
 
     Attributes:
         open: the request whose other inputs are in the next chunk; None if there is none.
+        left_out: whether requests between those that were run have no line, because nobody knows them.
 
     Args:
+        latest: asks for the job's status.
+        read: reads the job's requests, if the files that it was made of are at hand. Those that were not run have a
+            line then.
         begin: the position of the first record that belongs to no line yet.
+        known: the position up to which all requests have a line; None if that is unknown.
     """
 
-    def __init__(self, job: JobStatus, begin: int = 0) -> None:
+    def __init__(
+        self,
+        job: JobStatus,
+        latest: Callable[[], JobStatus],
+        read: ReadRequests | None = None,
+        *,
+        begin: int = 0,
+        known: int | None = 0,
+    ) -> None:
         self.open: _Open | None = None
         self._job = job
+        self._latest = latest
+        self._requests = None if read is None else Requests(job.id, read)
         self._begin = begin
+        self._known = known
+        self._reason: Reason | None = None
+        self._given_up = False
+        self.left_out = False
+
+    @property
+    def knows_requests(self) -> bool:
+        """Whether requests that were not run have a line."""
+        return self._requests is not None
+
+    @property
+    def known(self) -> int | None:
+        """The position up to which all requests have a line, apart from one that is open."""
+        return self._known if self.open is None else self.open.first
 
     def of(self, chunk: ChunkVectors) -> Iterator[Answer]:
         """The lines of the requests that are complete with this chunk."""
@@ -87,7 +119,9 @@ class Answers:
                 yield self._unfinished(self.open)
                 self.open = None
             if self.open is None:
+                yield from self._not_run(position - index, chunk.ids[row])
                 self.open = _Open(chunk.ids[row], position - index, size, str(facts.get("encoding_format")))
+                self._known = position - index + size
             # A copy, because the vector would keep its chunk in memory.
             tokens = 0 if chunk.tokens is None else int(chunk.tokens[row])
             self.open.inputs.append(_Input(position, chunk.vectors[row].copy(), errors.get(position), tokens))
@@ -99,10 +133,22 @@ class Answers:
         """The lines alone."""
         return (answer.line for answer in self.of(chunk))
 
+    def give_up(self, error: JobError) -> bool:
+        """Take a job that can't be read any more as one that ended before it ran all its requests; whether that is so,
+        and these are known."""
+        reason = None if self._requests is None else reason_of_error(error)
+        if reason is not None:
+            self._reason, self._given_up = reason, True
+        return self._given_up
+
     def end(self) -> Iterator[Answer]:
-        """After the last chunk: the line of a request whose last inputs were never encoded."""
+        """After the last chunk: the lines of requests that were not run, or of which some inputs were not encoded."""
         if self.open is not None:
             yield self._unfinished(self.open)
+            self.open = None
+        if self._requests is not None:
+            job = self._job if self._job.sealed or self._given_up else self._latest()
+            yield from self._not_run(job.records if job.sealed else None)
 
     def last_lines(self) -> Iterator[bytes]:
         """The lines of :meth:`end` alone."""
@@ -125,8 +171,8 @@ class Answers:
         line = (
             b'%b,"response":{"status_code":200,"request_id":%b,"body":{"object":"list","data":[%b],%b}},"error":null}'
             % (
-                self._head(request),
-                json_line(f"req_{self._name(request)}"),
+                self._head(request.custom_id, request.first),
+                json_line(f"req_{self._name(request.first)}"),
                 vectors,
                 json_line({"model": self._job.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})[1:-1],
             )
@@ -144,21 +190,39 @@ class Answers:
         }
         response = {
             "status_code": 400 if code else 500,
-            "request_id": f"req_{self._name(request)}",
+            "request_id": f"req_{self._name(request.first)}",
             "body": {"error": error},
         }
-        return Answer(self._head(request) + b',"response":' + json_line(response) + b',"error":null}', failed=True)
+        head = self._head(request.custom_id, request.first)
+        return Answer(head + b',"response":' + json_line(response) + b',"error":null}', failed=True)
+
+    def _not_run(self, end: int | None, before: str | None = None) -> Iterator[Answer]:
+        """The lines of the requests between the last one that is known and a position, or those that are left."""
+        if self._known is None or self._known == end:
+            return
+        if self._requests is None:
+            self.left_out = True
+            return
+        for first, custom_id in self._requests.between(self._known, end, before):
+            yield self._unanswered(custom_id, first)
 
     def _unfinished(self, request: _Open) -> Answer:
-        error = {"code": "batch_failed", "message": "The job ended before all inputs of this request were encoded."}
-        return Answer(self._head(request) + b',"response":null,"error":' + json_line(error) + b"}", failed=True)
+        return self._unanswered(request.custom_id, request.first)
 
-    def _head(self, request: _Open) -> bytes:
-        return json_line({"id": f"batch_req_{self._name(request)}", "custom_id": request.custom_id})[:-1]
+    def _unanswered(self, custom_id: str | None, first: int) -> Answer:
+        if self._reason is None:
+            self._reason = reason_of(self._latest())
+        return Answer(
+            self._head(custom_id, first) + b',"response":null,"error":' + json_line(self._reason._asdict()) + b"}",
+            failed=True,
+        )
 
-    def _name(self, request: _Open) -> str:
+    def _head(self, custom_id: str | None, first: int) -> bytes:
+        return json_line({"id": f"batch_req_{self._name(first)}", "custom_id": custom_id})[:-1]
+
+    def _name(self, first: int) -> str:
         """The same each time that the job is fetched."""
-        return f"{self._job.id}_{request.first}"
+        return f"{self._job.id}_{first}"
 
 
 class BatchWriter:
@@ -167,9 +231,15 @@ class BatchWriter:
     The file beside exists only if a request failed.
     """
 
-    def __init__(self, path: Path, job: JobStatus, noted: Mapping[str, int] | None, *, one_file: bool) -> None:
+    def __init__(
+        self, path: Path, make_answers: Callable[..., Answers], noted: Mapping[str, int] | None, *, one_file: bool
+    ) -> None:
+        known = 0 if noted is None else noted.get("known")
         noted = noted or {}
-        self._answers = Answers(job, noted.get("position", 0))
+        self._answers = make_answers(begin=noted.get("position", 0), known=known)
+        self._answers.left_out = bool(noted.get("left_out"))
+        if self._answers.left_out and self._answers.knows_requests:
+            raise ValueError("an earlier fetch has left out requests that this one knows")
         self._results = LineFile(path, noted.get("size", 0))
         self._errors = None if one_file else LineFile(errors_beside(path), noted.get("errors_size", 0))
         self._failed = noted.get("failed", 0)
@@ -184,6 +254,9 @@ class BatchWriter:
 
     def checkpoint(self) -> Mapping[str, int]:
         facts = {"size": self._results.flush(), "failed": self._failed}
+        facts["left_out"] = int(self._answers.left_out)
+        if (known := self._answers.known) is not None:
+            facts["known"] = known
         if self._errors is not None:
             facts["errors_size"] = self._errors.flush()
         request = self._answers.open
@@ -191,6 +264,10 @@ class BatchWriter:
             return {**facts, "chunks": self._chunks, "position": 0}
         # The next fetch reads the chunks once more in which this request is.
         return {**facts, "chunks": self._chunks_before_open, "position": request.first}
+
+    def give_up(self, error: JobError) -> bool:
+        """As :meth:`Answers.give_up`; :meth:`finish` then answers the requests that are left."""
+        return self._answers.give_up(error)
 
     def finish(self) -> list[Path]:
         self._write(self._answers.end())
@@ -227,17 +304,19 @@ class BatchWriter:
 
 
 class BatchFormat:
-    """Makes a :class:`BatchWriter`, as other formats' classes are called."""
+    """Makes a :class:`BatchWriter`, as other formats' classes are called.
+
+    Attributes:
+        answers: makes what makes the lines; see :class:`Answers`.
+    """
 
     needs_total = False
 
-    def __init__(self, job: JobStatus, *, one_file: bool) -> None:
-        self._job = job
+    def __init__(
+        self, job: JobStatus, latest: Callable[[], JobStatus], read: ReadRequests | None, *, one_file: bool
+    ) -> None:
+        self.answers = partial(Answers, job, latest, read)
         self._one_file = one_file
-
-    def answers(self) -> Answers:
-        """What makes the lines."""
-        return Answers(self._job)
 
     def __call__(
         self,
@@ -246,8 +325,10 @@ class BatchFormat:
         noted: Mapping[str, int] | None,
         keep: Sequence[str] = (),
         numbers: Numbers = FLOAT32,
+        *,
+        tokens: bool = False,
     ) -> BatchWriter:
-        return BatchWriter(path, self._job, noted, one_file=self._one_file)
+        return BatchWriter(path, self.answers, noted, one_file=self._one_file)
 
 
 def _whole(value: object, otherwise: int) -> int:

@@ -20,11 +20,16 @@ class KeptColumns:
 
     Args:
         names: the fields.
+        seen: what :meth:`seen` returned of the values so far.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._seen: dict[str, set[str]] = {name: set() for name in names}
-        self._types = {name: pa.string() for name in names}
+    def __init__(self, names: Sequence[str], seen: Mapping[str, Iterable[str]] | None = None) -> None:
+        self._seen: dict[str, set[str]] = {name: set((seen or {}).get(name, ())) for name in names}
+        self._types = self._types_of_all()
+
+    def seen(self) -> dict[str, list[str]]:
+        """The kinds of values seen, by name, as JSON values."""
+        return {name: sorted(kinds) for name, kinds in self._seen.items()}
 
     def widened_by(self, rows: Iterable[Mapping[str, Any]]) -> bool:
         """Take note of these records' values; whether a column has another type now."""
@@ -34,7 +39,7 @@ class KeptColumns:
         for row in rows:
             for name, seen in self._seen.items():
                 seen.add(_kind(row.get(name)))
-        self._types = {name: _type_of(seen - {"null"}) for name, seen in self._seen.items()}
+        self._types = self._types_of_all()
         return self._types != before
 
     def fields(self) -> list[tuple[str, pa.DataType]]:
@@ -44,6 +49,9 @@ class KeptColumns:
     def arrays(self, rows: Sequence[Mapping[str, Any]]) -> list[pa.Array]:
         """Each column of these records."""
         return [pa.array([_value(row.get(name), dtype) for row in rows], dtype) for name, dtype in self._types.items()]
+
+    def _types_of_all(self) -> dict[str, pa.DataType]:
+        return {name: _type_of(seen - {"null"}) for name, seen in self._seen.items()}
 
 
 def _kind(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -13,15 +13,19 @@ from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
 from embedctl.job import Job
-from embedctl.output.batch import BatchFormat, errors_beside, is_of_batch
+from embedctl.kept import tells_tokens
+from embedctl.output.batch import Answers, BatchFormat, BatchWriter, errors_beside, is_of_batch
+from embedctl.output.jsonl import lines_of
+from embedctl.output.not_run import ReadRequests
 from embedctl.output.npy import all_beside
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
-from embedctl.output.standard import check_stdout, is_stdout, print_results
+from embedctl.output.standard import check_stdout, is_stdout, print_lines, print_results
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import (
     BrokerUnavailable,
+    JobCancelled,
     JobError,
     JobFailed,
     JobNotFound,
@@ -40,13 +44,15 @@ _WRITERS = {
 FORMATS = tuple(_WRITERS)
 #: After a fetch died, the next one repeats at most this much of its work (seconds).
 _NOTE_EVERY_S = 2.0
+#: Of which stop of its job an unfinished file leaves out chunks, in a note of progress; _NO_STOP is none of them.
+_STOP, _NO_STOP = "stop", -1
 
 
 class Format(Protocol):
     """Makes a writer.
 
     Its arguments are the final path, the number of the job's records, the last checkpoint, or None, the names of the
-    job's kept fields, and how vectors are stored.
+    job's kept fields, how vectors are stored, and whether columns tell the tokens of each record.
     """
 
     #: Whether the number of records must be known before the first chunk is written.
@@ -59,6 +65,8 @@ class Format(Protocol):
         noted: Mapping[str, int] | None,
         keep: Sequence[str] = (),
         numbers: Numbers = FLOAT32,
+        *,
+        tokens: bool = False,
     ) -> Writer: ...
 
 
@@ -98,13 +106,14 @@ def fetch(
     progress: Callable[[JobStatus], None] | None = None,
     written: Callable[[ChunkVectors], None] | None = None,
     clobber: bool = True,
-    numbers: Numbers = FLOAT32,
+    numbers: Numbers | None = None,
+    requests: ReadRequests | None = None,
 ) -> list[Path]:
     """Write a job's results to a file, or to standard output, as they arrive, in input order. Memory holds one chunk at
     a time (parquet: a row group, some 64 MB).
 
-    Waits for unfinished chunks. If a fetch dies, the next one to the same file continues where it stopped (parquet
-    begins again).
+    Waits for unfinished chunks. If a fetch dies, the next one to the same file continues where it stopped (parquet:
+    with the last row group that was written).
 
     Args:
         path: `-` and `/dev/stdout` are standard output, which is written from the job's first chunk on.
@@ -114,13 +123,18 @@ def fetch(
         progress: as for :meth:`Job.wait`.
         written: called with each chunk once it is in the file.
         clobber: whether to replace a file that exists, and the unfinished file of another job.
-        numbers: how vectors are stored. Int8 without ranges takes those of the first 100,000 records.
+        numbers: how vectors are stored. None: as the job's parts store them, else as float32. Int8 without ranges takes
+            those of the parts, else of the first 100,000 records. From parts, float32 is restored, but not from those
+            of ubinary; any other type must be that of the parts.
+        requests: of openai-batch, reads the requests that the job was made of. Those that were not run, because the job
+            ended or is gone, then have a line.
 
     Returns:
         The written files, `path` first; none for standard output.
 
     Raises:
-        SettingsError: the job has no such format.
+        SettingsError: the job has no such format, or its parts no such numbers.
+        InputError: `requests` are not those of the job, or can't be read.
         OutputError: the file can't be written, exists and must not be replaced, or another fetch is writing it.
         BrokenPipeError: nobody reads standard output any more.
         MissingExtra: parquet without pyarrow.
@@ -130,18 +144,20 @@ def fetch(
             says.
     """
     chosen = file_format or guess_format(path)
-    batch = _batch(job, chosen, guessed=file_format is None, one_file=one_file)
+    batch = _batch(job, chosen, guessed=file_format is None, one_file=one_file, requests=requests)
     if batch is not None:
         chosen = BATCH_FORMAT
-    _refuse_numbers(path, chosen, numbers)
+    stored = job.stored_numbers() if job.status().drained_to is not None else FLOAT32
+    from_parts = _taken_from_parts(numbers, stored)
+    numbers = _agreed(job, numbers, stored)
+    _refuse_numbers(path, chosen, numbers, stored)
     if is_stdout(path):
         if chosen not in ("jsonl", BATCH_FORMAT):
             raise SettingsError(f"standard output takes jsonl, not {chosen}: name a file with the suffix .{chosen}")
         if batch is None:
-            print_results(job, progress, written)
+            print_results(job, progress, written, lambda chunk: lines_of(_checked(job, chunk, from_parts)))
         else:
-            answers = batch.answers()
-            print_results(job, progress, written, answers.lines, answers.last_lines())
+            _print_answers(job, batch.answers(), progress, written, from_parts)
         return []
     try:
         with locked(path):
@@ -150,9 +166,10 @@ def fetch(
                 _refuse_to_clobber(path, "jsonl" if one_file else chosen)
                 _refuse_part_of_another(path, job)
             if numbers.kind is OutputType.INT8 and numbers.ranges is None:
-                numbers = Numbers(numbers.kind, ranges_of(_up_to_its_end(job, progress), f"job {job.id}"))
+                ranges, _ = ranges_of(_up_to_its_end(job, progress), f"job {job.id}")
+                numbers = Numbers(numbers.kind, ranges)
             noted_as = f"{chosen}, one file" if one_file else chosen
-            return _fetch(job, path, noted_as, batch or _writer(chosen), progress, written, numbers)
+            return _fetch(job, path, noted_as, batch or _writer(chosen), progress, written, numbers, from_parts)
     except BrokerUnavailable:  # also an OSError, but one of Redis
         raise
     except OSError as error:
@@ -165,7 +182,7 @@ def holds_kept_fields(path: Path) -> bool:
 
 
 def check_output(
-    path: Path, keep: Sequence[str] = (), *, clobber: bool = True, numbers: Numbers = FLOAT32, batch: bool = False
+    path: Path, keep: Sequence[str] = (), *, clobber: bool = True, numbers: Numbers | None = None, batch: bool = False
 ) -> None:
     """Check beforehand that vectors, and these kept fields, can be written to a path.
 
@@ -182,7 +199,7 @@ def check_output(
     """
     file_format = guess_format(path)
     _writer(file_format)
-    _refuse_numbers(path, file_format, numbers)
+    _refuse_numbers(path, file_format, numbers or FLOAT32)
     if keep and not holds_kept_fields(path):
         raise SettingsError(
             f"{path} can't hold the kept fields ({', '.join(keep)}): name the output .jsonl or .parquet, or leave out "
@@ -221,7 +238,9 @@ def guess_format(path: Path) -> str:
     return suffix
 
 
-def _batch(job: Job, chosen: str, *, guessed: bool, one_file: bool) -> BatchFormat | None:
+def _batch(
+    job: Job, chosen: str, *, guessed: bool, one_file: bool, requests: ReadRequests | None
+) -> BatchFormat | None:
     """The format of a batch file's answers, if they are asked for; they are where jsonl is only guessed.
 
     Raises:
@@ -229,10 +248,14 @@ def _batch(job: Job, chosen: str, *, guessed: bool, one_file: bool) -> BatchForm
     """
     status = job.status() if chosen in ("jsonl", BATCH_FORMAT) else None
     if status is not None and is_of_batch(status) and (guessed or chosen == BATCH_FORMAT):
-        return BatchFormat(status, one_file=one_file)
+        return BatchFormat(status, job.status, requests, one_file=one_file)
     if chosen == BATCH_FORMAT:
         raise SettingsError(
             f"job {job.id} was not made of a batch file, so it has no requests to answer: choose another format"
+        )
+    if requests is not None:
+        raise SettingsError(
+            "requests are for the answers to a batch file: leave out --input-file (requests= in Python)"
         )
     if one_file:
         raise SettingsError("one file is for the answers to a batch file: omit --one-file (one_file= in Python)")
@@ -245,9 +268,58 @@ def _writer(file_format: str) -> Format:
     return writer
 
 
-def _refuse_numbers(path: Path, file_format: str, numbers: Numbers) -> None:
+def _agreed(job: Job, numbers: Numbers | None, stored: Numbers) -> Numbers:
+    """How vectors are written of which some are in parts.
+
+    Raises:
+        SettingsError: they can't be written as they are asked for.
+    """
+    if numbers is None or stored.kind is OutputType.FLOAT32:
+        return numbers or stored
+    if numbers.kind is OutputType.FLOAT32:
+        if stored.kind is OutputType.UBINARY:
+            raise SettingsError(f"job {job.id} was drained as ubinary, and float32 can't be restored from that")
+        return numbers
+    if numbers.kind is not stored.kind:
+        raise SettingsError(
+            f"job {job.id} was drained as {stored.kind}: omit the output type {numbers.kind}, or choose float32 to "
+            "have the vectors restored"
+        )
+    if numbers.ranges is not None and numbers.mark() != stored.mark():
+        raise SettingsError(f"job {job.id} was drained with other ranges: omit the ranges")
+    return stored
+
+
+def _taken_from_parts(numbers: Numbers | None, stored: Numbers) -> Collection[str]:
+    """The types in parts that vectors are taken from. A part that is written from now on may have any."""
+    if numbers is not None and numbers.kind is OutputType.FLOAT32:
+        return OutputType.FLOAT16, OutputType.INT8  # they are to be restored
+    return () if stored.kind is OutputType.FLOAT32 else (stored.kind,)
+
+
+def _checked(job: Job, chunk: ChunkVectors, from_parts: Collection[str]) -> ChunkVectors:
+    """A chunk, if its vectors are what the file is to hold.
+
+    Raises:
+        OutputError: they are not, because the job was drained since the fetch began.
+    """
+    if chunk.stored_as and chunk.stored_as not in from_parts:
+        raise OutputError(
+            f"job {job.id} was drained as {chunk.stored_as} since this fetch began: fetch it once more, without an "
+            "output type"
+        )
+    return chunk
+
+
+def _refuse_numbers(path: Path, file_format: str, numbers: Numbers, stored: Numbers = FLOAT32) -> None:
     if file_format in ("jsonl", BATCH_FORMAT) and numbers.kind is not OutputType.FLOAT32:
         where = "standard output" if is_stdout(path) else path
+        if stored.kind is not OutputType.FLOAT32:
+            more = "" if stored.kind is OutputType.UBINARY else ", or have them restored with the output type float32"
+            raise SettingsError(
+                f"the vectors were drained as {stored.kind}, and {where} takes float32 alone: name the output .npy or "
+                f".parquet{more}"
+            )
         raise SettingsError(f"{where} takes float32 alone: name the output .npy or .parquet for {numbers.kind}")
 
 
@@ -275,6 +347,7 @@ def _fetch(
     progress: Callable[[JobStatus], None] | None,
     written: Callable[[ChunkVectors], None] | None,
     numbers: Numbers,
+    from_parts: Collection[str],
 ) -> list[Path]:
     if make_writer.needs_total:
         job.wait_until_sealed(progress)
@@ -283,18 +356,25 @@ def _fetch(
     retried = status.chunks - (status.original_chunks or status.chunks)
     note = Progress(path, {"job": job.id, "format": file_format, "retried": retried, **numbers.mark()})
     writer, taken_up_at = _taken_up(make_writer, path, status, note, numbers)
-    chunks, failed = taken_up_at, None
+    chunks, stopped = taken_up_at, _stop_noted(note)
+    failed: JobError | None = None
     next_note = time.monotonic() + _NOTE_EVERY_S
     try:
         try:
-            for chunks in _written(job, writer, taken_up_at, progress, written):
+            for chunks, records in _written(job, writer, taken_up_at, note, progress, written, from_parts):
+                if not records and not stopped:
+                    stopped = _stop_of(job.status()) or _NO_STOP
                 if time.monotonic() >= next_note:
                     facts = writer.checkpoint()
                     if facts is not None:
-                        note.save({"chunks": chunks, **facts})
+                        note.save({"chunks": chunks, _STOP: stopped, **facts})
                     next_note = time.monotonic() + _NOTE_EVERY_S
         except JobFailed as error:  # its error budget ended it, and what was paid for is kept
             failed = JobFailed(f"{error}. What is done is in {path}")
+        except (JobCancelled, JobNotFound) as error:
+            if not (isinstance(writer, BatchWriter) and writer.give_up(error)):
+                raise
+            failed = type(error)(f"{str(error).rstrip('.')}. Each request has a line, in {path} or beside it")
         files = writer.finish()
     except BrokerUnavailable:  # the written part stays for the next fetch
         writer.close()
@@ -313,7 +393,7 @@ def _fetch(
             raise
         facts = writer.checkpoint()
         if facts is not None:
-            note.save({"chunks": chunks, **facts})
+            note.save({"chunks": chunks, _STOP: stopped, **facts})
         writer.close()
         raise type(error)(f"{error} The {chunks} chunks fetched so far stay in {part_of(path)}.") from error
     except JobError:
@@ -330,6 +410,37 @@ def _fetch(
     return files
 
 
+def _print_answers(
+    job: Job,
+    answers: Answers,
+    progress: Callable[[JobStatus], None] | None,
+    written: Callable[[ChunkVectors], None] | None,
+    from_parts: Collection[str],
+) -> None:
+    try:
+        print_results(job, progress, written, lambda chunk: answers.lines(_checked(job, chunk, from_parts)))
+    except JobFailed:
+        print_lines(answers.last_lines())
+        raise
+    except JobError as error:
+        if answers.give_up(error):
+            print_lines(answers.last_lines())
+        raise
+    print_lines(answers.last_lines())
+
+
+def _stop_noted(note: Progress) -> int:
+    """Of which stop of its job an unfinished file leaves out chunks; 0 if it leaves out none."""
+    return (note.load() or {}).get(_STOP, 0)
+
+
+def _stop_of(status: JobStatus) -> int:
+    """When a job was ended before its last record, in milliseconds; 0 if it was not. A stopped job may go on."""
+    if status.stopped_by is None or status.ended_at is None:
+        return 0
+    return round(status.ended_at.timestamp() * 1000)
+
+
 def _up_to_its_end(job: Job, progress: Callable[[JobStatus], None] | None) -> Iterator[ChunkVectors]:
     """A job's results, also if its error budget ends it."""
     with suppress(JobFailed):
@@ -340,19 +451,22 @@ def _written(
     job: Job,
     writer: Writer,
     chunks: int,
+    note: Progress,
     progress: Callable[[JobStatus], None] | None,
     written: Callable[[ChunkVectors], None] | None,
-) -> Iterator[int]:
-    """Write the chunks after the first `chunks`; after each, yield how many the writer holds."""
+    from_parts: Collection[str],
+) -> Iterator[tuple[int, int]]:
+    """Write the chunks after the first `chunks`; after each, yield how many the writer holds, and its records."""
     while True:
         try:
             for chunk in job.iter_results(start=chunks, progress=progress):
-                writer.write(chunk)
+                writer.write(_checked(job, chunk, from_parts))
                 if written is not None:
                     written(chunk)
                 chunks += 1
-                yield chunks
+                yield chunks, len(chunk.positions)
         except BeginAgain:
+            note.clear()
             chunks = 0
         else:
             return
@@ -362,15 +476,17 @@ def _taken_up(
     make_writer: Format, path: Path, status: JobStatus, note: Progress, numbers: Numbers
 ) -> tuple[Writer, int]:
     """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
-    records, keep = status.records, status.options.get("keep", ())
+    records, keep, tokens = status.records, status.options.get("keep", ()), tells_tokens(status.options)
     noted = note.load()
-    if noted is not None:
+    if noted is not None and _stop_noted(note) not in (0, _stop_of(status)):
+        log.warning("%s: the job went on since an earlier fetch left out what was missing; beginning again", path)
+    elif noted is not None:
         try:
-            return make_writer(path, records, noted, keep, numbers), noted["chunks"]
+            return make_writer(path, records, noted, keep, numbers, tokens=tokens), noted["chunks"]
         except (OSError, ValueError):
             log.warning("%s: can't continue an earlier fetch; beginning again", path)
     elif note.is_of_other_numbers():
         log.warning("%s was begun with another --output-type or other ranges; beginning again", path)
     # From here on, the part files belong to this fetch, so no later fetch may trust an older progress note.
     note.clear()
-    return make_writer(path, records, None, keep, numbers), 0
+    return make_writer(path, records, None, keep, numbers, tokens=tokens), 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embedctl.kept import TOKENS
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType
 from embedctl.output.parts import LineFile, json_line, part_of, publish
 from embedctl.results import ChunkVectors
@@ -17,14 +18,15 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
     for a failed one.
 
     The record's kept fields, under their own names, follow its id. A truncated record also has
-    `"truncated": {"used", "lost"}`. Numbers have as many digits as identify a float32 exactly, at most nine (IEEE
-    754-2019, 5.12.2).
+    `"truncated": {"used", "lost"}`, and a record with a vector `"tokens"`, if the job counts them. Numbers have as many
+    digits as identify a float32 exactly, at most nine (IEEE 754-2019, 5.12.2).
     """
     import orjson  # here, because most commands write no line
 
     errors = {error.position: error for error in chunk.errors}
     cuts = {cut.position: cut for cut in chunk.truncations}
     vectors = np.ascontiguousarray(chunk.vectors)
+    tokens = None if chunk.tokens is None else chunk.tokens.tolist()
     for row, (position, label) in enumerate(zip(chunk.positions.tolist(), chunk.ids, strict=True)):
         head: dict[str, object] = {"position": position, "id": label}
         if chunk.kept is not None:
@@ -35,6 +37,8 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
             head["error"] = {"code": errors[position].code.value, "message": errors[position].message}
             yield json_line(head)
         else:
+            if tokens is not None:
+                head.setdefault(TOKENS, tokens[row])
             numbers = orjson.dumps(vectors[row], option=orjson.OPT_SERIALIZE_NUMPY)
             yield json_line(head)[:-1] + b',"embedding":' + numbers + b"}"
 
@@ -51,6 +55,8 @@ class JsonlWriter:
         noted: Mapping[str, int] | None,
         keep: Sequence[str] = (),
         numbers: Numbers = FLOAT32,
+        *,
+        tokens: bool = False,
     ) -> None:
         assert numbers.kind is OutputType.FLOAT32
         self._file = LineFile(path, (noted or {}).get("size", 0))

@@ -55,6 +55,8 @@ class NpyWriter:
         noted: Mapping[str, int] | None,
         keep: Sequence[str] = (),
         numbers: Numbers = FLOAT32,
+        *,
+        tokens: bool = False,
     ) -> None:
         self._path = path
         self._numbers = numbers

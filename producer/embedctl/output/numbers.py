@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -84,12 +84,37 @@ class Numbers:
         numbers[there] = np.packbits(good > 0, axis=-1) if self.kind is OutputType.UBINARY else self._as_int8(good)
         return numbers
 
+    def restored(self, numbers: npt.NDArray[Any], dim: int) -> Vectors:
+        """Vectors near those that :meth:`of` made these numbers of; of them, it makes the same numbers again. Those of
+        float16 are exact, and those of ubinary 1 or -1.
+
+        Args:
+            numbers: without failed records.
+            dim: dimensions of a vector.
+        """
+        if self.kind is OutputType.UBINARY:
+            bits = np.unpackbits(numbers, axis=-1, count=dim)
+            return np.where(bits, np.float32(1), np.float32(-1))
+        if self.kind is not OutputType.INT8:
+            return numbers.astype(np.float32, copy=False)
+        assert self.ranges is not None
+        low, high = self.ranges
+        vectors: Vectors = low + (numbers + np.float32(128.5)) * ((high - low) / 255)
+        return vectors
+
     def facts(self, dim: int) -> dict[str, Any]:
         """What a reader needs to restore vectors, as JSON values; empty for float32."""
         if self.kind is OutputType.FLOAT32:
             return {}
         ranges = {} if self.ranges is None else {"ranges": self.ranges.tolist()}
         return {"output_type": self.kind.value, "dimensions": dim, **ranges}
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """Those of :meth:`facts`."""
+        ranges = facts.get("ranges")
+        kind = OutputType(facts.get("output_type", OutputType.FLOAT32))
+        return cls(kind, None if ranges is None else np.array(ranges, np.float32))
 
     def mark(self) -> dict[str, str]:
         """What tells a file of these numbers from others, for a note of progress; empty for float32."""
@@ -133,15 +158,29 @@ def load_ranges(path: Path) -> Vectors:
         ranges = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path} is no .npy file that can be read: {error}") from error
-    if not isinstance(ranges, np.ndarray) or ranges.ndim != 2 or len(ranges) != 2 or ranges.dtype.kind != "f":
-        raise SettingsError(f"{path} holds no ranges: give a float array of two rows, the lowest and the highest value")
-    if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
-        raise SettingsError(f"{path} holds no ranges: each lowest value must be finite and not above the highest one")
-    return ranges.astype(np.float32)
+    return _checked_ranges(ranges, str(path))
 
 
-def ranges_of(chunks: Iterable[ChunkVectors], where: str) -> Vectors:
+def numbers_of(output_type: str | None, ranges: npt.ArrayLike | None = None) -> Numbers | None:
+    """How vectors are to be stored, as the library's callers say it; None if they do not.
+
+    Raises:
+        SettingsError: there is no such type, the ranges are none, or the type has none.
+    """
+    try:
+        kind = OutputType.FLOAT32 if output_type is None else OutputType(output_type)
+    except ValueError:
+        raise SettingsError(f"output_type is {output_type!r}: {', '.join(OutputType)}") from None
+    if ranges is None:
+        return None if output_type is None else Numbers(kind)
+    if kind is not OutputType.INT8:
+        raise SettingsError(f"ranges are for the output_type int8, and not for {kind}")
+    return Numbers(kind, _checked_ranges(np.asarray(ranges), "ranges"))
+
+
+def ranges_of(chunks: Iterable[ChunkVectors], where: str) -> tuple[Vectors, int]:
     """The lowest and the highest value of each component in the first chunks, of at least CALIBRATED_ON records.
+    Returns also how many vectors these are.
 
     Raises:
         OutputError: fewer than two of them have a vector.
@@ -161,9 +200,19 @@ def ranges_of(chunks: Iterable[ChunkVectors], where: str) -> Vectors:
             f"{where}: int8 needs the range of each component, and {seen} record has a vector: give a file with "
             "--ranges, or choose another --output-type"
         )
-    return bounds
+    return bounds, seen
 
 
 def as_text(facts: dict[str, Any]) -> str:
     """Facts for a file's footer."""
     return json.dumps(facts, separators=(",", ":"))
+
+
+def _checked_ranges(ranges: object, where: str) -> Vectors:
+    if not isinstance(ranges, np.ndarray) or ranges.ndim != 2 or len(ranges) != 2 or ranges.dtype.kind != "f":
+        raise SettingsError(
+            f"{where} holds no ranges: give a float array of two rows, the lowest and the highest value"
+        )
+    if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
+        raise SettingsError(f"{where} holds no ranges: each lowest value must be finite and not above the highest one")
+    return ranges.astype(np.float32)

@@ -12,13 +12,14 @@ from embedctl_config.errors import MissingExtra
 
 try:
     from embedctl.output.columns import KeptColumns
-    from embedctl.output.row_groups import RowGroups
+    from embedctl.output.growing import GrowingFile, cut_to
+    from embedctl.output.row_groups import Layout
 except ImportError as error:
     raise MissingExtra("parquet", "parquet") from error
 
 
 class ParquetWriter:
-    """Writes the columns of :class:`RowGroups`."""
+    """Writes the columns of :class:`Layout`."""
 
     needs_total = False
 
@@ -29,38 +30,64 @@ class ParquetWriter:
         noted: Mapping[str, int] | None,
         keep: Sequence[str] = (),
         numbers: Numbers = FLOAT32,
+        *,
+        tokens: bool = False,
     ) -> None:
         self._path = path
         self._numbers = numbers
-        self._groups: RowGroups | None = None
+        self._tokens = tokens
+        self._file: GrowingFile | None = None
         self._kept = KeptColumns(keep)
+        #: Chunks given, and those of them that are in whole row groups.
+        self._chunks = self._whole = 0
+        if noted is not None:
+            ends, facts = cut_to(part_of(path), noted["size"])
+            self._kept = KeptColumns(keep, facts["kept"])
+            layout = self._layout(facts["dim"])
+            if layout.facts() != facts:
+                raise ValueError("another version wrote it, with other columns")
+            self._file = GrowingFile(part_of(path), layout, ends)
+            self._chunks = self._whole = noted["chunks"]
 
     def write(self, chunk: ChunkVectors) -> None:
-        if not len(chunk.positions):  # the dimensions may not be known yet
-            return
-        if self._kept.widened_by(chunk.kept or [{}] * len(chunk.positions)) and self._groups is not None:
-            self.close()
-            self._groups = None
-            raise BeginAgain
-        if self._groups is None:
-            self._groups = self._open(chunk.vectors.shape[1])
-        self._groups.add(chunk)
+        if len(chunk.positions):  # otherwise the dimensions may not be known yet
+            self._add(chunk)
+        self._chunks += 1
+        if self._file is not None and self._file.is_whole:
+            self._whole = self._chunks
 
-    def checkpoint(self) -> None:
-        """None: a parquet file is unusable without its footer, so after a fetch died, the next one begins again."""
+    def checkpoint(self) -> Mapping[str, int] | None:
+        """None before the first row group."""
+        if self._file is None or not self._file.size:
+            return None
+        self._file.sync()
+        return {"size": self._file.size, "chunks": self._whole}
 
     def finish(self) -> list[Path]:
-        (self._groups or self._open(0)).close()
+        (self._file or self._begun(0)).close()
         publish(self._path)
         return [self._path]
 
     def close(self) -> None:
-        if self._groups is not None:
-            self._groups.close()
+        """Write all chunks given, so that the file can be read as it is."""
+        if self._file is not None:
+            self._file.close()
 
     def discard(self) -> None:
         part_of(self._path).unlink(missing_ok=True)
 
-    def _open(self, dim: int) -> RowGroups:
+    def _add(self, chunk: ChunkVectors) -> None:
+        if self._kept.widened_by(chunk.kept or [{}] * len(chunk.positions)) and self._file is not None:
+            self._file = None
+            self._chunks = self._whole = 0
+            raise BeginAgain
+        if self._file is None:
+            self._file = self._begun(chunk.vectors.shape[1])
+        self._file.add(chunk)
+
+    def _begun(self, dim: int) -> GrowingFile:
         part_of(self._path).unlink(missing_ok=True)  # it might be a link to another file
-        return RowGroups(part_of(self._path), dim, self._kept, self._numbers)
+        return GrowingFile(part_of(self._path), self._layout(dim))
+
+    def _layout(self, dim: int) -> Layout:
+        return Layout(dim, self._kept, self._numbers, tokens=self._tokens)

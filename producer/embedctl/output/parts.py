@@ -66,6 +66,21 @@ def _open_own(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
+def cut_back(path: Path, size: int) -> int:
+    """Open an unfinished file, or make it, and cut it back to the size in its progress note; returns the descriptor.
+
+    Raises:
+        ValueError: it is shorter.
+        OSError: it can't be opened or cut, or is a symbolic link.
+    """
+    descriptor = _open_own(path)
+    if os.fstat(descriptor).st_size < size:
+        os.close(descriptor)
+        raise ValueError(f"{path} is shorter than its progress note says")
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
 def json_line(value: object) -> bytes:
     """JSON on one line, in UTF-8: every character that some readers or terminals take for a line end or a control is
     escaped."""
@@ -139,12 +154,7 @@ class LineFile:
             ValueError: the file is shorter.
         """
         self.path = path
-        part = part_of(path)
-        self._stream: IO[bytes] = os.fdopen(_open_own(part), "r+b", _BUFFER_BYTES)
-        if os.fstat(self._stream.fileno()).st_size < size:
-            self._stream.close()
-            raise ValueError(f"{part} is shorter than its progress note says")
-        self._stream.truncate(size)
+        self._stream: IO[bytes] = os.fdopen(cut_back(part_of(path), size), "r+b", _BUFFER_BYTES)
         self._stream.seek(size)
 
     def write(self, line: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedctl.kept import TOKENS
 from embedctl.output.columns import KeptColumns
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, as_text
 from embedctl.results import ChunkVectors
@@ -17,34 +19,42 @@ from embedctl.results import ChunkVectors
 #: A row group ends with the chunk that fills one of these. Until the file is closed, each group costs some 13 kB of
 #: memory; until a group is written, its rows are in memory.
 ROWS, BYTES = 50_000, 64 * 1024 * 1024
+#: The footer's entry about the numbers.
+FACTS = "embedctl.vectors"
 #: The path of the vectors' numbers in the file's schema.
 _NUMBERS = "embedding.list.element"
-#: The footer's entry about the numbers.
-_FACTS = "embedctl.vectors"
 #: Texts that may repeat. A dictionary of anything else only makes the file larger and its writing slower.
 _REPEATED = ("id", "error_code", "error_message")
 
 
-class RowGroups:
-    """Writes chunks to a parquet file, many to a row group, with a page index.
+class Layout:
+    """The columns of a parquet file, and how they are stored.
 
     The columns are `position`, `id`, `embedding` (a fixed-size list of numbers; null if the record failed),
-    `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records), and one for each kept field.
+    `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records), `tokens` (if the job counts
+    them; null if the record failed), and one for each kept field.
+
+    Attributes:
+        schema: of pyarrow.
+        metadata: entries of the footer. Unless numbers are float32, `embedctl.vectors` is JSON with `output_type`,
+            `dimensions` and, for int8, `ranges`.
 
     Args:
-        path: the file; one that exists is overwritten.
         dim: dimensions of a vector.
         kept: the columns of the kept fields. Their types must hold the values of every chunk that is added.
-        numbers: how vectors are stored. Unless as float32, the footer has an entry `embedctl.vectors`: JSON with
-            `output_type`, `dimensions` and, for int8, `ranges`.
+        numbers: how vectors are stored.
+        tokens: whether there is a column of tokens.
     """
 
-    def __init__(self, path: Path, dim: int, kept: KeptColumns, numbers: Numbers = FLOAT32) -> None:
+    def __init__(self, dim: int, kept: KeptColumns, numbers: Numbers = FLOAT32, *, tokens: bool = False) -> None:
+        self._dim = dim
         self._kept = kept
         self._numbers = numbers
-        self._facts = numbers.facts(dim)
-        fields = kept.fields()
-        self._schema = pa.schema(
+        self._tokens = tokens
+        self._fields = kept.fields()
+        facts = numbers.facts(dim)
+        self.metadata = {FACTS: as_text(facts)} if facts else {}
+        self.schema = pa.schema(
             [
                 ("position", pa.int64()),
                 ("id", pa.string()),
@@ -53,47 +63,33 @@ class RowGroups:
                 ("error_message", pa.string()),
                 ("tokens_used", pa.int32()),
                 ("tokens_lost", pa.int32()),
-                *fields,
+                *([(TOKENS, pa.uint32())] if tokens else []),
+                *self._fields,
             ]
         )
-        repeated = [*_REPEATED, *(name for name, dtype in fields if pa.types.is_string(dtype))]
+
+    def facts(self) -> dict[str, Any]:
+        """What another process has to know to make the same layout and go on, as JSON values."""
+        columns = self.schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+        return {"dim": self._dim, "kept": self._kept.seen(), "columns": columns}
+
+    def writer(self, where: Any) -> pq.ParquetWriter:
+        """A writer for a path, or for a stream of pyarrow. It writes a page index."""
+        repeated = [*_REPEATED, *(name for name, dtype in self._fields if pa.types.is_string(dtype))]
         # The bytes of the same place of all numbers stand together: the signs and exponents then compress. Of int8,
         # which parquet stores in four bytes, only a dictionary stores one.
-        split = numbers.kind is not OutputType.INT8
-        self._writer = pq.ParquetWriter(
-            path,
-            self._schema,
+        split = self._numbers.kind is not OutputType.INT8
+        return pq.ParquetWriter(
+            where,
+            self.schema,
             compression="zstd",
             use_dictionary=repeated if split else [*repeated, _NUMBERS],
             column_encoding={_NUMBERS: "BYTE_STREAM_SPLIT"} if split else None,
             write_page_index=True,
         )
-        self._tables: list[Any] = []
-        self._rows = self._bytes = 0
 
-    def add(self, chunk: ChunkVectors) -> None:
-        """Add a chunk. It is in the file once its row group is full, or the file is closed."""
-        table = self._table(chunk)
-        self._tables.append(table)
-        self._rows += table.num_rows
-        self._bytes += table.nbytes
-        if self._rows >= ROWS or self._bytes >= BYTES:
-            self._write()
-
-    def close(self, metadata: Mapping[str, str] | None = None) -> None:
-        """Write what is left, and the footer with these entries; it is not synced. A second call does nothing."""
-        if self._writer.is_open:
-            self._write()
-            own = {_FACTS: as_text(self._facts)} if self._facts else {}
-            self._writer.add_key_value_metadata({**own, **(metadata or {})})
-            self._writer.close()
-
-    def _write(self) -> None:
-        if self._tables:
-            self._writer.write_table(pa.concat_tables(self._tables), row_group_size=self._rows)
-        self._tables, self._rows, self._bytes = [], 0, 0
-
-    def _table(self, chunk: ChunkVectors) -> Any:
+    def table(self, chunk: ChunkVectors) -> Any:
+        """A chunk as a table of these columns."""
         errors = {error.position: error for error in chunk.errors}
         cuts = {cut.position: cut for cut in chunk.truncations}
         at = chunk.positions.tolist()
@@ -109,6 +105,63 @@ class RowGroups:
             pa.array([errors[p].message if p in errors else None for p in at], pa.string()),
             pa.array([cuts[p].used if p in cuts else None for p in at], pa.int32()),
             pa.array([cuts[p].lost if p in cuts else None for p in at], pa.int32()),
+            *([_tokens(chunk, failed)] if self._tokens else []),
             *self._kept.arrays(chunk.kept or [{}] * len(at)),
         ]
-        return pa.Table.from_arrays(columns, schema=self._schema)
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+class RowGroups(ABC):
+    """Gathers chunks to row groups of one file."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._tables: list[Any] = []
+        self._rows = self._bytes = 0
+
+    def add(self, chunk: ChunkVectors) -> None:
+        """Add a chunk. It is in the file once its row group is full, or :meth:`flush` is called."""
+        table = self._layout.table(chunk)
+        self._tables.append(table)
+        self._rows += table.num_rows
+        self._bytes += table.nbytes
+        if self._rows >= ROWS or self._bytes >= BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the chunks that are not in the file yet as a row group."""
+        if self._tables:
+            self._write(pa.concat_tables(self._tables))
+        self._tables, self._rows, self._bytes = [], 0, 0
+
+    @abstractmethod
+    def _write(self, table: Any) -> None:
+        """Write a table as one row group."""
+
+
+class WholeFile(RowGroups):
+    """A file that one process writes from its beginning to its end.
+
+    Args:
+        path: the file; one that exists is overwritten.
+    """
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        super().__init__(layout)
+        self._writer = layout.writer(path)
+
+    def close(self, metadata: Mapping[str, str] | None = None) -> None:
+        """Write what is left, and the footer with these entries; it is not synced. A second call does nothing."""
+        if self._writer.is_open:
+            self.flush()
+            self._writer.add_key_value_metadata({**self._layout.metadata, **(metadata or {})})
+            self._writer.close()
+
+    def _write(self, table: Any) -> None:
+        self._writer.write_table(table, row_group_size=table.num_rows)
+
+
+def _tokens(chunk: ChunkVectors, failed: Any) -> Any:
+    if chunk.tokens is None:
+        return pa.nulls(len(failed), pa.uint32())
+    return pa.array(chunk.tokens.astype(np.uint32), mask=failed)

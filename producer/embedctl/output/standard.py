@@ -34,14 +34,12 @@ def print_results(
     progress: Callable[[JobStatus], None] | None = None,
     written: Callable[[ChunkVectors], None] | None = None,
     lines: Callable[[ChunkVectors], Iterable[bytes]] = lines_of,
-    last: Iterable[bytes] = (),
 ) -> None:
     """Write a job's results to standard output as they arrive.
 
     Args:
         written: called with each chunk once it is there.
         lines: makes a chunk's lines.
-        last: the lines after those of the last chunk, asked for when it is written.
 
     Raises:
         BrokenPipeError: nobody reads it any more.
@@ -51,13 +49,13 @@ def print_results(
     check_stdout()
     sys.stdout.flush()
     for chunk in job.iter_results(progress=progress):
-        _write_lines(lines(chunk))
+        print_lines(lines(chunk))
         if written is not None:
             written(chunk)
-    _write_lines(last)
 
 
-def _write_lines(lines: Iterable[bytes]) -> None:
+def print_lines(lines: Iterable[bytes]) -> None:
+    """Write lines to standard output. Raises as :func:`print_results`."""
     try:
         _write(sys.stdout.fileno(), b"".join(line + b"\n" for line in lines))
     except BrokenPipeError:

@@ -194,6 +194,13 @@ def part_names(state: DrainState) -> list[str]:
     ]
 
 
+def first_part(state: DrainState) -> str | None:
+    """The name of a job's first durable part; None if there is none."""
+    if state.parts:
+        return part_name(0)
+    return retry_part_name(1) if state.retry_parts else None
+
+
 def part_name(number: int) -> str:
     """The name of a part of the corpus' chunks; the first number is 0."""
     return f"part-{number:06d}.parquet"

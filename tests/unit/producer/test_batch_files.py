@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,10 @@ import pytest
 from embedctl.corpus import BatchCorpus, is_batch, open_corpus
 from embedctl.corpus import batch as batch_module
 from embedctl.output.batch import Answers, BatchWriter
-from embedctl.results import ChunkVectors, FailedRecord
-from embedctl.store import JobStatus
-from embedctl_config.errors import BatchFileError, InputError
+from embedctl.output.not_run import ReadRequests
+from embedctl.results import ChunkVectors, FailedRecord, no_records
+from embedctl.store import JobState, JobStatus
+from embedctl_config.errors import BatchFileError, InputError, JobLost, JobNotFound
 from embedctl_config.wire import ErrorCode, RecordKind
 
 #: Published by vLLM for its own command (vllm-project/vllm, pull request 7132).
@@ -237,8 +239,21 @@ def test_a_pipe_that_is_larger_than_the_disk_says_where_to_make_room(
 
 
 def job_of(**changes: Any) -> JobStatus:
-    facts: Any = {"id": "job", "model": "m", "options": {"batch_file": True}, **changes}
+    facts: Any = {
+        "id": "job",
+        "model": "m",
+        "options": {"batch_file": True},
+        "state": JobState.STOPPED,
+        "stopped_by": "stop",
+        "sealed": True,
+        "records": 100,
+        **changes,
+    }
     return SimpleNamespace(**facts)  # type: ignore[return-value]
+
+
+def answers_of(read: ReadRequests | None = None, **changes: Any) -> Answers:
+    return Answers(job_of(**changes), lambda: job_of(**changes), read)
 
 
 def chunk(
@@ -261,8 +276,8 @@ def chunk(
     )
 
 
-def lines_of(*chunks: ChunkVectors) -> list[dict[str, Any]]:
-    answers = Answers(job_of())
+def lines_of(*chunks: ChunkVectors, answers: Answers | None = None) -> list[dict[str, Any]]:
+    answers = answers or answers_of()
     return [json.loads(line) for each in chunks for line in answers.lines(each)] + [
         json.loads(answer.line) for answer in answers.end()
     ]
@@ -347,18 +362,88 @@ def test_a_request_that_was_not_encoded_in_full_says_so() -> None:
         ("e", True),
         ("f", True),
     ]
-    assert lines[0]["error"]["code"] == "batch_failed"
+    assert lines[0]["error"] == {
+        "code": "batch_cancelled",
+        "message": "This request was not executed, because the job was stopped.",
+    }
+
+
+#: Requests and their inputs: a 0 … 2, b 3, c 4 and 5, d 6, e 7 … 9.
+SIZES = {"a": 3, "b": 1, "c": 2, "d": 1, "e": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, "batch_cancelled"),
+        ({"state": JobState.CANCELLED, "stopped_by": None}, "batch_cancelled"),
+        ({"state": JobState.FAILED, "stopped_by": "max_errors"}, "batch_failed"),
+    ],
+)
+def test_requests_that_were_not_run_have_a_line_where_the_file_is_at_hand(changes: dict[str, Any], code: str) -> None:
+    types = pytest.importorskip("openai.types", reason="needs the package openai")
+    answers = answers_of(SIZES.items, records=10, **changes)
+    lines = lines_of(chunk(3, ("b", 0, 1)), chunk(6, ("d", 0, 1), ("e", 0, 3)), answers=answers)
+    assert [line["custom_id"] for line in lines] == list(SIZES)
+    assert [line["id"] for line in lines] == [f"batch_req_job_{first}" for first in (0, 3, 4, 6, 7)]
+    assert [line["response"] is None for line in lines] == [True, False, True, False, True]
+    assert {line["error"]["code"] for line in lines if line["error"]} == {code}
+    for line in lines:
+        if line["error"]:
+            assert types.BatchError.model_validate(line["error"]).code == code
+
+
+def test_a_job_without_any_result_has_a_line_for_each_request() -> None:
+    assert [line["custom_id"] for line in lines_of(answers=answers_of(SIZES.items, records=10))] == list(SIZES)
+    half_submitted = answers_of(SIZES.items, records=4, sealed=False)
+    assert [line["custom_id"] for line in lines_of(answers=half_submitted)] == list(SIZES)
+    limited = answers_of(SIZES.items, records=4)
+    assert [line["custom_id"] for line in lines_of(answers=limited)] == ["a", "b"]
+
+
+def test_the_file_is_not_read_if_all_requests_were_run() -> None:
+    def read() -> Any:
+        raise AssertionError
+
+    lines = lines_of(chunk(0, ("a", 0, 2), ("a", 1, 2), ("b", 0, 1)), answers=answers_of(read, records=3))
+    assert [line["error"] for line in lines] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"a": 4, "b": 1}, {"x": 1, "y": 1}, {"a": 3, "x": 1, "c": 2, "d": 1, "e": 3}, {"a": 2, "b": 2}]
+)
+def test_requests_of_another_file_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="not the requests that job job was made of: its request at position 3"):
+        lines_of(chunk(3, ("b", 0, 1)), answers=answers_of(sizes.items, records=10))
+
+
+def test_a_job_that_is_gone_has_expired() -> None:
+    answers = answers_of(SIZES.items, records=10)
+    list(answers.lines(chunk(0, ("a", 0, 3), ("a", 1, 3), ("a", 2, 3))))
+    assert not answers.give_up(JobLost("it may go on"))
+    assert answers.give_up(JobNotFound("it is gone"))
+    lines = [json.loads(line) for line in answers.last_lines()]
+    assert [(line["custom_id"], line["error"]["code"]) for line in lines] == [
+        (name, "batch_expired") for name in ("b", "c", "d", "e")
+    ]
+    assert lines[0]["error"]["message"] == ("This request could not be executed before the completion window expired.")
+    assert not answers_of().give_up(JobNotFound("and nobody knows what it was to run"))
 
 
 def test_characters_that_terminals_obey_are_escaped() -> None:
-    answers = Answers(job_of())
+    answers = answers_of()
     (line,) = answers.lines(chunk(0, ("a\u2028\x9b", 0, 1)))
     assert b"a\\u2028\\u009b" in line
 
 
+#: Not run: n, at 10 … 12, p, at 14 and 15, and z.
+REQUESTS = {"a": 1, "b": 1, "c": 5, "d": 2, "e": 1, "n": 3, "o": 1, "p": 2, "q": 2, "z": 12}
+
+
 def written(path: Path, chunks: list[ChunkVectors], *, interrupted: bool, one_file: bool = False) -> list[str]:
     """Write the chunks; if interrupted, with another writer after each chunk."""
-    writer, at, noted = BatchWriter(path, job_of(), None, one_file=one_file), 0, None
+    make = partial(Answers, job_of(records=30), job_of, REQUESTS.items)
+    writer, at, noted = BatchWriter(path, make, None, one_file=one_file), 0, None
     while at < len(chunks):
         writer.write(chunks[at])
         at += 1
@@ -366,7 +451,7 @@ def written(path: Path, chunks: list[ChunkVectors], *, interrupted: bool, one_fi
             noted = {"chunks": at, **writer.checkpoint()}
             writer.write(chunks[min(at, len(chunks) - 1)])  # which no note knows of
             writer.close()
-            writer = BatchWriter(path, job_of(), noted, one_file=one_file)
+            writer = BatchWriter(path, make, noted, one_file=one_file)
             done, at = at, noted["chunks"]
             for again in range(at, done):
                 writer.write(chunks[again])
@@ -382,6 +467,10 @@ def test_a_fetch_that_died_goes_on_with_each_line_once(one_file: bool, tmp_path:
         chunk(6, ("c", 4, 5), ("d", 0, 2)),
         chunk(8, ("d", 1, 2), failed={8: ErrorCode.EMPTY}),
         chunk(9, ("e", 0, 1)),
+        no_records(2),
+        chunk(13, ("o", 0, 1)),
+        chunk(16, ("q", 0, 2)),
+        chunk(17, ("q", 1, 2)),
     ]
     for name, interrupted in (("whole.jsonl", False), ("again.jsonl", True)):
         names = written(tmp_path / name, chunks, interrupted=interrupted, one_file=one_file)
@@ -390,13 +479,26 @@ def test_a_fetch_that_died_goes_on_with_each_line_once(one_file: bool, tmp_path:
         whole, again = ((tmp_path / f"{name}{kind}").read_text() for name in ("whole", "again"))
         assert again == whole
     order = [json.loads(line)["custom_id"] for line in (tmp_path / "again.jsonl").read_text().splitlines()]
-    assert order == (["a", "b", "c", "d", "e"] if one_file else ["a", "c", "e"])
+    assert order == (list(REQUESTS) if one_file else ["a", "c", "e", "o", "q"])
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_fetch_that_left_out_requests_is_not_continued_by_one_that_knows_them(tmp_path: Path) -> None:
+    make = partial(Answers, job_of(records=30), job_of)
+    writer = BatchWriter(tmp_path / "r.jsonl", make, None, one_file=True)
+    writer.write(chunk(9, ("e", 0, 1)))
+    noted = {"chunks": 1, **writer.checkpoint()}
+    writer.close()
+    BatchWriter(tmp_path / "r.jsonl", make, noted, one_file=True).close()
+    with pytest.raises(ValueError, match="left out requests that this one knows"):
+        BatchWriter(tmp_path / "r.jsonl", partial(make, REQUESTS.items), noted, one_file=True)
 
 
 def test_no_file_of_errors_is_left_where_none_failed(tmp_path: Path) -> None:
     (tmp_path / "r.errors.jsonl").write_text("of an earlier job")
-    assert written(tmp_path / "r.jsonl", [chunk(0, ("a", 0, 1))], interrupted=False) == ["r.jsonl"]
+    writer = BatchWriter(tmp_path / "r.jsonl", partial(Answers, job_of(), job_of), None, one_file=False)
+    writer.write(chunk(0, ("a", 0, 1)))
+    assert [path.name for path in writer.finish()] == ["r.jsonl"]
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
 
 

@@ -44,6 +44,24 @@ def test_int8_is_restored_to_half_a_step() -> None:
     assert Numbers(OutputType.INT8, flat).of(flat).tolist() == [[-128] * 3] * 2
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+def test_what_is_restored_gives_the_same_numbers_again(scale: float) -> None:
+    vectors = VECTORS * np.float32(scale)
+    vectors[:, 3] = 0.25  # a component that has one value
+    ranges = np.stack([vectors.min(axis=0), vectors.max(axis=0)])
+    int8 = Numbers(OutputType.INT8, ranges)
+    for numbers in (Numbers(), Numbers(OutputType.FLOAT16), Numbers(OutputType.UBINARY), int8):
+        stored = numbers.of(vectors)
+        restored = numbers.restored(stored, 20)
+        assert restored.dtype == np.float32
+        np.testing.assert_array_equal(numbers.of(restored), stored)
+        again = Numbers.of_facts(json.loads(json.dumps(numbers.facts(20))))
+        assert again.mark() == numbers.mark()
+    every = np.arange(-128, 128, dtype=np.int8)[:, None].repeat(20, axis=1)
+    every[:, 3] = -128
+    np.testing.assert_array_equal(int8.of(int8.restored(every, 20)), every)
+
+
 @pytest.mark.parametrize("numbers", ALL, ids=lambda each: each.kind)
 def test_an_array_tells_which_rows_are_no_vectors(numbers: Numbers, tmp_path: Path) -> None:
     path = tmp_path / "v.npy"
@@ -93,7 +111,9 @@ def test_ranges_are_those_of_the_first_records(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("embedctl.output.numbers.CALIBRATED_ON", 20)
     chunks = [result_chunk(VECTORS[at : at + 10], first=at, failed=[0]) for at in range(0, 60, 10)]
     first = np.delete(VECTORS[:20], [0, 10], 0)
-    np.testing.assert_array_equal(ranges_of(iter(chunks), "job x"), np.stack([first.min(axis=0), first.max(axis=0)]))
+    ranges, seen = ranges_of(iter(chunks), "job x")
+    np.testing.assert_array_equal(ranges, np.stack([first.min(axis=0), first.max(axis=0)]))
+    assert seen == len(first)
     with pytest.raises(OutputError, match=r"job x: int8 needs .* and 1 record has a vector: give .* --ranges"):
         ranges_of([result_chunk(VECTORS[:2], failed=[0])], "job x")
 

@@ -14,7 +14,7 @@ import pytest
 from embedctl.output import check_output, row_groups
 from embedctl.output.columns import KeptColumns
 from embedctl.output.parquet import ParquetWriter
-from embedctl.output.row_groups import RowGroups
+from embedctl.output.row_groups import Layout, WholeFile
 from embedctl.results import Vectors
 from embedctl_config.errors import MissingExtra
 from tests.support.result_chunks import result_chunk, unit_vectors
@@ -72,10 +72,10 @@ def test_a_row_group_holds_many_chunks_up_to_a_limit(
 
 
 def test_facts_known_at_the_end_go_into_the_footer(tmp_path: Path) -> None:
-    groups = RowGroups(tmp_path / "part", 4, KeptColumns([]))
-    groups.add(result_chunk(unit_vectors(3, 4)))
-    groups.close({"embedctl": '{"last": 0}'})
-    groups.close()
+    file = WholeFile(tmp_path / "part", Layout(4, KeptColumns([])))
+    file.add(result_chunk(unit_vectors(3, 4)))
+    file.close({"embedctl": '{"last": 0}'})
+    file.close()
     assert pq.read_metadata(tmp_path / "part").metadata[b"embedctl"] == b'{"last": 0}'
 
 
@@ -86,9 +86,20 @@ def test_a_file_that_is_closed_early_holds_every_chunk_given(tmp_path: Path) -> 
     assert pq.read_table(tmp_path / ".v.parquet.part").num_rows == 5
 
 
+def test_the_tokens_of_a_job_that_counts_them_have_a_column(tmp_path: Path) -> None:
+    for name, tokens in (("counted", True), ("not", False)):
+        writer = ParquetWriter(tmp_path / name, 10, None, tokens=tokens)
+        writer.write(result_chunk(unit_vectors(3, 4), failed=[1], tokens=[5, 0, 2**31]))
+        writer.write(result_chunk(unit_vectors(2, 4), first=3))  # of a part that an earlier version drained
+        writer.finish()
+    column = pq.read_table(tmp_path / "counted")["tokens"]
+    assert (str(column.type), column.to_pylist()) == ("uint32", [5, None, 2**31, None, None])
+    assert "tokens" not in pq.read_schema(tmp_path / "not").names
+
+
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for name in ("parquet", "row_groups", "columns"):
+    for name in ("parquet", "row_groups", "columns", "growing"):
         monkeypatch.delitem(sys.modules, f"embedctl.output.{name}", raising=False)
     with pytest.raises(MissingExtra, match=r"embedctl\[parquet\]"):
         check_output(tmp_path / "v.parquet")

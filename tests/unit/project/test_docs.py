@@ -40,6 +40,7 @@ WITHOUT_VARIABLE = {
     ("embedctl submit", "--limit"),
     ("embedctl fetch", "--format"),  # EMBEDCTL_FORMAT is that of a corpus
     ("embedctl run", "--input-file"),  # another form of an argument
+    ("embedctl fetch", "--input-file"),
     ("embedctl submit", "--input-file"),
     *((f"embedctl bench {name}", option) for name in BENCHMARKS for option in ("--model", "--class")),
     ("embedctl bench engines", "--workload"),

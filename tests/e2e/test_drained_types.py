@@ -1,0 +1,331 @@
+"""Parts that store vectors in smaller numbers: one type and the same ranges for a job, whoever drains it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars
+import pyarrow.parquet as pq
+import pytest
+import redis as redis_py
+
+from embedctl import Job, JobHeld, OutputError, SettingsError, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.drain.folder import PartsFolder
+from embedctl.output import Numbers, OutputType, fetch
+from embedctl.results import ChunkVectors, Vectors
+from embedctl.store import Drains
+from embedctl.store.connection import Connection
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from embedctl_workers.backends.dummy import DummyBackend
+from tests.support.drained_parts import manifest_of, rows_of
+from tests.support.failpoints import Killed, kill_at
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.rig import Rig, encoded_job
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
+
+TEXTS = [f"text {i}" if i != 7 else "" for i in range(100)]
+GOOD = [i for i in range(100) if i != 7]
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace(part_records=20, lease_s=30.0)
+
+
+@pytest.fixture
+def encode(worker_broker: Broker, settings: Settings) -> Callable[..., Job]:
+    return lambda **options: encoded_job(worker_broker, settings, TEXTS, **options)
+
+
+def expected() -> Vectors:
+    return reference([text or "x" for text in TEXTS])[GOOD]
+
+
+def ranges_of_all(vectors: Vectors) -> Vectors:
+    return np.stack([vectors.min(axis=0), vectors.max(axis=0)])
+
+
+def facts_of(folder: Path) -> list[dict[str, Any]]:
+    """What each part says of its numbers."""
+    return [json.loads(pq.read_metadata(part).metadata[b"embedctl.vectors"]) for part in sorted(folder.glob("part-*"))]
+
+
+def numbers_in(folder: Path) -> Any:
+    """The numbers of all good records in parts, alone from the files."""
+    rows = rows_of(folder)
+    assert sorted(rows) == list(range(100))
+    assert rows[7]["embedding"] is None
+    return np.array([rows[at]["embedding"] for at in GOOD])
+
+
+@pytest.mark.parametrize("kind", OutputType)
+def test_parts_and_what_is_fetched_from_them_hold_the_same_numbers(
+    kind: OutputType, encode: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = encode(count_tokens=True)
+    numbers = Numbers(kind, ranges_of_all(expected()) if kind is OutputType.INT8 else None)
+    for name in ("a.npy", "a.parquet"):
+        fetch(job, tmp_path / name, numbers=Numbers(kind))
+    fetch(job, tmp_path / "a.jsonl")
+    job.drain(tmp_path / "out", output_type=kind)
+    np.testing.assert_array_equal(numbers_in(tmp_path / "out"), numbers.of(expected()))
+    assert manifest_of(tmp_path / "out")["output_type"] == kind
+    if kind is not OutputType.FLOAT32:
+        assert facts_of(tmp_path / "out") == [numbers.facts(16)] * 5
+    for name in ("b.npy", "b.parquet"):
+        fetch(job, tmp_path / name)
+        assert (tmp_path / name).read_bytes() == (tmp_path / f"a{name[1:]}").read_bytes()
+    if kind is OutputType.INT8:
+        np.testing.assert_array_equal(np.load(tmp_path / "b.ranges.npy"), numbers.ranges)
+    (restored,) = {chunk.stored_as for chunk in job.iter_results()}
+    assert restored == ("" if kind is OutputType.FLOAT32 else kind)
+    np.testing.assert_array_equal(job.vectors()[GOOD], numbers.restored(numbers.of(expected()), 16))
+    assert np.isnan(job.vectors()[7]).all()
+    counts = polars.read_parquet(tmp_path / "b.parquet")["tokens"].to_list()
+    assert counts == [None if at == 7 else 2 for at in range(100)]
+    found = np.concatenate([chunk.tokens for chunk in job.iter_results() if chunk.tokens is not None])
+    assert found.tolist() == [0 if count is None else count for count in counts]
+
+
+@pytest.mark.parametrize("kind", [OutputType.FLOAT16, OutputType.INT8, OutputType.UBINARY])
+def test_another_type_than_that_of_the_parts_is_refused(
+    kind: OutputType, encode: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = encode()
+    job.drain(tmp_path / "out", output_type=kind)
+    other = OutputType.UBINARY if kind is not OutputType.UBINARY else OutputType.FLOAT16
+    with pytest.raises(SettingsError, match=f"was drained as {kind}: omit the output type {other}"):
+        fetch(job, tmp_path / "v.npy", numbers=Numbers(other))
+    with pytest.raises(SettingsError, match=f"were drained as {kind}, and .*v.jsonl takes float32 alone: name"):
+        fetch(job, tmp_path / "v.jsonl")
+    if kind is OutputType.UBINARY:
+        with pytest.raises(SettingsError, match="float32 can't be restored from that"):
+            fetch(job, tmp_path / "v.npy", numbers=Numbers())
+    else:
+        fetch(job, tmp_path / "v.jsonl", numbers=Numbers())
+        found = polars.read_ndjson(tmp_path / "v.jsonl")["embedding"].drop_nulls().to_list()
+        np.testing.assert_array_equal(np.array(found, np.float32), job.vectors()[GOOD])
+        assert np.abs(np.array(found) - expected()).max() < 0.01
+    if kind is OutputType.INT8:
+        fetch(job, tmp_path / "v.npy", numbers=Numbers(kind, job.stored_numbers().ranges))
+        with pytest.raises(SettingsError, match="was drained with other ranges: omit the ranges"):
+            fetch(job, tmp_path / "v.npy", numbers=Numbers(kind, ranges_of_all(expected()) * 2))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_drain_that_goes_on_keeps_the_type_and_the_ranges(
+    encode: Callable[..., Job], worker_broker: Broker, settings: Settings, tmp_path: Path
+) -> None:
+    """The first drainer dies when its first part is noted. Its successors know no more than the folder."""
+    job = encode()
+    ranges = ranges_of_all(expected()) * np.float32(0.9)
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, Drains, "note", 2, after=True)
+        with pytest.raises(Killed):
+            job.drain(tmp_path, output_type="int8", ranges=ranges)
+    for other in ("float32", "float16"):
+        with pytest.raises(
+            OutputError, match=f"holds parts of job {job.id} in int8, and .*: omit the output type {other}"
+        ):
+            job.drain(tmp_path, output_type=other)
+    with pytest.raises(OutputError, match=f"parts of job {job.id} with other ranges.*: omit the ranges"):
+        job.drain(tmp_path, output_type="int8", ranges=ranges * 2)
+    job.drain(tmp_path)
+    assert job.retry_failed() == 1
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    rig.run(job, 13)
+    job.drain(tmp_path, output_type="int8")
+    assert len(facts_of(tmp_path)) == 6
+    assert facts_of(tmp_path) == [Numbers(OutputType.INT8, ranges).facts(16)] * 6
+    np.testing.assert_array_equal(numbers_in(tmp_path), Numbers(OutputType.INT8, ranges).of(expected()))
+    assert job.retry_failed() == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [(Drains, "note", False), (PartsFolder, "publish", False), (PartsFolder, "publish", True)],
+)
+def test_a_type_counts_from_the_first_part_that_is_noted(
+    encode: Callable[..., Job], tmp_path: Path, owner: Any, name: str, after: bool
+) -> None:
+    job = encode()
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, owner, name, 1, after=after)
+        with pytest.raises(Killed):
+            job.drain(tmp_path, output_type="int8")
+    job.drain(tmp_path, output_type="float16")
+    np.testing.assert_array_equal(numbers_in(tmp_path), expected().astype(np.float16))
+    assert {facts["output_type"] for facts in facts_of(tmp_path)} == {"float16"}
+
+
+def test_a_drainer_that_stood_still_adds_no_part_of_another_type(
+    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path
+) -> None:
+    job = encode()
+    copy = Job(job.id, job._broker)
+
+    def overtaken(chunk: ChunkVectors) -> None:
+        if chunk.positions[0] == 8 and not raw.hexists(keys.job(job.id), "parts"):
+            raw.delete(keys.drainer(job.id))
+            lock = next(tmp_path.glob(".*.lock"))
+            lock.rename(tmp_path / "aside")
+            with pytest.MonkeyPatch.context() as patched:
+                kill_at(patched, Drains, "note", 2, after=True)
+                with pytest.raises(Killed):
+                    copy.drain(tmp_path, output_type="float16")
+            raw.delete(keys.drainer(job.id))
+            (tmp_path / "aside").rename(lock)
+
+    with pytest.raises(JobHeld, match="by another process, while this one stood still"):
+        job.drain(tmp_path, output_type="int8", written=overtaken)
+    (tmp_path / "aside").unlink(missing_ok=True)
+    job.drain(tmp_path)
+    assert {facts["output_type"] for facts in facts_of(tmp_path)} == {"float16"}
+    np.testing.assert_array_equal(numbers_in(tmp_path), expected().astype(np.float16))
+
+
+def test_a_fetch_that_meets_new_parts_of_another_type_ends(encode: Callable[..., Job], tmp_path: Path) -> None:
+    job = encode()
+    copy = Job(job.id, job._broker)
+
+    def drained(chunk: ChunkVectors) -> None:
+        if chunk.positions[0] == 40:
+            copy.drain(tmp_path / "out", output_type="int8")
+
+    with pytest.raises(OutputError, match="was drained as int8 since this fetch began: fetch it once more"):
+        fetch(job, tmp_path / "v.npy", written=drained)
+    fetch(job, tmp_path / "v.npy")
+    assert np.load(tmp_path / "v.npy").dtype == np.int8
+
+
+def test_a_value_that_float16_can_not_hold_ends_the_drain(
+    encode: Callable[..., Job], raw: redis_py.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = encode()
+    real = Numbers.of
+    monkeypatch.setattr(Numbers, "of", lambda self, vectors: real(self, vectors * np.float32(1e6)))
+    with pytest.raises(OutputError, match="beyond 65,504, which float16 can't hold: choose float32"):
+        job.drain(tmp_path, output_type="float16")
+    assert list(tmp_path.iterdir()) == []
+    assert raw.exists(keys.chunk_result(job.id, 0))
+
+
+def test_what_is_no_type_or_no_ranges_is_refused(encode: Callable[..., Job], tmp_path: Path) -> None:
+    job = encode()
+    for options, words in (
+        ({"output_type": "int4"}, "output_type is 'int4': float32, float16, int8, ubinary"),
+        ({"ranges": np.zeros((2, 16), np.float32)}, "ranges are for the output_type int8"),
+        ({"output_type": "int8", "ranges": np.zeros((3, 16), np.float32)}, "ranges holds no ranges"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            job.drain(tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(OutputError, match="the ranges are of vectors with 8 dimensions, and these have 16"):
+        job.drain(tmp_path / "out", output_type="int8", ranges=np.ones((2, 8), np.float32))
+
+
+# ------------------------------------------------------------------------------------- ranges of a job that is running
+
+
+def ready(job: Job, rig: Rig, chunks: range) -> None:
+    for chunk in chunks:
+        rig.run(job, chunk)
+
+
+@pytest.mark.parametrize("why", ["high water", "full"])
+def test_ranges_are_those_of_all_records_that_redis_holds_at_once(
+    why: str,
+    worker_broker: Broker,
+    settings: Settings,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before there are 100,000 records, the job is held back, or Redis is full of others'."""
+    texts = [f"text {i}" for i in range(400)]
+    held = settings.replace(results_high_water_bytes=15_000 if why == "high water" else 10**9)
+    if why == "full":
+        monkeypatch.setattr(Connection, "is_full", lambda self: True)
+    job = enqueue_embeddings(texts, settings=settings, chunk_size=8)
+    rig = Rig(worker_broker, settings, DummyBackend(dim=16))
+    ready(job, rig, range(25))
+    drainer = threading.Thread(target=lambda: Job.get(job.id, held).drain(tmp_path, output_type="int8"))
+    drainer.start()
+    eventually(lambda: bool(rows_of(tmp_path)) if tmp_path.exists() else False)
+    ready(job, rig, range(25, 50))
+    drainer.join(30)
+    ranges = ranges_of_all(reference(texts[:200]))
+    assert {json.dumps(each["ranges"]) for each in facts_of(tmp_path)} == {json.dumps(ranges.tolist())}
+    assert "the ranges of int8 are those of 200 records, because Redis holds no more" in caplog.text
+    found = np.array([row["embedding"] for _, row in sorted(rows_of(tmp_path).items())], np.int8)
+    np.testing.assert_array_equal(found, Numbers(OutputType.INT8, ranges).of(reference(texts)))
+
+
+def test_too_few_records_for_ranges_are_refused(worker_broker: Broker, settings: Settings, tmp_path: Path) -> None:
+    job = enqueue_embeddings([f"text {i}" for i in range(400)], settings=settings, chunk_size=8)
+    ready(job, Rig(worker_broker, settings, DummyBackend(dim=16)), range(10))
+    held = Job.get(job.id, settings.replace(results_high_water_bytes=2_000))
+    with pytest.raises(OutputError, match=r"holds only 80 records .*: give a file with --ranges, or raise"):
+        held.drain(tmp_path, output_type="int8")
+    assert list(tmp_path.iterdir()) == []
+
+
+# -------------------------------------------------------------------------------------------------------- the commands
+
+
+def test_a_run_into_a_folder_in_int8(embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path) -> None:
+    texts = [f"text {i}" for i in range(3000)]
+    (short_folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    start_worker()
+    ranges = ranges_of_all(reference(texts[:1000]))
+    np.save(short_folder / "ranges.npy", ranges)
+    small = {"EMBEDCTL_PART_RECORDS": "500", "EMBEDCTL_RESULTS_HIGH_WATER_BYTES": "40000"}
+    wanted = ["-o", "out/", "--output-type", "int8", "--ranges", "ranges.npy"]
+    done = embedctl("submit", "c.jsonl", *wanted, "--chunk-size", "50", **small)
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip()
+    numbers = Numbers(OutputType.INT8, ranges)
+    fetched = embedctl("fetch", job, "-o", "v.npy")
+    assert fetched.returncode == 0, fetched.stderr
+    np.testing.assert_array_equal(np.load(short_folder / "v.npy"), numbers.of(reference(texts)))
+    again = embedctl("fetch", job, "-o", "out/", "--drain", "--output-type", "float32", **small)
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert f"holds parts of job {job} in int8" in again.stderr
+    assert embedctl("fetch", job, "-o", "out/", "--drain", **small).returncode == 0
+    refused = embedctl("fetch", job, "-o", "v.jsonl")
+    assert (refused.returncode, "have them restored with" in refused.stderr) == (2, True)
+    assert embedctl("fetch", job, "-o", "v.jsonl", "--output-type", "float32").returncode == 0
+
+
+def test_a_drained_batch_file_is_answered_with_the_same_tokens(
+    embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
+) -> None:
+    start_worker()
+    rows = [{"custom_id": f"r{i}", "body": {"input": ["one two", "word " * i]}} for i in range(10)]
+    (short_folder / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    submitted = embedctl("submit", "requests.jsonl", "-o", "r.jsonl", "--chunk-size", "3")
+    assert submitted.returncode == 3, submitted.stderr
+    job = submitted.stdout.strip()
+    fetches = (["-o", "r.jsonl"], ["-o", "plain.jsonl", "--format", "jsonl"], ["-o", "v.parquet"])
+    names = ("r.jsonl", "r.errors.jsonl", "plain.jsonl", "v.parquet")
+
+    def fetched() -> list[bytes]:
+        for arguments in fetches:
+            assert embedctl("fetch", job, *arguments).returncode == 3
+        return [(short_folder / name).read_bytes() for name in names]
+
+    before = fetched()
+    first = json.loads(before[0].splitlines()[1])
+    assert first["response"]["body"]["usage"]["prompt_tokens"] == 4
+    assert [json.loads(line).get("tokens") for line in before[2].splitlines()[:4]] == [2, None, 2, 1]
+    assert embedctl("fetch", job, "-o", "out/", "--drain").returncode == 3
+    assert fetched() == before

@@ -1,0 +1,28 @@
+"""Kills between two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing is tidied."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, count: int, *, after: bool) -> None:
+    """Let the process die before or after the call of this number."""
+    real, calls = getattr(owner, name), 0
+
+    def dies(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count and not after:
+            raise Killed
+        answer = real(*args, **options)
+        if calls == count:
+            raise Killed
+        return answer
+
+    monkeypatch.setattr(owner, name, dies)
