@@ -16,7 +16,7 @@ def chunks_of(records: Iterable[Record], *, max_rows: int, max_bytes: int) -> It
     held: list[Record] = []
     size = first = 0
     for record in records:
-        added = len(record.text) + len(record.kept or b"")
+        added = size_of(record)
         if held and (len(held) == max_rows or size + added > max_bytes):
             yield _chunk(first, held)
             first += len(held)
@@ -25,6 +25,11 @@ def chunks_of(records: Iterable[Record], *, max_rows: int, max_bytes: int) -> It
         size += added
     if held:
         yield _chunk(first, held)
+
+
+def size_of(record: Record) -> int:
+    """The bytes of a record's text and its kept fields."""
+    return len(record.text) + len(record.kept or b"")
 
 
 def _chunk(first: int, records: list[Record]) -> ChunkInput:

@@ -16,14 +16,13 @@ from typing import IO, Any, cast
 import numpy as np
 
 from embedctl.broker import Broker
+from embedctl.cut import BYTES_PER_TOKEN
 from embedctl.enqueue import JobOptions, job_spec
 from embedctl.records import Record
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_config.wire import RecordKind
 
-#: Bytes per token, a rule of thumb: English text, WordPiece or BPE vocabularies of about 30,000 entries.
-_BYTES_PER_TOKEN = 4.2
 _BUCKETS = 64
 
 
@@ -129,7 +128,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
             counter.add((options.prompt or "").encode() + record.text)
         counted = counter.result()
         duplicates = total - unusable - distinct.count()
-    tokens = counted["tokens"] if counted else round(text_bytes / _BYTES_PER_TOKEN)
+    tokens = counted["tokens"] if counted else round(text_bytes / BYTES_PER_TOKEN)
     whole = served[0].dim if served else counted["dim"] if counted else None
     dim = options.dimensions or whole
     component = 2 if broker.settings.hardware_class(hardware).stores_float16 else 4

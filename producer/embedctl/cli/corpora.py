@@ -304,7 +304,14 @@ def submit_choice(
                 drained.check()
                 progress.submitting(records, waiting_for)
 
-            job = enqueue.submit(broker, choice.records(), choice.options, submitting, taking_up=taking_up)
+            job = enqueue.submit(
+                broker,
+                choice.records(),
+                choice.options,
+                submitting,
+                taking_up=taking_up,
+                at_hand=choice.corpus.rereadable,
+            )
     except KeyboardInterrupt:
         if choice.options.idempotency_key is None and choice.options.resume is None:
             raise KeyboardInterrupt(
