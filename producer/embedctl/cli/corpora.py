@@ -258,7 +258,8 @@ def submit(
     choice = choice.checked(as_json=as_json)
     broker = Broker.shared(settings)
     if dry_run:
-        print_estimate(estimate(broker, choice.records(), choice.options), as_json=as_json)
+        estimated = estimate(broker, choice.records(), choice.options, at_hand=choice.corpus.rereadable)
+        print_estimate(estimated, as_json=as_json)
         return
     written: Sequence[Path | str] = []
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:

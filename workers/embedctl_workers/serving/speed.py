@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 #: Weight of the newest chunk.
 _WEIGHT = 0.2
-#: A chunk of at least this many tokens tells how fast a worker is with large chunks. Of a smaller one, the time of each
-#: call is too large a part.
+#: A chunk of at least this many tokens, or of a second's work, tells how fast a worker is with large chunks. Of a
+#: smaller one, the time of each call is too large a part.
 _LARGE = 4096
 #: Chunks of one batch end at almost the same time. They count together, once this much time is known (seconds).
 _LEAST_S = 1e-3
@@ -49,7 +49,8 @@ class Speed:
     def after(self, work: Work, seconds: float) -> Speed:
         """The speed after some more work."""
         tokens, positions = work.tokens, work.positions
-        sustained = tokens / seconds if tokens >= _LARGE else self.sustained_tokens_per_s
+        known = self.sustained_tokens_per_s
+        sustained = tokens / seconds if tokens >= min(_LARGE, known or _LARGE) else known
         newest = Speed(tokens / seconds, work.rows / seconds, 1 - tokens / positions if positions else 0.0, sustained)
         if self == Speed():
             return newest
@@ -62,7 +63,7 @@ class Speed:
             mean(self.rows_per_s, newest.rows_per_s),
             # A chunk that gave the device nothing says nothing about padding.
             mean(self.padding, newest.padding) if positions else self.padding,
-            mean(self.sustained_tokens_per_s or sustained, sustained),
+            mean(known or sustained, sustained),
         )
 
 
