@@ -27,7 +27,7 @@ CHUNK_S = 2.0
 #: A job is divided among workers in parts of at least this time (seconds),
 _LEAST_S = 0.1
 #: or of this much text, if no worker has measured its rate (bytes).
-_LEAST_BYTES = 16 * 1024
+_LEAST_BYTES = 8 * 1024
 #: A job of at most this many chunks for each worker is divided evenly. The last chunks of a longer one matter little.
 _CHUNKS_EACH = 4
 #: No more is read ahead, however many workers there are.
@@ -41,11 +41,13 @@ class Crew:
     Attributes:
         tokens_per_s: the rate of one of them, the mean of those that have measured theirs; 0 if none has.
         max_tokens: a longer text is truncated; 0 if that is unknown.
+        prefetch: how many chunks one of them holds at once.
     """
 
     workers: int = 0
     tokens_per_s: float = 0.0
     max_tokens: int = 0
+    prefetch: int = 1
 
 
 class ReadAhead:
@@ -110,8 +112,10 @@ def chunk_bytes(ahead: ReadAhead, crew: Crew, options: Mapping[str, Any]) -> int
     if not ahead.whole:
         return most
     rounds = max(work / aim, len(sizes) / rows, sum(sizes) / options["chunk_bytes"]) / crew.workers
+    # With fewer chunks, some workers could take all of them while another is about to ask.
+    rounds = max(crew.prefetch, math.ceil(rounds)) if crew.workers > 1 else math.ceil(rounds)
     least = aim * _LEAST_S / CHUNK_S if crew.tokens_per_s else _LEAST_BYTES
-    return _even(sizes, int(min(crew.workers * math.ceil(rounds), work // least)), rows, most)
+    return _even(sizes, int(min(crew.workers * rounds, work // least)), rows, most)
 
 
 def _work(records: Iterable[Record], crew: Crew, options: Mapping[str, Any]) -> float:

@@ -378,7 +378,7 @@ def cut_by_work(broker: Broker, spec: JobSpec, ahead: ReadAhead) -> JobSpec:
     """The specification with chunks for the workers that are alive; see :mod:`embedctl.cut`."""
     if ahead.is_one:
         return spec  # the call asks Redis nothing more
-    size = chunk_bytes(ahead, crew_of(broker.workers, spec), spec.options)
+    size = chunk_bytes(ahead, crew_of(broker.settings, broker.workers, spec), spec.options)
     return dataclasses.replace(spec, options={**spec.options, "chunk_bytes": size})
 
 

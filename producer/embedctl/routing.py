@@ -61,14 +61,18 @@ def resolve(
     return hardware, offered
 
 
-def crew_of(workers: WorkerRegistry, job: JobSpec) -> Crew:
+def crew_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Crew:
     """The live workers that take a job. What they say of themselves may be one second old."""
     offer = workers.offers().get((job.hardware, job.model, job.precision))
     if offer is None:
         return Crew()
     rates = offer.sustained
-    takers = sum(each >= job.version for each in offer.versions)
-    return Crew(takers, sum(rates) / len(rates) if rates else 0.0, offer.max_tokens)
+    return Crew(
+        workers=sum(each >= job.version for each in offer.versions),
+        tokens_per_s=sum(rates) / len(rates) if rates else 0.0,
+        max_tokens=offer.max_tokens,
+        prefetch=settings.hardware_class(job.hardware).prefetch,
+    )
 
 
 def _without_workers(

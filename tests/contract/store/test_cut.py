@@ -50,17 +50,17 @@ def rows_of(broker: Broker, job: Job) -> list[int]:
 
 def test_each_live_worker_has_a_part(settings: Settings, broker: Broker) -> None:
     beat(broker, 2)
-    assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [48, 48]
-    assert rows_of(broker, enqueue_embeddings(tuple(TEXTS), hardware="auto", settings=settings)) == [48, 48]
+    assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [24] * 4
+    assert rows_of(broker, enqueue_embeddings(tuple(TEXTS), hardware="auto", settings=settings)) == [24] * 4
     awaited = asyncio.run(aenqueue_embeddings(TEXTS, settings=settings))
-    assert rows_of(broker, Job.get(awaited.id, settings)) == [48, 48]
+    assert rows_of(broker, Job.get(awaited.id, settings)) == [24] * 4
 
 
 def test_workers_of_another_class_or_too_old_for_the_job_have_none(settings: Settings, broker: Broker) -> None:
     beat(broker, 2, hardware="slow")
     assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [96]
     beat(broker, 2, version=1)
-    assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [48, 48]
+    assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [24] * 4
     assert rows_of(broker, enqueue_embeddings(TEXTS, count_tokens=True, settings=settings)) == [96]
 
 
@@ -76,7 +76,7 @@ def test_a_key_finds_its_job_whoever_is_alive(settings: Settings, broker: Broker
     assert enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings).id == first.id
     beat(broker, 3, rate=500.0)
     assert enqueue_embeddings(iter(TEXTS), idempotency_key="k", settings=settings).id == first.id
-    assert rows_of(broker, first) == [48, 48]
+    assert rows_of(broker, first) == [24] * 4
 
 
 @pytest.mark.parametrize("by_key", [True, False])
@@ -109,7 +109,7 @@ def test_a_corpus_repairs_a_chunk_that_redis_lost_with_other_workers(
     raw.delete(keys.chunk_input(job.id, 1))
     leave(broker)
     enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
-    assert rows_of(broker, job) == [48, 48]
+    assert rows_of(broker, job) == [24] * 4
 
 
 def test_another_chunk_size_under_the_same_key_is_still_refused(settings: Settings, broker: Broker) -> None:
@@ -128,7 +128,7 @@ def test_versions_before_this_one_cut_a_job_alike(settings: Settings, broker: Br
     assert status.options.keys() == job_spec(broker, JobOptions()).options.keys()
     rows, size = status.options["chunk_size"], status.options["chunk_bytes"]
     chunks = chunks_of(records_of(TEXTS, max_bytes=10_000), max_rows=rows, max_bytes=size)
-    assert [wire.encode_input(chunk, 1) for chunk in chunks] == [broker.jobs.input(job.id, at) for at in (0, 1)]
+    assert [wire.encode_input(chunk, 1) for chunk in chunks] == [broker.jobs.input(job.id, at) for at in range(4)]
 
 
 def test_a_job_of_a_version_before_this_one_goes_on_as_it_was_cut(settings: Settings, broker: Broker) -> None:
@@ -160,5 +160,5 @@ def test_an_estimate_tells_the_chunks(settings: Settings, broker: Broker) -> Non
     assert estimate(broker, records, JobOptions()).chunks == 1
     beat(broker, 2)
     told = estimate(broker, records, JobOptions(), at_hand=True)
-    assert (told.chunks, told.records) == (2, 96)
-    assert "chunks     2, of at most 512 records and 91,200 bytes" in told.describe()
+    assert (told.chunks, told.records) == (4, 96)
+    assert "chunks     4, of at most 512 records and 45,600 bytes" in told.describe()

@@ -45,8 +45,13 @@ def test_a_small_job_has_a_part_for_each_worker() -> None:
     assert sizes(LONG, Crew(workers=3)) == [32, 32, 32]
 
 
+def test_no_worker_can_take_all_the_chunks() -> None:
+    assert sizes(LONG, Crew(workers=2, prefetch=2)) == [24] * 4
+    assert sizes(LONG, Crew(workers=1, prefetch=4)) == [96]
+
+
 def test_a_job_that_is_no_work_stays_whole() -> None:
-    assert sizes(texts(96, 200), Crew(workers=2)) == [96]
+    assert sizes(texts(80, 200), Crew(workers=2)) == [80]
     assert sizes(LONG, Crew(workers=2, tokens_per_s=1e6)) == [96]
 
 
@@ -76,7 +81,7 @@ def test_no_worker_of_many_gets_less_than_a_tenth_of_a_second() -> None:
     assert sum(counts) == 10_000
     assert min(counts[:-1]) * 250 / BYTES_PER_TOKEN / 50_000 >= 0.09
     assert len(sizes(texts(10_000, 250), Crew(1000, 5_000.0))) == 1000
-    assert len(sizes(texts(10_000, 250), Crew(1000))) == pytest.approx(10_000 * 250 / (16 * 1024), rel=0.02)
+    assert len(sizes(texts(10_000, 250), Crew(1000))) == pytest.approx(10_000 * 250 / (8 * 1024), rel=0.02)
 
 
 def test_kept_fields_and_truncated_text_are_no_work() -> None:
