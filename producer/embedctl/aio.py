@@ -108,7 +108,7 @@ async def aenqueue_embeddings(
             from embedctl.unique import checked  # here, because few calls need it
 
             records = checked(records)
-        at_hand = isinstance(texts, Sized)
+        at_hand = feed is None and isinstance(texts, Sized)
         return submit(broker, _until(cancelled, records), options, report, timeout, at_hand=at_hand)
 
     loop = asyncio.get_running_loop()
