@@ -296,7 +296,7 @@ def _begun(broker: Broker, options: JobOptions, ahead: ReadAhead) -> JobStatus:
     job_id, created = broker.jobs.create(spec)
     job = broker.jobs.status(job_id)
     if not created:
-        # Hardware may differ: with `auto` it depends on who is alive. So does `chunk_bytes`, and the stored one applies.
+        # Hardware may differ: with `auto` it depends on who is alive. So does `chunk_bytes`: the stored one applies.
         now = {"model": spec.model, "precision": spec.precision, **spec.options, **_later(options)}
         del now["chunk_bytes"]
         _check_same(broker, job, now)
