@@ -65,7 +65,7 @@ def _trials(settings: Settings, folder: Path, arguments: argparse.Namespace) -> 
         with ExitStack() as stack:
             for number in range(2):
                 stack.enter_context(_worker(settings, folder / f"worker-{trial}-{number}.log"))
-            job = enqueue_embeddings(TEXTS, settings=settings)
+            job = enqueue_embeddings(iter(TEXTS), settings=settings)  # a list would be divided among both workers
             while not (owner := _owner(broker, job)):
                 time.sleep(0.01)
             time.sleep(random.uniform(0, 10))

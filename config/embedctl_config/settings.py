@@ -109,7 +109,13 @@ class Settings:
     )
     model: str = _setting("all-MiniLM-L6-v2", "the default model of jobs and workers")
     hardware: str = _setting("auto", "the default hardware class of jobs; auto: the fastest class with live workers")
-    chunk_size: int = _setting(512, "maximum records in a chunk", unit="records", minimum=1, maximum=MAX_CHUNK_RECORDS)
+    chunk_size: int = _setting(
+        512,
+        "maximum records in a chunk. It has fewer if they are about two seconds' work of a live worker",
+        unit="records",
+        minimum=1,
+        maximum=MAX_CHUNK_RECORDS,
+    )
     chunk_bytes: int = _setting(
         512 * 1024, "maximum text in a chunk, kept fields included", unit="bytes", minimum=1024, maximum=MAX_CHUNK_BYTES
     )

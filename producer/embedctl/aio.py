@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from enum import Enum, auto
 from functools import partial
@@ -111,7 +111,8 @@ async def aenqueue_embeddings(
             from embedctl.unique import checked  # here, because few calls need it
 
             records = checked(records)
-        return submit(broker, _until(cancelled, records), options, report, timeout)
+        at_hand = feed is None and isinstance(texts, Sized)
+        return submit(broker, _until(cancelled, records), options, report, timeout, at_hand=at_hand)
 
     loop = asyncio.get_running_loop()
 

@@ -13,18 +13,30 @@ def chunks_of(records: Iterable[Record], *, max_rows: int, max_bytes: int) -> It
 
     A record longer than `max_bytes` becomes a chunk with this record alone.
     """
+    first = 0
+    for group in groups_of(records, max_rows=max_rows, max_bytes=max_bytes):
+        yield _chunk(first, group)
+        first += len(group)
+
+
+def groups_of(records: Iterable[Record], *, max_rows: int, max_bytes: int) -> Iterator[list[Record]]:
+    """The records of each chunk of :func:`chunks_of`."""
     held: list[Record] = []
-    size = first = 0
+    size = 0
     for record in records:
-        added = len(record.text) + len(record.kept or b"")
+        added = size_of(record)
         if held and (len(held) == max_rows or size + added > max_bytes):
-            yield _chunk(first, held)
-            first += len(held)
+            yield held
             held, size = [], 0
         held.append(record)
         size += added
     if held:
-        yield _chunk(first, held)
+        yield held
+
+
+def size_of(record: Record) -> int:
+    """The bytes of a record's text and its kept fields."""
+    return len(record.text) + len(record.kept or b"")
 
 
 def _chunk(first: int, records: list[Record]) -> ChunkInput:

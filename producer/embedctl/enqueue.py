@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
+from embedctl.cut import ReadAhead, chunk_bytes
 from embedctl.job import Job
 from embedctl.kept import TOKENS, check_keep
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, kind_of, records_of
-from embedctl.routing import resolve, same_model
+from embedctl.routing import crew_of, resolve, same_model
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
 from embedctl_config import wire
@@ -128,7 +129,8 @@ def enqueue_embeddings(
         normalize: make every vector of unit length.
         dimensions: keep only this many leading components of each vector, for models made for that (Matryoshka); all if
             None.
-        chunk_size: most records in a chunk.
+        chunk_size: most records in a chunk. A chunk has fewer if they are about two seconds' work, or if each live
+            worker can so have a part of the job.
         ttl: seconds to keep the job after its end. Before, it is kept for at least 7 days after its last progress.
         idempotency_key: a second call with this key and the same texts returns the same job; if the first call died
             half-way, the second continues where it stopped. The key is kept as long as the job.
@@ -191,7 +193,7 @@ def enqueue_embeddings(
         from embedctl.unique import checked  # here, because few calls need it
 
         records = checked(records)
-    return submit(broker, records, options, progress, timeout)
+    return submit(broker, records, options, progress, timeout, at_hand=isinstance(texts, Sized))
 
 
 def stored_records(broker: Broker, idempotency_key: str | None) -> int:
@@ -207,8 +209,13 @@ def submit(
     progress: SubmitProgress | None = None,
     timeout: float | None = None,
     taking_up: Callable[[JobStatus], object] | None = None,
+    *,
+    at_hand: bool = False,
 ) -> Job:
     """Queue records; see :func:`enqueue_embeddings`. `taking_up` is called with the job, which may hold some already.
+
+    With `at_hand`, nobody has to write the records first. Then some are read before the job is made, to see how large
+    it is.
 
     Ctrl-C, the timeout, or an exception from `records` or `progress` interrupts the submission. Without an idempotency
     key or `resume`, nobody could continue the job, so it is cancelled.
@@ -216,10 +223,11 @@ def submit(
     check_timeout(timeout)
     began = time.monotonic()
     broker.connection.check_server()
-    job = _begun_when_there_is_room(broker, options, progress, None if timeout is None else began + timeout)
+    ahead = ReadAhead(records, at_hand=at_hand)
+    job = _begun_when_there_is_room(broker, options, ahead, progress, None if timeout is None else began + timeout)
     if taking_up is not None:
         taking_up(job)
-    chunks = chunks_of(records, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
+    chunks = chunks_of(ahead, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
     resumable = options.idempotency_key is not None or options.resume is not None
     try:
         with Submission(broker, job, progress, timeout, began=began) as submission:
@@ -258,7 +266,11 @@ def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None
 
 
 def _begun_when_there_is_room(
-    broker: Broker, options: JobOptions, progress: SubmitProgress | None, deadline: float | None
+    broker: Broker,
+    options: JobOptions,
+    ahead: ReadAhead,
+    progress: SubmitProgress | None,
+    deadline: float | None,
 ) -> JobStatus:
     """Call :func:`_begun` again while Redis is full. That is safe, because a full Redis has written nothing."""
     remind = Reminder(log.warning)
@@ -269,10 +281,10 @@ def _begun_when_there_is_room(
             progress(0, "Redis")
 
     # No retry if Redis goes away: it may have made a job without telling us.
-    return patiently(lambda: _begun(broker, options), pausing=pausing, deadline=deadline, outage_s=0.0)
+    return patiently(lambda: _begun(broker, options, ahead), pausing=pausing, deadline=deadline, outage_s=0.0)
 
 
-def _begun(broker: Broker, options: JobOptions) -> JobStatus:
+def _begun(broker: Broker, options: JobOptions, ahead: ReadAhead) -> JobStatus:
     """The job to add to: a new one, the one of this idempotency key, or the one to resume."""
     if options.resume is not None:
         if options.idempotency_key is not None:
@@ -280,12 +292,13 @@ def _begun(broker: Broker, options: JobOptions) -> JobStatus:
         job = broker.jobs.status(broker.jobs.resolve(options.resume))
         _check_same(broker, job, {**_given(options), **_later(options)})
         return job
-    spec = job_spec(broker, options)
+    spec = cut_by_work(broker, job_spec(broker, options), ahead)
     job_id, created = broker.jobs.create(spec)
     job = broker.jobs.status(job_id)
     if not created:
-        # Hardware may differ: with `auto` it depends on who is alive.
+        # Hardware may differ: with `auto` it depends on who is alive. So does `chunk_bytes`: the stored one applies.
         now = {"model": spec.model, "precision": spec.precision, **spec.options, **_later(options)}
+        del now["chunk_bytes"]
         _check_same(broker, job, now)
     return job
 
@@ -367,6 +380,14 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         broker.results_high_water() if options.drain else None,
         broker.data.made_store(),
     )
+
+
+def cut_by_work(broker: Broker, spec: JobSpec, ahead: ReadAhead) -> JobSpec:
+    """The specification with chunks for the workers that are alive; see :mod:`embedctl.cut`."""
+    if ahead.is_one:
+        return spec  # the call asks Redis nothing more
+    size = chunk_bytes(ahead, crew_of(broker.settings, broker.workers, spec), spec.options)
+    return dataclasses.replace(spec, options={**spec.options, "chunk_bytes": size})
 
 
 def _is_whole(value: object) -> bool:

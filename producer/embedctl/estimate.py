@@ -9,21 +9,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
 import numpy as np
 
 from embedctl.broker import Broker
-from embedctl.enqueue import JobOptions, job_spec
+from embedctl.chunking import groups_of
+from embedctl.cut import BYTES_PER_TOKEN, ReadAhead
+from embedctl.enqueue import JobOptions, cut_by_work, job_spec
 from embedctl.records import Record
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_config.wire import RecordKind
 
-#: Bytes per token, a rule of thumb: English text, WordPiece or BPE vocabularies of about 30,000 entries.
-_BYTES_PER_TOKEN = 4.2
 _BUCKETS = 64
 
 
@@ -40,6 +40,8 @@ class Estimate:
             unknown. Kept fields are held twice for a moment, beside the text and beside the vectors.
         seconds: by the measured rates of the live workers; None if there are none.
         workers: live ones; None if there is no Redis to ask.
+        chunks: how many the live workers would get, each of at most `chunk_size` records and `chunk_bytes` of text and
+            kept fields.
     """
 
     hardware: str
@@ -54,6 +56,9 @@ class Estimate:
     seconds: float | None
     workers: int | None
     kept_bytes: int = 0
+    chunks: int = 0
+    chunk_size: int = 0
+    chunk_bytes: int = 0
 
     def describe(self) -> str:
         """The estimate for people, one fact per line."""
@@ -66,6 +71,7 @@ class Estimate:
         facts = [
             ("class", self.hardware),
             ("records", f"{self.records:,}"),
+            ("chunks", f"{self.chunks:,}, of at most {self.chunk_size:,} records and {self.chunk_bytes:,} bytes"),
             ("unusable", f"{self.unusable:,}"),
             ("duplicates", f"{self.duplicates:,}"),
             ("tokens", f"{self.tokens:,}" if self.exact else f"about {self.tokens:,}"),
@@ -105,31 +111,37 @@ def local_estimate(settings: Settings, records: Iterable[Record], options: JobOp
     return estimate(cast("Broker", _NoBroker(settings, _NoWorkers())), records, options)
 
 
-def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> Estimate:
+def estimate(broker: Broker, records: Iterable[Record], options: JobOptions, *, at_hand: bool = False) -> Estimate:
     """Read a corpus once and estimate a job of it. Memory does not grow with the corpus.
+
+    `at_hand` is as for :func:`submit`.
 
     Raises:
         SettingsError, InputError: submitting the corpus would raise the same error.
     """
-    spec = job_spec(broker, options)
+    ahead = ReadAhead(records, at_hand=at_hand)
+    spec = cut_by_work(broker, job_spec(broker, options), ahead)
+    rows, size = spec.options["chunk_size"], spec.options["chunk_bytes"]
     hardware, model = spec.hardware, spec.model
     served = [row.models[model] for row in broker.workers.alive() if row.hardware == hardware and model in row.models]
-    total = unusable = text_bytes = kept_bytes = 0
+    chunks = total = unusable = text_bytes = kept_bytes = 0
     with ExitStack() as stack:
         distinct = stack.enter_context(_Distinct())
         counter = stack.enter_context(_TokenCounter(model, windows=options.truncation == "mean"))
-        for record in records:
-            total += 1
-            text_bytes += len(record.text)
-            kept_bytes += len(record.kept or b"")
-            if record.kind is not RecordKind.TEXT or not record.text.strip():
-                unusable += 1
-                continue
-            distinct.add(record.text)
-            counter.add((options.prompt or "").encode() + record.text)
+        for group in groups_of(ahead, max_rows=rows, max_bytes=size):
+            chunks += 1
+            for record in group:
+                total += 1
+                text_bytes += len(record.text)
+                kept_bytes += len(record.kept or b"")
+                if record.kind is not RecordKind.TEXT or not record.text.strip():
+                    unusable += 1
+                    continue
+                distinct.add(record.text)
+                counter.add((options.prompt or "").encode() + record.text)
         counted = counter.result()
         duplicates = total - unusable - distinct.count()
-    tokens = counted["tokens"] if counted else round(text_bytes / _BYTES_PER_TOKEN)
+    tokens = counted["tokens"] if counted else round(text_bytes / BYTES_PER_TOKEN)
     whole = served[0].dim if served else counted["dim"] if counted else None
     dim = options.dimensions or whole
     component = 2 if broker.settings.hardware_class(hardware).stores_float16 else 4
@@ -147,6 +159,9 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions) -> 
         vector_bytes=None if dim is None else total * dim * component,
         seconds=tokens / rate if rate else None,
         workers=broker.workers.count(keys.queue(hardware, model)),
+        chunks=chunks,
+        chunk_size=rows,
+        chunk_bytes=size,
     )
 
 
@@ -191,7 +206,8 @@ class _TokenCounter:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.communicate()
+        with suppress(BrokenPipeError), self._process:  # closes its pipes, of which one may hold text
+            pass
 
     def add(self, text: bytes) -> None:
         stream: IO[bytes] | None = self._process.stdin

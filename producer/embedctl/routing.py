@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from embedctl.cut import Crew
 from embedctl.notices import Reminder
-from embedctl.store import JobStatus, WorkerRegistry
+from embedctl.store import JobSpec, JobStatus, WorkerRegistry
 from embedctl.store.workers import Offer, Offered
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
@@ -58,6 +59,20 @@ def resolve(
     if precision is not None and precision != offered:
         raise SettingsError(f"hardware class {hardware!r} offers precision {offered}, not {precision}")
     return hardware, offered
+
+
+def crew_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Crew:
+    """The live workers that take a job. What they say of themselves may be one second old."""
+    offer = workers.offers().get((job.hardware, job.model, job.precision))
+    if offer is None:
+        return Crew()
+    rates = offer.sustained
+    return Crew(
+        workers=sum(each >= job.version for each in offer.versions),
+        tokens_per_s=sum(rates) / len(rates) if rates else 0.0,
+        max_tokens=offer.max_tokens,
+        prefetch=settings.hardware_class(job.hardware).prefetch,
+    )
 
 
 def _without_workers(

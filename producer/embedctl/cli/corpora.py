@@ -263,7 +263,8 @@ def submit(
     choice = choice.checked(as_json=as_json)
     broker = Broker.shared(settings)
     if dry_run:
-        print_estimate(estimate(broker, choice.records(), choice.options), as_json=as_json)
+        estimated = estimate(broker, choice.records(), choice.options, at_hand=choice.corpus.rereadable)
+        print_estimate(estimated, as_json=as_json)
         return
     written: Sequence[Path | str] = []
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
@@ -326,7 +327,14 @@ def submit_choice(
                 progress.submitting(records, waiting_for)
 
             try:
-                job = enqueue.submit(broker, choice.records(), choice.options, submitting, taking_up=taking_up)
+                job = enqueue.submit(
+                    broker,
+                    choice.records(),
+                    choice.options,
+                    submitting,
+                    taking_up=taking_up,
+                    at_hand=choice.corpus.rereadable,
+                )
             except (JobFailed, JobStopped, JobCancelled):
                 if output is None or not begun:
                     raise

@@ -67,6 +67,12 @@ class JobSpec:
     results_high_water: int | None = None
     data: str | None = None
 
+    @property
+    def version(self) -> int:
+        """The job's version: the lowest that knows all of this."""
+        needs = {"drain": self.results_high_water is not None, "data": self.data}
+        return wire.version_for({**self.options, **needs}, self.precision)
+
 
 class Added(StrEnum):
     """The answers of :meth:`JobStore.add` that are not errors."""
@@ -160,9 +166,7 @@ class JobStore(JobReader):
         ttl_ms = int(spec.ttl_s * 1000)
         job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now / 1000))}-{secrets.token_hex(5)}"
         fields: dict[str, Any] = {
-            "version": wire.version_for(
-                {**spec.options, "drain": spec.results_high_water is not None, "data": spec.data}, spec.precision
-            ),
+            "version": spec.version,
             "state": JobState.SUBMITTING,
             "model": spec.model,
             "hardware": spec.hardware,

@@ -29,6 +29,9 @@ class ServedModel:
         engine: the engine that runs it, in words.
         accuracy: the gate's measurement at start, in words; empty if there was no reference.
         spelling_of: if this name is another spelling of a model that the worker serves, that model's name; else empty.
+        sustained_tokens_per_s: the rate with chunks that are large enough to tell it; 0 if there was none yet, or if
+            the worker is older than this figure.
+        max_tokens: longer texts are truncated; 0 if the worker is older than this figure.
     """
 
     fingerprint: str
@@ -39,6 +42,8 @@ class ServedModel:
     rows_per_s: float = 0.0
     padding: float = 0.0
     spelling_of: str = ""
+    sustained_tokens_per_s: float = 0.0
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +119,16 @@ class Offer:
         dim: the dimensions of their vectors; the smallest number if they differ.
         spelling_of: as that of :class:`ServedModel`, if it is the same for all of them; else empty.
         versions: the newest version of jobs that each of them knows.
+        sustained: the rates in tokens/s that workers reached with large chunks, of those that had any.
+        max_tokens: the longest text that one of them encodes whole; 0 if none says so.
     """
 
     tokens_per_s: float
     dim: int
     spelling_of: str = ""
     versions: tuple[int, ...] = ()
+    sustained: tuple[float, ...] = ()
+    max_tokens: int = 0
 
 
 #: Hardware class, model, precision.
@@ -246,6 +255,8 @@ class WorkerRegistry:
                         min(before.dim, served.dim),
                         served.spelling_of if served.spelling_of == before.spelling_of else "",
                         (*before.versions, worker.version),
+                        (*before.sustained, *filter(None, [served.sustained_tokens_per_s])),
+                        max(before.max_tokens, served.max_tokens),
                     )
             self._offers, self._offers_until = offers, now + OFFERS_S
         return self._offers

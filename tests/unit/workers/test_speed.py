@@ -58,3 +58,18 @@ def test_a_chunk_that_never_used_the_device_takes_no_time() -> None:
     meter.encoded("m", Work(rows=10), began=0.0, ended=50.0)
     meter.encoded("m", Work(10, 100, 100), began=60.0, ended=61.0)
     assert meter.speed["m"].tokens_per_s == pytest.approx(100)
+
+
+def test_only_large_chunks_tell_what_a_worker_sustains() -> None:
+    small = Speed().after(Work(1, 8, 8), 0.01)
+    assert small.sustained_tokens_per_s == 0
+    large = small.after(Work(100, 8000, 8000), 1.0)
+    assert large.sustained_tokens_per_s == 8000
+    assert large.after(Work(1, 8, 8), 0.01).sustained_tokens_per_s == 8000
+    assert large.after(Work(100, 5000, 5000), 1.0).sustained_tokens_per_s == pytest.approx(7400)
+
+
+def test_a_slow_worker_goes_on_to_measure_itself_with_chunks_of_a_second() -> None:
+    slow = Speed().after(Work(100, 5000, 5000), 10.0)
+    assert slow.after(Work(10, 1000, 1000), 0.5).sustained_tokens_per_s == pytest.approx(800)
+    assert slow.after(Work(1, 400, 400), 0.5).sustained_tokens_per_s == 500

@@ -176,6 +176,8 @@ class _Served:
             engine=backend.engine,
             accuracy=self.accuracy,
             spelling_of=spelling_of,
+            sustained_tokens_per_s=round(speed.sustained_tokens_per_s, 1),
+            max_tokens=backend.max_tokens,
         )
 
 

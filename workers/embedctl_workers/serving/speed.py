@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 #: Weight of the newest chunk.
 _WEIGHT = 0.2
+#: A chunk of at least this many tokens, or of a second's work, tells how fast a worker is with large chunks. Of a
+#: smaller one, the time of each call is too large a part.
+_LARGE = 4096
 #: Chunks of one batch end at almost the same time. They count together, once this much time is known (seconds).
 _LEAST_S = 1e-3
 
@@ -35,16 +38,20 @@ class Speed:
 
     Attributes:
         padding: the share of padding in what the device was given, 0 to 1.
+        sustained_tokens_per_s: the rate of large chunks alone; 0 before the first one.
     """
 
     tokens_per_s: float = 0.0
     rows_per_s: float = 0.0
     padding: float = 0.0
+    sustained_tokens_per_s: float = 0.0
 
     def after(self, work: Work, seconds: float) -> Speed:
         """The speed after some more work."""
         tokens, positions = work.tokens, work.positions
-        newest = Speed(tokens / seconds, work.rows / seconds, 1 - tokens / positions if positions else 0.0)
+        known = self.sustained_tokens_per_s
+        sustained = tokens / seconds if tokens >= min(_LARGE, known or _LARGE) else known
+        newest = Speed(tokens / seconds, work.rows / seconds, 1 - tokens / positions if positions else 0.0, sustained)
         if self == Speed():
             return newest
 
@@ -56,6 +63,7 @@ class Speed:
             mean(self.rows_per_s, newest.rows_per_s),
             # A chunk that gave the device nothing says nothing about padding.
             mean(self.padding, newest.padding) if positions else self.padding,
+            mean(known or sustained, sustained),
         )
 
 

@@ -1,0 +1,152 @@
+"""Decides how much text the chunks of a job hold, by what the workers that live when it is made can do.
+
+The answer is one number of bytes, which is stored with the job. So whoever continues the job makes the same chunks,
+whichever workers live by then.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from embedctl.chunking import size_of
+from embedctl.records import Record
+
+#: Bytes per token, a rule of thumb: English text, WordPiece or BPE vocabularies of about 30,000 entries. With the
+#: vocabulary of MiniLM, it is 4.0 in Python's docstrings, 2.9 in Chinese and 2.2 in Russian.
+BYTES_PER_TOKEN = 4.2
+#: A worker's time for a chunk (seconds): long enough that a chunk's own cost of milliseconds does not matter.
+CHUNK_S = 2.0
+#: A job is divided among workers in parts of at least this time (seconds),
+_LEAST_S = 0.1
+#: or of this much text, if no worker has measured its rate (bytes).
+_LEAST_BYTES = 8 * 1024
+#: A job of at most this many chunks for each worker is divided evenly. The last chunks of a longer one matter little.
+_CHUNKS_EACH = 4
+#: No more is read ahead, however many workers there are.
+_MOST_RECORDS, _MOST_BYTES, _MOST_S = 16_384, 8 * 1024 * 1024, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The live workers that take a job.
+
+    Attributes:
+        tokens_per_s: the rate of one of them, the mean of those that have measured theirs; 0 if none has.
+        max_tokens: a longer text is truncated; 0 if that is unknown.
+        prefetch: how many chunks one of them holds at once.
+    """
+
+    workers: int = 0
+    tokens_per_s: float = 0.0
+    max_tokens: int = 0
+    prefetch: int = 1
+
+
+class ReadAhead:
+    """Records, of which some are read before their turn. Iterating gives them all.
+
+    Args:
+        at_hand: whether the records can be read without waiting for somebody to write them. If not, none is read
+            before its turn.
+    """
+
+    def __init__(self, records: Iterable[Record], *, at_hand: bool) -> None:
+        self._rest = iter(records)
+        self._at_hand = at_hand
+        self._held: deque[Record] = deque()
+        self.whole = False
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is known that there is no second record."""
+        return len(self.read(2, sys.maxsize)) < 2 and self.whole
+
+    def __iter__(self) -> Iterator[Record]:
+        while self._held:
+            yield self._held.popleft()
+        yield from self._rest
+
+    def read(self, records: int, size: int) -> Sequence[Record]:
+        """The first records: all of them if `whole` is true afterwards, otherwise about as many as asked for."""
+        until = time.monotonic() + _MOST_S
+        held = sum(map(size_of, self._held))
+        while self._at_hand and len(self._held) < records and held < size and time.monotonic() < until:
+            record = next(self._rest, None)
+            if record is None:
+                self.whole = True
+                break
+            self._held.append(record)
+            held += size_of(record)
+        return self._held
+
+
+def chunk_bytes(ahead: ReadAhead, crew: Crew, options: Mapping[str, Any]) -> int:
+    """The most bytes in a chunk, so that one worker encodes it in about :data:`CHUNK_S`; at most the job's limit.
+
+    If all records could be read ahead, they are divided evenly among the workers.
+
+    Args:
+        options: the job's options, with its limits `chunk_size` and `chunk_bytes`.
+    """
+    rows: int = options["chunk_size"]
+    most: int = options["chunk_bytes"]
+    if not crew.workers:
+        return most
+    several = crew.workers * _CHUNKS_EACH
+    sample = ahead.read(min(several * rows, _MOST_RECORDS), min(several * most, _MOST_BYTES))
+    sizes = [size_of(record) for record in sample]
+    work = _work(sample, crew, options)
+    aim = crew.tokens_per_s * CHUNK_S * BYTES_PER_TOKEN or math.inf
+    if work and any(sizes):
+        most = max(1, int(min(most, aim * sum(sizes) / work)))
+    elif not options.get("keep"):  # otherwise nobody knows how much of the bytes is text
+        most = max(1, int(min(most, aim)))
+    if not ahead.whole:
+        return most
+    rounds = max(work / aim, len(sizes) / rows, sum(sizes) / options["chunk_bytes"]) / crew.workers
+    # With fewer chunks, some workers could take all of them while another is about to ask.
+    rounds = max(crew.prefetch, math.ceil(rounds)) if crew.workers > 1 else math.ceil(rounds)
+    least = aim * _LEAST_S / CHUNK_S if crew.tokens_per_s else _LEAST_BYTES
+    return _even(sizes, int(min(crew.workers * rounds, work // least)), rows, most)
+
+
+def _work(records: Iterable[Record], crew: Crew, options: Mapping[str, Any]) -> float:
+    """The bytes that are encoded: with the prompt, and without kept fields and what is truncated."""
+    prompt = len((options["prompt"] or "").encode())
+    truncated = crew.max_tokens and options["truncation"] != "mean"
+    longest = crew.max_tokens * BYTES_PER_TOKEN if truncated else math.inf
+    return sum(min(prompt + len(record.text), longest) for record in records)
+
+
+def _even(sizes: Sequence[int], chunks: int, max_rows: int, max_bytes: int) -> int:
+    """The lowest limit in bytes that makes no more chunks than these; `max_bytes` if that makes more already."""
+    ends = list(accumulate(sizes))
+    if _count(ends, max_rows, max_bytes) > chunks:
+        return max_bytes
+    low, high = 1, max_bytes
+    while low < high:
+        middle = (low + high) // 2
+        if _count(ends, max_rows, middle) > chunks:
+            low = middle + 1
+        else:
+            high = middle
+    return high
+
+
+def _count(ends: Sequence[int], max_rows: int, max_bytes: int) -> int:
+    """How many chunks :func:`embedctl.chunking.chunks_of` makes of records that end at these bytes."""
+    at = before = count = 0
+    while at < len(ends):
+        fitting = bisect_right(ends, before + max_bytes, at, min(at + max_rows, len(ends)))
+        at = max(fitting, at + 1)
+        before = ends[at - 1]
+        count += 1
+    return count

@@ -1,0 +1,164 @@
+"""The cut of a job: decided once, by the workers that live then, and stored with the job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from embedctl import CorpusChanged, InputError, Job, aenqueue_embeddings, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.chunking import chunks_of
+from embedctl.enqueue import JobOptions, job_spec, submit
+from embedctl.estimate import estimate
+from embedctl.records import records_of
+from embedctl.store import ServedModel, workers
+from embedctl_config import keys, wire
+from embedctl_config.settings import Settings
+from tests.support.store import DIM, MINE, members, row
+
+TEXTS = [f"text {number:03} ".ljust(1900, "x") for number in range(96)]
+
+
+@pytest.fixture(autouse=True)
+def new_offers(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What workers offer is read each time."""
+    monkeypatch.setattr(workers, "OFFERS_S", 0.0)
+    Broker.shared(settings).workers._offers_until = 0.0
+
+
+def beat(broker: Broker, count: int, rate: float = 0.0, **changes: Any) -> None:
+    """That many workers that reach this rate with large chunks."""
+    served = {"dummy": ServedModel(MINE, DIM, 10.0, sustained_tokens_per_s=rate, max_tokens=8192)}
+    for number in range(count):
+        broker.workers.beat(row(f"w{number}", models=served, **changes))
+
+
+def leave(broker: Broker) -> None:
+    for worker in list(broker.workers.alive()):
+        broker.workers.leave(worker)
+
+
+def rows_of(broker: Broker, job: Job) -> list[int]:
+    """The records of each chunk, as they wait in Redis."""
+    inputs = [broker.jobs.input(job.id, chunk) for chunk in range(job.status().chunks)]
+    return [len(wire.decode_input(each)) for each in inputs if each]
+
+
+def test_each_live_worker_has_a_part(settings: Settings, broker: Broker) -> None:
+    beat(broker, 2)
+    assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [24] * 4
+    assert rows_of(broker, enqueue_embeddings(tuple(TEXTS), hardware="auto", settings=settings)) == [24] * 4
+    awaited = asyncio.run(aenqueue_embeddings(TEXTS, settings=settings))
+    assert rows_of(broker, Job.get(awaited.id, settings)) == [24] * 4
+
+
+def test_workers_of_another_class_or_too_old_for_the_job_have_none(settings: Settings, broker: Broker) -> None:
+    beat(broker, 2, hardware="slow")
+    assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [96]
+    beat(broker, 2, version=1)
+    assert rows_of(broker, enqueue_embeddings(TEXTS, settings=settings)) == [24] * 4
+    assert rows_of(broker, enqueue_embeddings(TEXTS, count_tokens=True, settings=settings)) == [96]
+
+
+def test_a_stream_is_cut_by_the_measured_rate(settings: Settings, broker: Broker) -> None:
+    beat(broker, 2, rate=19_500 / 4.2 / 2)
+    assert rows_of(broker, enqueue_embeddings(iter(TEXTS), settings=settings)) == [10] * 9 + [6]
+
+
+def test_a_key_finds_its_job_whoever_is_alive(settings: Settings, broker: Broker) -> None:
+    beat(broker, 2)
+    first = enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
+    leave(broker)
+    assert enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings).id == first.id
+    beat(broker, 3, rate=500.0)
+    assert enqueue_embeddings(iter(TEXTS), idempotency_key="k", settings=settings).id == first.id
+    assert rows_of(broker, first) == [24] * 4
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_submission_that_died_goes_on_alike_with_other_workers(
+    settings: Settings, broker: Broker, raw: redis_py.Redis, by_key: bool
+) -> None:
+    def dying() -> Iterator[str]:
+        yield from TEXTS[:41]
+        raise RuntimeError("the power went")
+
+    beat(broker, 2, rate=19_500 / 4.2 / 2)
+    with pytest.raises(RuntimeError):
+        enqueue_embeddings(dying(), idempotency_key="k", settings=settings)
+    (job_id,) = members(raw, keys.ACTIVE)
+    assert rows_of(broker, Job.get(job_id, settings)) == [10] * 4
+    raw.delete(keys.producer(job_id))
+    leave(broker)
+    beat(broker, 5)
+    options = JobOptions(idempotency_key="k") if by_key else JobOptions(resume=job_id)
+    job = submit(broker, records_of(TEXTS, max_bytes=10_000), options, at_hand=True)
+    assert job.id == job_id
+    assert rows_of(broker, job) == [10] * 9 + [6]
+
+
+def test_a_corpus_repairs_a_chunk_that_redis_lost_with_other_workers(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
+) -> None:
+    beat(broker, 2)
+    job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
+    raw.delete(keys.chunk_input(job.id, 1))
+    leave(broker)
+    enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
+    assert rows_of(broker, job) == [24] * 4
+
+
+def test_another_chunk_size_under_the_same_key_is_still_refused(settings: Settings, broker: Broker) -> None:
+    beat(broker, 2)
+    enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
+    with pytest.raises(CorpusChanged, match="chunk_size was 512 and is 100"):
+        enqueue_embeddings(TEXTS, idempotency_key="k", chunk_size=100, settings=settings)
+
+
+def test_versions_before_this_one_cut_a_job_alike(settings: Settings, broker: Broker) -> None:
+    """They take the limits that are stored with a job, and know no other option of it."""
+    beat(broker, 2)
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    status = job.status()
+    assert status.version == 1
+    assert status.options.keys() == job_spec(broker, JobOptions()).options.keys()
+    rows, size = status.options["chunk_size"], status.options["chunk_bytes"]
+    chunks = chunks_of(records_of(TEXTS, max_bytes=10_000), max_rows=rows, max_bytes=size)
+    assert [wire.encode_input(chunk, 1) for chunk in chunks] == [broker.jobs.input(job.id, at) for at in range(4)]
+
+
+def test_a_job_of_a_version_before_this_one_goes_on_as_it_was_cut(settings: Settings, broker: Broker) -> None:
+    before = job_spec(broker, JobOptions(idempotency_key="k"))
+    job_id, _ = broker.jobs.create(before)
+    beat(broker, 2)
+    job = enqueue_embeddings(TEXTS, idempotency_key="k", settings=settings)
+    assert (job.id, rows_of(broker, job)) == (job_id, [96])
+
+
+def test_a_mistake_that_is_seen_while_reading_ahead_leaves_no_job(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
+) -> None:
+    beat(broker, 2)
+    with pytest.raises(InputError, match="record 96"):
+        enqueue_embeddings([*TEXTS, {"body": "x"}], settings=settings)
+    assert members(raw, keys.ACTIVE) == []
+
+
+def test_a_single_text_costs_no_further_question(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
+    beat(broker, 2)
+    raw.config_resetstat()
+    enqueue_embeddings(["a text"], hardware="dummy", settings=settings)
+    assert "cmdstat_mget" not in raw.info("commandstats")
+
+
+def test_an_estimate_tells_the_chunks(settings: Settings, broker: Broker) -> None:
+    records = list(records_of(TEXTS, max_bytes=10_000))
+    assert estimate(broker, records, JobOptions()).chunks == 1
+    beat(broker, 2)
+    told = estimate(broker, records, JobOptions(), at_hand=True)
+    assert (told.chunks, told.records) == (4, 96)
+    assert "chunks     4, of at most 512 records and 45,600 bytes" in told.describe()

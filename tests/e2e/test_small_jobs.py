@@ -1,0 +1,51 @@
+"""A job that is one chunk by the settings alone, and several workers that could share it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from embedctl import Job, enqueue_embeddings
+from embedctl.store import ServedModel
+from embedctl_config.settings import Settings
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
+
+#: 32 batches of the class `slow`, of 0.1 s each. A worker that has not measured its rate gets at least 8 KiB.
+TEXTS = [f"{number:02} " + f"{'x' * 25} " * 42 for number in range(32)]
+
+
+def test_two_workers_share_a_small_file(
+    start_worker: StartWorker, embedctl: RunEmbedctl, settings: Settings, short_folder: Path
+) -> None:
+    both = [start_worker("slow"), start_worker("slow")]
+    (short_folder / "corpus.txt").write_text("\n".join(TEXTS) + "\n")
+    estimated = embedctl("submit", "corpus.txt", "--class", "slow", "--dry-run")
+    assert "chunks     4, of at most 512 records and" in estimated.stdout
+    submitted = embedctl("submit", "corpus.txt", "--class", "slow", "--wait", "--idempotency-key", "k")
+    job_id = submitted.stdout.split()[0]
+    job = Job.get(job_id, settings)
+    assert job.status().chunks == 4
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+    assert all(job_id in worker.log() for worker in both)
+    both[0].stop()
+    again = embedctl("submit", "corpus.txt", "--class", "slow", "--idempotency-key", "k")
+    assert (again.returncode, again.stdout.split()[0]) == (0, job_id)
+
+
+def test_a_heartbeat_tells_what_a_worker_sustains_and_the_longest_text(
+    start_worker: StartWorker, settings: Settings
+) -> None:
+    worker = start_worker()
+
+    def served() -> ServedModel:
+        return worker.row().models["dummy"]
+
+    enqueue_embeddings(["a single text"], settings=settings).wait(60)
+    eventually(lambda: served().tokens_per_s > 0)
+    assert (served().sustained_tokens_per_s, served().max_tokens) == (0, 256)
+    enqueue_embeddings(["word " * 60] * 5 + [f"{n} " * 60 for n in range(95)], settings=settings).wait(60)
+    eventually(lambda: served().sustained_tokens_per_s > 0)
