@@ -405,7 +405,7 @@ def test_every_script_is_covered_by_the_test_above() -> None:
         f"{name}.lua"
         for name in """
             prelude deaths repair rest create hold add seal issue claim renew part release complete reap audit cancel
-            settle retry stop resume drainer drain
+            settle retry stop resume drainer drain drop
             """.split()  # noqa: SIM905
     }
 

@@ -224,7 +224,7 @@ def test_a_store_that_stays_away_is_told_in_the_status(
     monkeypatch.setattr(chunk_store, "OUTAGE_S", 0.2)
     folder.rename(folder.with_name("away"))
     rig.run(job, 0)
-    assert "the folder mounted here" in (job.status().trouble or "")
+    assert "holds no embedctl-data.json" in (job.status().trouble or "")
     folder.with_name("away").rename(folder)
     run_all(rig, job)
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
