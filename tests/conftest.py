@@ -22,6 +22,7 @@ from embedctl.broker import Broker
 from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import SPIN_VARIABLE
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
+from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
 from tests.support.redis_server import CLASSES, QUICK, RedisServer, emptied
 
 if TYPE_CHECKING:
