@@ -1,4 +1,4 @@
-"""The longest tests come first, or at the end of the suite one process would work through them while the others idle."""
+"""The longest tests come first: at the end, one process would work through them while the others idle."""
 
 from __future__ import annotations
 
