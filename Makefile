@@ -11,6 +11,8 @@ PIP := $(PY) -m pip
 ARGS ?=
 # Tests wait for processes more than they compute: this many run at a time. SIDE= runs one after the other.
 SIDE ?= -n 3 --dist worksteal
+# Where the environment forbids Python to keep what it compiled, each process of each run compiles the tests anew: 6 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import signal
 import socket
@@ -19,8 +20,10 @@ from hypothesis import settings as hypothesis_settings
 from embedctl import routing
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings
+from embedctl_workers.machine.devices import SPIN_VARIABLE
 from tests.support.buckets import s3_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
+from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
 from tests.support.redis_server import CLASSES, QUICK, RedisServer, emptied
 
 if TYPE_CHECKING:
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
 
 # Where tests run in the background of a shell, Ctrl-C is ignored, and would be by every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Three tests run at a time on two CPUs: the threads of torch that wait for one another must not keep the CPUs from the
+# other tests. As workers do, before torch is imported; the processes that tests start inherit it.
+os.environ.setdefault(SPIN_VARIABLE, "1000")
 
 # A busy machine takes its time with any example.
 hypothesis_settings.register_profile(

@@ -221,13 +221,15 @@ def test_a_round_begins_nothing_after_the_deadline_of_who_waits(
     Reaper(observed).round(time.monotonic())
     assert trips == []
     observed.close()
-    deadlines: list[float | None] = []
-    monkeypatch.setattr(Reaper, "round", lambda self, deadline=None: deadlines.append(deadline))
+    rounds: list[tuple[float, float | None]] = []
+    monkeypatch.setattr(Reaper, "round", lambda self, deadline=None: rounds.append((time.monotonic(), deadline)))
+    job = Job(new_job(broker, 1), broker)
     began = time.monotonic()
     with pytest.raises(WaitTimeout):
-        Job(new_job(broker, 1), broker).wait(timeout=0.05)
-    assert deadlines
-    assert all(each is not None and began < each < began + 0.1 for each in deadlines)
+        job.wait(timeout=0.3)
+    assert rounds
+    first = rounds[0][0]  # the wait began between these two
+    assert all(deadline is not None and began + 0.3 <= deadline <= first + 0.3 for _, deadline in rounds)
 
 
 @pytest.mark.parametrize("kind", ["owner", "owners", "job", "due", "cursors"])

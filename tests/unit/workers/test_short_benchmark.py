@@ -263,9 +263,13 @@ def test_a_workers_whole_work_is_measured_in_its_threads_which_are_warmed_up_fir
     backend = Counted()
     encoder = ChunkEncoder(backend, 100_000)
     load = mixed_load(encoder)
-    backend.tokenised = 0
-    rate = working_rate(encoder, load, 0.5, threads=3)
-    assert len(backend.warmed) == 3
+    for seconds in (0.5, 10.0):
+        backend.tokenised = 0
+        backend.warmed.clear()
+        rate = working_rate(encoder, load, seconds, threads=3)
+        assert len(backend.warmed) == 3
+        if backend.tokenised >= 4:
+            break  # else the machine was busy with something else
     assert backend.tokenised >= 4
     assert 0 < rate < 1.2 * load.lengths.sum() / 0.1
 
