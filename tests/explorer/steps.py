@@ -330,7 +330,7 @@ def no_time_of_its_own(recorder: Recorder) -> Iterator[None]:
             ("embedctl.submission.secrets", dice),
             ("tests.explorer.bodies.secrets", dice),
             ("embedctl.submission.threading", threads),
-            ("embedctl.enqueue._begun", lambda broker, options: broker.jobs.status(options.resume)),
+            ("embedctl.enqueue._begun", lambda broker, options, ahead: broker.jobs.status(options.resume)),
             ("embedctl.reaper.Heads", _NoHeads),
             ("embedctl.reaper.Reaper.round", lambda reaper, *args, **named: None),
             ("embedctl.reaper.Reaper.rest", lambda reaper, *args, **named: None),
