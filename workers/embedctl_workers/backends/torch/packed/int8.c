@@ -62,7 +62,8 @@ INLINE void quantise(const float *x, long rows, long width, struct quantised to)
         const float factor = spread > 1e-30f ? 255.0f / spread : 0.0f;
         to.low[r] = low + sum_of(poison);
         to.step[r] = spread > 1e-30f ? spread / 255.0f : 0.0f;
-        for (long j = 0; j < width; j += LANES) store_bytes(to.bytes + r * width + j, (load(x + j) - low) * factor);
+        for (long j = 0; j < width; j += LANES) 
+            store_bytes_of(to.bytes + r * width + j, (ints)((load(x + j) - low) * factor + WHOLE));
     }
 }
 
@@ -80,8 +81,10 @@ INLINE floats quick_gelu(floats x) {
     return x * (p * z + 0.5f);
 }
 
-/* y[rows, outputs] = x . w + bias, then GELU if asked for */
-INLINE void multiply(struct quantised x, long rows, const struct product *by, float *y, const int gelu) {
+/* x . w + bias, then GELU if asked for, into `y`: matrices of `width` outputs, one after the other, `apart` numbers from
+ * one to the next. */
+INLINE void multiply(struct quantised x, long rows, const struct product *by, float *y, long width, long apart,
+                     const int gelu) {
     int sums[ROWS * PANEL] __attribute__((aligned(64)));
     for (long n = 0; n < by->outputs; n += PANEL) {
         const long columns = by->outputs - n < PANEL ? by->outputs - n : PANEL;
@@ -92,10 +95,11 @@ INLINE void multiply(struct quantised x, long rows, const struct product *by, fl
             for (long j = 0; j < columns; j += LANES) {
                 const floats scale = load(by->scale + n + j), offset = load(by->offset + n + j);
                 const floats bias = load(by->bias + n + j);
+                float *to = y + (n + j) / width * apart + (n + j) % width + r * width;
                 for (long i = 0; i < here; i++) {
                     const floats sum = __builtin_convertvector(load_ints(sums + i * PANEL + j), floats);
                     const floats v = sum * x.step[r + i] * scale + (offset * x.low[r + i] + bias);
-                    store(y + (r + i) * by->outputs + n + j, gelu ? quick_gelu(v) : v);
+                    store(to + i * width, gelu ? quick_gelu(v) : v);
                 }
             }
         }
@@ -134,16 +138,16 @@ long int8_scratch(long hidden, long wide) {
     return up_to(quantised_size(most) + BLOCK * (hidden + wide) * (long)sizeof(float), 64);
 }
 
-/* y[tokens, outputs] = x w^T + bias */
-void int8_linear(const float *x, const struct product *by, float *y, long tokens, long threads, char *scratch,
-                 long scratch_size) {
+/* y[outputs / width, tokens, width] = x w^T + bias */
+void int8_linear(const float *x, const struct product *by, float *y, long width, long tokens, long threads,
+                 char *scratch, long scratch_size) {
     const long block = block_of(tokens, threads);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (long from = 0; from < tokens; from += block) {
         const long rows = tokens - from < block ? tokens - from : block;
         const struct quantised q = quantised_at(scratch + omp_get_thread_num() * scratch_size, by->inputs);
         quantise(x + from * by->inputs, rows, by->inputs, q);
-        multiply(q, rows, by, y + from * by->outputs, 0);
+        multiply(q, rows, by, y + from * width, width, tokens * width, 0);
     }
 }
 
@@ -160,12 +164,12 @@ void int8_rest(float *x, const float *context, const struct product *out, const 
         char *memory = (char *)(inner + BLOCK * wide);
         const struct quantised narrow = quantised_at(memory, hidden), broad = quantised_at(memory, wide);
         quantise(context + from * hidden, rows, hidden, narrow);
-        multiply(narrow, rows, out, y, 0);
+        multiply(narrow, rows, out, y, hidden, 0, 0);
         add_norm(to, y, attention_norm, rows, hidden);
         quantise(to, rows, hidden, narrow);
-        multiply(narrow, rows, up, inner, 1);
+        multiply(narrow, rows, up, inner, wide, 0, 1);
         quantise(inner, rows, wide, broad);
-        multiply(broad, rows, down, y, 0);
+        multiply(broad, rows, down, y, hidden, 0, 0);
         add_norm(to, y, norm, rows, hidden);
     }
 }

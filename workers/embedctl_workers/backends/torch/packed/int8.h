@@ -16,11 +16,7 @@
 #define ROWS 6
 #define INLINE static inline __attribute__((always_inline))
 
-typedef int8_t bytes __attribute__((vector_size(LANES)));
-typedef int16_t shorts __attribute__((vector_size(2 * LANES)));
 typedef int unaligned_ints __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
-typedef int8_t unaligned_bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
-typedef int16_t unaligned_shorts __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
 
 INLINE ints load_ints(const void *at) { return *(const unaligned_ints *)at; }
 INLINE void store_ints(void *at, ints value) { *(unaligned_ints *)at = value; }
@@ -102,13 +98,27 @@ INLINE floats most_of_two(floats a, floats b) { return choose(a > b, a, b); }
 #endif
 INLINE floats magnitude(floats x) { return (floats)((ints)x & 0x7fffffff); }
 
+/* The low bytes, or the low halves, of each lane. GCC 12 makes single moves of __builtin_convertvector. */
+#if defined(__AVX512F__)
+INLINE void store_bytes_of(void *at, ints x) { _mm_storeu_si128(at, _mm512_cvtepi32_epi8((__m512i)x)); }
+INLINE void store_shorts_of(void *at, ints x) { _mm256_storeu_si256(at, _mm512_cvtepi32_epi16((__m512i)x)); }
+#elif defined(__AVX2__)
+INLINE void store_bytes_of(void *at, ints x) {
+    const __m256i low = _mm256_shuffle_epi8((__m256i)x, _mm256_set1_epi32(0x0c080400));
+    _mm_storel_epi64(at, _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(low, _mm256_set_epi32(0, 0, 0, 0, 0, 0, 4, 0))));
+}
+INLINE void store_shorts_of(void *at, ints x) {
+    const __m256i low = _mm256_shuffle_epi8((__m256i)x, _mm256_set1_epi64x(0x0d0c090805040100));
+    _mm_storeu_si128(at, _mm256_castsi256_si128(_mm256_permute4x64_epi64(low, 0x08)));
+}
+#else
+typedef int8_t unaligned_bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef int16_t unaligned_shorts __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
+INLINE void store_bytes_of(void *at, ints x) { *(unaligned_bytes *)at = __builtin_convertvector(x, unaligned_bytes); }
+INLINE void store_shorts_of(void *at, ints x) { *(unaligned_shorts *)at = __builtin_convertvector(x, unaligned_shorts); }
+#endif
+
 /* 1.5 * 2^23: after adding it to a number of less than 2^22, the lowest bits of the sum are that number, rounded. */
 #define WHOLE 12582912.0f
-INLINE void store_bytes(void *at, floats x) {
-    *(unaligned_bytes *)at = __builtin_convertvector((ints)(x + WHOLE), bytes);
-}
-INLINE void store_shorts(void *at, floats x) {
-    *(unaligned_shorts *)at = __builtin_convertvector((ints)(x + WHOLE), shorts);
-}
 
 #endif

@@ -42,17 +42,20 @@ class Int8Library:
         self.panel = ctypes.c_long.in_dll(self._products, "int8_panel").value
 
     def linear(self, x: torch.Tensor, product: Product, y: torch.Tensor, buffers: Buffers) -> torch.Tensor:
-        """x · Wᵀ + b into `y`; returns `y`."""
+        """x · Wᵀ + b into `y`, which is returned.
+
+        `y` is tokens × outputs; or parts × tokens × width, each part with `width` of the outputs, a multiple of 16.
+        """
         scratch, threads, each = self._scratch(buffers, self._products.int8_scratch(*map(ctypes.c_long, x.shape[1:] * 2)))
         self._products.int8_linear(
-            address(x), ctypes.byref(product.c), address(y), ctypes.c_long(len(x)), threads, scratch, each
+            address(x), ctypes.byref(product.c), address(y), *map(ctypes.c_long, (y.shape[-1], len(x))), threads, scratch, each
         )
         return y
 
     def attention(
         self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor, buffers: Buffers
     ) -> torch.Tensor:
-        """softmax(q kᵀ) v for each text and head, into `context`, which is returned; as :class:`.kernels.Kernels`."""
+        """softmax(q kᵀ) v for each text and head, into `context`, which is returned. `qkv` is 3 · heads × tokens × head."""
         head = context.shape[1] // heads
         size = self._attention.int8_attention_scratch(ctypes.c_long(texts.longest), ctypes.c_long(head))
         scratch, threads, each = self._scratch(buffers, size)
@@ -140,7 +143,8 @@ class Int8Layer:
 
     def __call__(self, x: torch.Tensor, texts: Texts, buffers: Buffers) -> None:
         tokens, hidden = x.shape
-        qkv = self._calls.linear(x, self._qkv, buffers("qkv", tokens, 3 * hidden), buffers)
+        qkv = buffers("qkv", tokens, 3 * hidden).view(3 * self._heads, tokens, -1)
+        self._calls.linear(x, self._qkv, qkv, buffers)
         context = self._calls.attention(qkv, texts, self._heads, buffers("context", tokens, hidden), buffers)
         self._calls.rest(x, context, self, buffers)
 

@@ -71,9 +71,9 @@ INLINE float magnitude_of(const float *x, long width, float *poison) {
 INLINE float levels_over(float levels, float most) { return most > 1e-30f ? levels / most : 0.0f; }
 
 /* Returns NaN if one of the keys is not finite, else 0. */
-INLINE float lay_out_keys(const float *from, long stride, long length, long padded, long head, struct work *work) {
+INLINE float lay_out_keys(const float *from, long length, long padded, long head, struct work *work) {
     float poison = 0;
-    for (long t = 0; t < padded; t++, from += stride) {
+    for (long t = 0; t < padded; t++, from += head) {
         int8_t key[MOST_HEAD] = {0};
         int sum = 0;
         work->key_scale[t] = 0;
@@ -81,7 +81,8 @@ INLINE float lay_out_keys(const float *from, long stride, long length, long padd
         if (t < length) {
             const float most = magnitude_of(from, head, &poison), factor = levels_over(127.0f, most);
             work->key_scale[t] = most / 127.0f;
-            for (long c = 0; c < head; c += LANES) store_bytes(key + c, load(from + c) * factor);
+            for (long c = 0; c < head; c += LANES) 
+                store_bytes_of(key + c, (ints)(load(from + c) * factor + WHOLE));
         }
         for (long c = 0; c < head; c += 4) memcpy(work->keys + (c * padded + t * 4), key + c, 4);
         for (long c = 0; c < head; c++) sum += key[c];
@@ -90,20 +91,20 @@ INLINE float lay_out_keys(const float *from, long stride, long length, long padd
     return poison;
 }
 
-INLINE float lay_out_values(const float *from, long stride, long length, long padded, long head, float levels,
+INLINE float lay_out_values(const float *from, long length, long padded, long head, float levels,
                             struct work *work) {
     floats bad = {0};
     for (long c = 0; c < head; c += LANES) {
         floats most = {0}, factor;
         for (long t = 0; t < length; t++) {
-            most = most_of_two(most, magnitude(load(from + t * stride + c)));
-            bad += load(from + t * stride + c) * 0.0f;
+            most = most_of_two(most, magnitude(load(from + t * head + c)));
+            bad += load(from + t * head + c) * 0.0f;
         }
         for (int i = 0; i < LANES; i++) factor[i] = levels_over(levels, most[i]);
         store(work->value_scale + c, most / levels);
         for (long t = 0; t < padded; t += 2) {
-            const ints even = t < length ? (ints)(load(from + t * stride + c) * factor + WHOLE) : (ints){0};
-            const ints odd = t + 1 < length ? (ints)(load(from + (t + 1) * stride + c) * factor + WHOLE) : (ints){0};
+            const ints even = t < length ? (ints)(load(from + t * head + c) * factor + WHOLE) : (ints){0};
+            const ints odd = t + 1 < length ? (ints)(load(from + (t + 1) * head + c) * factor + WHOLE) : (ints){0};
             store_ints(work->values + t / 2 * head + c, (even & 0xffff) | (odd << 16));
         }
     }
@@ -136,32 +137,33 @@ INLINE float softmax(float *scores, int16_t *weights, long padded, float scale, 
     counts total = {0};
     for (long j = 0; j < padded; j += LANES) {
         const floats weight = power_of_two(most_of_two(all(-20.0f), load(scores + j) * factor - (top - bits))) + WHOLE;
-        *(unaligned_shorts *)(weights + j) = __builtin_convertvector((ints)weight, shorts);
+        store_shorts_of(weights + j, (ints)weight);
         total += (counts)(ints)weight & 0xffff;
     }
     return sum_of(__builtin_convertvector(total, floats)) + top * 0.0f;
 }
 
-/* One head of one text: context[length, head], in rows of `hidden`, from queries, keys and values in rows of 3 * hidden */
-static void attend(const float *from, float *to, long length, long head, long hidden, char *memory) {
-    const long stride = 3 * hidden, padded = up_to(length, LANES);
+/* One head of one text: context[length, head], in rows of `hidden`, from its queries, keys and values[length, head] */
+static void attend(const float *queries, const float *keys, const float *values, float *to, long length, long head,
+                   long hidden, char *memory) {
+    const long padded = up_to(length, LANES);
     struct work work = work_at(memory, padded, head);
     /* sums of values times weights, at most this, must stay below 2^31 */
     const double most = 2147000000.0 / length;
     const float bits = most / 255 < 16383 ? floorf(log2f(most / 255)) : 13.999f;
     const float levels = fminf(floorf(most / exp2f(bits + 1e-4f)), 16383.0f);
-    const float poison = lay_out_keys(from + hidden, stride, length, padded, head, &work) +
-                         lay_out_values(from + 2 * hidden, stride, length, padded, head, levels, &work);
+    const float poison = lay_out_keys(keys, length, padded, head, &work) +
+                         lay_out_values(values, length, padded, head, levels, &work);
     for (long first = 0; first < length; first += ROWS) {
         const long rows = length - first < ROWS ? length - first : ROWS;
         float scale[ROWS], unit[ROWS];
         for (long i = 0; i < rows; i++) {
-            const float *query = from + (first + i) * stride;
+            const float *query = queries + (first + i) * head;
             unit[i] = poison;
             const float size = magnitude_of(query, head, unit + i), factor = levels_over(127.0f, size);
             scale[i] = size / 127.0f;
             for (long c = 0; c < head; c += LANES)
-                store_bytes(work.queries + i * head + c, load(query + c) * factor + 128.0f);
+                store_bytes_of(work.queries + i * head + c, (ints)(load(query + c) * factor + (128.0f + WHOLE)));
         }
         long j = 0;
         for (; j + 2 * LANES <= padded; j += 2 * LANES)
@@ -186,16 +188,18 @@ static void attend(const float *from, float *to, long length, long head, long hi
     }
 }
 
-/* context[tokens, heads * head] = softmax(q k^T) v for each text and head, from qkv[tokens, 3 * heads * head]; texts
- * begin at offsets[0…texts] and are taken by `order`; queries are scaled already. `head` is a multiple of 16, MOST_HEAD
- * at most. */
+/* context[tokens, heads * head] = softmax(q k^T) v for each text and head, from qkv[3 * heads, tokens, head]; texts begin
+ * at offsets[0…texts] and are taken by `order`; queries are scaled already. `head` is a multiple of 16, MOST_HEAD at
+ * most. */
 void int8_attention(const float *qkv, float *context, const long long *offsets, const long long *order, long texts,
                     long heads, long head, long threads, char *scratch, long scratch_size) {
-    const long hidden = heads * head;
+    const long hidden = heads * head, all_tokens = offsets[texts];
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (long work = 0; work < texts * heads; work++) {
-        const long text = order[work / heads], column = work % heads * head;
-        attend(qkv + offsets[text] * 3 * hidden + column, context + offsets[text] * hidden + column,
-               offsets[text + 1] - offsets[text], head, hidden, scratch + omp_get_thread_num() * scratch_size);
+        const long text = order[work / heads], column = work % heads, first = offsets[text];
+        const float *queries = qkv + (column * all_tokens + first) * head;
+        attend(queries, queries + all_tokens * hidden, queries + 2 * all_tokens * hidden,
+               context + first * hidden + column * head, offsets[text + 1] - first, head, hidden,
+               scratch + omp_get_thread_num() * scratch_size);
     }
 }
