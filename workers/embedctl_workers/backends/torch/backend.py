@@ -18,7 +18,7 @@ from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
 from embedctl_workers.backends.base import Reference, run_warm_up_batches
-from embedctl_workers.backends.torch.packed.engine import packed_engine
+from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
@@ -94,7 +94,7 @@ class TorchBackend(SentenceModel):
         torch.set_num_threads(host.threads)
         super().__init__(files, host)
         self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
-        packed = packed_engine(self._model, host) if engine == "auto" else None
+        packed = self._packed(self._model, host) if engine == "auto" else None
         self._engine: CpuEngine = packed or _Padded(self._model, Padding.of(self._tokenizer))
         self.engine = packed.name if packed else "padded, torch"
         self._pads = packed is None
@@ -107,6 +107,10 @@ class TorchBackend(SentenceModel):
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         return cls(resolve_model(model, entry), host, **options)
+
+    def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:
+        """The engine for packed tokens; None if it can't run this model."""
+        return packed_engine(model, host)
 
     def forward(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
         with torch.inference_mode():

@@ -25,7 +25,11 @@ def packed_engine(model: SentenceTransformer, host: Host) -> PackedEngine | None
     weights, rest = found
     kernels = load_kernels(host)
     kind = PlainLayers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
-    engine = PackedEngine(weights, rest, kernels, kind)
+    return taken_over(model, PackedEngine(weights, rest, kernels, kind))
+
+
+def taken_over(model: SentenceTransformer, engine: PackedEngine) -> PackedEngine:
+    """The engine, after the memory of the transformer's own weights is freed."""
     transformer: Any = model[0]
     for parameter in transformer.auto_model.parameters():
         parameter.data = torch.empty(0)
