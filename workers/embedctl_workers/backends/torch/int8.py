@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: What this engine is held to, instead of int8's wider bounds.
 BOUNDS = Thresholds(min_cosine=0.98, mean_cosine=0.99)
+#: The compiler's, beside the usual ones.
+FLAGS: tuple[str, ...] = ()
 
 
 class NotInt8(Exception):  # noqa: N818  (a reason, which the caller handles)
@@ -64,12 +66,12 @@ def compile_all(host: Host) -> None:
     Raises:
         ModelError, OSError, subprocess.SubprocessError: it can't be compiled.
     """
-    Int8Library(host)
+    Int8Library(host, FLAGS)
     load_kernels(host)
 
 
 def _library(host: Host) -> Int8Library:
     try:
-        return Int8Library(host)
+        return Int8Library(host, FLAGS)
     except NOT_COMPILED as error:
         raise NotInt8(str(error)) from error

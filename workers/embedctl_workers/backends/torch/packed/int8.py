@@ -15,7 +15,7 @@ from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.machine.host import Host
 
-#: Widths must be multiples of this; a head has at most so many columns.
+#: A head's columns are a multiple of this, and at most so many.
 _MULTIPLE, _MOST_HEAD = 16, 256
 _HEADERS = ("vectors.h", "int8.h")
 
@@ -45,7 +45,12 @@ class Int8Library:
         """x · Wᵀ + b into `y`, which is returned.
 
         `y` is tokens × outputs; or parts × tokens × width, each part with `width` of the outputs, a multiple of 16.
+
+        Raises:
+            ValueError: `x` or `y` has another size than the product's.
         """
+        if x.shape[1] != product.c.inputs or y.numel() != len(x) * product.c.outputs:
+            raise ValueError(f"a product of {product.c.inputs} × {product.c.outputs} from {x.shape} into {y.shape}")
         scratch, threads, each = self._scratch(buffers, self._products.int8_scratch(*map(ctypes.c_long, x.shape[1:] * 2)))
         self._products.int8_linear(
             address(x), ctypes.byref(product.c), address(y), *map(ctypes.c_long, (y.shape[-1], len(x))), threads, scratch, each
@@ -104,16 +109,18 @@ class _Norm(ctypes.Structure):
 class Product:
     """A linear layer's weight in int8, laid out for the library.
 
+    Inputs and outputs are padded to multiples of 16, by weights and biases of 0.
+
     Args:
-        weight: float32, out × in; each a multiple of 16.
+        weight: float32, out × in.
         bias: float32, one per output.
         panel: see :class:`Int8Library`.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, panel: int) -> None:
-        outputs, inputs = weight.shape
-        padding = -outputs % panel
-        weight = torch.nn.functional.pad(weight, (0, 0, 0, padding))
+        outputs, inputs = (up_to(size, _MULTIPLE) for size in weight.shape)
+        padding = up_to(outputs, panel) - len(bias)
+        weight = torch.nn.functional.pad(weight, (0, inputs - weight.shape[1], 0, padding))
         scale = weight.abs().amax(1) / 127
         scale[scale == 0] = 1
         rounded = (weight / scale[:, None]).round()
@@ -162,8 +169,10 @@ class Int8Layers:
 
 def fits_int8(weights: Weights) -> bool:
     """Whether the library takes layers of these shapes and this activation."""
-    layer = weights.layers[0]
-    hidden, wide, head = layer.up.in_features, layer.up.out_features, layer.up.in_features // weights.heads
-    return (
-        weights.activation is None and head <= _MOST_HEAD and not any(n % _MULTIPLE for n in (hidden, wide, head))
-    )
+    head = weights.words.shape[1] // weights.heads
+    return weights.activation is None and head <= _MOST_HEAD and head % _MULTIPLE == 0
+
+
+def up_to(size: int, multiple: int) -> int:
+    """The least multiple that is not below a size."""
+    return -(-size // multiple) * multiple

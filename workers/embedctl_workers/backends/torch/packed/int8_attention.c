@@ -10,6 +10,10 @@
 #include "int8.h"
 
 #define MOST_HEAD 256
+/* The greatest weight, a little less than 2^14; and how many keys' products are summed in 32 bits. */
+#define WEIGHTS 16378.0f
+#define LOG2_WEIGHTS 13.9995f
+#define MOST_KEYS 512
 
 typedef unsigned counts __attribute__((vector_size(4 * LANES)));
 
@@ -122,9 +126,9 @@ INLINE floats power_of_two(floats x) {
     return (floats)((ints)p + ((ints)n << 23));
 }
 
-/* One query's weights, 0…2^`bits`, from its scores in integers; `scale` is the query's. Returns what the sum of the
+/* One query's weights, 0…WEIGHTS, from its scores in integers; `scale` is the query's. Returns what the sum of the
  * weights must be divided by: their number, or NaN if a score is not finite. */
-INLINE float softmax(float *scores, int16_t *weights, long padded, float scale, float bits, const struct work *work) {
+INLINE float softmax(float *scores, int16_t *weights, long padded, float scale, const struct work *work) {
     floats most = all(-INFINITY);
     for (long j = 0; j < padded; j += LANES) {
         const floats sum = __builtin_convertvector(load_ints(scores + j), floats);
@@ -136,11 +140,28 @@ INLINE float softmax(float *scores, int16_t *weights, long padded, float scale, 
     const float top = largest_of(most) * factor;
     counts total = {0};
     for (long j = 0; j < padded; j += LANES) {
-        const floats weight = power_of_two(most_of_two(all(-20.0f), load(scores + j) * factor - (top - bits))) + WHOLE;
+        const floats weight = power_of_two(most_of_two(all(-20.0f), load(scores + j) * factor - (top - LOG2_WEIGHTS))) + WHOLE;
         store_shorts_of(weights + j, (ints)weight);
         total += (counts)(ints)weight & 0xffff;
     }
     return sum_of(__builtin_convertvector(total, floats)) + top * 0.0f;
+}
+
+/* What `keys` keys from t on, MOST_KEYS at most, add to the context of the queries at hand; the first ones begin it. */
+INLINE void add_context(const struct work *work, long t, long keys, long padded, long head, const float *unit, float *to,
+                        long rows, long hidden) {
+    const char *weights = (const char *)(work->weights + t);
+    const int *values = work->values + t / 2 * head;
+    long c = 0;
+    for (; c + 2 * LANES <= head; c += 2 * LANES)
+        context_of_two(weights, padded * 2, (const char *)(values + c), head * 4, keys / 2, 0, work->sums + c, head);
+    for (; c < head; c += LANES)
+        context_of_one(weights, padded * 2, (const char *)(values + c), head * 4, keys / 2, 0, work->sums + c, head);
+    for (long i = 0; i < rows; i++, to += hidden)
+        for (c = 0; c < head; c += LANES) {
+            const floats sum = __builtin_convertvector(load_ints(work->sums + i * head + c), floats);
+            store(to + c, (t ? load(to + c) : all(0.0f)) + sum * load(work->value_scale + c) * unit[i]);
+        }
 }
 
 /* One head of one text: context[length, head], in rows of `hidden`, from its queries, keys and values[length, head] */
@@ -148,10 +169,8 @@ static void attend(const float *queries, const float *keys, const float *values,
                    long hidden, char *memory) {
     const long padded = up_to(length, LANES);
     struct work work = work_at(memory, padded, head);
-    /* sums of values times weights, at most this, must stay below 2^31 */
-    const double most = 2147000000.0 / length;
-    const float bits = most / 255 < 16383 ? floorf(log2f(most / 255)) : 13.999f;
-    const float levels = fminf(floorf(most / exp2f(bits + 1e-4f)), 16383.0f);
+    /* so that the sum of MOST_KEYS products of weights and values stays below 2^31 */
+    const float levels = fminf(floorf(2147000000.0f / WEIGHTS / (length < MOST_KEYS ? length : MOST_KEYS)), 16383.0f);
     const float poison = lay_out_keys(keys, length, padded, head, &work) +
                          lay_out_values(values, length, padded, head, levels, &work);
     for (long first = 0; first < length; first += ROWS) {
@@ -173,18 +192,10 @@ static void attend(const float *queries, const float *keys, const float *values,
             scores_of_one(work.queries, head, work.keys + j * 4, padded * 4, head / 4, work.shift + j,
                           (int *)work.scores + j, padded);
         for (long i = 0; i < rows; i++)
-            unit[i] += 1.0f / softmax(work.scores + i * padded, work.weights + i * padded, padded, scale[i], bits, &work);
-        const char *weights = (const char *)work.weights;
-        long c = 0;
-        for (; c + 2 * LANES <= head; c += 2 * LANES)
-            context_of_two(weights, padded * 2, (char *)(work.values + c), head * 4, padded / 2, 0, work.sums + c, head);
-        for (; c < head; c += LANES)
-            context_of_one(weights, padded * 2, (char *)(work.values + c), head * 4, padded / 2, 0, work.sums + c, head);
-        for (long i = 0; i < rows; i++)
-            for (c = 0; c < head; c += LANES) {
-                const floats sum = __builtin_convertvector(load_ints(work.sums + i * head + c), floats);
-                store(to + (first + i) * hidden + c, sum * load(work.value_scale + c) * unit[i]);
-            }
+            unit[i] += 1.0f / softmax(work.scores + i * padded, work.weights + i * padded, padded, scale[i], &work);
+        for (long t = 0; t < padded; t += MOST_KEYS)
+            add_context(&work, t, padded - t < MOST_KEYS ? padded - t : MOST_KEYS, padded, head, unit,
+                        to + first * hidden, rows, hidden);
     }
 }
 
