@@ -230,7 +230,7 @@ def test_texts_of_no_words_have_finite_vectors(backend: Backend, text: str) -> N
 def test_a_batch_has_as_many_positions_as_it_has_tokens_or_more(alias: str, backend: Backend) -> None:
     lengths = np.array([7, 3, 3, 1])
     # Packed on torch; in rows of a multiple of 8 tokens with TensorRT; in runs of 2 × 64 on Neuron.
-    packed = {alias: (14, 7) for alias in ("torch", "torch-gpu", "int8")}
+    packed = dict.fromkeys(("torch", "torch-gpu", "int8"), (14, 7))
     expected = {**packed, "tensorrt": (32, 8), "neuron": (256, 128)}.get(alias, (28, 7))
     assert (backend.positions(lengths), backend.positions(lengths[:1])) == expected
 

@@ -143,9 +143,7 @@ def test_a_product_of_what_bytes_hold_is_exact(library: Int8Library, shape: tupl
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("magnitude", [1.0, 1e12, 1e-12])
-def test_a_product_is_that_of_the_nearest_bytes(
-    library: Int8Library, shape: tuple[int, int], magnitude: float
-) -> None:
+def test_a_product_is_that_of_the_nearest_bytes(library: Int8Library, shape: tuple[int, int], magnitude: float) -> None:
     inputs, outputs = shape
     weight, bias = torch.randn(outputs, inputs), torch.zeros(outputs)
     for rows in ROWS:
@@ -246,9 +244,7 @@ def test_attention_is_that_of_torch_within_what_int8_may_differ(library: Int8Lib
 
 
 @pytest.mark.parametrize("length", [512, 513, 1200])
-def test_attention_over_long_texts_neither_overflows_nor_loses_small_weights(
-    library: Int8Library, length: int
-) -> None:
+def test_attention_over_long_texts_neither_overflows_nor_loses_small_weights(library: Int8Library, length: int) -> None:
     """All values have the greatest magnitude, so the sums are as large as they may be; one token draws half."""
     qkv = some_qkv(1, 16, length)
     qkv[2] = 3.0
@@ -268,9 +264,7 @@ def test_attention_stands_large_and_small_scores(library: Int8Library) -> None:
         assert error.max() <= 0.06 * magnitude
         qkv[:4] = 0
         expected = qkv[4:].mean(1).flatten().expand(40, -1)
-        torch.testing.assert_close(
-            attention(library, qkv, [40]), expected, atol=max(1e-3 * magnitude, 1e-30), rtol=0
-        )
+        torch.testing.assert_close(attention(library, qkv, [40]), expected, atol=max(1e-3 * magnitude, 1e-30), rtol=0)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -27,7 +27,7 @@ BOUNDS = Thresholds(min_cosine=0.98, mean_cosine=0.99)
 FLAGS: tuple[str, ...] = ()
 
 
-class NotInt8(Exception):  # noqa: N818  (a reason, which the caller handles)
+class NotInt8(Exception):
     """Raised when the packed engine can't run this model in int8 on this machine; the message says why."""
 
 
@@ -56,7 +56,9 @@ class TorchInt8Backend(TorchBackend):
         if found is None:
             raise NotInt8("the model is not of the BERT family")
         if not fits_int8(found[0]):
-            raise NotInt8("the model's layers have sizes or an activation that the packed engine does not compute in int8")
+            raise NotInt8(
+                "the model's layers have sizes or an activation that the packed engine does not compute in int8"
+            )
         return taken_over(model, PackedEngine(*found, load_kernels(host), Int8Layers(self._library)))
 
 

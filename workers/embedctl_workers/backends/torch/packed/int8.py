@@ -51,47 +51,48 @@ class Int8Library:
         """
         if x.shape[1] != product.c.inputs or y.numel() != len(x) * product.c.outputs:
             raise ValueError(f"a product of {product.c.inputs} × {product.c.outputs} from {x.shape} into {y.shape}")
-        scratch, threads, each = self._scratch(buffers, self._products.int8_scratch(*map(ctypes.c_long, x.shape[1:] * 2)))
+        size = self._products.int8_scratch(*map(ctypes.c_long, (product.c.inputs, product.c.inputs)))
         self._products.int8_linear(
-            address(x), ctypes.byref(product.c), address(y), *map(ctypes.c_long, (y.shape[-1], len(x))), threads, scratch, each
+            address(x),
+            ctypes.byref(product.c),
+            address(y),
+            *map(ctypes.c_long, (y.shape[-1], len(x))),
+            *self._scratch(buffers, size),
         )
         return y
 
     def attention(
         self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor, buffers: Buffers
     ) -> torch.Tensor:
-        """softmax(q kᵀ) v for each text and head, into `context`, which is returned. `qkv` is 3 · heads × tokens × head."""
+        """softmax(q kᵀ) v for each text and head, into `context`, which is returned.
+
+        `qkv` is 3 · heads × tokens × head, queries scaled.
+        """
         head = context.shape[1] // heads
         size = self._attention.int8_attention_scratch(ctypes.c_long(texts.longest), ctypes.c_long(head))
-        scratch, threads, each = self._scratch(buffers, size)
         self._attention.int8_attention(
             *map(address, (qkv, context, texts.offsets, texts.order)),
             *map(ctypes.c_long, (len(texts.order), heads, head)),
-            threads,
-            scratch,
-            each,
+            *self._scratch(buffers, size),
         )
         return context
 
     def rest(self, x: torch.Tensor, context: torch.Tensor, layer: Int8Layer, buffers: Buffers) -> None:
         """What follows attention: `x` becomes LayerNorm(x + out(context)), then LayerNorm(x + down(GELU(up(x))))."""
         size = self._products.int8_scratch(*map(ctypes.c_long, (layer.up.c.inputs, layer.up.c.outputs)))
-        scratch, threads, each = self._scratch(buffers, size)
         self._products.int8_rest(
             address(x),
             address(context),
             *map(ctypes.byref, (layer.out.c, layer.attention_norm, layer.up.c, layer.down.c, layer.norm)),
             ctypes.c_long(len(x)),
-            threads,
-            scratch,
-            each,
+            *self._scratch(buffers, size),
         )
 
-    def _scratch(self, buffers: Buffers, size: int) -> tuple[ctypes.c_void_p, ctypes.c_long, ctypes.c_long]:
-        """Memory for each thread, the number of threads, and each one's bytes."""
+    def _scratch(self, buffers: Buffers, size: int) -> tuple[ctypes.c_long, ctypes.c_void_p, ctypes.c_long]:
+        """The number of threads, memory for them, and the bytes of each."""
         threads = torch.get_num_threads()
         memory = buffers("scratch", threads, size, torch.uint8)
-        return address(memory), ctypes.c_long(threads), ctypes.c_long(size)
+        return ctypes.c_long(threads), address(memory), ctypes.c_long(size)
 
 
 class _Product(ctypes.Structure):
