@@ -221,7 +221,7 @@ def attention(library: Int8Library, qkv: torch.Tensor, lengths: Sequence[int]) -
 def attention_exact(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     heads = len(qkv) // 3
     parts = []
-    for text in qkv.double().split(list(lengths), dim=1):
+    for text in torch.split(qkv.double(), list(lengths), dim=1):
         q, k, v = text[:heads], text[heads : 2 * heads], text[2 * heads :]
         one = torch.softmax(q @ k.transpose(1, 2), dim=-1) @ v
         parts.append(one.transpose(0, 1).reshape(one.shape[1], -1))
@@ -294,13 +294,13 @@ def test_a_text_is_the_same_alone_and_beside_others(library: Int8Library) -> Non
 
 
 def some_layer(hidden: int, wide: int) -> Layer:
-    linears = [torch.nn.Linear(hidden, hidden) for _ in range(4)]
+    query, key, value, out = (torch.nn.Linear(hidden, hidden) for _ in range(4))
     norms = [torch.nn.LayerNorm(hidden, eps=1e-5) for _ in range(2)]
     for norm in norms:
         torch.nn.init.normal_(norm.weight, 1.0, 0.2)
         torch.nn.init.normal_(norm.bias)
     up, down = torch.nn.Linear(hidden, wide), torch.nn.Linear(wide, hidden)
-    return Layer(*linears, norms[0], up, down, norms[1])
+    return Layer(query, key, value, out, norms[0], up, down, norms[1])
 
 
 def rest_exact(x: torch.Tensor, context: torch.Tensor, layer: Layer) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -19,10 +19,11 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import NOT_COMPILED
 from embedctl_workers.models.files import ModelFiles, resolve_model
 
-log = logging.getLogger(__name__)
-
 #: What this engine is held to, instead of int8's wider bounds.
 BOUNDS = Thresholds(min_cosine=0.98, mean_cosine=0.99)
+#: The model types of configurations that :func:`packable` may take.
+_FAMILIES = {"bert", "roberta", "xlm-roberta", "camembert", "distilbert"}
+_OTHER_FAMILY = "the model is not of the BERT family"
 #: The compiler's, beside the usual ones.
 FLAGS: tuple[str, ...] = ()
 
@@ -42,6 +43,7 @@ class TorchInt8Backend(TorchBackend):
     OPTIONS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, files: ModelFiles, host: Host) -> None:
+        _refuse_others(files)
         self._library = _library(host)
         super().__init__(files, host)
         if self.reference is not None:
@@ -54,7 +56,7 @@ class TorchInt8Backend(TorchBackend):
     def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine:
         found = packable(model)
         if found is None:
-            raise NotInt8("the model is not of the BERT family")
+            raise NotInt8(_OTHER_FAMILY)
         if not fits_int8(found[0]):
             raise NotInt8(
                 "the model's layers have sizes or an activation that the packed engine does not compute in int8"
@@ -70,6 +72,20 @@ def compile_all(host: Host) -> None:
     """
     Int8Library(host, FLAGS)
     load_kernels(host)
+
+
+def _refuse_others(files: ModelFiles) -> None:
+    """Refuse a model by its configuration alone, before its weights are read, where that tells enough.
+
+    Raises:
+        NotInt8: it is of another family.
+    """
+    try:
+        kind = json.loads((files.folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if kind not in _FAMILIES:
+        raise NotInt8(_OTHER_FAMILY)
 
 
 def _library(host: Host) -> Int8Library:
