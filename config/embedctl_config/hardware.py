@@ -92,7 +92,11 @@ class HardwareClass:
         return self.precision == "fp16" and not self.max_abs_error
 
     def thresholds(self, stated: Thresholds | None = None) -> Thresholds:
-        """The bounds that its workers must meet: its own, else those that int8's backend states, else the precision's."""
+        """The bounds that its workers must meet: its own, else those that a backend states, else the precision's.
+
+        Args:
+            stated: those of the backend; only int8 may have some.
+        """
         promised = THRESHOLDS[self.precision]
         return replace(stated if stated and self.precision == "int8" else promised, **self.overrides)
 

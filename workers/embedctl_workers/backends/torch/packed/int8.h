@@ -73,10 +73,11 @@ INLINE ints dot16(ints sums, ints x, ints w) {
 
 /* sums[ROWS, columns] = first[columns] + x . w, over `steps` steps.
  *   x: rows of `stride` bytes; w: steps of `step` bytes, the columns side by side; first: may be null;
- *   width: columns from one row of the sums to the next. */
+ *   width: columns from one row of the sums to the next.
+ * Not inline: among what a caller holds in registers, GCC 12 finds no room for all sums. */
 #define TILE(name, COLUMNS, DOT)                                                                                       \
-    INLINE void name(const char *x, long stride, const char *w, long step, long steps, const int *first, int *sums,    \
-                     long width) {                                                                                     \
+    static __attribute__((noinline)) void name(const char *x, long stride, const char *w, long step, long steps,       \
+                                               const int *first, int *sums, long width) {                              \
         EACH_ROW(BEGIN_ROW, COLUMNS)                                                                                   \
         for (; steps > 0; steps--, x += 4, w += step) {                                                                \
             COLUMNS(COLUMN, )                                                                                          \
