@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,8 +15,6 @@ from embedctl_workers.backends.torch.packed.layers import EncoderLayer, joined, 
 from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
 from embedctl_workers.machine.host import Host
-
-log = logging.getLogger(__name__)
 
 #: Widths are multiples of a tile's 32 columns.
 _TILE = 32
@@ -32,14 +29,20 @@ class Unit:
     Attributes:
         name: for people.
         flags: the compiler's.
+        needs: the CPU flags without which it is not there.
     """
 
     name: str
     flags: tuple[str, ...]
+    needs: frozenset[str] = frozenset()
 
 
-AMX = Unit("AMX", ("-DTILES_AMX", "-mamx-tile", "-mamx-bf16", "-mavx512bf16"))
-AVX512 = Unit("AVX512_BF16", ("-DTILES_AVX512", "-mavx512bf16"))
+AMX = Unit(
+    "AMX bf16",
+    ("-DTILES_AMX", "-mamx-tile", "-mamx-bf16", "-mavx512bf16"),
+    frozenset({"amx_tile", "amx_bf16", "avx512_bf16"}),
+)
+AVX512 = Unit("AVX512_BF16", ("-DTILES_AVX512", "-mavx512bf16"), frozenset({"avx512_bf16"}))
 #: For tests of what surrounds the unit.
 EMULATED = Unit("emulated tiles", ("-DTILES_EMULATED",))
 
@@ -75,7 +78,7 @@ class TileLayers:
     """
 
     def __init__(self, tiles: Tiles, parts: int, kernels: Kernels) -> None:
-        self.name = f"{tiles.unit.name} bf16" + (" x 3" if parts == 2 else "")
+        self.name = f"{kernels.name}, {tiles.unit.name}" + (" x 3" if parts == 2 else "")
         self._tiles = tiles
         self._parts = parts
         self._kernels = kernels
@@ -167,8 +170,11 @@ class _TileLayer:
         widths = map(ctypes.c_long, (self._hidden, max(attended, self._rest.wide)))
         scratch = _scratch(buffers, "products", products.scratch_bytes(*widths, self._parts))
         products.project(
-            address(x), *map(address, (self._qkv.weight, self._qkv.bias, qkv)),
-            *map(ctypes.c_long, (tokens, self._hidden, 3 * attended)), *scratch, self._parts,
+            address(x),
+            *map(address, (self._qkv.weight, self._qkv.bias, qkv)),
+            *map(ctypes.c_long, (tokens, self._hidden, 3 * attended)),
+            *scratch,
+            self._parts,
         )
         self._attend(qkv, texts, context, buffers)
         products.finish(
@@ -188,7 +194,8 @@ class _TileLayer:
         library.attention(
             *map(address, (qkv, context, texts.offsets, texts.order)),
             *map(ctypes.c_long, (len(texts.order), self._heads, self._head)),
-            *_scratch(buffers, "attention", each), self._parts,
+            *_scratch(buffers, "attention", each),
+            self._parts,
         )
 
 
@@ -196,7 +203,7 @@ def _heads_filled_up(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """The rows of each head, then rows of zeros up to whole tiles."""
     head = len(rows) // heads
     filled = rows.new_zeros(heads, head + -head % _TILE, *rows.shape[1:])
-    filled[:, :head] = rows.unflatten(0, (heads, head))
+    filled[:, :head] = rows.reshape(heads, head, *rows.shape[1:])
     return filled.flatten(0, 1)
 
 
