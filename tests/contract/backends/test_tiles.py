@@ -1,4 +1,4 @@
-"""Layers on tiles: products and attention against float64, what one row may not do to another, and the choice of a unit.
+"""Layers on tiles: products and attention against float64, what no row may do to another, the choice.
 
 CI has no AMX. The same code paths run here on emulated tiles: everything but the instruction.
 """
@@ -75,7 +75,8 @@ def project(library: Tiles, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
     found = torch.full((rows + 1, outputs), 7.0, dtype=torch.bfloat16 if parts == 1 else torch.float32)
     sizes = [ctypes.c_long(size) for size in (rows, inputs, outputs)]
     each = library.products.scratch_bytes(*sizes[1:], parts)
-    scratch = tiles._scratch(Buffers(), "products", each)
+    buffers = Buffers()
+    scratch = tiles._scratch(buffers, "products", each)
     library.products.project(*map(address, (x, packed.weight, packed.bias, found)), *sizes, *scratch, parts)
     assert (found[-1] == 7).all(), "it wrote behind its result"
     return found[:-1].float()
@@ -85,12 +86,12 @@ def attend(library: Tiles, qkv: torch.Tensor, texts: Texts, heads: int, parts: i
     tokens, hidden = len(qkv), qkv.shape[1] // 3
     kind = torch.bfloat16 if parts == 1 else torch.float32
     qkv, found = qkv.to(kind).contiguous(), torch.full((tokens + 1, hidden), 7.0, dtype=kind)
-    head = hidden // heads
+    head, buffers = hidden // heads, Buffers()
     each = library.attention.scratch_bytes(ctypes.c_long(texts.longest), ctypes.c_long(head), parts)
     library.attention.attention(
         *map(address, (qkv, found, texts.offsets, texts.order)),
         *map(ctypes.c_long, (len(texts.order), heads, head)),
-        *tiles._scratch(Buffers(), "attention", each),
+        *tiles._scratch(buffers, "attention", each),
         parts,
     )
     assert (found[-1] == 7).all(), "it wrote behind its result"

@@ -67,7 +67,7 @@ def needs_bf16() -> None:
     flags = cpu_flags()
     if not any(unit.needs <= flags for unit in (AMX, AVX512)):
         raise ModelError(
-            "this CPU has nothing for bf16 (neither AMX nor AVX512_BF16), so class cpu is as fast here and more accurate"
+            "this CPU has nothing for bf16, neither AMX nor AVX512_BF16: use class cpu, as fast here and more accurate"
         )
 
 

@@ -123,9 +123,10 @@ class _Packed:
 
     @classmethod
     def of(cls, tiles: Tiles, parts: int, weight: torch.Tensor, bias: torch.Tensor) -> Self:
+        weight = weight.contiguous()  # an address keeps nothing alive
         shape = *map(ctypes.c_long, weight.shape), parts
         packed = torch.empty(tiles.products.packed_bytes(*shape), dtype=torch.uint8)
-        tiles.products.pack_weight(address(weight.contiguous()), address(packed), *shape)
+        tiles.products.pack_weight(address(weight), address(packed), *shape)
         return cls(packed, torch.nn.functional.pad(bias, (0, -len(bias) % _TILE)).contiguous())
 
     @property
