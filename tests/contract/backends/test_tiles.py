@@ -6,13 +6,17 @@ CI has no AMX. The same code paths run here on emulated tiles: everything but th
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from embedctl_config.errors import ModelError
+from embedctl_config.errors import ModelError, SettingsError
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.backends import load_backend
+from embedctl_workers.backends.base import Backend
 from embedctl_workers.machine.cpu import cpu_flags
 from embedctl_workers.machine.host import Host
 
@@ -22,6 +26,9 @@ else:
     torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 
+from sentence_transformers import SentenceTransformer
+
+from embedctl_workers.backends.torch import backend as torch_backend
 from embedctl_workers.backends.torch.packed import choosing, tiles
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Texts, TorchKernels, load_kernels
@@ -30,6 +37,7 @@ from embedctl_workers.backends.torch.packed.linear import BlasLinear
 from embedctl_workers.backends.torch.packed.native import address
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, TileLayers, Tiles, Unit
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from tests.support.tiny_models import Tiny
 
 ROWS = (1, 7, 16, 17, 31, 33, 255, 256, 257, 1000)
 #: Largest error by the number of parts, relative to the sum of the products' magnitudes; the result itself is rounded
@@ -215,14 +223,18 @@ def test_a_layer_is_that_of_torch(
     assert (found - expected).abs().max() < {1: 0.1, 2: 2e-4}[parts]
 
 
+def _split(x: torch.Tensor, lengths: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    return torch.tensor_split(x, np.cumsum(lengths)[:-1].tolist())
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_text_comes_out_the_same_alone_in_a_batch_and_in_another_order(each: Tiles, host: Host, parts: int) -> None:
     layer, weights = layer_of(64, 2, 128)
     product = TileLayers(each, parts, load_kernels(host)).layer(layer, weights)
     x = torch.randn(sum(LENGTHS), 64)
-    together = run(product, x, LENGTHS).split(LENGTHS)
-    pieces = x.split(LENGTHS)
-    backwards = run(product, torch.cat(pieces[::-1]), LENGTHS[::-1]).split(LENGTHS[::-1])[::-1]
+    together = _split(run(product, x, LENGTHS), LENGTHS)
+    pieces = _split(x, LENGTHS)
+    backwards = _split(run(product, torch.cat(pieces[::-1]), LENGTHS[::-1]), LENGTHS[::-1])[::-1]
     for length, piece, here, there in zip(LENGTHS, pieces, together, backwards, strict=True):
         assert torch.equal(here, there)
         assert torch.equal(here, run(product, piece, (length,)))
@@ -309,6 +321,74 @@ class TestChoice:
 
 def _emulating(unit: Unit) -> Unit:
     return Unit(unit.name, EMULATED.flags, unit.needs)
+
+
+#: Families of the packed engine; their feed-forwards of 2 · hidden + 8 and some heads fill no tiles.
+MODELS = (
+    Tiny(normalize=True),
+    Tiny("roberta", hidden=64, heads=2, normalize=True, pooling="cls"),
+    Tiny("xlm-roberta", hidden=64, heads=4, normalize=True, pooling="lasttoken"),
+    Tiny("distilbert", hidden=96, heads=2, normalize=True, layers=1),
+)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("tiny", MODELS, ids=str)
+def test_every_packed_family_runs_on_tiles(
+    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch, tiny: Tiny, parts: int
+) -> None:
+    kernels = load_kernels(host)
+    if not isinstance(kernels, CompiledKernels):
+        pytest.skip("there is no C compiler here")
+    layers = TileLayers(Tiles(EMULATED, host), parts, kernels)
+    monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
+    folder = tiny_model(tiny)
+    backend = _loaded("torch", host, folder)
+    assert backend.engine == f"packed, {layers.name}"
+    texts = ["a", "the text", "a query of words", "that is in the passage of a model " * 2, "the model " * 40]
+    tokens = backend.tokenize(texts, None)
+    found = backend.finish(backend.forward(tokens, np.arange(len(texts))), normalize=True)
+    alone = backend.finish(backend.forward(tokens, np.array([3])), normalize=True)
+    np.testing.assert_array_equal(found[3], alone[0])
+    expected = SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True)
+    assert (found * expected).sum(1).min() > 0.999
+    if parts == 2:
+        assert abs(found - expected).max() < 1e-5
+
+
+def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: Callable[[Tiny], Path]) -> None:
+    with pytest.raises(SettingsError, match="products 'amx' of backend torch is neither auto nor plain"):
+        _loaded("torch", host, tiny_model(Tiny()), products="amx")
+
+
+def test_the_backend_in_bf16_refuses_a_cpu_that_has_nothing_for_it(
+    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "cpu_flags", lambda: frozenset({"avx512f"}))
+    with pytest.raises(ModelError, match=r"nothing for bf16.*use class cpu"):
+        _loaded("torch-bf16", host, tiny_model(Tiny()))
+
+
+@pytest.mark.parametrize("tiny", [Tiny(), Tiny(hidden=24, heads=3), Tiny(act="relu"), Tiny("mpnet")], ids=str)
+def test_the_backend_in_bf16_runs_every_model(
+    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch, tiny: Tiny
+) -> None:
+    """Those that fit no tiles run on torch's products, and other architectures through their own modules."""
+    monkeypatch.setattr(choosing, "AVX512", _emulating(AVX512))
+    monkeypatch.setattr(choosing, "cpu_flags", lambda: AVX512.needs)
+    backend = _loaded("torch-bf16", host, tiny_model(tiny))
+    assert "bf16" in backend.engine.lower()
+    texts = ["the text of a query", "a passage of the text in a model " * 3]
+    tokens = backend.tokenize(texts, None)
+    found = backend.finish(backend.forward(tokens, np.arange(2)), normalize=True)
+    model = SentenceTransformer(str(tiny_model(tiny)), device="cpu")
+    expected = model.encode(texts, normalize_embeddings=True)
+    assert found.dtype == np.float32
+    assert (found * expected).sum(1).min() > 0.999
+
+
+def _loaded(alias: str, host: Host, folder: Path, **options: str) -> Backend:
+    return load_backend(alias, "tiny", entry=ModelEntry(str(folder)), host=host, options=options)
 
 
 @pytest.mark.amx
