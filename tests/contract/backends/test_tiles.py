@@ -17,6 +17,7 @@ from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
+from embedctl_workers.machine import cpu
 from embedctl_workers.machine.cpu import cpu_flags
 from embedctl_workers.machine.host import Host
 
@@ -37,6 +38,7 @@ from embedctl_workers.backends.torch.packed.linear import BlasLinear
 from embedctl_workers.backends.torch.packed.native import address
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, TileLayers, Tiles, Unit
 from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.models.files import resolve_model
 from tests.support.tiny_models import Tiny
 
 ROWS = (1, 7, 16, 17, 31, 33, 255, 256, 257, 1000)
@@ -303,12 +305,6 @@ class TestChoice:
         assert len(caplog.records) == 1
         assert "no products on AMX" in caplog.text
 
-    def test_a_cpu_without_bf16_is_refused_in_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(choosing, "cpu_flags", lambda: frozenset({"avx2", "amx_tile"}))
-        with pytest.raises(ModelError, match="nothing for bf16") as refused:
-            choosing.needs_bf16()
-        assert "\n" not in str(refused.value)
-
     def test_without_a_compiler_torchs_own_operators_serve(self, host: Host) -> None:
         _, weights = layer_of(64, 2, 128)
         assert choosing.bf16_layers(weights, TorchKernels(), host).name == "torch kernels, oneDNN bf16"
@@ -356,6 +352,22 @@ def test_every_packed_family_runs_on_tiles(
         assert abs(found - expected).max() < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_real_model_on_emulated_tiles(host: Host, monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    layers = TileLayers(Tiles(EMULATED, host), parts, load_kernels(host))
+    monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
+    backend = load_backend("torch", "all-MiniLM-L6-v2", entry=None, host=host, options={})
+    texts = ["a", "The quick brown fox jumps over the lazy dog.", "words of a longer passage " * 12]
+    tokens = backend.tokenize(texts, None)
+    found = backend.finish(backend.forward(tokens, np.arange(3)), normalize=True)
+    model = SentenceTransformer(str(resolve_model("all-MiniLM-L6-v2", None).folder), device="cpu")
+    expected = model.encode(texts, normalize_embeddings=True)
+    assert (found * expected).sum(1).min() > 0.9999
+    if parts == 2:
+        assert abs(found - expected).max() < 1e-5
+
+
 def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: Callable[[Tiny], Path]) -> None:
     with pytest.raises(SettingsError, match="products 'amx' of backend torch is neither auto nor plain"):
         _loaded("torch", host, tiny_model(Tiny()), products="amx")
@@ -364,7 +376,7 @@ def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: Callab
 def test_the_backend_in_bf16_refuses_a_cpu_that_has_nothing_for_it(
     host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "cpu_flags", lambda: frozenset({"avx512f"}))
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
     with pytest.raises(ModelError, match=r"nothing for bf16.*use class cpu"):
         _loaded("torch-bf16", host, tiny_model(Tiny()))
 
@@ -375,7 +387,8 @@ def test_the_backend_in_bf16_runs_every_model(
 ) -> None:
     """Those that fit no tiles run on torch's products, and other architectures through their own modules."""
     monkeypatch.setattr(choosing, "AVX512", _emulating(AVX512))
-    monkeypatch.setattr(choosing, "cpu_flags", lambda: AVX512.needs)
+    for module in (choosing, cpu):
+        monkeypatch.setattr(module, "cpu_flags", lambda: AVX512.needs)
     backend = _loaded("torch-bf16", host, tiny_model(tiny))
     assert "bf16" in backend.engine.lower()
     texts = ["the text of a query", "a passage of the text in a model " * 3]

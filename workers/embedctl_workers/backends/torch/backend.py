@@ -18,8 +18,9 @@ from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
 from embedctl_workers.backends.base import Reference, run_warm_up_batches
-from embedctl_workers.backends.torch.packed.choosing import bf16_layers, fp32_layers, needs_bf16
+from embedctl_workers.backends.torch.packed.choosing import bf16_layers, fp32_layers
 from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
+from embedctl_workers.machine.cpu import no_bf16
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
@@ -157,7 +158,8 @@ class TorchBf16Backend(TorchBackend):
     PADDED: ClassVar[str] = "padded, torch bf16"
 
     def __init__(self, files: ModelFiles, host: Host, engine: str = "auto", products: str = "auto") -> None:
-        needs_bf16()
+        if why := no_bf16():
+            raise ModelError(why)
         super().__init__(files, host, engine, products)
 
     def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:

@@ -58,19 +58,6 @@ def bf16_layers(weights: Weights, kernels: Kernels, host: Host, *, plain: bool =
     return _fastest(kinds, weights, exact, _ROUGH)
 
 
-def needs_bf16() -> None:
-    """Refuse a CPU without instructions for bf16.
-
-    Raises:
-        ModelError: this is one.
-    """
-    flags = cpu_flags()
-    if not any(unit.needs <= flags for unit in (AMX, AVX512)):
-        raise ModelError(
-            "this CPU has nothing for bf16, neither AMX nor AVX512_BF16: use class cpu, as fast here and more accurate"
-        )
-
-
 def _tiles(weights: Weights, kernels: Kernels, host: Host, units: Sequence[Unit]) -> list[Tiles]:
     """The first of these units that the CPU, the system and the compiler know, if the model fits tiles; or none."""
     if isinstance(kernels, TorchKernels) or not fit_tiles(weights):
