@@ -7,7 +7,7 @@
 
 /* Rows that a thread takes at a time, so that the values between two products stay in L2. */
 #define MOST_ROWS 256
-/* Bytes of the values between the feed-forward's products up to which a thread takes so many; beyond, half. */
+/* Bytes of the values between the feed-forward's products up to which a thread takes so many; beyond, fewer. */
 #define MOST_INNER (256 * 1536 * 2)
 /* Bytes of a panel of weights that stay in L1 from one panel of rows to the next. */
 #define IN_L1 (24 * 1024)
@@ -158,7 +158,10 @@ static struct chunks chunks_of(long rows, long most) {
     const long each = up_to((rows + count - 1) / count, 32);
     return (struct chunks){each, (rows + each - 1) / each};
 }
-static long most_rows(long wide, int parts) { return wide * MOST_ROWS * 2 * parts > MOST_INNER ? MOST_ROWS / 2 : MOST_ROWS; }
+static long most_rows(long wide, int parts) {
+    const long fit = MOST_INNER / (wide * 2 * parts) / 32 * 32;
+    return fit < 32 ? 32 : fit < MOST_ROWS ? fit : MOST_ROWS;
+}
 
 /* ---- what the layer calls ---- */
 
