@@ -119,6 +119,7 @@ class ModelEntry:
 #: The hardware classes that exist without any configuration.
 SHIPPED_CLASSES: Mapping[str, HardwareClass] = {
     "cpu": HardwareClass(),
+    "cpu-bf16": HardwareClass(backend="torch-bf16", precision="fp16"),
     "cpu-int8": HardwareClass(backend="int8", precision="int8"),
     # One chunk encoding, one whose last results are awaited, and two being prepared.
     "gpu": HardwareClass(device="gpu", backend="torch-gpu", precision="fp16", prefetch=4),

@@ -24,6 +24,7 @@ BACKENDS = {
     "onnx-int8": ("embedctl_workers.backends.onnx.backend:OnnxInt8Backend", "onnx"),
     "tensorrt": ("embedctl_workers.backends.tensorrt.backend:TensorRTBackend", "tensorrt"),
     "torch": ("embedctl_workers.backends.torch.backend:TorchBackend", "torch"),
+    "torch-bf16": ("embedctl_workers.backends.torch.backend:TorchBf16Backend", "torch"),
     "torch-gpu": ("embedctl_workers.backends.gpu.backend:TorchGpuBackend", "gpu"),
 }
 

@@ -14,26 +14,6 @@ void gelu(float *x, long n) {
     }
 }
 
-static inline void normalise(float *x, const float *weight, const float *bias, long width, float eps) {
-    floats sums = {0};
-    float sum = 0;
-    long j = 0;
-    for (; j + LANES <= width; j += LANES) sums += load(x + j);
-    for (; j < width; j++) sum += x[j];
-    float mean = (sum + sum_of(sums)) / width;
-    floats squares = {0};
-    float square = 0;
-    for (j = 0; j + LANES <= width; j += LANES) {
-        floats d = load(x + j) - mean;
-        squares += d * d;
-    }
-    for (; j < width; j++) square += (x[j] - mean) * (x[j] - mean);
-    float scale = 1.0f / sqrtf((square + sum_of(squares)) / width + eps);
-    for (j = 0; j + LANES <= width; j += LANES)
-        store(x + j, (load(x + j) - mean) * scale * load(weight + j) + load(bias + j));
-    for (; j < width; j++) x[j] = (x[j] - mean) * scale * weight[j] + bias[j];
-}
-
 /* x[tokens, width] = LayerNorm(x + y) */
 void add_layer_norm(float *x, const float *y, const float *weight, const float *bias, long tokens, long width,
                     float eps) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,21 +12,22 @@ from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.inputs import Packed, packable, packed_texts
 from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, Texts, load_kernels
-from embedctl_workers.backends.torch.packed.layers import LayerKind, PlainLayers
-from embedctl_workers.backends.torch.packed.linear import fastest_linear
+from embedctl_workers.backends.torch.packed.layers import LayerKind
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
 
+#: Chooses how the layers of a model are computed, with these kernels beside them.
+Choose = Callable[[Weights, Kernels, Host], LayerKind]
 
-def packed_engine(model: SentenceTransformer, host: Host) -> PackedEngine | None:
+
+def packed_engine(model: SentenceTransformer, host: Host, choose: Choose) -> PackedEngine | None:
     """An engine for a model of the BERT family; None for any other. It takes over the transformer's weights."""
     found = packable(model)
     if found is None:
         return None
     weights, rest = found
     kernels = load_kernels(host)
-    kind = PlainLayers(fastest_linear(weights.layers[0].up.weight.detach().float()), kernels)
-    return taken_over(model, PackedEngine(weights, rest, kernels, kind))
+    return taken_over(model, PackedEngine(weights, rest, kernels, choose(weights, kernels, host)))
 
 
 def taken_over(model: SentenceTransformer, engine: PackedEngine) -> PackedEngine:

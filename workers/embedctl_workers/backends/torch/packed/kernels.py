@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import numpy as np
@@ -75,6 +74,14 @@ class Texts:
         order = np.argsort(-lengths, kind="stable")
         return cls(torch.from_numpy(offsets), torch.from_numpy(order), int(lengths.max()))
 
+    def parted(self, tokens: int) -> tuple[Self | None, Self | None]:
+        """The texts of so many tokens or more, and those of fewer; None where there are none."""
+        lengths = (self.offsets[1:] - self.offsets[:-1])[self.order]
+        long = int((lengths >= tokens).sum())
+        parts = [(self.order[:long], lengths[:long]), (self.order[long:], lengths[long:])]
+        first, second = (replace(self, order=order, longest=int(of[0])) if len(order) else None for order, of in parts)
+        return first, second
+
 
 class Norm:
     """A LayerNorm's weight, bias and epsilon."""
@@ -106,8 +113,8 @@ class TorchKernels:
 
     def attention(self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor) -> None:
         hidden = context.shape[1]
-        at = texts.offsets.tolist()
-        for begin, end in pairwise(at):
+        for text in texts.order:
+            begin, end = texts.offsets[text : text + 2].tolist()
             q, k, v = qkv[begin:end].view(end - begin, 3, heads, hidden // heads).permute(1, 2, 0, 3)
             one = functional.scaled_dot_product_attention(q, k, v, scale=1.0)
             context[begin:end] = one.transpose(0, 1).reshape(end - begin, hidden)

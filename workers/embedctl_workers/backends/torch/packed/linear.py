@@ -62,6 +62,20 @@ class OneDnnLinear:
         return y
 
 
+class OneDnnBf16Linear:
+    """oneDNN in bf16 on weights laid out for it: input and output are float32, and rounded on the way."""
+
+    NAME: ClassVar[str] = "oneDNN bf16"
+    FUSES_GELU: ClassVar[bool] = True
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, *, gelu: bool = False) -> None:
+        self._product = OneDnnLinear(weight.bfloat16(), bias.bfloat16(), gelu=gelu)
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        y = self._product(x.bfloat16())
+        return y.float() if out is None else out.copy_(y)
+
+
 def fastest_linear(weight: torch.Tensor) -> type[Linear]:
     """The fastest product on this machine for a weight of this shape, out × in, among those that agree with torch.
 
