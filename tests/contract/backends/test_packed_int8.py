@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import platform
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -204,6 +206,21 @@ def test_a_product_may_be_stored_in_parts(library: Int8Library) -> None:
     parts = torch.empty(3, 11, 32)
     library.linear(x, Product(weight, bias, library.panel), parts, Buffers())
     assert torch.equal(parts.transpose(0, 1).reshape(11, 96), linear(library, x, weight, bias))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another architecture's")
+@pytest.mark.parametrize("march", ["alderlake", "icelake-server"])
+@pytest.mark.parametrize("name", ["int8.c", "int8_attention.c"])
+def test_the_instructions_of_other_cpus_are_assembled(name: str, march: str, tmp_path: Path) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler here")
+    source = Path(native.__file__).with_name(name)
+    command = [compiler, "-O1", f"-march={march}", "-c", str(source), "-o", str(tmp_path / "made.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "bad value" in done.stderr:
+        pytest.skip("this compiler does not know that CPU")
+    assert done.returncode == 0, done.stderr
 
 
 # ---- attention

@@ -50,8 +50,8 @@ INLINE ints dot16(ints sums, ints x, ints w) {
 #define DOT8(sums, x, w) __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(x), "v"(w));
 #define DOT16(sums, x, w) __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(x), "v"(w));
 #elif defined(__AVXVNNI__) && LANES == 8
-#define DOT8(sums, x, w) __asm__("{vex} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(x), "x"(w));
-#define DOT16(sums, x, w) __asm__("{vex} vpdpwssd %2, %1, %0" : "+x"(sums) : "x"(x), "x"(w));
+#define DOT8(sums, x, w) __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(x), "x"(w));
+#define DOT16(sums, x, w) __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sums) : "x"(x), "x"(w));
 #else
 #error "this CPU has no instruction for products of bytes"
 #endif
