@@ -37,7 +37,7 @@ class Thresholds:
 
 _UNBOUNDED = Thresholds()
 #: The bounds that each precision promises. `fp16` means 16 bits, either fp16 or bf16: a backend uses the one that it
-#: measured to be closer. A model's int8 artefact may state its own bounds.
+#: measured to be closer. An int8 backend, or a model's int8 artefact, may state its own bounds.
 THRESHOLDS: Mapping[str, Thresholds] = {
     "fp32": Thresholds(max_abs_error=1e-4),
     "fp16": Thresholds(min_cosine=0.999),
@@ -92,7 +92,11 @@ class HardwareClass:
         return self.precision == "fp16" and not self.max_abs_error
 
     def thresholds(self, stated: Thresholds | None = None) -> Thresholds:
-        """The bounds that its workers must meet: its own, else those of an int8 artefact, else the precision's."""
+        """The bounds that its workers must meet: its own, else those that a backend states, else the precision's.
+
+        Args:
+            stated: those of the backend; only int8 may have some.
+        """
         promised = THRESHOLDS[self.precision]
         return replace(stated if stated and self.precision == "int8" else promised, **self.overrides)
 
@@ -115,7 +119,8 @@ class ModelEntry:
 #: The hardware classes that exist without any configuration.
 SHIPPED_CLASSES: Mapping[str, HardwareClass] = {
     "cpu": HardwareClass(),
-    "cpu-int8": HardwareClass(backend="onnx-int8", precision="int8"),
+    "cpu-bf16": HardwareClass(backend="torch-bf16", precision="fp16"),
+    "cpu-int8": HardwareClass(backend="int8", precision="int8"),
     # One chunk encoding, one whose last results are awaited, and two being prepared.
     "gpu": HardwareClass(device="gpu", backend="torch-gpu", precision="fp16", prefetch=4),
     "gpu-tensorrt": HardwareClass(device="gpu", backend="tensorrt", precision="fp16", prefetch=4),

@@ -1,4 +1,4 @@
-"""Skips tests marked `gpu`, `tensorrt` or `neuron` where the hardware is missing, and lists them at the end.
+"""Skips tests marked `amx`, `gpu`, `tensorrt` or `neuron` where the hardware is missing, and lists them at the end.
 
 A test with a stand-in for a device has none of these marks: it does not show that the device works.
 """
@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+
+from embedctl_workers.machine.cpu import cpu_flags
 
 _PROPERTY = "needs"
 
@@ -52,7 +54,16 @@ def _no_neuron() -> str:
     return "" if any(Path("/dev").glob("neuron[0-9]*")) else "a Neuron device"
 
 
-_MISSING: Mapping[str, Callable[[], str]] = {"gpu": _no_gpu, "tensorrt": _no_tensorrt, "neuron": _no_neuron}
+def _no_amx() -> str:
+    return "" if cpu_flags() >= {"amx_tile", "amx_bf16"} else "a CPU with AMX"
+
+
+_MISSING: Mapping[str, Callable[[], str]] = {
+    "amx": _no_amx,
+    "gpu": _no_gpu,
+    "tensorrt": _no_tensorrt,
+    "neuron": _no_neuron,
+}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

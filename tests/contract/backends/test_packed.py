@@ -23,9 +23,9 @@ else:
     torch = pytest.importorskip("torch")
 pytest.importorskip("sentence_transformers")
 
-from embedctl_workers.backends.torch.packed import kernels as kernels_module
+from embedctl_workers.backends.torch.packed import native
 from embedctl_workers.backends.torch.packed.inputs import positions_of
-from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Norm, TorchKernels, load_kernels
+from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Norm, Texts, TorchKernels, load_kernels
 from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnLinear, fastest_linear
 
 #: Multiples of a vector's lanes, fewer than one vector, and everything that leaves a rest.
@@ -45,9 +45,9 @@ def each_compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     """The kernels for several instruction sets; the last is as wide as NEON."""
     if request.param != "native" and platform.machine() != "x86_64":
         pytest.skip("another architecture's")
-    flags = [flag for flag in kernels_module._FLAGS if not flag.startswith("-march=")]
+    flags = [flag for flag in native._FLAGS if not flag.startswith("-march=")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels_module, "_FLAGS", (*flags, f"-march={request.param}"))
+        patch.setattr(native, "_FLAGS", (*flags, f"-march={request.param}"))
         return _compile(tmp_path_factory.mktemp("cache"))
 
 
@@ -78,8 +78,8 @@ def norm(width: int, eps: float = 1e-12) -> Norm:
     return Norm(module)
 
 
-def offsets(lengths: Sequence[int]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+def texts(lengths: Sequence[int]) -> Texts:
+    return Texts.at(np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, atol: float = 2e-6, rtol: float = 2e-6) -> None:
@@ -97,24 +97,24 @@ def _compare_attention(kernels: CompiledKernels, count: int, size: int, lengths:
     qkv = torch.randn(tokens, 3 * hidden)
     qkv[:, :hidden] *= size**-0.5
     found, expected = torch.full((tokens, hidden), torch.nan), torch.empty(tokens, hidden)
-    kernels.attention(qkv, offsets(lengths), count, found)
-    TorchKernels().attention(qkv, offsets(lengths), count, expected)
+    kernels.attention(qkv, texts(lengths), count, found)
+    TorchKernels().attention(qkv, texts(lengths), count, expected)
     assert_close(found, expected, atol=1e-5)
 
 
 def test_attention_stands_scores_that_a_naive_softmax_would_not(each_compiled: CompiledKernels) -> None:
     qkv = torch.randn(40, 3 * 64) * 30
     found, expected = torch.empty(40, 64), torch.empty(40, 64)
-    each_compiled.attention(qkv, offsets([40]), 2, found)
-    TorchKernels().attention(qkv, offsets([40]), 2, expected)
+    each_compiled.attention(qkv, texts([40]), 2, found)
+    TorchKernels().attention(qkv, texts([40]), 2, expected)
     assert_close(found, expected, atol=1e-3)
 
 
 def test_attention_of_a_text_does_not_see_its_neighbours(each_compiled: CompiledKernels) -> None:
     qkv = torch.randn(30, 3 * 32)
     beside, alone = torch.empty(30, 32), torch.empty(10, 32)
-    each_compiled.attention(qkv, offsets([7, 10, 13]), 2, beside)
-    each_compiled.attention(qkv[7:17].contiguous(), offsets([10]), 2, alone)
+    each_compiled.attention(qkv, texts([7, 10, 13]), 2, beside)
+    each_compiled.attention(qkv[7:17].contiguous(), texts([10]), 2, alone)
     assert torch.equal(beside[7:17], alone)
 
 
@@ -132,8 +132,10 @@ def test_adding_and_normalising_is_that_of_torch(each_compiled: CompiledKernels,
 def test_embedding_is_that_of_torch(each_compiled: CompiledKernels, width: int) -> None:
     words, places, layer_norm = torch.randn(50, width), torch.randn(20, width), norm(width, eps=1e-5)
     ids, positions = torch.tensor([0, 49, 7, 7, 1]), torch.tensor([0, 1, 19, 0, 5])
-    found = each_compiled.embed(ids, positions, words, places, layer_norm)
-    assert_close(found, TorchKernels().embed(ids, positions, words, places, layer_norm), atol=1e-5)
+    found, expected = torch.full((5, width), torch.nan), torch.empty(5, width)
+    each_compiled.embed(ids, positions, words, places, layer_norm, found)
+    TorchKernels().embed(ids, positions, words, places, layer_norm, expected)
+    assert_close(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -153,7 +155,7 @@ def test_what_is_not_finite_stays_so_and_with_its_own_text(each_compiled: Compil
     qkv = torch.randn(30, 3 * 32)
     qkv[12] = bad
     context = torch.empty(30, 32)
-    each_compiled.attention(qkv, offsets([7, 10, 13]), 2, context)
+    each_compiled.attention(qkv, texts([7, 10, 13]), 2, context)
     assert not context[7:17].isfinite().any()
     assert context[:7].isfinite().all()
     assert context[17:].isfinite().all()
@@ -187,7 +189,7 @@ def test_every_product_is_a_linear_layer(
 
 def test_a_product_that_is_missing_or_wrong_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(64, 32)
-    monkeypatch.setattr(OneDnnLinear, "__call__", lambda self, x: torch.zeros(len(x), 64))
+    monkeypatch.setattr(OneDnnLinear, "__call__", lambda self, x, out=None: torch.zeros(len(x), 64))
     assert fastest_linear(weight) is BlasLinear
 
     def missing(*_: object, **__: object) -> None:
@@ -204,7 +206,7 @@ def test_robertas_positions_begin_behind_the_padding_token_and_leave_it_out() ->
 
 
 def test_kernels_are_compiled_once(compiled: CompiledKernels, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(list((cache / "kernels").iterdir())) == 1
+    assert len(list((cache / "kernels").iterdir())) == 2
     monkeypatch.setattr(compiling, "_run", lambda _: pytest.fail("compiled again"))
     assert load_kernels(Host(threads=1, cache=cache)).name == compiled.name
 
@@ -247,7 +249,7 @@ def test_a_cache_that_others_may_write_to_is_not_executed(
 
 def test_a_damaged_library_is_made_again(compiled: CompiledKernels, tmp_path: Path) -> None:
     first = load_kernels(Host(threads=1, cache=tmp_path))
-    (library,) = (tmp_path / "kernels").iterdir()
+    library, _ = (tmp_path / "kernels").iterdir()
     program = (
         "from pathlib import Path\nfrom embedctl_workers.backends.base import Host\n"
         "from embedctl_workers.backends.torch.packed.kernels import load_kernels\n"
@@ -261,5 +263,5 @@ def test_a_damaged_library_is_made_again(compiled: CompiledKernels, tmp_path: Pa
 
 
 def test_one_openmp_serves_torch_and_the_kernels(compiled: CompiledKernels) -> None:
-    runtimes = set(kernels_module._OPENMP.findall(Path("/proc/self/maps").read_text()))
+    runtimes = set(native._OPENMP.findall(Path("/proc/self/maps").read_text()))
     assert len({Path(path).name.partition("-")[0].partition(".")[0] for path in runtimes}) == 1

@@ -13,6 +13,7 @@ from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_workers.commands.up import workers_as_tuned
+from embedctl_workers.machine import cpu
 from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.machine.discovery import CpuSet, Machine
 from embedctl_workers.models.files import resolve_model
@@ -278,3 +279,11 @@ def test_tuning_is_found_by_model_class_and_number_of_cpus(tmp_path: Path) -> No
         assert on(four, other) == 1
     elsewhere = settings.replace(cache_dir=str(tmp_path / "empty"))
     assert workers_as_tuned(elsewhere, "cpu", ["tuned"], four) == 1
+
+
+def test_a_class_that_the_cpu_has_nothing_for_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx2"}))
+    with pytest.raises(SettingsError, match="class cpu-bf16: this CPU has nothing for bf16"):
+        make_plan(SETTINGS, LAPTOP, classes=["cpu-bf16"])
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    assert [each.hardware for each in make_plan(SETTINGS, LAPTOP, classes=["cpu-bf16"]).workers] == ["cpu-bf16"]

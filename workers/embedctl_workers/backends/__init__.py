@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 #: Alias → (module:class, the extra that installs its packages).
 BACKENDS = {
     "dummy": ("embedctl_workers.backends.dummy:DummyBackend", ""),
+    "int8": ("embedctl_workers.backends.int8:Int8Backend", "onnx"),
     "neuron": ("embedctl_workers.backends.neuron.backend:NeuronBackend", "neuron"),
     "onnx": ("embedctl_workers.backends.onnx.backend:OnnxBackend", "onnx"),
     "onnx-int8": ("embedctl_workers.backends.onnx.backend:OnnxInt8Backend", "onnx"),
     "tensorrt": ("embedctl_workers.backends.tensorrt.backend:TensorRTBackend", "tensorrt"),
     "torch": ("embedctl_workers.backends.torch.backend:TorchBackend", "torch"),
+    "torch-bf16": ("embedctl_workers.backends.torch.backend:TorchBf16Backend", "torch"),
     "torch-gpu": ("embedctl_workers.backends.gpu.backend:TorchGpuBackend", "gpu"),
 }
 

@@ -22,7 +22,7 @@ class Reference:
     """The reference that a backend's vectors are measured against: torch in fp32 on these files.
 
     Attributes:
-        bounds: the bounds that the backend's artefact states for itself; None for the precision's.
+        bounds: the bounds that the backend, or its artefact, states for itself; None for the precision's.
     """
 
     files: ModelFiles

@@ -156,7 +156,8 @@ def _shown(model: FoundModel, fingerprint: str, tuned: Sequence[Finding], *, bui
         facts.append(("modules", ", ".join(model.facts.modules)))
     if not built:
         build = f"embedctl model build {shlex.quote(model.name)}"
-        facts.append(("built", f"nothing. The classes cpu and gpu need nothing built; for cpu-int8: {build}"))
+        said = "nothing. The classes cpu, cpu-bf16 and gpu need nothing built; for cpu-int8 on a CPU without VNNI"
+        facts.append(("built", f"{said}: {build}"))
     return facts + [(f"tuned for {each.hardware}", str(each)) for each in tuned]
 
 

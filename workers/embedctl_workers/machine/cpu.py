@@ -22,6 +22,13 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
+def no_bf16() -> str:
+    """Why this CPU has nothing for matrix products in bf16; empty if it has."""
+    if cpu_flags() & {"amx_bf16", "avx512_bf16"}:
+        return ""
+    return "this CPU has nothing for bf16, neither AMX nor AVX512_BF16: use class cpu, as fast here and more accurate"
+
+
 def cpu_identity() -> str:
     """Text that distinguishes this CPU's kind and instruction sets from others', because machines may share a cache."""
     telling = {line for line in _lines() if line.startswith(_IDENTIFYING)}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 #: Backend → `module:function`; the function is a :class:`Builder`.
 BUILDERS = {
+    "int8": "embedctl_workers.backends.int8:build",
     "neuron": "embedctl_workers.backends.neuron.recipe:build",
     "onnx": "embedctl_workers.backends.onnx.recipe:build_onnx",
     "onnx-int8": "embedctl_workers.backends.onnx.recipe:build_onnx_int8",

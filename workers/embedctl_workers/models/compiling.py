@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.resources import as_file
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +24,13 @@ _COMPILE_S = 120
 NOT_COMPILED = (OSError, ModelError, subprocess.SubprocessError)
 
 
-def compiled(source: Traversable, flags: Sequence[str], host: Host, load: Callable[[Path], T]) -> T:
+def compiled(
+    source: Traversable,
+    flags: Sequence[str],
+    host: Host,
+    load: Callable[[Path], T],
+    headers: Sequence[Traversable] = (),
+) -> T:
     """Load the library made from a C file by this machine's compiler for its CPU.
 
     A library in the cache that can't be loaded is compiled again.
@@ -33,6 +38,7 @@ def compiled(source: Traversable, flags: Sequence[str], host: Host, load: Callab
     Args:
         flags: the compiler's.
         load: loads a shared object; raises OSError if it can't.
+        headers: the files that it includes by their bare names, directly or not.
 
     Raises:
         ModelError: there is no compiler, or it failed; or the library is not in the cache, and `host.build` forbids
@@ -44,7 +50,8 @@ def compiled(source: Traversable, flags: Sequence[str], host: Host, load: Callab
     if compiler is None:
         raise ModelError("there is no C compiler (install gcc)")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=_COMPILE_S)
-    parts = [source.read_text(), *flags, version.stdout, cpu_identity()]
+    texts = {each.name: each.read_text(encoding="utf-8") for each in (source, *headers)}
+    parts = [*texts.values(), *flags, version.stdout, cpu_identity()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = private_folder(host.cache / "kernels")
     library = folder / f"{key}.so"
@@ -53,9 +60,11 @@ def compiled(source: Traversable, flags: Sequence[str], host: Host, load: Callab
             return load(library)
     if not host.build:
         raise ModelError("not compiled yet, and --no-build was given")
-    with as_file(source) as path, tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         object_file, made = Path(scratch) / "made.o", Path(scratch) / "made.so"
-        _run([compiler, *flags, "-c", str(path), "-o", str(object_file)])
+        for name, text in texts.items():
+            (Path(scratch) / name).write_text(text, encoding="utf-8")
+        _run([compiler, *flags, "-c", str(Path(scratch) / source.name), "-o", str(object_file)])
         _run([compiler, "-shared", str(object_file), "-o", str(made), "-lm"])
         keep(library, made.read_bytes())
     return load(library)

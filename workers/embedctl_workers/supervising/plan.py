@@ -11,6 +11,7 @@ from embedctl.routing import FALLBACK_CLASS
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import Device
 from embedctl_config.settings import ENV_PREFIX, LAST_PORT, Settings
+from embedctl_workers.machine.cpu import no_bf16
 from embedctl_workers.machine.devices import Accelerator, Pinned
 from embedctl_workers.machine.discovery import DEVICE_NAMES, DEVICE_OPTIONS, CpuSet, Machine, nothing_found
 
@@ -110,8 +111,8 @@ def make_plan(
         models: the models of each class; empty: those of the class, else those of the settings.
 
     Raises:
-        SettingsError: there is no such class; its device is not here; there are more classes than devices of a kind; or
-            the setting `auto` may mean several classes.
+        SettingsError: there is no such class; its device is not here; the CPU has nothing for it; there are more
+            classes than devices of a kind; or the setting `auto` may mean several classes.
     """
     chosen, notes = _chosen_classes(settings, machine, classes)
     accelerators = [
@@ -163,7 +164,9 @@ def _chosen_classes(settings: Settings, machine: Machine, asked: Sequence[str]) 
                     notes.append(f'not used: {what}, because no hardware class has device = "{kind}"')
         chosen = chosen or [FALLBACK_CLASS]
     for name in chosen:
-        device = settings.hardware_class(name).device
+        device, backend = settings.hardware_class(name).device, settings.hardware_class(name).backend
+        if backend == "torch-bf16" and (why := no_bf16()):
+            raise SettingsError(f"class {name}: {why}")
         if device != "cpu" and not machine.accelerators(device):
             raise nothing_found(name, device, machine.problems.get(device, ""))
     return chosen, notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,7 +18,9 @@ from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
 from embedctl_workers.backends.base import Reference, run_warm_up_batches
-from embedctl_workers.backends.torch.packed.engine import packed_engine
+from embedctl_workers.backends.torch.packed.choosing import bf16_layers, fp32_layers
+from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
+from embedctl_workers.machine.cpu import no_bf16
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
@@ -83,20 +85,25 @@ class TorchBackend(SentenceModel):
     model's own modules do everything after tokenising. Either way, the vectors are those of
     `SentenceTransformer.encode`.
 
-    Options: `engine`: `auto`, or `padded` to run any model through its own modules.
+    Options:
+        engine: `auto`, or `padded` to run any model through its own modules.
+        products: of packed models: `auto`, or `plain` for torch's matrix products wherever another unit would compute
+            them.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("engine",)
+    OPTIONS: ClassVar[tuple[str, ...]] = ("engine", "products")
 
-    def __init__(self, files: ModelFiles, host: Host, engine: str = "auto") -> None:
-        if engine not in ("auto", "padded"):
-            raise SettingsError(f"engine {engine!r} of backend torch is neither auto nor padded")
+    def __init__(self, files: ModelFiles, host: Host, engine: str = "auto", products: str = "auto") -> None:
+        for name, value, other in (("engine", engine, "padded"), ("products", products, "plain")):
+            if value not in ("auto", other):
+                raise SettingsError(f"{name} {value!r} of backend torch is neither auto nor {other}")
         torch.set_num_threads(host.threads)
         super().__init__(files, host)
         self.ahead, self.token_budget = 0, DEFAULT_TOKEN_BUDGET
-        packed = packed_engine(self._model, host) if engine == "auto" else None
-        self._engine: CpuEngine = packed or _Padded(self._model, Padding.of(self._tokenizer))
-        self.engine = packed.name if packed else "padded, torch"
+        self._plain = products == "plain"
+        packed = self._packed(self._model, host) if engine == "auto" else None
+        self._engine: CpuEngine = packed or self._padded(Padding.of(self._tokenizer))
+        self.engine = packed.name if packed else self.PADDED
         self._pads = packed is None
         if packed:
             self._tokenize = self._tokenize.only("input_ids")
@@ -107,6 +114,16 @@ class TorchBackend(SentenceModel):
     @classmethod
     def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
         return cls(resolve_model(model, entry), host, **options)
+
+    #: The engine's name for a model that is run through its own modules.
+    PADDED: ClassVar[str] = "padded, torch"
+
+    def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:
+        """The engine for packed tokens; None if it can't run this model."""
+        return packed_engine(model, host, partial(fp32_layers, plain=self._plain))
+
+    def _padded(self, padding: Padding) -> CpuEngine:
+        return _Padded(self._model, padding)
 
     def forward(self, tokens: Tokens, rows: Rows) -> torch.Tensor:
         with torch.inference_mode():
@@ -127,6 +144,35 @@ class TorchBackend(SentenceModel):
 
     def close(self) -> None:
         del self._engine, self._model
+
+
+class TorchBf16Backend(TorchBackend):
+    """The same with matrix products in bf16, on CPUs that have instructions for them. Sums stay in fp32.
+
+    Models of the BERT family also keep LayerNorm, GELU and softmax in fp32; others compute as torch's autocast does.
+
+    Raises:
+        ModelError: this CPU has no such instructions.
+    """
+
+    PADDED: ClassVar[str] = "padded, torch bf16"
+
+    def __init__(self, files: ModelFiles, host: Host, engine: str = "auto", products: str = "auto") -> None:
+        if why := no_bf16():
+            raise ModelError(why)
+        super().__init__(files, host, engine, products)
+
+    def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:
+        return packed_engine(model, host, partial(bf16_layers, plain=self._plain))
+
+    def _padded(self, padding: Padding) -> CpuEngine:
+        engine = _Padded(self._model, padding)
+
+        def run(tokens: Tokens, rows: Rows) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return engine(tokens, rows).float()
+
+        return run
 
 
 class _Padded:

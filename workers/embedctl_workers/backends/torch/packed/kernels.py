@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
-import re
-from importlib.resources import files
-from itertools import pairwise
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
+import numpy as np
 import torch
 from torch.nn import functional
 
+from embedctl_workers.arrays.tokens import Rows
+from embedctl_workers.backends.torch.packed.native import address, library
 from embedctl_workers.machine.host import Host
-from embedctl_workers.models.compiling import NOT_COMPILED, compiled
+from embedctl_workers.models.compiling import NOT_COMPILED
 
 log = logging.getLogger(__name__)
-
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC")
-_OPENMP = re.compile(r"\S*/lib[gi]?omp[^/\s]*\.so\S*")
 
 
 class Kernels(Protocol):
     """Operations on contiguous float32 matrices with one row per token.
-
-    `offsets` is int64: the begin of each text, then the end of the last one.
 
     Attributes:
         name: for people.
@@ -35,12 +29,18 @@ class Kernels(Protocol):
     name: str
 
     def embed(
-        self, ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor, norm: Norm
-    ) -> torch.Tensor:
-        """LayerNorm(words[ids] + places[positions]); ids and positions are int64 and must be within their tables."""
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        words: torch.Tensor,
+        places: torch.Tensor,
+        norm: Norm,
+        x: torch.Tensor,
+    ) -> None:
+        """LayerNorm(words[ids] + places[positions]) into `x`; ids and positions are int64, within their tables."""
         ...
 
-    def attention(self, qkv: torch.Tensor, offsets: torch.Tensor, heads: int, context: torch.Tensor) -> None:
+    def attention(self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor) -> None:
         """softmax(q kᵀ) v for each text and head, into `context`; `qkv` is tokens × (3 · hidden), queries scaled."""
         ...
 
@@ -51,6 +51,36 @@ class Kernels(Protocol):
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """x · Φ(x); perhaps in place."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Where the texts of a batch lie in its matrices.
+
+    Attributes:
+        offsets: int64, one more than texts: the first row of each text, then the end of the last one.
+        order: int64: the texts, longest first. Threads take them in this order, so that none begins the longest last.
+        longest: tokens of the longest text.
+    """
+
+    offsets: torch.Tensor
+    order: torch.Tensor
+    longest: int
+
+    @classmethod
+    def at(cls, offsets: Rows) -> Self:
+        """The texts that begin at these rows; `offsets` as the attribute."""
+        lengths = np.diff(offsets)
+        order = np.argsort(-lengths, kind="stable")
+        return cls(torch.from_numpy(offsets), torch.from_numpy(order), int(lengths.max()))
+
+    def parted(self, tokens: int) -> tuple[Self | None, Self | None]:
+        """The texts of so many tokens or more, and those of fewer; None where there are none."""
+        lengths = (self.offsets[1:] - self.offsets[:-1])[self.order]
+        long = int((lengths >= tokens).sum())
+        parts = [(self.order[:long], lengths[:long]), (self.order[long:], lengths[long:])]
+        first, second = (replace(self, order=order, longest=int(of[0])) if len(order) else None for order, of in parts)
+        return first, second
 
 
 class Norm:
@@ -71,14 +101,20 @@ class TorchKernels:
     name = "torch kernels"
 
     def embed(
-        self, ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor, norm: Norm
-    ) -> torch.Tensor:
-        return norm(words[ids] + places[positions])
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        words: torch.Tensor,
+        places: torch.Tensor,
+        norm: Norm,
+        x: torch.Tensor,
+    ) -> None:
+        x.copy_(norm(words[ids] + places[positions]))
 
-    def attention(self, qkv: torch.Tensor, offsets: torch.Tensor, heads: int, context: torch.Tensor) -> None:
+    def attention(self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor) -> None:
         hidden = context.shape[1]
-        at = offsets.tolist()
-        for begin, end in pairwise(at):
+        for text in texts.order:
+            begin, end = texts.offsets[text : text + 2].tolist()
             q, k, v = qkv[begin:end].view(end - begin, 3, heads, hidden // heads).permute(1, 2, 0, 3)
             one = functional.scaled_dot_product_attention(q, k, v, scale=1.0)
             context[begin:end] = one.transpose(0, 1).reshape(end - begin, hidden)
@@ -91,67 +127,53 @@ class TorchKernels:
 
 
 class CompiledKernels:
-    """Calls into the shared object made from `kernels.c`.
-
-    Args:
-        library: the path of the shared object.
-
-    Raises:
-        OSError: the library can't be loaded.
-    """
+    """Calls into the libraries made from `elementwise.c` and `attention.c`."""
 
     name = "compiled kernels"
 
-    def __init__(self, library: Path) -> None:
-        # The library is linked without OpenMP, because two of its runtimes in one process compete for the CPUs. This
-        # loads torch's.
-        for path in sorted(set(_OPENMP.findall(Path("/proc/self/maps").read_text()))):
-            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        self._library = ctypes.CDLL(str(library), mode=os.RTLD_NOW)
+    def __init__(self, elementwise: ctypes.CDLL, attention: ctypes.CDLL) -> None:
+        self._elementwise = elementwise
+        self._attention = attention
 
     def embed(
-        self, ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor, norm: Norm
-    ) -> torch.Tensor:
-        tokens, width = len(ids), words.shape[1]
-        x = torch.empty(tokens, width)
-        self._library.embed(
-            *map(_at, (x, ids, positions, words, places, norm.weight, norm.bias)),
-            ctypes.c_long(tokens),
-            ctypes.c_long(width),
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        words: torch.Tensor,
+        places: torch.Tensor,
+        norm: Norm,
+        x: torch.Tensor,
+    ) -> None:
+        self._elementwise.embed(
+            *map(address, (x, ids, positions, words, places, norm.weight, norm.bias)),
+            *map(ctypes.c_long, x.shape),
             ctypes.c_float(norm.eps),
         )
-        return x
 
-    def attention(self, qkv: torch.Tensor, offsets: torch.Tensor, heads: int, context: torch.Tensor) -> None:
-        longest = int((offsets[1:] - offsets[:-1]).max())
-        failed = self._library.attention(
-            *map(_at, (qkv, context, offsets)),
-            *map(ctypes.c_long, (len(offsets) - 1, heads, context.shape[1] // heads, longest)),
+    def attention(self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor) -> None:
+        failed = self._attention.attention(
+            *map(address, (qkv, context, texts.offsets, texts.order)),
+            *map(ctypes.c_long, (len(texts.order), heads, context.shape[1] // heads, texts.longest)),
         )
         if failed:
-            raise MemoryError(f"attention over a text of {longest} tokens")
+            raise MemoryError(f"attention over a text of {texts.longest} tokens")
 
     def add_layer_norm(self, x: torch.Tensor, y: torch.Tensor, norm: Norm) -> None:
-        self._library.add_layer_norm(
-            *map(_at, (x, y, norm.weight, norm.bias)), *map(ctypes.c_long, x.shape), ctypes.c_float(norm.eps)
+        self._elementwise.add_layer_norm(
+            *map(address, (x, y, norm.weight, norm.bias)), *map(ctypes.c_long, x.shape), ctypes.c_float(norm.eps)
         )
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        self._library.gelu(_at(x), ctypes.c_long(x.numel()))
+        self._elementwise.gelu(address(x), ctypes.c_long(x.numel()))
         return x
 
 
 def load_kernels(host: Host) -> Kernels:
     """The kernels for this CPU: from the cache, or compiled into it, or else torch's, with one line in the log."""
-    source = files("embedctl_workers.backends.torch.packed") / "kernels.c"
     try:
-        return compiled(source, _FLAGS, host, CompiledKernels)
+        return CompiledKernels(
+            *(library(name, host, headers=("vectors.h",)) for name in ("elementwise.c", "attention.c"))
+        )
     except NOT_COMPILED as error:
         log.warning("kernels are torch's own, at about half the speed: %s", error)
         return TorchKernels()
-
-
-def _at(tensor: torch.Tensor) -> ctypes.c_void_p:
-    if not tensor.is_contiguous():
-        raise ValueError("a kernel takes only contiguous tensors")
-    return ctypes.c_void_p(tensor.data_ptr())

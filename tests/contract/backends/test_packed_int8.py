@@ -1,0 +1,461 @@
+"""The packed engine in int8: its kernels against float64, what they do with bad rows, and when it is not used."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from embedctl_config.errors import ModelError
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.machine.cpu import cpu_flags
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.files import resolve_model
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+
+from embedctl_workers.backends import int8 as chooser
+from embedctl_workers.backends.torch import int8 as backend_module
+from embedctl_workers.backends.torch.int8 import NotInt8, TorchInt8Backend
+from embedctl_workers.backends.torch.packed import native
+from embedctl_workers.backends.torch.packed.buffers import Buffers
+from embedctl_workers.backends.torch.packed.int8 import Int8Layer, Int8Library, Product
+from embedctl_workers.backends.torch.packed.kernels import Texts
+from embedctl_workers.backends.torch.packed.weights import Layer
+from tests.support.chunks import encode
+from tests.support.texts import TEXTS
+from tests.support.tiny_models import Tiny
+
+Matrix = npt.NDArray[Any]
+EMULATED = "-DINT8_EMULATED"
+#: Where the instruction is emulated in plain C: the compiler's name for CPUs with registers of so many floats.
+ARCHITECTURES = {"16 lanes": "x86-64-v4", "8 lanes": "x86-64-v3", "4 lanes": "x86-64"}
+HAS_VNNI = bool(chooser._VNNI & cpu_flags())
+#: Inputs × outputs of products; rows that leave a rest of a tile and of a block.
+SHAPES = ((16, 16), (48, 80), (384, 192))
+ROWS = (1, 5, 6, 7, 200)
+
+
+class Flags(NamedTuple):
+    """How a variant is compiled: in place of the usual flags, and beside them."""
+
+    usual: tuple[str, ...]
+    more: tuple[str, ...]
+
+
+def flags_of(variant: str) -> Flags:
+    """The compiler's flags; skips what this machine can't run."""
+    if variant == "native":
+        if not HAS_VNNI:
+            pytest.skip("needs a CPU with VNNI")
+        return Flags(native._FLAGS, ())
+    if platform.machine() != "x86_64" or (variant == "16 lanes" and "avx512bw" not in cpu_flags()):
+        pytest.skip("another CPU's")
+    kept = tuple(flag for flag in native._FLAGS if not flag.startswith("-march="))
+    return Flags((*kept, f"-march={ARCHITECTURES[variant]}"), (EMULATED,))
+
+
+@pytest.fixture(
+    scope="module",
+    params=["native", "8 lanes", *(pytest.param(name, marks=pytest.mark.slow) for name in ("16 lanes", "4 lanes"))],
+)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Int8Library:
+    flags = flags_of(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_FLAGS", flags.usual)
+        try:
+            return Int8Library(Host(threads=1, cache=tmp_path_factory.mktemp("cache")), flags.more)
+        except ModelError as error:
+            pytest.skip(str(error))
+
+
+@pytest.fixture
+def runnable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the backend run on any CPU, by the plain C."""
+    if not HAS_VNNI:
+        monkeypatch.setattr(chooser, "_VNNI", cpu_flags())
+        monkeypatch.setattr(backend_module, "FLAGS", (EMULATED,))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
+
+
+def linear(library: Int8Library, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The product, with a row after its result that must stay as it is."""
+    y = torch.full((len(x) + 1, len(weight)), 7.0)
+    library.linear(x, Product(weight, bias, library.panel), y[:-1], Buffers())
+    assert (y[-1] == 7).all()
+    return y[:-1]
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Matrix:
+    product: Matrix = x.double().numpy() @ weight.double().numpy().T + bias.double().numpy()
+    return product
+
+
+def quantised(x: Matrix) -> Matrix:
+    """What is left of each row after it is mapped to 0…255 and back."""
+    low = x.min(axis=1, keepdims=True)
+    step = np.maximum((x.max(axis=1, keepdims=True) - low) / 255, 1e-300)
+    back: Matrix = low + step * np.rint((x - low) / step)
+    return back
+
+
+def rounded(weight: Matrix) -> Matrix:
+    """What is left of each output's weights after they are mapped to -127…127 and back."""
+    scale = np.maximum(np.abs(weight).max(axis=1, keepdims=True) / 127, 1e-300)
+    back: Matrix = scale * np.rint(weight / scale)
+    return back
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_of_what_bytes_hold_is_exact(library: Int8Library, shape: tuple[int, int]) -> None:
+    """Rows and weights on the grids that they are mapped to lose nothing: what is left is float32's own rounding."""
+    inputs, outputs = shape
+    for rows in ROWS:
+        x, weight = torch.randint(0, 256, (rows, inputs)), torch.randint(-127, 128, (outputs, inputs))
+        x[:, 0], x[:, 1], weight[:, 2] = 0, 255, 127
+        x = (x - torch.randint(0, 256, (rows, 1))) * 2.0 ** torch.randint(-9, 3, (rows, 1))
+        weight, bias = weight * 2.0 ** torch.randint(-12, -3, (outputs, 1)), torch.randn(outputs)
+        error = np.abs(linear(library, x, weight, bias).numpy() - exact(x, weight, bias))
+        assert (error <= 2e-6 * (exact(x.abs(), weight.abs(), bias.abs()))).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("magnitude", [1.0, 1e12, 1e-12])
+def test_a_product_is_that_of_the_nearest_bytes(library: Int8Library, shape: tuple[int, int], magnitude: float) -> None:
+    inputs, outputs = shape
+    weight, bias = torch.randn(outputs, inputs), torch.zeros(outputs)
+    for rows in ROWS:
+        x = torch.randn(rows, inputs) * magnitude * 10 ** (torch.rand(rows, 1) * 4 - 2)
+        found = linear(library, x, weight, bias).double().numpy()
+        expected = quantised(x.double().numpy()) @ rounded(weight.double().numpy()).T
+        # A number halfway between two bytes may go to either.
+        unit = (x.amax(1) - x.amin(1)).double().numpy()[:, None] / 255 * weight.abs().amax(1).double().numpy()
+        assert (np.abs(found - expected) <= 2.01 * unit).all()
+        assert np.mean(np.abs(found - expected) > 1e-4 * unit + 1e-5 * np.abs(expected).max(1, keepdims=True)) < 0.02
+
+
+def test_rows_of_one_number_only_are_exact(library: Int8Library) -> None:
+    weight, bias = torch.randn(64, 48), torch.randn(64)
+    x = torch.zeros(9, 48)
+    x[3], x[5], x[7] = 5.0, -1e20, 1e-40
+    on_grid = torch.from_numpy(rounded(weight.double().numpy())).float()
+    found = linear(library, x, weight, bias)
+    for row in (0, 1, 2, 4, 6, 7, 8):
+        torch.testing.assert_close(found[row], bias, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found[3], 5 * on_grid.sum(1) + bias, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(found[5], -1e20 * on_grid.sum(1), atol=1e16, rtol=1e-4)
+    zero = linear(library, torch.randn(9, 48), torch.zeros(64, 48), bias)
+    torch.testing.assert_close(zero, bias.expand(9, 64), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_not_finite_stays_so_alone(library: Int8Library, bad: float) -> None:
+    weight, bias, x = torch.randn(80, 48), torch.randn(80), torch.randn(20, 48)
+    good = linear(library, x, weight, bias)
+    for column in (0, 17, 47):
+        spoilt = x.clone()
+        spoilt[13, column] = bad
+        found = linear(library, spoilt, weight, bias)
+        assert not found[13].isfinite().any()
+        others = torch.arange(20) != 13
+        assert torch.equal(found[others], good[others])
+
+
+def test_a_row_is_the_same_alone_beside_others_and_on_any_number_of_threads(library: Int8Library) -> None:
+    weight, bias, x = torch.randn(192, 64), torch.randn(192), torch.randn(230, 64)
+    both = linear(library, x, weight, bias)
+    assert torch.equal(linear(library, x.flip(0).contiguous(), weight, bias).flip(0), both)
+    assert torch.equal(linear(library, x[101:102].contiguous(), weight, bias)[0], both[101])
+    torch.set_num_threads(1)
+    assert torch.equal(linear(library, x, weight, bias), both)
+
+
+def test_a_matrix_of_another_size_is_refused(library: Int8Library) -> None:
+    product = Product(torch.randn(40, 32), torch.randn(40), library.panel)
+    for x, y in ((torch.zeros(3, 32), torch.zeros(3, 40)), (torch.zeros(3, 16), torch.zeros(3, 48))):
+        with pytest.raises(ValueError, match="32 × 48"):
+            library.linear(x, product, y, Buffers())
+
+
+def test_a_product_may_be_stored_in_parts(library: Int8Library) -> None:
+    weight, bias, x = torch.randn(96, 64), torch.randn(96), torch.randn(11, 64)
+    parts = torch.empty(3, 11, 32)
+    library.linear(x, Product(weight, bias, library.panel), parts, Buffers())
+    assert torch.equal(parts.transpose(0, 1).reshape(11, 96), linear(library, x, weight, bias))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another architecture's")
+@pytest.mark.parametrize("march", ["alderlake", "icelake-server"])
+@pytest.mark.parametrize("name", ["int8.c", "int8_attention.c"])
+def test_the_instructions_of_other_cpus_are_assembled(name: str, march: str, tmp_path: Path) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler here")
+    source = Path(native.__file__).with_name(name)
+    command = [compiler, "-O1", f"-march={march}", "-c", str(source), "-o", str(tmp_path / "made.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "bad value" in done.stderr:
+        pytest.skip("this compiler does not know that CPU")
+    assert done.returncode == 0, done.stderr
+
+
+# ---- attention
+
+
+def attention(library: Int8Library, qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    heads, tokens, head = len(qkv) // 3, qkv.shape[1], qkv.shape[2]
+    context = torch.full((tokens + 1, heads * head), 7.0)
+    texts = Texts.at(np.concatenate([[0], np.cumsum(lengths)]))
+    library.attention(qkv, texts, heads, context[:-1], Buffers())
+    assert (context[-1] == 7).all()
+    return context[:-1]
+
+
+def attention_exact(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    heads = len(qkv) // 3
+    parts = []
+    for text in torch.split(qkv.double(), list(lengths), dim=1):
+        q, k, v = text[:heads], text[heads : 2 * heads], text[2 * heads :]
+        one = torch.softmax(q @ k.transpose(1, 2), dim=-1) @ v
+        parts.append(one.transpose(0, 1).reshape(one.shape[1], -1))
+    return torch.cat(parts)
+
+
+def some_qkv(heads: int, head: int, tokens: int) -> torch.Tensor:
+    qkv = torch.randn(3 * heads, tokens, head)
+    qkv[:heads] *= head**-0.5
+    return qkv
+
+
+@pytest.mark.parametrize(("heads", "head"), [(1, 16), (2, 32), (3, 48), (1, 64), (1, 128), (1, 256)])
+def test_attention_is_that_of_torch_within_what_int8_may_differ(library: Int8Library, heads: int, head: int) -> None:
+    for lengths in ((1,), (2, 1), (17, 15, 1, 33), (3, 8, 9, 7, 64), (257,), (5,) * 9):
+        qkv = some_qkv(heads, head, sum(lengths))
+        error = (attention(library, qkv, lengths) - attention_exact(qkv, lengths)).abs()
+        assert error.max() < 0.06
+        assert error.mean() < 0.006
+
+
+@pytest.mark.parametrize("length", [512, 513, 1200])
+def test_attention_over_long_texts_neither_overflows_nor_loses_small_weights(library: Int8Library, length: int) -> None:
+    """All values have the greatest magnitude, so the sums are as large as they may be; one token draws half."""
+    qkv = some_qkv(1, 16, length)
+    qkv[2] = 3.0
+    torch.testing.assert_close(attention(library, qkv, [length]), torch.full((length, 16), 3.0), atol=0.02, rtol=0)
+    qkv[0], qkv[1], qkv[2] = 0, 0, -1.0
+    qkv[0, :, 0], qkv[1, 0, 0], qkv[2, 0] = 1.0, float(np.log(length - 1)), 1.0
+    assert attention(library, qkv, [length]).abs().max() < 0.03
+
+
+def test_attention_stands_large_and_small_scores(library: Int8Library) -> None:
+    qkv = torch.randn(6, 40, 32) * 30
+    assert (attention(library, qkv, [40]) - attention_exact(qkv, [40])).abs().mean() < 2
+    for magnitude in (1e12, 1e-12, 0.0):
+        qkv = some_qkv(2, 32, 40)
+        qkv[4:] *= magnitude
+        error = (attention(library, qkv, [40]) - attention_exact(qkv, [40])).abs()
+        assert error.max() <= 0.06 * magnitude
+        qkv[:4] = 0
+        expected = qkv[4:].mean(1).flatten().expand(40, -1)
+        torch.testing.assert_close(attention(library, qkv, [40]), expected, atol=max(1e-3 * magnitude, 1e-30), rtol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("part", [1, 2], ids=["key", "value"])
+def test_a_text_that_is_not_finite_stays_so_alone(library: Int8Library, bad: float, part: int) -> None:
+    qkv = some_qkv(2, 32, 30)
+    good = attention(library, qkv, [7, 10, 13])
+    qkv[2 * part, 12, 5] = bad
+    found = attention(library, qkv, [7, 10, 13])
+    assert not found[7:17, :32].isfinite().any()
+    others = torch.tensor([*range(7), *range(17, 30)])
+    assert torch.equal(found[others], good[others])
+    qkv = some_qkv(2, 32, 30)
+    qkv[0, 12, 5] = bad
+    assert not attention(library, qkv, [7, 10, 13])[12, :32].isfinite().any()
+
+
+def test_a_text_is_the_same_alone_and_beside_others(library: Int8Library) -> None:
+    qkv = some_qkv(2, 32, 30)
+    beside = attention(library, qkv, [7, 10, 13])
+    assert torch.equal(attention(library, qkv[:, 7:17].contiguous(), [10]), beside[7:17])
+    torch.set_num_threads(1)
+    assert torch.equal(attention(library, qkv, [7, 10, 13]), beside)
+
+
+# ---- layers
+
+
+def some_layer(hidden: int, wide: int) -> Layer:
+    query, key, value, out = (torch.nn.Linear(hidden, hidden) for _ in range(4))
+    norms = [torch.nn.LayerNorm(hidden, eps=1e-5) for _ in range(2)]
+    for norm in norms:
+        torch.nn.init.normal_(norm.weight, 1.0, 0.2)
+        torch.nn.init.normal_(norm.bias)
+    up, down = torch.nn.Linear(hidden, wide), torch.nn.Linear(wide, hidden)
+    return Layer(query, key, value, out, norms[0], up, down, norms[1])
+
+
+def rest_exact(x: torch.Tensor, context: torch.Tensor, layer: Layer) -> torch.Tensor:
+    """What follows attention, in float64, with the rounding to bytes."""
+
+    def product(x: torch.Tensor, module: torch.nn.Linear) -> torch.Tensor:
+        weight = torch.from_numpy(rounded(module.weight.double().numpy()))
+        return torch.from_numpy(quantised(x.numpy())) @ weight.T + module.bias.double()
+
+    def norm(x: torch.Tensor, module: torch.nn.LayerNorm) -> torch.Tensor:
+        weight, bias = module.weight.double(), module.bias.double()
+        return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, module.eps)
+
+    between = norm(x.double() + product(context.double(), layer.out), layer.attention_norm)
+    inner = torch.nn.functional.gelu(product(between, layer.up))
+    return norm(between + product(inner, layer.down), layer.norm)
+
+
+@pytest.mark.parametrize(("hidden", "wide"), [(64, 136), (96, 384)])
+def test_the_rest_of_a_layer_is_that_of_torch_on_the_same_bytes(library: Int8Library, hidden: int, wide: int) -> None:
+    layer = some_layer(hidden, wide)
+    laid_out = Int8Layer(layer, hidden // 32, library)
+    for tokens in (1, 7, 110):
+        x, context = torch.randn(tokens, hidden), torch.randn(tokens, hidden)
+        found = torch.cat([x, torch.full((1, hidden), 7.0)])
+        library.rest(found[:-1], context, laid_out, Buffers())
+        assert (found[-1] == 7).all()
+        error = (found[:-1] - rest_exact(x, context, layer)).abs()
+        assert error.max() < 0.05
+        assert error.mean() < 2e-3
+
+
+def test_gelu_is_that_of_torch_all_along_the_line(library: Int8Library) -> None:
+    """Through a layer whose other parts do nothing: bytes leave of each number its row's 255th part."""
+    layer = some_layer(16, 16)
+    for module in (layer.out, layer.up, layer.down):
+        module.weight.copy_(torch.eye(16) * (module is not layer.out))
+        module.bias.zero_()
+    laid_out = Int8Layer(layer, 1, library)
+    x = torch.randn(500, 16) * 10 ** (torch.rand(500, 1) * 3 - 1)
+    found = x.clone()
+    library.rest(found, torch.zeros(500, 16), laid_out, Buffers())
+    expected = rest_exact(x, torch.zeros(500, 16), layer)
+    assert (found - expected).abs().max() < 0.05
+    assert (found - expected).abs().mean() < 1e-3
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_stays_so_through_a_layer(library: Int8Library, bad: float) -> None:
+    laid_out = Int8Layer(some_layer(64, 136), 2, library)
+    x, context = torch.randn(20, 64), torch.randn(20, 64)
+    good, spoilt = x.clone(), context.clone()
+    library.rest(good, context, laid_out, Buffers())
+    spoilt[13, 5] = bad
+    found = x.clone()
+    library.rest(found, spoilt, laid_out, Buffers())
+    assert not found[13].isfinite().any()
+    others = torch.arange(20) != 13
+    assert torch.equal(found[others], good[others])
+
+
+# ---- models
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_vectors_point_where_those_of_sentence_transformers_do(
+    runnable: None, family: Any, pooling: str, tiny_model: Callable[[Tiny], Path], host: Host
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = tiny_model(Tiny(family, pooling=pooling, hidden=64, heads=2))
+    backend = TorchInt8Backend(resolve_model("tiny", ModelEntry(source=str(folder))), host)
+    assert backend.engine == "packed, int8, VNNI"
+    found = encode(backend, TEXTS, normalize=True).vectors
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, normalize_embeddings=True)
+    cosines = (found * expected).sum(axis=1)
+    assert cosines.min() > 0.99
+    assert cosines.mean() > 0.998
+    np.testing.assert_array_equal(encode(backend, TEXTS[::-1], normalize=True).vectors[::-1], found)
+
+
+@pytest.mark.parametrize(
+    ("tiny", "reason"),
+    [
+        (Tiny(hidden=24, heads=3), "sizes or an activation"),
+        (Tiny(hidden=64, act="relu"), "sizes or an activation"),
+        (Tiny("mpnet", hidden=64), "BERT family"),
+    ],
+    ids=str,
+)
+def test_other_models_are_left_to_onnxruntime(
+    runnable: None, tiny: Tiny, reason: str, tiny_model: Callable[[Tiny], Path], host: Host
+) -> None:
+    files = resolve_model("tiny", ModelEntry(source=str(tiny_model(tiny))))
+    with pytest.raises(NotInt8, match=reason):
+        TorchInt8Backend(files, host)
+
+
+@pytest.fixture
+def onnx_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the models that onnxruntime was to load."""
+    pytest.importorskip("onnxruntime")
+    from embedctl_workers.backends.onnx.backend import OnnxInt8Backend
+
+    asked: list[str] = []
+    monkeypatch.setattr(OnnxInt8Backend, "load", lambda model, *_: asked.append(model))
+    return asked
+
+
+@pytest.mark.parametrize("missing", ["VNNI", "compiler", "family"])
+def test_where_something_is_missing_onnxruntime_does_it_and_one_line_says_why(
+    missing: str,
+    runnable: None,
+    onnx_loads: list[str],
+    tiny_model: Callable[[Tiny], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, chooser.__name__)
+    if missing == "VNNI":
+        monkeypatch.setattr(chooser, "_VNNI", set())
+    if missing == "compiler":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    entry = ModelEntry(source=str(tiny_model(Tiny("mpnet", hidden=64) if missing == "family" else Tiny(hidden=64))))
+    chooser.Int8Backend.load("tiny", entry, Host(threads=1, cache=tmp_path / "cache"), {})
+    assert onnx_loads == ["tiny"]
+    (record,) = caplog.records
+    assert missing in record.getMessage()
+
+
+def test_the_packed_engine_is_chosen_where_it_can_run(
+    runnable: None, onnx_loads: list[str], tiny_model: Callable[[Tiny], Path], host: Host
+) -> None:
+    entry = ModelEntry(source=str(tiny_model(Tiny(hidden=64))))
+    backend = chooser.Int8Backend.load("tiny", entry, host, {})
+    assert isinstance(backend, TorchInt8Backend)
+    assert onnx_loads == []
+    assert backend.reference is not None
+    assert backend.reference.bounds == backend_module.BOUNDS

@@ -1,0 +1,426 @@
+"""Layers on tiles: products and attention against float64, what no row may do to another, the choice.
+
+CI has no AMX. The same code paths run here on emulated tiles: everything but the instruction.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import ModelError, SettingsError
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.backends import load_backend
+from embedctl_workers.backends.base import Backend
+from embedctl_workers.machine import cpu
+from embedctl_workers.machine.cpu import cpu_flags
+from embedctl_workers.machine.host import Host
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+
+from sentence_transformers import SentenceTransformer
+
+from embedctl_workers.backends.torch import backend as torch_backend
+from embedctl_workers.backends.torch.packed import choosing, tiles
+from embedctl_workers.backends.torch.packed.buffers import Buffers
+from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Texts, TorchKernels, load_kernels
+from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKind, PlainLayers
+from embedctl_workers.backends.torch.packed.linear import BlasLinear
+from embedctl_workers.backends.torch.packed.native import address
+from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, EMULATED, TileLayers, Tiles, Unit
+from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.models.files import resolve_model
+from tests.support.tiny_models import Tiny
+
+ROWS = (1, 7, 16, 17, 31, 33, 255, 256, 257, 1000)
+#: Largest error by the number of parts, relative to the sum of the products' magnitudes; the result itself is rounded
+#: to bf16 where factors have one part.
+BOUNDS = {1: 1e-2, 2: 4e-5}
+UNITS = [
+    pytest.param(EMULATED, id="emulated"),
+    pytest.param(
+        AVX512,
+        id="avx512",
+        marks=pytest.mark.skipif(not cpu_flags() >= AVX512.needs, reason="this CPU has no AVX512_BF16"),
+    ),
+    pytest.param(AMX, id="amx", marks=pytest.mark.amx),
+]
+LENGTHS = (1, 16, 17, 33, 24, 23, 70)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module", params=UNITS)
+def each(request: pytest.FixtureRequest, host: Host) -> Tiles:
+    if not isinstance(load_kernels(host), CompiledKernels):
+        pytest.skip("there is no C compiler here")
+    unit: Unit = request.param
+    return Tiles(unit, host)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    with torch.inference_mode():
+        yield
+
+
+def project(library: Tiles, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, parts: int) -> torch.Tensor:
+    """The product, with a guard row behind it."""
+    packed = tiles._Packed.of(library, parts, weight, bias)
+    (rows, inputs), outputs = x.shape, len(weight)
+    found = torch.full((rows + 1, outputs), 7.0, dtype=torch.bfloat16 if parts == 1 else torch.float32)
+    sizes = [ctypes.c_long(size) for size in (rows, inputs, outputs)]
+    each = library.products.scratch_bytes(*sizes[1:], parts)
+    buffers = Buffers()
+    scratch = tiles._scratch(buffers, "products", each)
+    library.products.project(*map(address, (x, packed.weight, packed.bias, found)), *sizes, *scratch, parts)
+    assert (found[-1] == 7).all(), "it wrote behind its result"
+    return found[:-1].float()
+
+
+def attend(library: Tiles, qkv: torch.Tensor, texts: Texts, heads: int, parts: int) -> torch.Tensor:
+    tokens, hidden = len(qkv), qkv.shape[1] // 3
+    kind = torch.bfloat16 if parts == 1 else torch.float32
+    qkv, found = qkv.to(kind).contiguous(), torch.full((tokens + 1, hidden), 7.0, dtype=kind)
+    head, buffers = hidden // heads, Buffers()
+    each = library.attention.scratch_bytes(ctypes.c_long(texts.longest), ctypes.c_long(head), parts)
+    library.attention.attention(
+        *map(address, (qkv, found, texts.offsets, texts.order)),
+        *map(ctypes.c_long, (len(texts.order), heads, head)),
+        *tiles._scratch(buffers, "attention", each),
+        parts,
+    )
+    assert (found[-1] == 7).all(), "it wrote behind its result"
+    return found[:-1].float()
+
+
+def texts_of(lengths: tuple[int, ...]) -> Texts:
+    return Texts.at(np.cumsum([0, *lengths]))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "rows"),
+    [
+        *(("usual", rows) for rows in ROWS),
+        *((size, rows) for size in ("huge and tiny", "cancelling") for rows in (17, 257)),
+    ],
+)
+def test_products_are_those_of_float64(each: Tiles, size: str, rows: int, parts: int) -> None:
+    inputs, outputs = (64, 96) if rows > 33 else (416, 32)  # the second needs more than one turn of a panel
+    x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    if size == "huge and tiny":
+        x, weight = x * 10.0 ** torch.randint(-12, 12, x.shape), weight * 10.0 ** torch.randint(-6, 6, weight.shape)
+        x[0, :4] = torch.tensor([1e-40, -1e-42, 1e-45, 0.0])  # denormals, which may count as zero
+    if size == "cancelling":
+        x[:, 1::2], weight[:, 1::2] = x[:, ::2], -weight[:, ::2]
+    found = project(each, x, weight, bias, parts)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    scale = x.double().abs() @ weight.double().abs().t() + bias.double().abs()
+    assert ((found - expected).abs() / scale).max() < BOUNDS[parts]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 3e38])
+def test_what_is_not_finite_stays_in_its_row(each: Tiles, parts: int, bad: float) -> None:
+    x, weight, bias = torch.randn(33, 64), torch.randn(32, 64), torch.randn(32)
+    clean = project(each, x, weight, bias, parts)
+    x[17, 3] = bad
+    if bad == 3e38:
+        x[17] = bad
+    found = project(each, x, weight, bias, parts)
+    rest = torch.arange(33) != 17
+    assert torch.equal(found[rest], clean[rest])
+    if abs(bad) == torch.inf or bad != bad:
+        assert not found[17].isfinite().any()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("shape", [(2, 32), (1, 64), (1, 96)], ids=str)
+def test_attention_is_that_of_float64(each: Tiles, parts: int, shape: tuple[int, int]) -> None:
+    heads, head = shape
+    texts = texts_of(LENGTHS)
+    qkv = torch.randn(sum(LENGTHS), 3 * heads * head)
+    qkv[:, : heads * head] *= head**-0.5
+    if parts == 1:
+        qkv = qkv.bfloat16().float()  # the error of the products alone
+    expected = torch.empty(len(qkv), heads * head, dtype=torch.float64)
+    TorchKernels().attention(qkv.double(), texts, heads, expected)
+    assert (attend(each, qkv, texts, heads, parts) - expected).abs().max() < {1: 3e-2, 2: 5e-5}[parts]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_attention_to_what_is_not_finite_stays_in_its_text(each: Tiles, parts: int, bad: float) -> None:
+    texts = texts_of((7, 18, 13))
+    qkv = torch.randn(38, 3 * 64)
+    clean = attend(each, qkv, texts, 2, parts)
+    qkv[12] = bad
+    found = attend(each, qkv, texts, 2, parts)
+    assert not found[7:25].isfinite().any()
+    assert torch.equal(found[:7], clean[:7])
+    assert torch.equal(found[25:], clean[25:])
+
+
+def test_attention_stands_scores_that_a_naive_softmax_would_not(each: Tiles) -> None:
+    qkv, texts = torch.randn(40, 3 * 64) * 30, texts_of((40,))
+    expected = torch.empty(40, 64, dtype=torch.float64)
+    TorchKernels().attention(qkv.double(), texts, 2, expected)
+    assert (attend(each, qkv, texts, 2, 2) - expected).abs().max() < 0.3  # of values near 100, and scores near 10,000
+
+
+def layer_of(hidden: int, heads: int, wide: int) -> tuple[Layer, Weights]:
+    def linear(inputs: int, outputs: int) -> torch.nn.Linear:
+        return torch.nn.Linear(inputs, outputs)
+
+    def norm() -> torch.nn.LayerNorm:
+        module = torch.nn.LayerNorm(hidden, eps=1e-12)
+        torch.nn.init.normal_(module.weight, 1.0, 0.2)
+        torch.nn.init.normal_(module.bias)
+        return module
+
+    layer = Layer(
+        query=linear(hidden, hidden),
+        key=linear(hidden, hidden),
+        value=linear(hidden, hidden),
+        out=linear(hidden, hidden),
+        attention_norm=norm(),
+        up=linear(hidden, wide),
+        down=linear(wide, hidden),
+        norm=norm(),
+    )
+    words = torch.randn(9, hidden)
+    return layer, Weights(words, words, norm(), [layer], heads, padding_id=None, activation=None)
+
+
+def run(layer: EncoderLayer, x: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+    guarded = torch.full((len(x) + 1, x.shape[1]), 7.0)
+    guarded[:-1] = x
+    layer(guarded[:-1], texts_of(lengths), Buffers())
+    assert (guarded[-1] == 7).all(), "it wrote behind its result"
+    return guarded[:-1].clone()
+
+
+#: Heads of 16 and of 40 fill no tiles, nor does a feed-forward of 72.
+@pytest.mark.parametrize("shape", [(32, 2, 72), (64, 2, 256), (160, 4, 104)], ids=str)
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_layer_is_that_of_torch(
+    each: Tiles, host: Host, shape: tuple[int, int, int], parts: int, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    layer, weights = layer_of(*shape)
+    x = torch.randn(sum(LENGTHS), shape[0])
+    expected = run(PlainLayers(BlasLinear, TorchKernels()).layer(layer, weights), x, LENGTHS)
+    found = run(TileLayers(each, parts, load_kernels(host)).layer(layer, weights), x, LENGTHS)
+    assert (found - expected).abs().max() < {1: 0.1, 2: 2e-4}[parts]
+
+
+def _split(x: torch.Tensor, lengths: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    return torch.tensor_split(x, np.cumsum(lengths)[:-1].tolist())
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_text_comes_out_the_same_alone_in_a_batch_and_in_another_order(each: Tiles, host: Host, parts: int) -> None:
+    layer, weights = layer_of(64, 2, 128)
+    product = TileLayers(each, parts, load_kernels(host)).layer(layer, weights)
+    x = torch.randn(sum(LENGTHS), 64)
+    together = _split(run(product, x, LENGTHS), LENGTHS)
+    pieces = _split(x, LENGTHS)
+    backwards = _split(run(product, torch.cat(pieces[::-1]), LENGTHS[::-1]), LENGTHS[::-1])[::-1]
+    for length, piece, here, there in zip(LENGTHS, pieces, together, backwards, strict=True):
+        assert torch.equal(here, there)
+        assert torch.equal(here, run(product, piece, (length,)))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_bad_text_spoils_no_other(each: Tiles, host: Host, parts: int) -> None:
+    layer, weights = layer_of(64, 2, 128)
+    product = TileLayers(each, parts, load_kernels(host)).layer(layer, weights)
+    x = torch.randn(60, 64)
+    clean = run(product, x, (20, 30, 10))
+    x[25] = torch.nan
+    found = run(product, x, (20, 30, 10))
+    assert found[20:50].isnan().all()
+    assert torch.equal(found[:20], clean[:20])
+    assert torch.equal(found[50:], clean[50:])
+
+
+class TestChoice:
+    """What the CPU, the compiler and the clock decide."""
+
+    @pytest.fixture(autouse=True)
+    def _slow_units_look_fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(choosing, "cpu_flags", lambda: frozenset({"amx_tile", "amx_bf16", "avx512_bf16"}))
+        seconds = choosing._Probe.seconds
+        monkeypatch.setattr(
+            choosing._Probe,
+            "seconds",
+            lambda self, layer: 0.0 if isinstance(layer, tiles._TileLayer) else seconds(self, layer),
+        )
+
+    def test_amx_serves_fp32_with_split_products(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
+        assert self._chosen(choosing.fp32_layers, host).name == "compiled kernels, AMX bf16 x 3"
+        assert self._chosen(choosing.bf16_layers, host).name == "compiled kernels, AMX bf16"
+        for plain in (choosing.fp32_layers, choosing.bf16_layers):
+            assert "AMX" not in self._chosen(plain, host, plain=True).name
+
+    def test_a_unit_that_is_slower_is_not_used(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
+        monkeypatch.setattr(choosing._Probe, "seconds", lambda self, layer: isinstance(layer, tiles._TileLayer))
+        assert "AMX" not in self._chosen(choosing.fp32_layers, host).name
+
+    def test_a_unit_that_computes_wrongly_is_not_used(
+        self, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(choosing, "AMX", _emulating(AMX))
+        monkeypatch.setattr(tiles._TileLayer, "__call__", lambda self, x, texts, buffers: None)
+        assert "AMX" not in self._chosen(choosing.fp32_layers, host).name
+        assert "computes wrongly" in caplog.text
+
+    @pytest.mark.parametrize("refused", ["compiler", "system"])
+    def test_the_next_best_serves_where_a_unit_is_refused(
+        self, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
+    ) -> None:
+        def refusing(unit: Unit, host: Host) -> Tiles:
+            if unit.name == AMX.name:
+                raise ModelError(
+                    "gcc failed: unrecognized option '-mamx-tile'" if refused == "compiler" else "no tiles"
+                )
+            return Tiles(unit, host)
+
+        monkeypatch.setattr(choosing, "AVX512", _emulating(AVX512))
+        monkeypatch.setattr(choosing, "Tiles", refusing)
+        assert self._chosen(choosing.bf16_layers, host).name == "compiled kernels, AVX512_BF16"
+        assert len(caplog.records) == 1
+        assert "no products on AMX" in caplog.text
+
+    def test_without_a_compiler_torchs_own_operators_serve(self, host: Host) -> None:
+        _, weights = layer_of(64, 2, 128)
+        assert choosing.bf16_layers(weights, TorchKernels(), host).name == "torch kernels, oneDNN bf16"
+
+    def _chosen(self, choose: Any, host: Host, **options: Any) -> LayerKind:
+        _, weights = layer_of(64, 2, 128)
+        kind: LayerKind = choose(weights, load_kernels(host), host, **options)
+        return kind
+
+
+def _emulating(unit: Unit) -> Unit:
+    return Unit(unit.name, EMULATED.flags, unit.needs)
+
+
+#: Families of the packed engine; their feed-forwards of 2 · hidden + 8 and some heads fill no tiles.
+MODELS = (
+    Tiny(normalize=True),
+    Tiny("roberta", hidden=64, heads=2, normalize=True, pooling="cls"),
+    Tiny("xlm-roberta", hidden=64, heads=4, normalize=True, pooling="lasttoken"),
+    Tiny("distilbert", hidden=96, heads=2, normalize=True, layers=1),
+)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("tiny", MODELS, ids=str)
+def test_every_packed_family_runs_on_tiles(
+    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch, tiny: Tiny, parts: int
+) -> None:
+    kernels = load_kernels(host)
+    if not isinstance(kernels, CompiledKernels):
+        pytest.skip("there is no C compiler here")
+    layers = TileLayers(Tiles(EMULATED, host), parts, kernels)
+    monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
+    folder = tiny_model(tiny)
+    backend = _loaded("torch", host, folder)
+    assert backend.engine == f"packed, {layers.name}"
+    texts = ["a", "the text", "a query of words", "that is in the passage of a model " * 2, "the model " * 40]
+    tokens = backend.tokenize(texts, None)
+    found = backend.finish(backend.forward(tokens, np.arange(len(texts))), normalize=True)
+    alone = backend.finish(backend.forward(tokens, np.array([3])), normalize=True)
+    np.testing.assert_array_equal(found[3], alone[0])
+    expected = SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True)
+    assert (found * expected).sum(1).min() > 0.999
+    if parts == 2:
+        assert abs(found - expected).max() < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_real_model_on_emulated_tiles(host: Host, monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    layers = TileLayers(Tiles(EMULATED, host), parts, load_kernels(host))
+    monkeypatch.setattr(torch_backend, "fp32_layers", lambda *_, plain: layers)
+    backend = load_backend("torch", "all-MiniLM-L6-v2", entry=None, host=host, options={})
+    texts = ["a", "The quick brown fox jumps over the lazy dog.", "words of a longer passage " * 12]
+    tokens = backend.tokenize(texts, None)
+    found = backend.finish(backend.forward(tokens, np.arange(3)), normalize=True)
+    model = SentenceTransformer(str(resolve_model("all-MiniLM-L6-v2", None).folder), device="cpu")
+    expected = model.encode(texts, normalize_embeddings=True)
+    assert (found * expected).sum(1).min() > 0.9999
+    if parts == 2:
+        assert abs(found - expected).max() < 1e-5
+
+
+def test_an_unknown_choice_of_products_is_refused(host: Host, tiny_model: Callable[[Tiny], Path]) -> None:
+    with pytest.raises(SettingsError, match="products 'amx' of backend torch is neither auto nor plain"):
+        _loaded("torch", host, tiny_model(Tiny()), products="amx")
+
+
+def test_the_backend_in_bf16_refuses_a_cpu_that_has_nothing_for_it(
+    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
+    with pytest.raises(ModelError, match=r"nothing for bf16.*use class cpu"):
+        _loaded("torch-bf16", host, tiny_model(Tiny()))
+
+
+@pytest.mark.parametrize("tiny", [Tiny(), Tiny(hidden=24, heads=3), Tiny(act="relu"), Tiny("mpnet")], ids=str)
+def test_the_backend_in_bf16_runs_every_model(
+    host: Host, tiny_model: Callable[[Tiny], Path], monkeypatch: pytest.MonkeyPatch, tiny: Tiny
+) -> None:
+    """Those that fit no tiles run on torch's products, and other architectures through their own modules."""
+    monkeypatch.setattr(choosing, "AVX512", _emulating(AVX512))
+    for module in (choosing, cpu):
+        monkeypatch.setattr(module, "cpu_flags", lambda: AVX512.needs)
+    backend = _loaded("torch-bf16", host, tiny_model(tiny))
+    assert "bf16" in backend.engine.lower()
+    texts = ["the text of a query", "a passage of the text in a model " * 3]
+    tokens = backend.tokenize(texts, None)
+    found = backend.finish(backend.forward(tokens, np.arange(2)), normalize=True)
+    model = SentenceTransformer(str(tiny_model(tiny)), device="cpu")
+    expected = model.encode(texts, normalize_embeddings=True)
+    assert found.dtype == np.float32
+    assert (found * expected).sum(1).min() > 0.999
+
+
+def _loaded(alias: str, host: Host, folder: Path, **options: str) -> Backend:
+    return load_backend(alias, "tiny", entry=ModelEntry(str(folder)), host=host, options=options)
+
+
+@pytest.mark.amx
+def test_the_system_permits_tiles(host: Host) -> None:
+    assert Tiles(AMX, host).products.may_run()
+
+
+def test_the_kept_memory_is_taken_again_and_grows_with_the_largest() -> None:
+    buffers = Buffers()
+    small = buffers("x", 2, 8)
+    assert buffers("x", 1, 8).data_ptr() == small.data_ptr()
+    assert buffers.hold(small[1])
+    larger = buffers("x", 4, 8)
+    assert larger.shape == (4, 8)
+    assert not buffers.hold(small)
+    assert not buffers.hold(larger.clone())
+    assert buffers("y", 4, 8).data_ptr() != larger.data_ptr()

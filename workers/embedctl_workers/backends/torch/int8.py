@@ -1,0 +1,95 @@
+"""sentence-transformers models in int8 on the CPU, by the packed engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+from sentence_transformers import SentenceTransformer
+
+from embedctl_config.hardware import ModelEntry, Thresholds
+from embedctl_workers.backends.torch.backend import TorchBackend
+from embedctl_workers.backends.torch.packed.engine import PackedEngine, taken_over
+from embedctl_workers.backends.torch.packed.inputs import packable
+from embedctl_workers.backends.torch.packed.int8 import Int8Layers, Int8Library, fits_int8
+from embedctl_workers.backends.torch.packed.kernels import load_kernels
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.compiling import NOT_COMPILED
+from embedctl_workers.models.files import ModelFiles, resolve_model
+
+#: What this engine is held to, instead of int8's wider bounds.
+BOUNDS = Thresholds(min_cosine=0.98, mean_cosine=0.99)
+#: The model types of configurations that :func:`packable` may take.
+_FAMILIES = {"bert", "roberta", "xlm-roberta", "camembert", "distilbert"}
+_OTHER_FAMILY = "the model is not of the BERT family"
+#: The compiler's, beside the usual ones.
+FLAGS: tuple[str, ...] = ()
+
+
+class NotInt8(Exception):
+    """Raised when the packed engine can't run this model in int8 on this machine; the message says why."""
+
+
+class TorchInt8Backend(TorchBackend):
+    """As :class:`TorchBackend`, with the matrix products of the layers, and attention, in int8.
+
+    Raises:
+        NotInt8: the packed engine can't run this model in int8 here.
+        ModelError: the model can't be loaded.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, files: ModelFiles, host: Host) -> None:
+        _refuse_others(files)
+        self._library = _library(host)
+        super().__init__(files, host)
+        if self.reference is not None:
+            self.reference = replace(self.reference, bounds=BOUNDS)
+
+    @classmethod
+    def load(cls, model: str, entry: ModelEntry | None, host: Host, options: Mapping[str, Any]) -> Self:
+        return cls(resolve_model(model, entry), host)
+
+    def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine:
+        found = packable(model)
+        if found is None:
+            raise NotInt8(_OTHER_FAMILY)
+        if not fits_int8(found[0]):
+            raise NotInt8(
+                "the model's layers have sizes or an activation that the packed engine does not compute in int8"
+            )
+        return taken_over(model, PackedEngine(*found, load_kernels(host), Int8Layers(self._library)))
+
+
+def compile_all(host: Host) -> None:
+    """Compile what the engine needs into the cache.
+
+    Raises:
+        ModelError, OSError, subprocess.SubprocessError: it can't be compiled.
+    """
+    Int8Library(host, FLAGS)
+    load_kernels(host)
+
+
+def _refuse_others(files: ModelFiles) -> None:
+    """Refuse a model by its configuration alone, before its weights are read, where that tells enough.
+
+    Raises:
+        NotInt8: it is of another family.
+    """
+    try:
+        kind = json.loads((files.folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if kind not in _FAMILIES:
+        raise NotInt8(_OTHER_FAMILY)
+
+
+def _library(host: Host) -> Int8Library:
+    try:
+        return Int8Library(host, FLAGS)
+    except NOT_COMPILED as error:
+        raise NotInt8(str(error)) from error

@@ -1,0 +1,213 @@
+"""Layers in bf16 on the matrix unit of the CPU, their sums, GELU, softmax and LayerNorm in float32."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from embedctl_config.errors import ModelError
+from embedctl_workers.backends.torch.packed.buffers import Buffers
+from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, Texts
+from embedctl_workers.backends.torch.packed.layers import EncoderLayer, joined, joined_qkv
+from embedctl_workers.backends.torch.packed.native import address, library
+from embedctl_workers.backends.torch.packed.weights import Layer, Weights
+from embedctl_workers.machine.host import Host
+
+#: Widths are multiples of a tile's 32 columns.
+_TILE = 32
+#: Texts of fewer tokens are faster in float32 than in two parts on tiles (AMX: 0.8 x at 16 tokens, 1.4 x at 40).
+_SHORT = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What computes products of bf16 matrices: a choice in `tiles.h`.
+
+    Attributes:
+        name: for people.
+        flags: the compiler's.
+        needs: the CPU flags without which it is not there.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    needs: frozenset[str] = frozenset()
+
+
+AMX = Unit(
+    "AMX bf16",
+    ("-DTILES_AMX", "-mamx-tile", "-mamx-bf16", "-mavx512bf16"),
+    frozenset({"amx_tile", "amx_bf16", "avx512_bf16"}),
+)
+AVX512 = Unit("AVX512_BF16", ("-DTILES_AVX512", "-mavx512bf16"), frozenset({"avx512_bf16"}))
+#: For tests of what surrounds the unit.
+EMULATED = Unit("emulated tiles", ("-DTILES_EMULATED",))
+
+
+class Tiles:
+    """The libraries made from `products_bf16.c` and `attention_bf16.c` for a unit.
+
+    Raises:
+        ModelError: the system does not let this process use the unit; or as below.
+        OSError, subprocess.SubprocessError: as for :func:`.native.library`.
+    """
+
+    def __init__(self, unit: Unit, host: Host) -> None:
+        self.unit = unit
+        headers = ("tiles.h", "vectors.h")
+        self.products, self.attention = (
+            library(name, host, flags=unit.flags, headers=headers) for name in ("products_bf16.c", "attention_bf16.c")
+        )
+        for each in (self.products, self.attention):
+            if not each.may_run():
+                raise ModelError(f"the system does not let this process use {unit.name}")
+            each.scratch_bytes.restype = ctypes.c_long
+        self.products.packed_bytes.restype = ctypes.c_long
+
+
+class TileLayers:
+    """Products on tiles, each with what follows it.
+
+    Args:
+        parts: of each factor of a product: 1 is its value in bf16; 2 adds what that leaves, for nearly the accuracy of
+            float32.
+        kernels: for attention over short texts in float32.
+    """
+
+    def __init__(self, tiles: Tiles, parts: int, kernels: Kernels) -> None:
+        self.name = f"{kernels.name}, {tiles.unit.name}" + (" x 3" if parts == 2 else "")
+        self._tiles = tiles
+        self._parts = parts
+        self._kernels = kernels
+
+    def layer(self, layer: Layer, weights: Weights) -> EncoderLayer:
+        return _TileLayer(layer, weights, self._tiles, self._parts, self._kernels)
+
+
+def fit_tiles(weights: Weights) -> bool:
+    """Whether :class:`TileLayers` can compute this model."""
+    return weights.activation is None and weights.words.shape[1] % _TILE == 0
+
+
+class _Product(ctypes.Structure):
+    """The C struct `product`."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p))
+
+
+class _Norm(ctypes.Structure):
+    """The C struct `norm`."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("eps", ctypes.c_float))
+
+
+class _Rest(ctypes.Structure):
+    """The C struct `rest`."""
+
+    _fields_ = (
+        *((name, _Product) for name in ("out", "up", "down")),
+        *((name, _Norm) for name in ("attention_norm", "norm")),
+        *((name, ctypes.c_long) for name in ("attended", "hidden", "wide")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A weight, laid out for tiles, and its bias, both filled up with zeros to whole tiles."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    @classmethod
+    def of(cls, tiles: Tiles, parts: int, weight: torch.Tensor, bias: torch.Tensor) -> Self:
+        weight = weight.contiguous()  # an address keeps nothing alive
+        shape = *map(ctypes.c_long, weight.shape), parts
+        packed = torch.empty(tiles.products.packed_bytes(*shape), dtype=torch.uint8)
+        tiles.products.pack_weight(address(weight), address(packed), *shape)
+        return cls(packed, torch.nn.functional.pad(bias, (0, -len(bias) % _TILE)).contiguous())
+
+    @property
+    def at(self) -> _Product:
+        return _Product(address(self.weight), address(self.bias))
+
+
+class _TileLayer:
+    def __init__(self, layer: Layer, weights: Weights, tiles: Tiles, parts: int, kernels: Kernels) -> None:
+        self._tiles, self._parts, self._kernels = tiles, parts, kernels
+        self._heads = heads = weights.heads
+        self._hidden = layer.query.out_features
+        head = self._hidden // heads
+        self._head = head + -head % _TILE
+        qkv, qkv_bias = joined_qkv(layer, heads)
+        out, out_bias = joined((layer.out, 1.0))
+        # A head that fills no tiles gets places whose queries, keys, values and weights are zero.
+        self._qkv = self._packed(_heads_filled_up(qkv, 3 * heads), _heads_filled_up(qkv_bias, 3 * heads))
+        self._kept = (
+            self._packed(_heads_filled_up(out.t(), heads).t(), out_bias),
+            self._packed(*joined((layer.up, 1.0))),
+            self._packed(*joined((layer.down, 1.0))),
+        )
+        self._norms = Norm(layer.attention_norm), Norm(layer.norm)
+        self._rest = _Rest(
+            *(each.at for each in self._kept),
+            *(_Norm(address(norm.weight), address(norm.bias), norm.eps) for norm in self._norms),
+            heads * self._head,
+            self._hidden,
+            len(self._kept[1].bias),
+        )
+
+    def _packed(self, weight: torch.Tensor, bias: torch.Tensor) -> _Packed:
+        return _Packed.of(self._tiles, self._parts, weight, bias)
+
+    def __call__(self, x: torch.Tensor, texts: Texts, buffers: Buffers) -> None:
+        tokens, attended = len(x), self._heads * self._head
+        kind = torch.bfloat16 if self._parts == 1 else torch.float32
+        qkv = buffers("qkv", tokens, 3 * attended, kind)
+        context = buffers("context", tokens, attended, kind)
+        products = self._tiles.products
+        widths = map(ctypes.c_long, (self._hidden, max(attended, self._rest.wide)))
+        scratch = _scratch(buffers, "products", products.scratch_bytes(*widths, self._parts))
+        products.project(
+            address(x),
+            *map(address, (self._qkv.weight, self._qkv.bias, qkv)),
+            *map(ctypes.c_long, (tokens, self._hidden, 3 * attended)),
+            *scratch,
+            self._parts,
+        )
+        self._attend(qkv, texts, context, buffers)
+        products.finish(
+            address(x), address(context), ctypes.byref(self._rest), ctypes.c_long(tokens), *scratch, self._parts
+        )
+
+    def _attend(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+        long, short = texts.parted(_SHORT) if self._parts == 2 else (texts, None)
+        if short is not None:
+            self._kernels.attention(qkv, short, self._heads, context)
+        if long is not None:
+            self._attend_on_tiles(qkv, long, context, buffers)
+
+    def _attend_on_tiles(self, qkv: torch.Tensor, texts: Texts, context: torch.Tensor, buffers: Buffers) -> None:
+        library = self._tiles.attention
+        each = library.scratch_bytes(*map(ctypes.c_long, (texts.longest, self._head)), self._parts)
+        library.attention(
+            *map(address, (qkv, context, texts.offsets, texts.order)),
+            *map(ctypes.c_long, (len(texts.order), self._heads, self._head)),
+            *_scratch(buffers, "attention", each),
+            self._parts,
+        )
+
+
+def _heads_filled_up(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """The rows of each head, then rows of zeros up to whole tiles."""
+    head = len(rows) // heads
+    filled = rows.new_zeros(heads, head + -head % _TILE, *rows.shape[1:])
+    filled[:, :head] = rows.reshape(heads, head, *rows.shape[1:])
+    return filled.flatten(0, 1)
+
+
+def _scratch(buffers: Buffers, name: str, each: int) -> tuple[ctypes.c_void_p, ctypes.c_long]:
+    """Memory for every thread, and how much of it each has."""
+    return address(buffers(f"{name}' scratch", torch.get_num_threads(), each, torch.uint8)), ctypes.c_long(each)

@@ -1,0 +1,145 @@
+/* Vectors of float32 as wide as the CPU's registers, and functions of them: for every C file of the packed engine.
+ *
+ * Written with the vector extensions of GCC and clang, so that one source serves AVX-512, AVX2 and NEON. NaN comes out
+ * wherever NaN went in.
+ */
+#ifndef VECTORS_H
+#define VECTORS_H
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define EACH(F, h)                                                                                                     \
+    F(h, 0), F(h, 1), F(h, 2), F(h, 3), F(h, 4), F(h, 5), F(h, 6), F(h, 7), F(h, 8), F(h, 9), F(h, 10), F(h, 11),      \
+        F(h, 12), F(h, 13), F(h, 14), F(h, 15)
+#define QUERIES 8
+#elif defined(__AVX__)
+#define LANES 8
+#define EACH(F, h) F(h, 0), F(h, 1), F(h, 2), F(h, 3), F(h, 4), F(h, 5), F(h, 6), F(h, 7)
+#define QUERIES 4 /* 16 registers: two accumulators a query and what feeds them */
+#else
+#define LANES 4
+#define EACH(F, h) F(h, 0), F(h, 1), F(h, 2), F(h, 3)
+#define QUERIES 8
+#endif
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int ints __attribute__((vector_size(4 * LANES)));
+typedef float unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, F, h) __builtin_shufflevector(a, b, EACH(F, h))
+#else
+#define SHUFFLE(a, b, F, h) __builtin_shuffle(a, b, (ints){EACH(F, h)})
+#endif
+
+static inline floats load(const float *at) { return *(const unaligned *)at; }
+static inline void store(float *at, floats value) { *(unaligned *)at = value; }
+static inline floats all(float value) { return value - (floats){0}; }
+static inline floats choose(ints mask, floats yes, floats no) { return (floats)(((ints)yes & mask) | ((ints)no & ~mask)); }
+
+#define SWAP(h, lane) ((lane) ^ (h))
+static inline float sum_of(floats v) {
+#if LANES > 8
+    v += SHUFFLE(v, v, SWAP, 8);
+#endif
+#if LANES > 4
+    v += SHUFFLE(v, v, SWAP, 4);
+#endif
+    v += SHUFFLE(v, v, SWAP, 2);
+    v += SHUFFLE(v, v, SWAP, 1);
+    return v[0];
+}
+
+static inline floats larger(floats a, floats b) { return choose(a > b, a, b); }
+static inline float largest_of(floats v) {
+#if LANES > 8
+    v = larger(v, SHUFFLE(v, v, SWAP, 8));
+#endif
+#if LANES > 4
+    v = larger(v, SHUFFLE(v, v, SWAP, 4));
+#endif
+    v = larger(v, SHUFFLE(v, v, SWAP, 2));
+    v = larger(v, SHUFFLE(v, v, SWAP, 1));
+    return v[0];
+}
+
+/* Transposes LANES rows in place: blocks of h lanes change places, for h = 1, 2, 4, … */
+#define LOWER(h, lane) (((lane) & (h)) ? LANES + (lane) - (h) : (lane))
+#define UPPER(h, lane) (((lane) & (h)) ? LANES + (lane) : (lane) + (h))
+#define STAGE(rows, h)                                                                                                 \
+    for (int i = 0; i < LANES; i++)                                                                                    \
+        if (!(i & (h))) {                                                                                              \
+            floats a = rows[i], b = rows[i + (h)];                                                                     \
+            rows[i] = SHUFFLE(a, b, LOWER, h);                                                                         \
+            rows[i + (h)] = SHUFFLE(a, b, UPPER, h);                                                                   \
+        }
+static inline void transpose(floats rows[LANES]) {
+    STAGE(rows, 1)
+    STAGE(rows, 2)
+#if LANES > 4
+    STAGE(rows, 4)
+#endif
+#if LANES > 8
+    STAGE(rows, 8)
+#endif
+}
+
+/* e^x for x <= 88; relative error below 2e-7. Coefficients: Cephes, expf.c. */
+static inline floats exponential(floats x) {
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
+    x = choose(x < -87.0f, all(-87.0f), x);
+    floats n = x * 1.44269504f + shift - shift;
+    floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    floats p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    ints power = (__builtin_convertvector(n, ints) + 127) << 23;
+    return p * (floats)power;
+}
+
+/* x * Phi(x); erf by Abramowitz and Stegun 7.1.26, absolute error below 1.5e-7. */
+static inline floats gelu_of(floats x) {
+    floats z = x * 0.70710678f;
+    floats a = (floats)((ints)z & 0x7fffffff);
+    floats t = 1.0f / (a * 0.3275911f + 1.0f);
+    floats q = all(1.061405429f);
+    q = q * t - 1.453152027f;
+    q = q * t + 1.421413741f;
+    q = q * t - 0.284496736f;
+    q = q * t + 0.254829592f;
+    floats tail = q * t * exponential(-(a * a)); /* 1 - erf(|z|) */
+    floats twice = choose(z < 0.0f, tail, 2.0f - tail);
+    return x * 0.5f * twice;
+}
+
+/* x[width] = LayerNorm(x) */
+static inline void normalise(float *x, const float *weight, const float *bias, long width, float eps) {
+    floats sums = {0};
+    float sum = 0;
+    long j = 0;
+    for (; j + LANES <= width; j += LANES) sums += load(x + j);
+    for (; j < width; j++) sum += x[j];
+    float mean = (sum + sum_of(sums)) / width;
+    floats squares = {0};
+    float square = 0;
+    for (j = 0; j + LANES <= width; j += LANES) {
+        floats d = load(x + j) - mean;
+        squares += d * d;
+    }
+    for (; j < width; j++) square += (x[j] - mean) * (x[j] - mean);
+    float scale = 1.0f / sqrtf((square + sum_of(squares)) / width + eps);
+    for (j = 0; j + LANES <= width; j += LANES)
+        store(x + j, (load(x + j) - mean) * scale * load(weight + j) + load(bias + j));
+    for (; j < width; j++) x[j] = (x[j] - mean) * scale * weight[j] + bias[j];
+}
+
+static inline long up_to(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+#endif
