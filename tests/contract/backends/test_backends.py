@@ -16,7 +16,7 @@ from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import BACKENDS, load_backend
 from embedctl_workers.backends.base import Backend
-from embedctl_workers.machine.cpu import cpu_flags
+from embedctl_workers.machine.cpu import cpu_flags, no_bf16
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 from tests.support.onnx_models import quick_artifact
@@ -34,8 +34,9 @@ TOLERANCE = {
     "torch": 1e-5,
     "torch-gpu": 1e-5,
 }
-#: Where a batch shares the range of its activations, directions are compared, and by the cosine alone.
-LEAST_COSINE = {"onnx-int8": 0.95}
+#: In 8 or 16 bits, directions are compared, and by the cosine alone. In onnx-int8, a batch shares the range of its
+#: activations.
+LEAST_COSINE = {"onnx-int8": 0.95, "torch-bf16": 0.9995}
 
 HOST = Host(threads=1, cache=Path(tempfile.gettempdir()) / "embedctl-test-cache")
 
@@ -90,6 +91,8 @@ def alias(request: pytest.FixtureRequest) -> str:
         pytest.importorskip("onnxruntime")
     if request.param == "int8" and not {"avx512_vnni", "avx_vnni"} & cpu_flags():
         pytest.skip("without VNNI it is onnx-int8")
+    if request.param == "torch-bf16" and no_bf16():
+        pytest.skip(no_bf16())
     assert request.param in {**TOLERANCE, **LEAST_COSINE}, "a new backend needs its tolerance here"
     return str(request.param)
 
@@ -230,7 +233,7 @@ def test_texts_of_no_words_have_finite_vectors(backend: Backend, text: str) -> N
 def test_a_batch_has_as_many_positions_as_it_has_tokens_or_more(alias: str, backend: Backend) -> None:
     lengths = np.array([7, 3, 3, 1])
     # Packed on torch; in rows of a multiple of 8 tokens with TensorRT; in runs of 2 × 64 on Neuron.
-    packed = dict.fromkeys(("torch", "torch-gpu", "int8"), (14, 7))
+    packed = dict.fromkeys(("torch", "torch-gpu", "int8", "torch-bf16"), (14, 7))
     expected = {**packed, "tensorrt": (32, 8), "neuron": (256, 128)}.get(alias, (28, 7))
     assert (backend.positions(lengths), backend.positions(lengths[:1])) == expected
 
