@@ -79,7 +79,9 @@ class Overview:
     Attributes:
         at: the time by Redis' clock.
         workers: the live workers.
-        gone: workers that disappeared in the last minutes without signing off; at most :data:`GONE_SHOWN`.
+        gone: workers that disappeared in the last minutes without signing off; at most :data:`GONE_SHOWN`, unless
+            `all_gone`.
+        all_gone: whether each of them was asked for.
         queues: the queues that a live worker consumes or an active job sends to.
         active: jobs that have not ended. Jobs that a worker has begun come first; among these and among the others, the
             newest first. At most :data:`JOBS_LOOKED_AT` of `active_count`.
@@ -93,6 +95,7 @@ class Overview:
     active: tuple[JobPace, ...]
     active_count: int
     ended: tuple[JobPace, ...]
+    all_gone: bool = False
 
     @property
     def rows_per_s(self) -> float:
@@ -132,10 +135,15 @@ class Paces:
 
 
 class Gatherer:
-    """Reads an overview from Redis, again and again."""
+    """Reads an overview from Redis, again and again.
 
-    def __init__(self, broker: Broker) -> None:
+    Args:
+        all_gone: read every worker that disappeared in the last minutes, and not only the first ones.
+    """
+
+    def __init__(self, broker: Broker, *, all_gone: bool = False) -> None:
         self._broker = broker
+        self._all_gone = all_gone
         self._queues = Queues(broker.connection)
         self._paces = Paces()
         self._active: list[str] = []
@@ -147,7 +155,7 @@ class Gatherer:
             BrokerUnavailable: Redis can't be reached.
         """
         workers = list(self._broker.workers.alive())
-        gone = tuple(islice(self._broker.workers.gone(), GONE_SHOWN))
+        gone = tuple(islice(self._broker.workers.gone(), None if self._all_gone else GONE_SHOWN))
         upkept, upkept_count = self._broker.jobs.active_ids(JOBS_LOOKED_AT)
         jobs = self._jobs(workers, upkept)
         now_ms = self._broker.connection.about_now_ms()

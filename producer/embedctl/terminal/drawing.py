@@ -16,6 +16,7 @@ from embedctl.routing import how_to_serve
 from embedctl.store import GoneWorker, JobState, WorkerRow
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
 from embedctl.terminal.job_facts import troubles
+from embedctl_config import keys
 
 #: From this width on, numbers are written in full and bars are longer.
 _WIDE = 110
@@ -59,6 +60,8 @@ _JOBS = (
     Column("CLASS", 5, rank=4),
     Column("MODEL", 8, rank=3),
 )
+#: More workers gone than this, of one class, model and engine, have one line together.
+_FEW_GONE = 3
 #: A line and the lines that explain it.
 Block = Sequence[Row]
 
@@ -144,7 +147,8 @@ def duration(seconds: float | None) -> str:
 
 def _sums(overview: Overview, width: int | None) -> Text:
     hung = sum(each.row.activity == "hung" for each in overview.workers)
-    gone = f"{len(overview.gone)}{'+' if len(overview.gone) == GONE_SHOWN else ''}" if overview.gone else ""
+    more = "+" if len(overview.gone) == GONE_SHOWN and not overview.all_gone else ""
+    gone = f"{len(overview.gone)}{more}" if overview.gone else ""
     notes = [f"{count} {word}" for count, word in ((hung, "hung"), (gone, "gone")) if count]
     facts = [
         ("workers", number(len(overview.workers), width)),
@@ -228,7 +232,9 @@ def _groups(overview: Overview) -> list[_Group]:
         group.live.sort(key=lambda state: (state.row.activity != "hung", state.row.host, _natural(state.row)))
         hung = sum(state.row.activity == "hung" for state in group.live)
         rows = [_worker_row(state, overview.at) for state in group.live]
-        group.rows = [*rows[:hung], *map(_gone_row, group.gone), *rows[hung:]]
+        folded = len(group.gone) > _FEW_GONE and not overview.all_gone
+        gone = [_folded_row(len(group.gone))] if folded else [*map(_gone_row, group.gone)]
+        group.rows = [*rows[:hung], *gone, *rows[hung:]]
     return [groups[kind] for kind in sorted(groups)]
 
 
@@ -264,6 +270,11 @@ def _worker_row(state: WorkerState, now: datetime) -> Row:
 
 def _gone_row(gone: GoneWorker) -> Row:
     return plain(f"  {gone.worker.name}  gone {duration(gone.seconds)} ago: {gone.how}", _WARN)
+
+
+def _folded_row(count: int) -> Row:
+    minutes = keys.GONE_TTL_S // 60
+    return plain(f"  {count} gone in the last {minutes} minutes; `embedctl status --all` names them", _WARN)
 
 
 def _worker_rows(groups: Sequence[_Group], room: int | None) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -199,6 +200,16 @@ def test_only_busy_workers_count_for_the_sums() -> None:
 def test_more_workers_gone_than_are_listed() -> None:
     seen = overview(gone=[gone(at) for at in range(GONE_SHOWN)])
     assert f"({GONE_SHOWN}+ gone)" in shown(seen)[0]
+
+
+@pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 1), (24, 1)])
+def test_many_workers_gone_have_one_line_unless_all_are_asked_for(count: int, lines: int) -> None:
+    seen = overview([busy(worker(99))], gone=[gone(at) for at in range(count)])
+    found = [line for line in shown(seen)[1:] if "gone" in line]
+    assert len(found) == lines
+    assert lines > 1 or found[0].strip() == f"{count} gone in the last 5 minutes; `embedctl status --all` names them"
+    named = [line for line in shown(replace(seen, all_gone=True))[1:] if "gone 35 s ago" in line]
+    assert len(named) == count
 
 
 @pytest.mark.parametrize(
