@@ -22,6 +22,7 @@ from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.backends import BACKENDS
 from embedctl_workers.commands.options import cpus_option
+from embedctl_workers.machine.cpu import no_bf16
 from embedctl_workers.machine.devices import usable_cpus
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
@@ -173,9 +174,11 @@ def _classes(settings: Settings, asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _can_run(entry: HardwareClass) -> bool:
-    """Whether a class runs on CPUs and its runtime is installed."""
+    """Whether a class runs on CPUs, on this one too, and its runtime is installed."""
     proof = _PROOF.get(BACKENDS[entry.backend][1] if entry.backend in BACKENDS else "")
-    return entry.device == "cpu" and proof is not None and find_spec(proof) is not None
+    if entry.device != "cpu" or proof is None or find_spec(proof) is None:
+        return False
+    return not (entry.backend == "torch-bf16" and no_bf16())
 
 
 def _peers(text: str | None) -> tuple[str, ...] | None:

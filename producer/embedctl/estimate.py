@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from embedctl.broker import Broker
 from embedctl.chunking import groups_of
 from embedctl.cut import BYTES_PER_TOKEN, ReadAhead
+from embedctl.data import InRedis
 from embedctl.enqueue import JobOptions, cut_by_work, job_spec
 from embedctl.records import Record
 from embedctl_config import keys
@@ -104,6 +105,7 @@ class _NoBroker:
 
     settings: Settings
     workers: _NoWorkers
+    data: InRedis = field(default_factory=InRedis)
 
 
 def local_estimate(settings: Settings, records: Iterable[Record], options: JobOptions) -> Estimate:

@@ -86,6 +86,6 @@ def test_completing_imports_no_model_runtime(complete: Complete, environment: di
         "import sys\nfrom embedctl.cli import main\n"
         "try: main(prog_name='embedctl')\nfinally: print(sorted({'torch', 'onnxruntime', 'celery'} & {*sys.modules}))"
     )
-    asked = {"_EMBEDCTL_COMPLETE": "bash_complete", "COMP_WORDS": "embedctl list --class cpu-", "COMP_CWORD": "3"}
+    asked = {"_EMBEDCTL_COMPLETE": "bash_complete", "COMP_WORDS": "embedctl list --class cpu-i", "COMP_CWORD": "3"}
     told = subprocess.run([sys.executable, "-c", program], env={**environment, **asked}, capture_output=True, text=True)
     assert told.stdout.splitlines() == ["plain,cpu-int8", "[]"]

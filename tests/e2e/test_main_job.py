@@ -156,7 +156,7 @@ def test_a_producer_that_died_is_taken_up_where_it_stopped(
 
 def test_a_corpus_that_fails_while_read_cancels_its_job(settings: Settings, broker: Broker) -> None:
     with pytest.raises(InputError, match="fields seen: body"):
-        enqueue_embeddings([{"text": "a"}, {"body": "b"}], chunk_size=1, settings=settings)
+        enqueue_embeddings(iter([{"text": "a"}, {"body": "b"}]), chunk_size=1, settings=settings)
     assert broker.jobs.status(active_job_id(broker)).state is JobState.CANCELLED
 
 

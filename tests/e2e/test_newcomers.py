@@ -101,7 +101,7 @@ def test_pairs_are_refused_and_leave_no_job_behind_that_goes_on(settings: Settin
             enqueue_embeddings(texts, settings=settings)  # type: ignore[arg-type]
         with pytest.raises(InputError, match=f"record 0 is of type {name}, not a text: give texts="):
             asyncio.run(aenqueue_embeddings(texts, settings=settings))  # type: ignore[arg-type]
-    assert {job.state for job in broker.jobs.newest()} == {JobState.CANCELLED}
+    assert not list(broker.jobs.newest())  # the first records are read before a job is made
 
 
 @pytest.mark.parametrize("items", [[("a", "one"), "two", 7, ["three"]], [7, "two", None, "four"]])

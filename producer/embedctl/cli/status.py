@@ -38,7 +38,7 @@ T = TypeVar("T")
     help="Refresh every 2 s until you press q or Ctrl-C, or the job has ended. Needs a terminal, except with --json, "
     "which prints one line per refresh.",
 )
-@option(
+@click.option(
     "--all",
     "all_gone",
     is_flag=True,

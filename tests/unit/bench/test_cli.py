@@ -16,9 +16,13 @@ from embedctl_bench import asking as cli
 from embedctl_bench.asking import common
 from embedctl_bench.measuring.asked import Asked
 from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
+from embedctl_workers.machine.cpu import no_bf16
 from embedctl_workers.machine.devices import format_cpus, usable_cpus
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
+
+#: Only some CPUs have something for this class.
+BF16 = () if no_bf16() else ("cpu-bf16",)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +56,7 @@ def run(command: click.Command, *arguments: str, env: dict[str, str] | None = No
 def test_defaults_are_minilm_and_every_class_of_cpus_on_all_cpus() -> None:
     asked = ask()
     assert asked.models == ("all-MiniLM-L6-v2",)
-    assert asked.classes == ("cpu", "cpu-int8")
+    assert asked.classes == ("cpu", *BF16, "cpu-int8")
     assert asked.cpus == usable_cpus(None)
     assert asked.cpu_list == format_cpus(usable_cpus(None))
     assert (asked.output, asked.quick, asked.peers, asked.price, asked.fresh) == (
@@ -68,11 +72,13 @@ def test_a_configured_class_of_cpus_is_measured_too_and_one_of_gpus_is_not(tmp_p
     (tmp_path / "embedctl.toml").write_text(
         '[classes.onnx]\nbackend = "onnx"\n[classes.mine]\ndevice = "gpu"\n[classes.fake]\nbackend = "dummy"\n'
     )
-    assert ask().classes == ("cpu", "cpu-int8", "onnx")
+    assert ask().classes == ("cpu", *BF16, "cpu-int8", "onnx")
 
 
 def test_a_class_that_can_t_run_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "onnxruntime" else object())
+    assert ask().classes == ("cpu", *BF16)
+    monkeypatch.setattr(cli, "no_bf16", lambda: "this CPU has nothing for it")
     assert ask().classes == ("cpu",)
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name in ("onnxruntime", "torch") else object())
     with pytest.raises(SettingsError, match="no class of CPUs can run here"):

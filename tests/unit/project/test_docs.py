@@ -32,6 +32,7 @@ WITHOUT_VARIABLE = {
     ("embedctl", "--version"),
     ("embedctl discard", "--older-than"),
     ("embedctl discard", "--state"),
+    ("embedctl status", "--all"),
     *(("embedctl list", option) for option in ("--state", "--model", "--class")),
     ("embedctl worker", "--model"),
     ("embedctl up", "--class"),
