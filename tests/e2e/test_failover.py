@@ -122,6 +122,10 @@ def test_a_replica_says_so_and_keeps_no_connection(site: Site, settings: Setting
     assert broker.jobs.cancel(job.id) is JobState.CANCELLED
 
 
+def _are_closed(site: Site, before: set[str]) -> bool:
+    return not before & _by_name(site)
+
+
 def _by_name(site: Site) -> set[str]:
     """The ids of client connections to the old master, without the test's own and those of replication."""
     own = str(site.old.client_id())
