@@ -114,9 +114,8 @@ def test_a_replica_says_so_and_keeps_no_connection(site: Site, settings: Setting
         with pytest.raises(BrokerUnavailable, match=r"READONLY|read only") as raised:
             ask()
         assert not isinstance(raised.value, BrokerRefused)
-        eventually(
-            lambda before=before: not before & _by_name(site)
-        )  # Redis sees the end of a connection a moment later
+        # Redis sees the end of a connection a moment later.
+        eventually(partial(_are_closed, site, before))
     site.name.lead_to(site.new_socket)
     site.new.replicaof("NO", "ONE")
     assert broker.jobs.cancel(job.id) is JobState.CANCELLED
