@@ -24,10 +24,14 @@ class Files(ABC):
 
     @abstractmethod
     def write(self, name: str, payload: bytes) -> None:
-        """Keep bytes under a new name; they are durable when this returns.
+        """Keep bytes under a name that nobody else uses; they are durable when this returns."""
+
+    @abstractmethod
+    def write_first(self, name: str, payload: bytes) -> None:
+        """Keep bytes under a name that others may write at this moment; the first one wins, where the place can tell.
 
         Raises:
-            FileExistsError: the name is taken, where the place can tell.
+            FileExistsError: the name is taken.
         """
 
     @abstractmethod

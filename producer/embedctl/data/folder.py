@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,8 @@ from embedctl.durable import sync_folder
 class LocalFiles(Files):
     """Files below a folder, which is made at the first write if its parent exists.
 
-    A share that is not mounted looks like an empty folder: the caller makes sure that it is not.
+    A share that is not mounted looks like an empty folder: the caller makes sure that it is not. If we make the folder,
+    it is private. What is in it follows the umask, because machines may use it as different users.
 
     Bytes are written under their final name at once: nobody looks for a name before it is noted in Redis.
     """
@@ -46,6 +48,19 @@ class LocalFiles(Files):
                 path.unlink()
             raise
         sync_folder(path.parent)
+
+    def write_first(self, name: str, payload: bytes) -> None:
+        fresh = f"{name}.{secrets.token_hex(8)}"
+        self.write(fresh, payload)
+        try:
+            os.link(self._root / fresh, self._root / name)  # whole, or not at all
+            sync_folder(self._root)
+        except FileExistsError:
+            raise
+        except OSError:  # some file systems have no hard links
+            self.write(name, payload)
+        finally:
+            self.remove([fresh])
 
     def read(self, name: str, size: int | None = None) -> bytes:
         with (self._root / name).open("rb") as stream:
@@ -77,9 +92,9 @@ class LocalFiles(Files):
             missing.append(missing[-1].parent)
         for each in reversed(missing):
             with suppress(FileExistsError):
-                each.mkdir(mode=0o700)
+                each.mkdir(mode=0o700 if each == self._root else 0o777)
             sync_folder(each.parent)
 
 
 def _created(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -36,7 +36,7 @@ class Outside(DataPlane):
 
     def __init__(self, settings: Settings, database: Callable[[], str]) -> None:
         self._files = files_at(settings.data_url)
-        self._url = settings.data_url
+        self._url = _without_user(settings.data_url)
         self._inline = settings.data_inline_bytes
         self._database = database
         self._store: str | None = None
@@ -63,7 +63,7 @@ class Outside(DataPlane):
                     self._files.read(_MARK)
                 except FileNotFoundError:
                     try:
-                        self._files.write(_MARK, mark)
+                        self._files.write_first(_MARK, mark)
                     except FileExistsError:  # another producer was faster
                         return self.store
         return self.store
@@ -162,6 +162,12 @@ def files_at(url: str) -> Files:
     from embedctl.data.folder import LocalFiles
 
     return LocalFiles(path)
+
+
+def _without_user(url: str) -> str:
+    """A URL as it may be shown and logged."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 def _id_in(mark: bytes, url: str) -> str:

@@ -14,7 +14,7 @@ from embedctl.data.planes import Entry
 from embedctl_config.errors import MissingExtra, SettingsError
 
 #: How botocore asks: a store that does not answer must not hold a worker's thread for minutes.
-_S3_PATIENCE = {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 3}}
+_S3_PATIENCE = {"connect_timeout": 5, "read_timeout": 10, "retries": {"max_attempts": 2}}
 #: Names are removed together, this many at once: the most that S3 takes.
 _TOGETHER = 1000
 #: The packages whose errors are those of a store.
@@ -46,7 +46,15 @@ class RemoteFiles(Files):
         return bool(self._ask(lambda files: files.exists(self._path(name))))
 
     def write(self, name: str, payload: bytes) -> None:
-        self._ask(lambda files: files.pipe_file(self._path(name), payload, mode="create"))
+        self._ask(lambda files: files.pipe_file(self._path(name), payload))
+
+    def write_first(self, name: str, payload: bytes) -> None:
+        try:
+            self._ask(lambda files: files.pipe_file(self._path(name), payload, mode="create"))
+        except FileExistsError:
+            raise
+        except (OSError, NotImplementedError, TypeError):  # not every store knows `If-None-Match`
+            self.write(name, payload)
 
     def read(self, name: str, size: int | None = None) -> bytes:
         found: bytes = self._ask(lambda files: files.cat_file(self._path(name), start=0 if size else None, end=size))

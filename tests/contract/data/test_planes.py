@@ -6,8 +6,10 @@ import errno
 import multiprocessing
 import os
 import secrets
+import threading
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -251,6 +253,46 @@ def test_a_bucket_that_does_not_exist_is_told(bucket: str) -> None:
 def test_a_url_of_no_known_kind_is_refused(url: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         outside(url).made_store()
+
+
+def test_two_producers_that_come_first_agree(tmp_path: Path) -> None:
+    planes = [outside(tmp_path / "data") for _ in range(8)]
+    barrier = threading.Barrier(len(planes))
+
+    def made(plane: Outside) -> str:
+        barrier.wait()
+        return plane.made_store()
+
+    with ThreadPoolExecutor(len(planes)) as pool:
+        assert len(set(pool.map(made, planes))) == 1
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [MARK]
+
+
+def test_a_file_system_without_hard_links_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert outside(tmp_path / "data").made_store() == outside(tmp_path / "data").store
+
+
+def test_machines_that_use_a_share_as_different_users_follow_its_modes(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o770)
+    before = os.umask(0o007)
+    try:
+        plane = outside(tmp_path / "data")
+        plane.made_store()
+        plane.put(Where(JOB, "in", 0), chunk(100))
+    finally:
+        os.umask(before)
+    found = {path.stat().st_mode & 0o777 for path in (tmp_path / "data").rglob("*")}
+    assert found == {0o770, 0o660}
+
+
+def test_a_password_in_the_url_is_not_shown() -> None:
+    with pytest.raises((SettingsError, DataUnavailable)) as raised:
+        outside("nope://user:s3cret@host/x").made_store()
+    assert "s3cret" not in str(raised.value)
 
 
 def test_a_mark_of_somebody_else_is_refused(tmp_path: Path) -> None:
