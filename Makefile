@@ -38,9 +38,8 @@ test-slow: $(VENV)/.dev browser redis compose ## the slow tests and those that n
 AS_USERS := main_job deaths poison producers everyday_use
 
 # These run once more with the bytes of chunks outside of Redis; `pytest --data s3 tests` runs them all.
-OUTSIDE := contract/store/test_invariants contract/store/test_leases contract/store/test_retry contract/store/test_runner \
-	contract/store/test_submitting contract/store/test_suspects contract/store/test_stopping contract/store/test_drain \
-	e2e/test_main_job e2e/test_deaths e2e/test_poison
+OUTSIDE := contract/store/test_invariants contract/store/test_runner e2e/test_main_job e2e/test_deaths e2e/test_poison \
+	e2e/test_drain e2e/test_stopping
 
 # Debian's Redis, which has TLS, where we may unpack it; elsewhere the tests that need it say so and are skipped.
 .PHONY: redis

@@ -48,4 +48,6 @@ def _seal(waiter: Waiter, limit: TimeLimit, chunks: int, retried: int) -> None:
     except CorpusChanged as error:
         if not retried:
             raise JobError(f"job {waiter.job_id} was being retried by another process") from error
+        if waiter.ask(waiter.status, limit.deadline).chunks >= chunks:
+            return  # this process stood still, so its retry was closed for it, and another one retried more since then
         raise JobLost(f"Redis lost the retry of job {waiter.job_id}: retry its failed records once more") from error

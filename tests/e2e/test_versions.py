@@ -1,8 +1,8 @@
 """Workers and producers of two versions side by side, as while a cluster is upgraded host by host.
 
-The newer version is this one with another number: it writes 5 into tickets, jobs and chunks, where this one writes 1,
-2 for jobs with options that version 1 did not know, 3 for jobs that keep fields, or 4 for jobs in fp16 or that count
-tokens. Versions before this one know only the lower numbers.
+The newer version is this one with another number: it writes 6 into tickets, jobs and chunks, where this one writes 1,
+2 for jobs with options that version 1 did not know, 3 for jobs that keep fields, 4 for jobs in fp16 or that count
+tokens, or 5 for jobs whose chunks are outside of Redis. Versions before this one know only the lower numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SubmitNewer = Callable[..., Job]
 StartBefore = Callable[..., WorkerProcess]
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-NEWER = "from embedctl_config import wire; wire.VERSION = 5; wire.version_for = lambda *job: 5"
+NEWER = "from embedctl_config import wire; wire.VERSION = 6; wire.version_for = lambda *job: 6"
 BEFORE = "from embedctl_config import wire; wire.VERSION = {}"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.data import Where
+from embedctl.data.references import parse_reference
 from embedctl.store import Added, Claim, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl_config import keys, wire
 from embedctl_config.fingerprint import job_fingerprint
@@ -40,12 +41,12 @@ def add(
     broker: Broker, job_id: str, index: int, *, rows: int = 2, word: str = "text", token: str = "p"
 ) -> tuple[Added, int]:
     data = payload(index, rows, word)
-    value = broker.data.put(Where(job_id, "in", index), data)
+    value = _put(broker, Where(job_id, "in", index), data)
     return broker.jobs.add(job_id, index, value, digest=wire.digest_of(data), rows=rows, token=token)
 
 
 def new_job(broker: Broker, chunks: int = 2, *, seal: bool = True, **changes: Any) -> str:
-    job_id, created = broker.jobs.create(spec(**{"data": broker.data.made_store(), **changes}))
+    job_id, created = broker.jobs.create(spec(**changes))
     assert created
     for index in range(chunks):
         assert add(broker, job_id, index)[0] is Added.OK
@@ -95,11 +96,18 @@ def complete(
     """Complete a chunk with a result for its stored text, or for another text."""
     text = text or broker.jobs.input(job_id, chunk)
     rest = wire.encode_input(wire.decode_input(payload(chunk, rows)).select(range(failed))) if failed else b""
-    failed_input = broker.data.put(Where(job_id, "in", chunk), rest) if failed else b""
+    failed_input = _put(broker, Where(job_id, "in", chunk), rest) if failed else b""
     report = Completed(rows - failed, failed, truncated, tokens=10, dim=DIM, failed_input=failed_input)
     made = result(chunk, rows, failed, fingerprint, digest=wire.digest_of(text) if text else None)
-    value = broker.data.put(Where(job_id, "out", chunk), made)
+    value = _put(broker, Where(job_id, "out", chunk), made)
     return broker.jobs.complete(job_id, chunk, token, value, report, fingerprint=fingerprint)
+
+
+def _put(broker: Broker, where: Where, data: bytes) -> bytes:
+    """Put bytes where the job keeps them: outside of Redis if it was made with `data`."""
+    with broker.connection.client() as client:
+        outside = client.hexists(keys.job(where.job_id), "data")
+    return broker.data.put(where, data) if outside else data
 
 
 def work(broker: Broker, job_id: str, *chunks: int, failed: int = 0) -> None:
@@ -157,10 +165,11 @@ def keys_of(raw: redis_py.Redis, job_id: str) -> set[str]:
 
 def text_waiting(raw: redis_py.Redis, job_id: str, chunks: int) -> int:
     """Total bytes of input of the chunks that have no result."""
+    waiting = [chunk for chunk in range(chunks) if not raw.exists(keys.chunk_result(job_id, chunk))]
+    values = [cast(bytes, raw.get(keys.chunk_input(job_id, chunk)) or b"") for chunk in waiting]
+    references = [parse_reference(value) for value in values]
     return sum(
-        raw.strlen(keys.chunk_input(job_id, chunk))
-        for chunk in range(chunks)
-        if not raw.exists(keys.chunk_result(job_id, chunk))
+        len(value) if reference is None else reference.size for value, reference in zip(values, references, strict=True)
     )
 
 

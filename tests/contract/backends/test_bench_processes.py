@@ -226,7 +226,7 @@ def test_a_peer_runs_with_the_adapters_alone(
     expected = processes.get(SENTENCE_TRANSFORMERS, model, seat).encode(TEXTS, 1)
     peer = processes.get(PEERS["st-torch"], model, seat)
     assert distance(peer.encode(TEXTS, 3), expected)["max_abs_error"] < 1e-5
-    assert peer.facts.engine.startswith("st-torch, 1×1, backend torch, batch ")
+    assert peer.facts.engine.startswith("st-torch, 1×1 in fp32, backend torch, batch ")
 
     (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
     copy = Model.in_folder("tiny", model.folder)

@@ -134,6 +134,27 @@ def test_a_retry_that_died_is_taken_up_by_the_next(broker: Broker, raw: redis_py
     assert broker.jobs.status(job_id).state is JobState.COMPLETED
 
 
+def test_a_retry_that_stood_still_while_others_went_on_is_no_loss(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = half_failed(broker)
+    seal, others = broker.jobs.seal, []
+
+    def stand_still(*asked: Any) -> None:
+        monkeypatch.setattr(broker.jobs, "seal", seal)
+        raw.delete(keys.producer(job_id))
+        assert broker.jobs.close_retry(job_id)
+        encode_again(broker, job_id, 3, failed=True)
+        encode_again(broker, job_id, 4)
+        others.append(Job(job_id, broker).retry_failed())
+        seal(*asked)
+
+    monkeypatch.setattr(broker.jobs, "seal", stand_still)
+    assert (Job(job_id, broker).retry_failed(), others) == (2, [1])
+    encode_again(broker, job_id, 5)
+    assert broker.jobs.status(job_id).state is JobState.COMPLETED
+
+
 def test_a_retry_that_died_does_not_keep_its_job_from_ending(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = half_failed(broker)
     broker.jobs.retry(job_id, 0, 3, "dead")
