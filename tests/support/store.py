@@ -105,6 +105,8 @@ def complete(
 
 def _put(broker: Broker, where: Where, data: bytes) -> bytes:
     """Put bytes where the job keeps them: outside of Redis if it was made with `data`."""
+    if not broker.data.is_outside:
+        return data
     with broker.connection.client() as client:
         outside = client.hexists(keys.job(where.job_id), "data")
     return broker.data.put(where, data) if outside else data
