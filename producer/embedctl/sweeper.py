@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from embedctl.broker import Broker
 from embedctl.data.outside import Outside
-from embedctl.data.planes import GRACE_S
+from embedctl.data.planes import GRACE_S, Entry
 from embedctl.data.references import MOST_BYTES, NAME, parse_reference
 from embedctl_config import keys
-from embedctl_config.errors import WireError
+from embedctl_config.errors import DataUnavailable, WireError
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ _LEVELS = 4
 class Sweeper:
     """Goes through this database's part of the store, one folder after the other.
 
-    Bytes that were put less than `grace_s` ago stay: their process may be about to note them. Nothing is removed before
-    a second look. The part of another database is never touched, so a second Redis on one store, or an emptied one,
-    loses nothing.
+    Bytes that were put less than `grace_s` ago, by the store's own clock, stay: their process may be about to note
+    them. Nothing is removed before a second look. The part of another database is never touched, so a second Redis on
+    one store, or an emptied one, loses nothing.
 
     Args:
         data: the data plane of the broker.
@@ -83,8 +83,11 @@ class Sweeper:
         if not at and now_ms < int(found[1] or 0):
             return removed
         until = time.monotonic() + BUDGET_S
+        store_now = self._data.now()
+        if store_now is None:
+            return removed
         for folder in self._folders(at):
-            self._look(folder, now_ms / 1000 - self._grace_s)
+            self._look(folder, store_now - self._grace_s)
             if time.monotonic() > until:
                 self._note(folder, 0)
                 return removed
@@ -103,7 +106,7 @@ class Sweeper:
         last = after.split("/") if after else []
 
         def below(folder: str, level: int) -> Iterator[str]:
-            for each in self._data.list(folder):
+            for each in self._listed(folder):
                 path = each.name.split("/")
                 if not each.is_folder or path < last[:level]:
                     continue
@@ -115,9 +118,20 @@ class Sweeper:
 
         return below("", 1)
 
+    def _listed(self, folder: str) -> list[Entry]:
+        """What is in a folder; nothing if only this folder can't be read, so that the sweep goes on after it."""
+        try:
+            return list(self._data.list(folder))
+        except DataUnavailable as error:
+            if not folder:
+                raise
+            list(self._data.list(""))  # the store itself may be away
+            log.warning("a folder is not swept: %s", error)
+            return []
+
     def _look(self, folder: str, before: float) -> None:
         """Note what is nobody's in one folder."""
-        old = [each.name for each in self._data.list(folder) if not each.is_folder and each.modified < before]
+        old = [each.name for each in self._listed(folder) if not each.is_folder and each.modified < before]
         for at in range(0, len(old), _TOGETHER):
             unused = self._unused(folder, old[at : at + _TOGETHER])
             if unused and self._waiting < _MOST_WAITING:

@@ -19,10 +19,6 @@ class Files(ABC):
     may_be_another: ClassVar[bool]
 
     @abstractmethod
-    def has(self, name: str) -> bool:
-        """Whether there are bytes under a name."""
-
-    @abstractmethod
     def write(self, name: str, payload: bytes) -> None:
         """Keep bytes under a name that nobody else uses; they are durable when this returns."""
 
@@ -44,7 +40,7 @@ class Files(ABC):
 
     @abstractmethod
     def remove(self, names: Sequence[str]) -> None:
-        """Remove bytes; names that do not exist are ignored."""
+        """Remove bytes; names that do not exist are ignored. A name that can't be removed keeps no other one."""
 
     @abstractmethod
     def names(self, folder: str) -> Sequence[Entry]:

@@ -28,9 +28,6 @@ class LocalFiles(Files):
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def has(self, name: str) -> bool:
-        return (self._root / name).exists()
-
     def write(self, name: str, payload: bytes) -> None:
         path = self._root / name
         try:
@@ -67,16 +64,19 @@ class LocalFiles(Files):
             return stream.read(-1 if size is None else size)
 
     def remove(self, names: Sequence[str]) -> None:
+        refused: OSError | None = None
         for name in names:
-            (self._root / name).unlink(missing_ok=True)
+            try:
+                (self._root / name).unlink(missing_ok=True)
+            except OSError as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def names(self, folder: str) -> Sequence[Entry]:
         try:
             with os.scandir(self._root / folder) as found:
-                entries = [
-                    Entry(f"{folder}/{each.name}" if folder else each.name, each.is_dir(), each.stat().st_mtime)
-                    for each in found
-                ]
+                entries = [entry for each in found if (entry := _entry(folder, each)) is not None]
         except FileNotFoundError:
             return []
         return sorted(entries, key=lambda each: each.name)
@@ -94,6 +94,16 @@ class LocalFiles(Files):
             with suppress(FileExistsError):
                 each.mkdir(mode=0o700 if each == self._root else 0o777)
             sync_folder(each.parent)
+
+
+def _entry(folder: str, found: os.DirEntry[str]) -> Entry | None:
+    """What a listing says of a name; None if it is gone by now."""
+    try:
+        facts = found.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    name = f"{folder}/{found.name}" if folder else found.name
+    return Entry(name, found.is_dir(follow_symlinks=False), facts.st_mtime)
 
 
 def _created(path: Path) -> int:

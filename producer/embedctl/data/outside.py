@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -77,8 +78,8 @@ class Outside(DataPlane):
         name = f"{self._database()}/{job_id[:8]}/{job_id}/{where.kind}/{shard}/{where.chunk}.{token}"
         store = self.store
         with self._explained():
-            if self._files.may_be_another and not self._files.has(_MARK):
-                raise self._vanished()
+            if self._files.may_be_another:
+                self._check_place()
             self._files.write(name, payload)
         return reference_to(payload, name, store)
 
@@ -91,10 +92,9 @@ class Outside(DataPlane):
             try:
                 data = self._files.read(reference.name, size)
             except FileNotFoundError:
-                if not self._files.has(_MARK):
-                    raise self._vanished() from None
+                self._check_place()
                 return None
-        if size is None and not reference.fits(data):
+        if not reference.fits(data, size):
             raise WireForeign(f"{reference.name} in data_url {self._url} is damaged: it is not what was put there")
         return data
 
@@ -122,8 +122,33 @@ class Outside(DataPlane):
         with self._explained():
             self._files.remove_empty(f"{self._database()}/{folder}")
 
-    def _vanished(self) -> DataUnavailable:
-        return DataUnavailable(f"data_url {self._url} no longer holds {_MARK}: is the folder mounted here?")
+    def now(self) -> float | None:
+        """The time by the store's own clock, in seconds since 1970; None if it can't be known.
+
+        Raises as :meth:`put` does.
+        """
+        folder = f"{self._database()}/clock"
+        name = f"{folder}/{secrets.token_hex(8)}"
+        with self._explained():
+            self._files.write(name, b"?")
+            found = self._files.names(folder)
+            self._files.remove([each.name for each in found])  # also those of processes that were killed
+        return next((each.modified for each in found if each.name == name and math.isfinite(each.modified)), None)
+
+    def _check_place(self) -> None:
+        """See that what is there is still this store: a share may be unmounted, or another one mounted in its place.
+
+        Raises:
+            DataUnavailable: it is not.
+        """
+        try:
+            mark = self._files.read(_MARK)
+        except FileNotFoundError:
+            raise DataUnavailable(
+                f"data_url {self._url} no longer holds {_MARK}: is the folder mounted here?"
+            ) from None
+        if _id_in(mark, self._url) != self.store:
+            raise DataUnavailable(f"data_url {self._url} is now another store than it was: what is mounted here?")
 
     def _check(self, reference: Reference) -> None:
         if reference.store != self.store:

@@ -35,7 +35,7 @@ class Entry:
     Attributes:
         name: in the store.
         is_folder: whether further names begin with it.
-        modified: when it was put, in seconds since 1970; 0 for a folder.
+        modified: when it was put, in seconds since 1970 by the store's clock; infinite if the store does not say.
     """
 
     name: str
@@ -149,10 +149,15 @@ class Upload:
             DataUnavailable: the store can't be reached, or refuses.
             SettingsError: the job's store is not that of this process.
         """
-        if self._value is None or time.monotonic() - self._at > _FRESH_S:
-            self._at = time.monotonic()
+        if self._value is None or _awake_or_not() - self._at > _FRESH_S:
+            self._at = _awake_or_not()
             self._value = self._plane.put(self._where, self._payload)
         return self._value
+
+
+def _awake_or_not() -> float:
+    """A clock in seconds that goes on while the machine is suspended, where there is one: others sweep meanwhile."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def plane_of(settings: Settings, database: Callable[[], str]) -> DataPlane:

@@ -44,8 +44,10 @@ class Reference:
     size: int
     crc32: int
 
-    def fits(self, data: bytes) -> bool:
-        """Whether these are the bytes."""
+    def fits(self, data: bytes, size: int | None = None) -> bool:
+        """Whether these are the bytes, or can be the first `size` of them."""
+        if size is not None and size < self.size:
+            return len(data) == size
         return len(data) == self.size and zlib.crc32(data) == self.crc32
 
 
@@ -57,13 +59,18 @@ def reference_to(payload: bytes, name: str, store: str) -> bytes:
     return bytes(prefix) + tail + name.encode("ascii")
 
 
+def is_reference(value: bytes) -> bool:
+    """Whether a value of Redis begins like a reference."""
+    return value[:4] == wire.MAGIC and len(value) > wire.KIND_AT and value[wire.KIND_AT] > wire.ELSEWHERE
+
+
 def parse_reference(value: bytes) -> Reference | None:
     """The reference that a value of Redis is; None if it is a chunk itself.
 
     Raises:
         WireForeign: it begins like a reference, and is none of ours.
     """
-    if value[:4] != wire.MAGIC or len(value) <= wire.KIND_AT or value[wire.KIND_AT] <= wire.ELSEWHERE:
+    if not is_reference(value):
         return None
     head = wire.PREFIX_BYTES + _TAIL.size
     name = value[head:].decode("ascii", "replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,9 +42,6 @@ class RemoteFiles(Files):
         self._process = 0
         self._files: Any = None
         self._root = ""
-
-    def has(self, name: str) -> bool:
-        return bool(self._ask(lambda files: files.exists(self._path(name))))
 
     def write(self, name: str, payload: bytes) -> None:
         self._ask(lambda files: files.pipe_file(self._path(name), payload))
@@ -132,7 +130,7 @@ def _modified(facts: dict[str, Any]) -> float:
             return found.timestamp()
         if isinstance(found, int | float):
             return float(found)
-    return 0.0
+    return math.inf
 
 
 @contextmanager

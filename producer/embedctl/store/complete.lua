@@ -25,6 +25,7 @@ if not facts[3] or tonumber(chunk) < tonumber(facts[3]) or tonumber(chunk) >= to
 end
 if ARGV[9] == '' then redis.call('UNLINK', KEYS[9]) else redis.call('SET', KEYS[9], ARGV[9], 'PX', keep_ms) end
 forget(chunk)
+if outside then redis.call('HDEL', attempts, chunk .. ':gone') end  -- this worker still had the text
 redis.call('SETBIT', counted, chunk, 1)
 redis.call('HINCRBY', job, 'chunks_done', 1)
 redis.call('HINCRBY', job, 'done', ARGV[4])

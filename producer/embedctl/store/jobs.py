@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from embedctl.data import DataPlane, InRedis, Upload, Where
+from embedctl.data.references import MOST_BYTES, is_reference
 from embedctl.store.connection import Connection, ScriptCall
 from embedctl.store.doubts import Doubts
 from embedctl.store.reading import JobReader
@@ -28,6 +29,7 @@ from embedctl_config.errors import (
     JobUnfinished,
     NotPermitted,
     SettingsError,
+    WireForeign,
 )
 from embedctl_config.settings import Settings
 
@@ -371,27 +373,44 @@ class JobStore(JobReader):
 
     def drop_input(self, job_id: str, chunk: int) -> None:
         """Remove a damaged input. The chunk then counts as lost, and submitting the same corpus repairs it."""
+        key = keys.chunk_input(job_id, chunk)
         with self._connection.client() as client:
-            client.unlink(keys.chunk_input(job_id, chunk))
+            value = client.getrange(key, 0, MOST_BYTES - 1)
+        if is_reference(value):
+            self._forget_bytes(job_id, key, value, chunk)
+            return
+        with self._connection.client() as client:
+            client.unlink(key)
 
     def drop_gone(self, job_id: str, chunk: int) -> bool:
-        """Forget references to bytes of a chunk, and of retries of its records, that are gone from outside of Redis.
+        """Forget references to bytes of a chunk, and of retries of its records, that are gone or damaged.
+
+        All of the bytes are read.
 
         Returns:
             Whether anything was forgotten. The chunk then counts as lost, and adding it again repairs it.
         """
-        held = [keys.chunk_input(job_id, chunk)]
+        forgot = False
         later: int | None = chunk
         while later is not None:
-            held.append(keys.chunk_result(job_id, later))
+            for key, at in ((keys.chunk_input(job_id, later), [later]), (keys.chunk_result(job_id, later), [])):
+                with self._connection.client() as client:
+                    value = client.get(key)
+                if value is not None and is_reference(value) and not self._is_readable(value):
+                    self._forget_bytes(job_id, key, value, *at)
+                    forgot = True
             later = self.retried_as(job_id, later)
-        forgot = False
-        for key in held:
-            with self._connection.client() as client:
-                value = client.get(key)
-            if value is not None and self._data.get(value, 1) is None:
-                forgot |= self.job_script("drop", job_id, [key], [value]) == ("ok", [1])
         return forgot
+
+    def _is_readable(self, value: bytes) -> bool:
+        try:
+            return self._data.get(value) is not None
+        except WireForeign:
+            return False
+
+    def _forget_bytes(self, job_id: str, key: str, value: bytes, *chunk_of_input: int) -> None:
+        """Forget a reference, if it is still there."""
+        self.job_script("drop", job_id, [key], [value, *chunk_of_input])
 
     def complete(
         self, job_id: str, chunk: int, token: str, value: bytes, report: Completed, *, fingerprint: str

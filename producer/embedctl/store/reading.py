@@ -10,7 +10,7 @@ from embedctl.store import job_ids
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
 from embedctl.store.status import JobStatus, Suspect, parse_status, parse_suspect
 from embedctl_config import keys, wire
-from embedctl_config.errors import JobError, JobLost, JobNotFound, NotPermitted, WireTruncated
+from embedctl_config.errors import JobError, JobLost, JobNotFound, NotPermitted, WireForeign, WireTruncated
 from embedctl_config.wire import ChunkResult
 
 _SLICE = 200
@@ -150,7 +150,7 @@ class JobReader:
         """A chunk's stored input, or None once it is encoded.
 
         Raises:
-            JobLost: its bytes are gone from outside of Redis.
+            JobLost: its bytes outside of Redis are gone or damaged.
         """
         return self._bytes_at(keys.chunk_input(job_id, chunk), job_id, chunk)
 
@@ -158,7 +158,7 @@ class JobReader:
         """A chunk's stored result, or None.
 
         Raises:
-            JobLost: its bytes are gone from outside of Redis.
+            JobLost: its bytes outside of Redis are gone or damaged.
         """
         return self._bytes_at(keys.chunk_result(job_id, chunk), job_id, chunk)
 
@@ -166,7 +166,7 @@ class JobReader:
         """A chunk's stored result without its vectors, which are not read; None if there is no result.
 
         Raises:
-            JobLost: its bytes are gone from outside of Redis.
+            JobLost: its bytes outside of Redis are gone or damaged.
         """
         size = _HEAD_BYTES
         while True:
@@ -188,7 +188,13 @@ class JobReader:
                 value: bytes | None = client.get(key) if size is None else client.getrange(key, 0, size - 1) or None
             if value is None:
                 return None
-            if (found := self._data.get(value, size)) is not None:
+            try:
+                found = self._data.get(value, size)
+            except WireForeign as error:
+                raise JobLost(
+                    f"chunk {chunk} of job {job_id}: {error}. Submit the same corpus with --resume {job_id}"
+                ) from error
+            if found is not None:
                 return found
             if value == gone:  # nothing has replaced or removed the reference
                 raise JobLost(

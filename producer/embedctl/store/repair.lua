@@ -1,8 +1,15 @@
 -- Functions of `add` for a job that lost results in Redis.
 local input_of, result_of, pointer_of = job .. ':in:', job .. ':out:', job .. ':retry:'
 
--- Whether Redis lost a result of the chunks that retry a chunk's failed records.
+-- The number of records that a chunk's input holds, or held before it was gone from outside of Redis.
+local function rows_left(chunk)
+  local rows = rows_of(input_of .. chunk)
+  return rows > 0 and rows or tonumber(redis.call('HGET', attempts, chunk .. ':gone') or 0)
+end
+
+-- Whether the text of a chunk's failed records is gone, or a result of the chunks that retry them.
 local function lost_a_retry(chunk)
+  if outside and redis.call('HEXISTS', attempts, chunk .. ':gone') == 1 then return true end
   local later = redis.call('GET', pointer_of .. chunk)
   if not later then return false end
   local gone = redis.call('EXISTS', result_of .. later) == 0 and redis.call('GETBIT', counted, later) == 1
@@ -13,7 +20,7 @@ end
 -- Void a chunk that retries failed records. Returns how many of its records are counted as failed.
 local function void(chunk)
   local input, was_counted = input_of .. chunk, redis.call('GETBIT', counted, chunk) == 1
-  local failed = was_counted and rows_of(input) or 0
+  local failed = was_counted and rows_left(chunk) or 0
   if not was_counted then
     redis.call('HINCRBY', job, 'waiting_bytes', 0 - size_of(input))
     redis.call('HINCRBY', job, 'chunks_done', 1)
@@ -22,21 +29,23 @@ local function void(chunk)
   redis.call('UNLINK', input)
   redis.call('SET', result_of .. chunk, 'void', 'PX', keep_ms)
   forget(chunk)
+  redis.call('HDEL', attempts, chunk .. ':gone')
   return failed
 end
 
 -- Uncount the records of a chunk whose result Redis lost, with those that were retried since. In a series of retries,
 -- the last chunk holds the records that have no vector.
 local function uncount(chunk, rows)
-  local last, failed = chunk, rows_of(input_of .. chunk)
+  local last, failed = chunk, rows_left(chunk)
   local without = failed
   local later = redis.call('GET', pointer_of .. chunk)
   while later do
     redis.call('UNLINK', pointer_of .. last)
-    last, without = later, rows_of(input_of .. later)
+    last, without = later, rows_left(later)
     failed = void(last)
     later = redis.call('GET', pointer_of .. last)
   end
+  redis.call('HDEL', attempts, chunk .. ':gone')
   redis.call('UNLINK', result_of .. chunk)  -- if the lost result is a retry's
   redis.call('SETBIT', counted, chunk, 0)
   if is_drained(chunk) then  -- it is drained once more, and readers of its parts take the later records

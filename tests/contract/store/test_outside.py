@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable
@@ -14,8 +16,11 @@ import redis as redis_py
 
 from embedctl import Job, JobLost, JobState, enqueue_embeddings
 from embedctl.broker import Broker
+from embedctl.data import folder as folder_module
+from embedctl.data import remote
+from embedctl.data.folder import LocalFiles
 from embedctl.data.outside import Outside
-from embedctl.data.planes import GRACE_S
+from embedctl.data.planes import GRACE_S, Entry, Where
 from embedctl.data.references import parse_reference
 from embedctl.sweeper import Sweeper
 from embedctl_config import keys, wire
@@ -68,6 +73,11 @@ def files(folder: Path, kind: str = "*") -> list[Path]:
 
 def chunk_of(path: Path) -> int:
     return int(path.name.partition(".")[0])
+
+
+def counts_of(job: Job) -> tuple[JobState, int, int]:
+    status = job.status()
+    return status.state, status.done, status.failed
 
 
 def aged(folder: Path) -> None:
@@ -182,6 +192,116 @@ def test_a_retried_result_that_is_gone_is_repaired_by_the_corpus(
     run_all(rig, job)
     status = job.status()
     assert (status.state, status.done, status.failed) == (JobState.COMPLETED_WITH_ERRORS, 39, 1)
+
+
+@pytest.mark.parametrize("damaged", [lambda data: b"", lambda data: data[:100], lambda data: data[:-1] + b"!"])
+def test_damaged_vectors_are_told_and_repaired_by_the_corpus(
+    submitted: Callable[..., Job], rig: Rig, folder: Path, damaged: Callable[[bytes], bytes]
+) -> None:
+    job = submitted(idempotency_key="one")
+    run_all(rig, job)
+    victim = next(path for path in files(folder, "out") if chunk_of(path) == 2)
+    victim.write_bytes(damaged(victim.read_bytes()))
+    with pytest.raises(JobLost, match=f"chunk 2 of job {job.id}: .* is damaged: .*--resume {job.id}"):
+        job.vectors()
+    submitted(idempotency_key="one")
+    run_all(rig, job)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_the_errors_of_an_emptied_result_do_not_wait_for_ever(
+    submitted: Callable[..., Job], rig: Rig, folder: Path
+) -> None:
+    job = submitted(SOME_FAIL)
+    run_all(rig, job)
+    next(path for path in files(folder, "out") if chunk_of(path) == CHUNKS - 1).write_bytes(b"")
+    with pytest.raises(JobLost, match="is damaged"):
+        job.errors()
+
+
+@pytest.mark.parametrize("gone", [("in",), ("in", "out")])
+def test_a_chunk_whose_failed_records_are_gone_is_counted_right_and_can_be_retried(
+    submitted: Callable[..., Job], rig: Rig, folder: Path, gone: tuple[str, ...]
+) -> None:
+    job = submitted(SOME_FAIL, idempotency_key="one")
+    run_all(rig, job)
+    for path in [path for kind in gone for path in files(folder, kind) if chunk_of(path) == CHUNKS - 1]:
+        path.unlink()
+    submitted(SOME_FAIL, idempotency_key="one")
+    run_all(rig, job)
+    assert counts_of(job) == (JobState.COMPLETED_WITH_ERRORS, 39, 1)
+    assert job.retry_failed() == 1
+    rig.run(job, CHUNKS)
+    assert counts_of(job) == (JobState.COMPLETED_WITH_ERRORS, 39, 1)
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_retry_whose_text_is_gone_is_repaired_by_the_corpus(
+    submitted: Callable[..., Job],
+    broker: Broker,
+    rig: Rig,
+    folder: Path,
+    raw: redis_py.Redis,
+    tmp_path: Path,
+    drained: bool,
+) -> None:
+    job = submitted(SOME_FAIL, idempotency_key="one")
+    run_all(rig, job)
+    if drained:
+        job.drain(str(tmp_path / "parts"))
+    assert job.retry_failed() == 1
+    moved = parse_reference(cast(bytes, raw.get(keys.chunk_input(job.id, CHUNKS))))
+    assert moved is not None
+    (folder / moved.name).unlink()
+    for _ in range(3):  # two verdicts, and a claim that finds nothing
+        overdue(raw, job.id, CHUNKS)
+        rig.run(job, CHUNKS)
+    assert "gone from data_url" in (job.status().trouble or "")
+    broker.upkeep.audit(job.id)
+    assert job.status().lost_chunks == (CHUNKS, CHUNKS)
+    submitted(SOME_FAIL, idempotency_key="one")
+    run_all(rig, job)
+    status = job.status()
+    assert counts_of(job) == (JobState.COMPLETED_WITH_ERRORS, 39, 1)
+    assert (status.waiting_bytes, status.lost_chunks) == (0, None)
+    if drained:
+        job.drain(str(tmp_path / "parts"))
+    found = job.vectors()
+    np.testing.assert_array_equal(np.delete(found, 33, 0), np.delete(reference(SOME_FAIL), 33, 0))
+
+
+def test_a_worker_that_still_has_a_gone_text_ends_its_chunk(
+    submitted: Callable[..., Job], broker: Broker, rig: Rig, raw: redis_py.Redis
+) -> None:
+    job = submitted(SOME_FAIL, idempotency_key="one")
+    run_all(rig, job)
+    assert job.retry_failed() == 1
+    complete = broker.jobs.complete
+
+    def dropped_first(*args: Any, **named: Any) -> str:
+        broker.jobs.drop_input(job.id, CHUNKS)
+        return complete(*args, **named)
+
+    rig.broker.jobs.complete = dropped_first  # type: ignore[method-assign]
+    rig.run(job, CHUNKS)
+    before = counts_of(job)
+    rig.broker.jobs.complete = complete  # type: ignore[method-assign]
+    submitted(SOME_FAIL, idempotency_key="one")
+    assert before == counts_of(job) == (JobState.COMPLETED_WITH_ERRORS, 39, 1)
+
+
+def test_another_store_in_the_place_of_this_one_is_not_taken_for_it(
+    submitted: Callable[..., Job], rig: Rig, folder: Path, settings: Settings, raw: redis_py.Redis
+) -> None:
+    job = submitted()
+    value = cast(bytes, raw.get(keys.chunk_input(job.id, 1)))
+    assert rig.broker.data.get(value)
+    folder.rename(folder.with_name("away"))
+    Outside(settings, lambda: "1").made_store()
+    with pytest.raises(DataUnavailable, match="is now another store than it was"):
+        rig.broker.data.get(value)
+    with pytest.raises(DataUnavailable, match="is now another store than it was"):
+        rig.broker.data.put(Where(job.id, "out", 1), b"x" * 100)
 
 
 def test_damaged_text_is_dropped_after_a_second_verdict(
@@ -324,6 +444,81 @@ def test_the_bytes_of_jobs_that_are_gone_are_removed_with_their_folders(
     swept(broker, raw)
     assert [path.name for path in folder.rglob("*") if path.is_file()] == ["embedctl-data.json"]
     assert not list(folder.glob("*/*"))
+
+
+def test_one_name_that_can_not_be_looked_at_or_removed_keeps_no_other_one(
+    submitted: Callable[..., Job], folder: Path, broker: Broker, raw: redis_py.Redis
+) -> None:
+    job = submitted()
+    raw.delete(*raw.keys(f"embed:job:{job.id}*"))
+    aged(folder)
+    shard = files(folder)[0].parent
+    (shard / "notes.txt").symlink_to(folder / "nowhere")
+    locked = shard / f"0.{'0' * 16}"
+    locked.mkdir()  # it can't be unlinked
+    data = broker.data
+    assert isinstance(data, Outside)
+    with pytest.raises(DataUnavailable):
+        data.remove_names([f"{path.relative_to(shard.parents[3])}" for path in (locked, *files(folder)[:1])])
+    assert len(files(folder)) == CHUNKS - 1
+    assert swept(broker, raw) == CHUNKS - 1
+
+
+def test_a_folder_that_can_not_be_read_does_not_end_the_sweep(
+    submitted: Callable[..., Job], folder: Path, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job in (jobs := [submitted(), submitted()]):
+        raw.delete(*raw.keys(f"embed:job:{job.id}*"))
+    aged(folder)
+    first = min(job.id for job in jobs)
+    names = LocalFiles.names
+
+    def refused(self: LocalFiles, name: str) -> Any:
+        if name.endswith(f"{first}/in"):
+            raise PermissionError(13, "Permission denied", name)
+        return names(self, name)
+
+    monkeypatch.setattr(LocalFiles, "names", refused)
+    assert swept(broker, raw) == CHUNKS
+    assert all(first in str(path) for path in files(folder))
+
+
+@pytest.mark.parametrize("behind_s", [-86400.0, 86400.0])
+def test_the_age_of_bytes_is_by_the_clock_of_the_store(
+    submitted: Callable[..., Job],
+    folder: Path,
+    broker: Broker,
+    raw: redis_py.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    behind_s: float,
+) -> None:
+    entry = folder_module._entry
+
+    def by_its_clock(*args: Any) -> Entry | None:
+        found = entry(*args)
+        return found and dataclasses.replace(found, modified=found.modified - behind_s)
+
+    monkeypatch.setattr(folder_module, "_entry", by_its_clock)
+    job = submitted()
+    raw.delete(*raw.keys(f"embed:job:{job.id}*"))
+    assert swept(broker, raw) == 0
+    aged(folder)
+    assert swept(broker, raw) == CHUNKS
+
+
+def test_nothing_is_swept_where_the_age_of_bytes_is_unknown(
+    submitted: Callable[..., Job], folder: Path, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert remote._modified({"name": "x", "updated": "2026-11-23T00:00:00Z"}) == math.inf
+    job = submitted()
+    raw.delete(*raw.keys(f"embed:job:{job.id}*"))
+    entry = folder_module._entry
+    monkeypatch.setattr(
+        folder_module,
+        "_entry",
+        lambda *args: (found := entry(*args)) and dataclasses.replace(found, modified=math.inf),
+    )
+    assert swept(broker, raw) == 0
 
 
 def test_a_second_look_saves_what_redis_refers_to_again(
