@@ -15,7 +15,7 @@ from embedctl.durable import sync_folder
 
 
 class LocalFiles(Files):
-    """Files below a folder, which is made at the first write if its parent exists.
+    """Files below a folder, which `write_first` makes if its parent exists.
 
     A share that is not mounted looks like an empty folder: the caller makes sure that it is not. If we make the folder,
     it is private. What is in it follows the umask, because machines may use it as different users.
@@ -33,6 +33,8 @@ class LocalFiles(Files):
         try:
             descriptor = _created(path)
         except FileNotFoundError:  # also if the sweeper removed the empty folder just now
+            if not self._root.is_dir():
+                raise  # a share may come back in its place
             self._make(path.parent)
             descriptor = _created(path)
         try:
@@ -47,6 +49,7 @@ class LocalFiles(Files):
         sync_folder(path.parent)
 
     def write_first(self, name: str, payload: bytes) -> None:
+        self._make(self._root)
         fresh = f"{name}.{secrets.token_hex(8)}"
         self.write(fresh, payload)
         try:

@@ -130,6 +130,8 @@ class Outside(DataPlane):
         folder = f"{self._database()}/clock"
         name = f"{folder}/{secrets.token_hex(8)}"
         with self._explained():
+            if self._files.may_be_another:
+                self._check_place()
             self._files.write(name, b"?")
             found = self._files.names(folder)
             self._files.remove([each.name for each in found])  # also those of processes that were killed

@@ -304,6 +304,23 @@ def test_another_store_in_the_place_of_this_one_is_not_taken_for_it(
         rig.broker.data.put(Where(job.id, "out", 1), b"x" * 100)
 
 
+def test_nothing_is_made_in_the_place_of_a_folder_that_is_away(
+    submitted: Callable[..., Job], rig: Rig, folder: Path
+) -> None:
+    job = submitted()
+    data = rig.broker.data
+    assert isinstance(data, Outside)
+    assert data.store == job.status().data
+    folder.rename(folder.with_name("away"))
+    with pytest.raises(DataUnavailable):
+        data.now()
+    with pytest.raises(DataUnavailable):
+        data.put(Where(job.id, "out", 1), b"x" * 100)
+    with pytest.raises(FileNotFoundError):  # it went after its mark was read
+        LocalFiles(folder).write("1/x", b"x")
+    assert not folder.exists()
+
+
 def test_damaged_text_is_dropped_after_a_second_verdict(
     submitted: Callable[..., Job], rig: Rig, folder: Path, broker: Broker, raw: redis_py.Redis
 ) -> None:
