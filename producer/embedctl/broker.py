@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from embedctl.data import DataPlane, InRedis, plane_of
 from embedctl.store import Connection, Drains, JobStatus, JobStore, Upkeep, WorkerRegistry
-from embedctl.store.outside import Database
+from embedctl.store.outside import Database, RememberedPlaces
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Broker:
             SettingsError: no Redis is configured.
         """
         connection = Connection(settings, observer)
-        data = plane_of(settings, Database(connection))
+        data = plane_of(settings, Database(connection), RememberedPlaces(connection))
         return cls(
             settings,
             connection,

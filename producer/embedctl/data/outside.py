@@ -6,12 +6,12 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
 from embedctl.data.files import Files
-from embedctl.data.planes import DataPlane, Entry, Where
+from embedctl.data.planes import DataPlane, Entry, Places, Where
 from embedctl.data.references import Reference, parse_reference, reference_to
 from embedctl_config.errors import DataUnavailable, SettingsError, WireForeign
 from embedctl_config.settings import Settings
@@ -31,15 +31,17 @@ class Outside(DataPlane):
 
     Args:
         database: which database of Redis this is.
+        places: remembers stores; nothing does if None.
     """
 
     is_outside: ClassVar[bool] = True
 
-    def __init__(self, settings: Settings, database: Callable[[], str]) -> None:
+    def __init__(self, settings: Settings, database: Callable[[], str], places: Places | None = None) -> None:
         self._files = files_at(settings.data_url)
         self._url = _without_user(settings.data_url)
         self._inline = settings.data_inline_bytes
         self._database = database
+        self._places = places
         self._store: str | None = None
 
     @property
@@ -58,16 +60,25 @@ class Outside(DataPlane):
 
     def made_store(self) -> str:
         if self._store is None:
-            mark = json.dumps({"id": secrets.token_hex(8), "what": "chunks of embedctl's jobs"}).encode()
             with self._explained():
                 try:
                     self._files.read(_MARK)
                 except FileNotFoundError:
-                    try:
-                        self._files.write_first(_MARK, mark)
-                    except FileExistsError:  # another producer was faster
-                        return self.store
+                    self._make_store()
+            if self._places is not None:
+                self._places.note(self._url, self.store)
         return self.store
+
+    def _make_store(self) -> None:
+        known = None if self._places is None else self._places.store_at(self._url)
+        if known is not None:
+            raise DataUnavailable(
+                f"data_url {self._url} held store {known}, and holds no {_MARK} now: is the folder mounted here? If it "
+                "was emptied on purpose, take another name for the new one"
+            )
+        mark = json.dumps({"id": secrets.token_hex(8), "what": "chunks of embedctl's jobs"}).encode()
+        with suppress(FileExistsError):  # another producer was faster
+            self._files.write_first(_MARK, mark)
 
     def put(self, where: Where, payload: bytes) -> bytes:
         if len(payload) <= self._inline:

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 from embedctl.data.references import parse_reference
 from embedctl_config.errors import SettingsError
@@ -160,11 +160,25 @@ def _awake_or_not() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def plane_of(settings: Settings, database: Callable[[], str]) -> DataPlane:
+class Places(Protocol):
+    """Remembers which store a place held, so that an empty folder is not taken for a new store.
+
+    Both methods raise BrokerUnavailable if Redis can't be reached.
+    """
+
+    def store_at(self, url: str) -> str | None:
+        """The id of the store that this place held; None if that is not known."""
+
+    def note(self, url: str, store: str) -> None:
+        """Remember a place's store."""
+
+
+def plane_of(settings: Settings, database: Callable[[], str], places: Places | None = None) -> DataPlane:
     """Where these settings keep the bytes of new jobs' chunks. Nothing is read or written yet.
 
     Args:
         database: which database of Redis this is.
+        places: remembers where this database's jobs have had their stores; nothing does if None.
 
     Raises:
         SettingsError: `data_url` names no place of a kind that we know.
@@ -173,4 +187,4 @@ def plane_of(settings: Settings, database: Callable[[], str]) -> DataPlane:
         return InRedis()
     from embedctl.data.outside import Outside
 
-    return Outside(settings, database)
+    return Outside(settings, database, places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 
@@ -39,6 +40,32 @@ class Database:
                 client.set(keys.BIRTH, self._connection.now_ms(), nx=True, px=keys.QUEUES_TTL_S * 1000)
                 birth = client.get(keys.BIRTH)
         return str(int(birth))
+
+
+class RememberedPlaces:
+    """Which store each place held; an implementation of :class:`~embedctl.data.planes.Places`.
+
+    Args:
+        connection: is not used before the first call.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def store_at(self, url: str) -> str | None:
+        with self._connection.client() as client:
+            store = client.hget(keys.NOTES, _note(url))
+        return None if store is None else str(store.decode())
+
+    def note(self, url: str, store: str) -> None:
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False).hset(keys.NOTES, _note(url), store)
+            pipe.pexpire(keys.NOTES, keys.NOTES_TTL_S * 1000).execute()
+
+
+def _note(url: str) -> str:
+    """The name of a note about a place."""
+    return f"data_at:{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
 def unlink_with_bytes(

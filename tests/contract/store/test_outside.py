@@ -304,6 +304,21 @@ def test_another_store_in_the_place_of_this_one_is_not_taken_for_it(
         rig.broker.data.put(Where(job.id, "out", 1), b"x" * 100)
 
 
+@pytest.mark.parametrize("is_mountpoint", [False, True])
+def test_a_new_producer_makes_no_second_store_while_the_folder_is_away(
+    submitted: Callable[..., Job], settings: Settings, folder: Path, is_mountpoint: bool
+) -> None:
+    submitted()
+    folder.rename(folder.with_name("away"))
+    if is_mountpoint:
+        folder.mkdir()
+    broker = Broker.connect(settings)
+    with pytest.raises(DataUnavailable, match="held store .* is the folder mounted here"):
+        broker.data.made_store()
+    broker.close()
+    assert not list(folder.glob("*"))
+
+
 def test_nothing_is_made_in_the_place_of_a_folder_that_is_away(
     submitted: Callable[..., Job], rig: Rig, folder: Path
 ) -> None:
