@@ -313,7 +313,7 @@ def test_a_new_producer_makes_no_second_store_while_the_folder_is_away(
     if is_mountpoint:
         folder.mkdir()
     broker = Broker.connect(settings)
-    with pytest.raises(DataUnavailable, match="held store .* is the folder mounted here"):
+    with pytest.raises(DataUnavailable, match=r"held store .* is the folder mounted here"):
         broker.data.made_store()
     broker.close()
     assert not list(folder.glob("*"))
