@@ -51,7 +51,10 @@ class RemoteFiles(Files):
             self._ask(lambda files: files.pipe_file(self._path(name), payload, mode="create"))
         except FileExistsError:
             raise
-        except (OSError, NotImplementedError, TypeError):  # not every store knows `If-None-Match`
+        except (OSError, NotImplementedError, TypeError) as error:
+            # Not every store knows `If-None-Match`. Or the answer was lost: what is there must not be replaced then.
+            if self._ask(lambda files: files.exists(self._path(name))):
+                raise FileExistsError(name) from error
             self.write(name, payload)
 
     def read(self, name: str, size: int | None = None) -> bytes:
