@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from embedctl_config.wire import ChunkInput, RecordKind
+from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
 from embedctl_workers.encoding.encoder import ChunkEncoder
 from embedctl_workers.serving.chunk_encoding import ChunkEncoding
@@ -29,21 +30,54 @@ class Device(DummyBackend):
         self.ahead = 1
 
 
+def encoding_with(in_hand: InHand, hurrying: threading.Event | None = None) -> ChunkEncoding:
+    return ChunkEncoding(
+        ["m"],
+        cast(Any, None),
+        in_hand,
+        Isolation(),
+        Telemetry(),
+        threading.Event(),
+        hurrying or threading.Event(),
+        now_ms=lambda: 1,
+    )
+
+
+def chunk_of(texts: list[str]) -> ChunkInput:
+    return ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
+
+
+def test_in_a_hurry_a_chunk_is_left_between_two_batches() -> None:
+    hurrying, batches = threading.Event(), 0
+
+    class Hurried(DummyBackend):
+        def forward(self, tokens: Tokens, rows: Rows) -> Vectors:
+            nonlocal batches
+            batches += 1
+            hurrying.set()
+            return super().forward(tokens, rows)
+
+    encoding = encoding_with(InHand(), hurrying)
+    held = Held("job", 0, "token", "m")
+    job = cast(Any, SimpleNamespace(options={}))
+    encoder = ChunkEncoder(Hurried(dim=4), 64)
+    chunk = chunk_of([f"word{row} and another" for row in range(200)])
+    assert encoding.encode(ClaimedChunk(held, job, encoder, b"", chunk, None)) is None
+    assert batches == 1
+
+
 def test_a_chunk_that_waits_while_another_finds_its_bad_records_is_not_quiet() -> None:
     """The other has the device for 1.5 s, and finishes a part every 20 ms; this chunk has begun before that."""
     in_hand, device = InHand(), Device()
     encoder = ChunkEncoder(device, 64)
-    encoding = ChunkEncoding(
-        ["m"], cast(Any, None), in_hand, Isolation(), Telemetry(), threading.Event(), now_ms=lambda: 1
-    )
+    encoding = encoding_with(in_hand)
 
     def encode(number: int, texts: list[str]) -> Any:
         held = Held("job", number, str(number), "m")
         in_hand.take(held)
-        chunk = ChunkInput(0, bytes([RecordKind.TEXT] * len(texts)), [text.encode() for text in texts])
         try:
             return encoding.encode(
-                ClaimedChunk(held, cast(Any, SimpleNamespace(options={})), encoder, b"", chunk, None)
+                ClaimedChunk(held, cast(Any, SimpleNamespace(options={})), encoder, b"", chunk_of(texts), None)
             )
         finally:
             in_hand.drop(held)

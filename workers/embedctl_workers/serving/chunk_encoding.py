@@ -33,6 +33,7 @@ class ChunkEncoding:
     Args:
         isolation: the calling thread is inside it.
         draining: set when the worker is to stop; no encode begins after that.
+        hurrying: set when no further batch is to begin either.
         now_ms: about the time of Redis, in ms.
 
     Attributes:
@@ -47,12 +48,13 @@ class ChunkEncoding:
         isolation: Isolation,
         telemetry: Telemetry,
         draining: threading.Event,
+        hurrying: threading.Event,
         now_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._isolation = isolation
         self._telemetry = telemetry
-        self._device = _Device(in_hand, telemetry, draining, now_ms)
+        self._device = _Device(in_hand, telemetry, draining, hurrying, now_ms)
         self._launcher = Launcher(self._device.lock)
         self._meter = SpeedMeter(models)
         self.speed = self._meter.speed
@@ -186,6 +188,7 @@ class _Device:
     in_hand: InHand
     telemetry: Telemetry
     draining: threading.Event
+    hurrying: threading.Event
     now_ms: Callable[[], int]
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -212,7 +215,7 @@ class _HeldUse(DeviceUse):
 
 
 class _OneTurn(_HeldUse):
-    """The use by a chunk that is finished once it has begun, even if the worker is to stop meanwhile.
+    """The use by a chunk that is finished once it has begun, unless the worker is to stop in a hurry.
 
     Attributes:
         began: when its first batch began, by the monotonic clock; 0 before that.
@@ -229,6 +232,8 @@ class _OneTurn(_HeldUse):
         if not self.began:
             self.began = self._batch_began = self._begin()
             self._held.on_device = True
+        if self._device.hurrying.is_set():
+            raise _Draining
         super().check_wanted()
 
     def on_batch(self, tokens: int) -> None:
@@ -249,4 +254,4 @@ class _TurnsByRecord(_HeldUse):
 
 
 class _Draining(Stopped):
-    """Raised before a chunk, or between two records, when the worker is to stop."""
+    """Raised before a chunk, between two records, or in a hurry between two batches, when the worker is to stop."""

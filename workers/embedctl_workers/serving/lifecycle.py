@@ -38,6 +38,7 @@ from embedctl_workers.serving import logs
 from embedctl_workers.serving.endpoint import Endpoint
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
+from embedctl_workers.serving.interrupts import answer_interrupts
 from embedctl_workers.serving.messages import CheckingConsumer, inflate_nothing
 from embedctl_workers.serving.remote_control import remove_commands
 from embedctl_workers.serving.runner import ChunkRunner
@@ -229,7 +230,11 @@ def _consume(
     def drain(**_: object) -> None:
         runner.draining.set()
 
+    def answer(**_: object) -> None:
+        answer_interrupts(runner.draining, runner.hurrying)
+
     signals.worker_shutting_down.connect(drain, weak=False)
+    signals.worker_ready.connect(answer, weak=False)
     # A receiver of this signal sets up the logs, so Celery leaves them alone: its lines go where embedctl's do.
     signals.setup_logging.connect(_logs_are_set_up, weak=False)
     app.steps["consumer"].add(_told_by_celery(health))

@@ -58,6 +58,7 @@ class ChunkRunner:
     Attributes:
         in_hand: the chunks that this worker holds.
         draining: set when the worker is to stop.
+        hurrying: set when it is to stop without finishing the chunk that it is encoding.
         sick: why this worker takes no more chunks; None while it is well.
         leave: ends this process in good order, with an exit status; called once the worker is sick.
         speed: by model.
@@ -81,7 +82,7 @@ class ChunkRunner:
         self._unsure = second_word.UnsureStreak()
         self._isolation = Isolation()
         self.in_hand = InHand()
-        self.draining = threading.Event()
+        self.draining, self.hurrying = threading.Event(), threading.Event()
         self.sick: WorkerSick | None = None
         self.leave: Callable[[int], None] = lambda status: None
         self._store = ChunkStore(broker, hardware, telemetry, self.draining)
@@ -92,6 +93,7 @@ class ChunkRunner:
             self._isolation,
             telemetry,
             self.draining,
+            self.hurrying,
             broker.connection.about_now_ms,
         )
         self.speed = self._encoding.speed
