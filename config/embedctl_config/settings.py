@@ -570,6 +570,11 @@ def _problems(settings: Settings) -> list[str]:
     if settings.redis_url and not _is_redis_url(settings.redis_url):
         # The value is not shown: it may hold a password.
         problems.append("redis_url: can't be read; use redis://, rediss:// or unix://")
+    if _may_hold_a_secret(settings.data_url):
+        problems.append(
+            "data_url: a user, a password or a query would be shown in messages. Give SCHEME://BUCKET/PREFIX alone, "
+            "and the credentials as the package for that scheme finds them, such as in AWS_ACCESS_KEY_ID"
+        )
     if settings.log_format not in _LOG_FORMATS:
         problems.append(f"log_format: {settings.log_format!r} is none of {', '.join(_LOG_FORMATS)}")
     if not _NAME_CHARACTERS.issuperset(settings.flower_url_prefix):
@@ -582,6 +587,12 @@ def _problems(settings: Settings) -> list[str]:
         problems += _class_problems(name, entry)
     problems += [f"models.{printable(name)}: {wrong}" for name in settings.models if (wrong := check_model_name(name))]
     return problems
+
+
+def _may_hold_a_secret(url: str) -> bool:
+    """Whether a URL has a place for a user's name, a password or a token."""
+    _, mark, rest = url.partition("://")
+    return bool(mark) and ("@" in rest.partition("/")[0] or "?" in rest)
 
 
 def _is_redis_url(url: str) -> bool:

@@ -275,7 +275,7 @@ def _begun_when_there_is_room(
     """Call :func:`_begun` again while Redis is full. That is safe, because a full Redis has written nothing."""
     remind = Reminder(log.warning)
 
-    def pausing() -> None:
+    def pausing(_: BrokerUnavailable) -> None:
         remind("the submission waits for Redis, which is full")
         if progress is not None:
             progress(0, "Redis")

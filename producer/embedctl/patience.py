@@ -10,7 +10,14 @@ from numbers import Real
 from typing import Self, TypeVar
 
 from embedctl.store.connection import answers_by
-from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, SettingsError, WaitTimeout
+from embedctl_config.errors import (
+    BrokerFull,
+    BrokerRefused,
+    BrokerUnavailable,
+    DataUnavailable,
+    SettingsError,
+    WaitTimeout,
+)
 
 T = TypeVar("T")
 
@@ -22,7 +29,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 def patiently(
     ask: Callable[[], T],
     *,
-    pausing: Callable[[], None] = lambda: None,
+    pausing: Callable[[BrokerUnavailable], None] = lambda error: None,
     deadline: float | None = None,
     outage_s: float | None = None,
 ) -> T:
@@ -30,7 +37,7 @@ def patiently(
 
     Args:
         ask: a question that may be asked twice.
-        pausing: called before each pause.
+        pausing: called before each pause with what Redis, or the store of chunks outside of it, answered.
         deadline: by the monotonic clock. Only the first question may be asked after it. If Redis does not answer at
             all, this ends at most one socket timeout later.
         outage_s: how long Redis may be away (seconds); :data:`OUTAGE_S` if None.
@@ -46,9 +53,14 @@ def patiently(
                 return ask()
         except BrokerUnavailable as error:
             outage.check(error)
-        pausing()
+            pausing(error)
         time.sleep(cut_short(pause, deadline))
         pause = min(_LONGEST_PAUSE_S, pause * 2)
+
+
+def what_is_away(error: BrokerUnavailable) -> str:
+    """What a caller that got this answer waits for, in words."""
+    return f"the store of its chunks: {error}" if isinstance(error, DataUnavailable) else "Redis, which is away or full"
 
 
 class Outage:

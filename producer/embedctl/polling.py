@@ -45,8 +45,8 @@ class PollingWaiter(Waiter):
         """Ask once."""
         try:
             return question()
-        except BrokerUnavailable:
-            self.note_outage()
+        except BrokerUnavailable as error:
+            self.note_outage(error)
             raise
 
     def next_event(self, seen: str, timeout_s: float, deadline: float | None = None) -> str:

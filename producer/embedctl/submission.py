@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 from embedctl.broker import Broker
 from embedctl.data import Upload
 from embedctl.notices import Reminder
-from embedctl.patience import came_of_an_absence, patiently
+from embedctl.patience import came_of_an_absence, patiently, what_is_away
 from embedctl.reaper import Reaper
 from embedctl.routing import no_worker_for, with_workers
 from embedctl.store import Added, JobState, JobStatus
@@ -23,6 +23,7 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
     CorpusChanged,
+    DataUnavailable,
     EmbedctlError,
     JobCancelled,
     JobError,
@@ -64,7 +65,6 @@ class Submission:
         self._remind = Reminder(log.warning)
         self._job = job
         self._job_id = job.id
-        self._store = "Redis" if job.data is None else "Redis or data_url"
         self._progress = progress
         self._token = secrets.token_hex(8)
         self._added = self._records = 0
@@ -158,7 +158,7 @@ class Submission:
             WaitTimeout: the time is over.
         """
         try:
-            return patiently(ask, pausing=self._wait_for_redis, deadline=self._deadline)
+            return patiently(ask, pausing=self._note_outage, deadline=self._deadline)
         except JobLost:
             raise
         except JobNotFound as error:
@@ -167,17 +167,20 @@ class Submission:
                 "Submit its corpus again."
             ) from error
         except WaitTimeout as error:
-            raise self._out_of_time(f": its submission waits for {self._store}. {error.__cause__}") from error.__cause__
+            store = "data_url" if isinstance(error.__cause__, DataUnavailable) else "Redis"
+            raise self._out_of_time(f": its submission waits for {store}. {error.__cause__}") from error.__cause__
         except BrokerUnavailable as error:
             raise type(error)(
                 f"{error} Job {self._job_id} holds the first {self._records} records: go on with embedctl submit "
                 f"CORPUS --resume {self._job_id}"
             ) from error
 
-    def _wait_for_redis(self) -> None:
-        self._reaper.rest()
-        self._remind(f"job {self._job_id}: its submission waits for {self._store}, which is away or full")
-        self._report(self._store)
+    def _note_outage(self, error: BrokerUnavailable) -> None:
+        of_redis = not isinstance(error, DataUnavailable)
+        if of_redis:
+            self._reaper.rest()
+        self._remind(f"job {self._job_id}: its submission waits for {what_is_away(error)}")
+        self._report("Redis" if of_redis else "data_url")
 
     def _wait(self, for_what: str) -> None:
         """Log and report what the submission waits for.

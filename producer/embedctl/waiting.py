@@ -10,12 +10,19 @@ from typing import TypeVar
 
 from embedctl.broker import Broker
 from embedctl.notices import Reminder
-from embedctl.patience import TimeLimit, patiently
+from embedctl.patience import TimeLimit, patiently, what_is_away
 from embedctl.reaper import Reaper
 from embedctl.routing import missing_worker, with_workers
 from embedctl.store import JobState, JobStatus
 from embedctl_config import keys
-from embedctl_config.errors import JobCancelled, JobLost, JobStalled, WaitTimeout
+from embedctl_config.errors import (
+    BrokerUnavailable,
+    DataUnavailable,
+    JobCancelled,
+    JobLost,
+    JobStalled,
+    WaitTimeout,
+)
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +79,11 @@ class Waiter:
         """Run the reaper if a round is due."""
         self.ask(partial(self._reaper.round, deadline), deadline)
 
-    def note_outage(self) -> None:
-        """Redis is away or full: its silence about owners means nothing, and the user is to know."""
-        self._reaper.rest()
-        self._remind_of_redis(f"job {self.job_id}: waits for Redis, which is away or full")
+    def note_outage(self, error: BrokerUnavailable) -> None:
+        """Redis, or the store of chunks outside of it, is away or full: the user is to know."""
+        if not isinstance(error, DataUnavailable):
+            self._reaper.rest()  # the silence of owners means nothing
+        self._remind_of_redis(f"job {self.job_id}: waits for {what_is_away(error)}")
 
     def warn_of_missing_worker(self, status: JobStatus) -> None:
         """Log, now and then, that no live worker serves the job."""

@@ -61,6 +61,8 @@ def show(as_json: bool) -> None:
 def _show(settings: Settings, sources: Mapping[str, str], *, as_json: bool) -> None:
     values = dataclasses.asdict(settings)
     values["redis_url"] = without_password(settings.redis_url)
+    if "://" in settings.data_url:  # it may be refused because of a password
+        values["data_url"] = without_password(settings.data_url)
     if as_json:
         click.echo(json.dumps({name: {"value": value, "source": sources[name]} for name, value in values.items()}))
         return

@@ -13,7 +13,7 @@ from typing import ClassVar
 from embedctl.data.files import Files
 from embedctl.data.planes import DataPlane, Entry, Places, Where
 from embedctl.data.references import Reference, parse_reference, reference_to
-from embedctl_config.errors import DataUnavailable, SettingsError, WireForeign
+from embedctl_config.errors import DataUnavailable, EmbedctlError, SettingsError, WireForeign
 from embedctl_config.settings import Settings
 
 #: The name of the file that says which store this is.
@@ -38,7 +38,7 @@ class Outside(DataPlane):
 
     def __init__(self, settings: Settings, database: Callable[[], str], places: Places | None = None) -> None:
         self._files = files_at(settings.data_url)
-        self._url = _without_user(settings.data_url)
+        self._url = settings.data_url
         self._inline = settings.data_inline_bytes
         self._database = database
         self._places = places
@@ -51,12 +51,17 @@ class Outside(DataPlane):
                 try:
                     mark = self._files.read(_MARK)
                 except FileNotFoundError:
-                    raise SettingsError(
-                        f"data_url {self._url} holds no {_MARK}: no producer has used it, or it is not what the "
-                        "producers use. Is the folder mounted here?"
-                    ) from None
+                    raise self._without_mark() from None
             self._store = _id_in(mark, self._url)
         return self._store
+
+    def _without_mark(self) -> EmbedctlError:
+        """Who asks for the store has a job with chunks in one. So a folder without a mark may yet be mounted."""
+        if self._files.may_be_another:
+            return DataUnavailable(
+                f"data_url {self._url} holds no {_MARK}: is the folder mounted here, and is it what the producers use?"
+            )
+        return SettingsError(f"data_url {self._url} holds no {_MARK}: it is not what the producers use")
 
     def made_store(self) -> str:
         if self._store is None:
@@ -175,6 +180,8 @@ class Outside(DataPlane):
         """Raise what the store refuses as an error of ours."""
         try:
             yield
+        except EmbedctlError:  # some are OSErrors too
+            raise
         except FileNotFoundError as error:
             raise DataUnavailable(f"data_url {self._url} is not there: {error}") from error
         except OSError as error:
@@ -200,12 +207,6 @@ def files_at(url: str) -> Files:
     from embedctl.data.folder import LocalFiles
 
     return LocalFiles(path)
-
-
-def _without_user(url: str) -> str:
-    """A URL as it may be shown and logged."""
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 def _id_in(mark: bytes, url: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -369,6 +370,18 @@ def test_a_worker_holds_its_vectors_while_the_store_is_away(
     assert (puts, job.status().done) == (3, SIZE)
 
 
+def test_a_worker_that_starts_while_the_store_is_away_waits_for_it(
+    submitted: Callable[..., Job], rig: Rig, folder: Path
+) -> None:
+    job = submitted()
+    folder.rename(folder.with_name("away"))
+    back = threading.Timer(0.5, folder.with_name("away").rename, [folder])
+    back.start()
+    rig.run(job, 0)
+    back.join()
+    assert (job.status().done, job.status().trouble) == (SIZE, None)
+
+
 def test_a_store_that_stays_away_is_told_in_the_status(
     submitted: Callable[..., Job], rig: Rig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,7 +404,7 @@ def test_a_producer_waits_for_the_store(
         yield from TEXTS[20:]
 
     def progress(_: int, waiting_for: str) -> None:
-        if waiting_for == "Redis or data_url":
+        if waiting_for == "data_url":
             folder.with_name("away").rename(folder)
 
     job = enqueue_embeddings(texts(), settings=settings, chunk_size=SIZE, progress=progress)

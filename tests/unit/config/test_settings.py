@@ -358,16 +358,29 @@ def test_what_is_wrong_is_shown_beside_the_settings(
     assert {"redis_url", "window", "ttl_s"} <= set(names)
 
 
-def test_a_url_that_is_none_is_not_shown(
-    sources: Sources, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("variable", "url", "problem"),
+    [
+        ("REDIS_URL", "me:hunter2@host", "redis_url: can't be read"),
+        ("DATA_URL", "s3://me:hunter2@bucket/chunks", "data_url: a user, a password or a query would be shown"),
+        ("DATA_URL", "https://host/chunks?token=hunter2", "data_url: a user, a password or a query would be shown"),
+    ],
+)
+def test_a_url_that_is_refused_is_not_shown(
+    variable: str,
+    url: str,
+    problem: str,
+    sources: Sources,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HOME", str(sources.home))
-    monkeypatch.setenv("EMBEDCTL_REDIS_URL", "me:hunter2@host")
+    monkeypatch.setenv(f"EMBEDCTL_{variable}", url)
     monkeypatch.chdir(sources.project)
     with pytest.raises(SystemExit, match="2"):
         main(["config", "show"], standalone_mode=False)
     shown, told = capsys.readouterr()
-    assert "redis_url: can't be read" in told
+    assert problem in told
     assert "hunter2" not in shown + told
 
 

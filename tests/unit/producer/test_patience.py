@@ -43,7 +43,7 @@ def failing_until(clock: Clock, time: float, error: type[Exception]) -> Callable
 
 
 def test_an_answer_comes_back_at_once(clock: Clock) -> None:
-    assert patiently(lambda: "answer", pausing=pytest.fail) == "answer"
+    assert patiently(lambda: "answer", pausing=lambda error: pytest.fail(str(error))) == "answer"
     assert clock.pauses == []
 
 
@@ -75,7 +75,7 @@ def test_only_the_time_that_it_is_away_counts(clock: Clock) -> None:
 
 def test_pauses_grow_up_to_two_seconds_and_each_is_told_before(clock: Clock) -> None:
     told: list[int] = []
-    patiently(failing_until(clock, 1030, BrokerUnavailable), pausing=lambda: told.append(len(clock.pauses)))
+    patiently(failing_until(clock, 1030, BrokerUnavailable), pausing=lambda error: told.append(len(clock.pauses)))
     assert clock.pauses == sorted(clock.pauses)
     assert clock.pauses[0] == 0.1
     assert clock.pauses[-1] == 2.0
@@ -105,7 +105,7 @@ def test_other_errors_leave_at_once(clock: Clock, error: type[BaseException]) ->
 
 
 def test_an_error_of_whoever_is_told_ends_the_wait(clock: Clock) -> None:
-    def pausing() -> None:
+    def pausing(error: BrokerUnavailable) -> None:
         raise JobCancelled
 
     with pytest.raises(JobCancelled):

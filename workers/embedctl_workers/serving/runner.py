@@ -196,7 +196,7 @@ class ChunkRunner:
         try:
             text = self._store.text(held, claim)
             if text is None:
-                raise WireForeign("it is gone from data_url")
+                raise WireForeign("its bytes are gone from data_url")
             chunk = wire.decode_input(text)
         except WireError as error:  # of a newer format too: in a job of this worker's version that is damage
             self._tell_unreadable(job, held, error)
@@ -280,7 +280,8 @@ class ChunkRunner:
         log.error("the chunk's input is damaged: %s", error, extra=held.fields)
         if second_word.counts_as_unreadable(held.doubts):
             self._broker.jobs.drop_input(held.job_id, held.chunk)
-            trouble = f"its input was damaged in Redis: {first_line(error)}"
+            what = "was damaged in Redis" if job.data is None else "is lost"
+            trouble = f"its input {what}: {first_line(error)}"
             self._store.give_back(held, delay_s=0, trouble=trouble)
         else:
             trouble = f"worker {self._name} can't read its input: {first_line(error)}"
