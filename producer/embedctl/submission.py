@@ -141,13 +141,18 @@ class Submission:
         def add(value: bytes) -> tuple[Added, int]:
             return self._broker.jobs.add(self._job_id, self._added, value, digest=digest, rows=rows, token=self._token)
 
+        def put() -> tuple[Added, int]:
+            answer = add(upload.value())
+            upload.noted()
+            return answer
+
         if self._job.data is None or self._added >= self._job.chunks:
-            return add(upload.value())
+            return put()
         # The job was begun before. Its store takes longer to be asked than Redis, so nothing is put there in vain.
         answer = add(b"")
         if answer[0] is Added.SKIPPED and self._broker.jobs.drop_gone(self._job_id, self._added):
             answer = add(b"")
-        return add(upload.value()) if answer[0] is Added.WANTED else answer
+        return put() if answer[0] is Added.WANTED else answer
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask Redis until it answers.

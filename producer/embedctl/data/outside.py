@@ -114,6 +114,17 @@ class Outside(DataPlane):
             raise WireForeign(f"{reference.name} in data_url {self._url} is damaged: it is not what was put there")
         return data
 
+    def put_back(self, value: bytes, payload: bytes) -> None:
+        reference = parse_reference(value)
+        if reference is None:
+            return
+        with self._explained():
+            try:
+                self._files.read(reference.name, 1)
+            except FileNotFoundError:
+                self._check_place()
+                self._files.write(reference.name, payload)
+
     def delete(self, values: Sequence[bytes]) -> None:
         found = [reference for value in values if (reference := parse_reference(value)) is not None]
         names = [each.name for each in found if each.store == self.store]

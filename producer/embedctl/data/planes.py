@@ -85,6 +85,14 @@ class DataPlane(ABC):
         """
 
     @abstractmethod
+    def put_back(self, value: bytes, payload: bytes) -> None:
+        """Keep the bytes of a value that Redis holds under their name, unless they are there.
+
+        Raises:
+            DataUnavailable: the store can't be reached, or refuses.
+        """
+
+    @abstractmethod
     def delete(self, values: Sequence[bytes]) -> None:
         """Remove the bytes of values that Redis no longer holds, as far as the store is this one.
 
@@ -124,6 +132,9 @@ class InRedis(DataPlane):
             )
         return value[:size]
 
+    def put_back(self, value: bytes, payload: bytes) -> None:
+        """Redis has them with the value."""
+
     def delete(self, values: Sequence[bytes]) -> None:
         """Nothing is left to do: Redis has removed the value, and so the bytes."""
 
@@ -153,6 +164,16 @@ class Upload:
             self._at = _awake_or_not()
             self._value = self._plane.put(self._where, self._payload)
         return self._value
+
+    def noted(self) -> None:
+        """Redis has noted the value. If this process was suspended before, the bytes may have been removed: put them
+        back.
+
+        Raises:
+            DataUnavailable: the store can't be reached, or refuses.
+        """
+        if self._value is not None and _awake_or_not() - self._at > _FRESH_S:
+            self._plane.put_back(self._value, self._payload)
 
 
 def _awake_or_not() -> float:

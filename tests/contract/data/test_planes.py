@@ -11,12 +11,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from embedctl.data import DataPlane, InRedis, Upload, Where, planes
 from embedctl.data.outside import Outside
 from embedctl.data.references import MOST_BYTES, parse_reference
+from embedctl.data.remote import RemoteFiles
 from embedctl_config import wire
 from embedctl_config.errors import DataUnavailable, SettingsError, WireForeign
 from embedctl_config.settings import Settings
@@ -272,6 +274,26 @@ def test_two_producers_that_come_first_agree(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "data").iterdir()] == [MARK]
 
 
+def test_a_lost_answer_to_the_first_mark_of_a_bucket_replaces_no_mark(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, theirs = RemoteFiles._ask, b"of another producer"
+    RemoteFiles(bucket).write_first("mark", theirs)
+    asked = 0
+
+    def lost(self: RemoteFiles, question: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise OSError("the connection was closed before the answer came")
+        return ask(self, question)
+
+    monkeypatch.setattr(RemoteFiles, "_ask", lost)
+    with pytest.raises(FileExistsError):
+        RemoteFiles(bucket).write_first("mark", b"ours")
+    assert RemoteFiles(bucket).read("mark") == theirs
+
+
 def test_a_file_system_without_hard_links_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_links(*_: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
@@ -320,3 +342,19 @@ def test_bytes_are_put_once_and_again_only_when_they_may_be_swept(
     assert upload.value() == first
     monkeypatch.setattr(planes, "_FRESH_S", -1.0)
     assert upload.value() != first
+
+
+def test_bytes_that_were_swept_before_redis_noted_them_are_put_back(
+    beyond: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = Upload(beyond, Where(JOB, "in", 0), payload := chunk(100))
+    value = upload.value()
+    upload.noted()  # they are new: nothing is asked
+    beyond.delete([value])
+    upload.noted()
+    assert beyond.get(value) is None
+    monkeypatch.setattr(planes, "_FRESH_S", -1.0)  # this process was suspended for longer
+    upload.noted()
+    assert beyond.get(value) == payload
+    upload.noted()
+    assert beyond.get(value) == payload

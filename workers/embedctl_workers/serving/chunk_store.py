@@ -92,6 +92,9 @@ class ChunkStore:
                 fingerprint=fingerprint,
             ),
         )
+        if answer == "ok":
+            for each in (result, kept):
+                self._patiently(held, each.noted)
         self._telemetry.staged(held.model, "store", time.monotonic() - began)
         self._telemetry.answered(
             held.model, answer, len(claimed.chunk) - len(failed), [error.code for error in encoded.errors]
