@@ -11,7 +11,7 @@ from celery.loaders.app import AppLoader
 from kombu import Connection
 from kombu.utils.url import maybe_sanitize_url
 
-from embedctl_config.redis_url import secret_url, tls_options
+from embedctl_config.redis_url import Sentinels, secret_url, sentinels_of, tls_options
 from embedctl_config.settings import Settings
 
 #: The one task: look at a chunk of a job.
@@ -29,6 +29,7 @@ def make_celery(settings: Settings) -> Celery:
             :func:`~embedctl_config.redis_url.tls_options`.
     """
     url, tls = _address(settings)
+    sentinels = sentinels_of(settings)
     app = _OfSettings(settings)
     app.conf.update(
         broker_url=url,
@@ -44,6 +45,7 @@ def make_celery(settings: Settings) -> Celery:
             "socket_connect_timeout": 3,
             "socket_keepalive": True,
             "health_check_interval": 10,
+            **({} if sentinels is None else {"master_name": sentinels.master, "sentinel_kwargs": sentinels.options}),
         },
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
@@ -101,6 +103,7 @@ class _DiscreetConnection(Connection):
         """The facts of a connection. `password` stays, for :meth:`as_uri`; Celery removes it from what it shows."""
         facts: dict[str, Any] = super().info()
         facts["hostname"] = maybe_sanitize_url(facts["hostname"])
+        facts["alternates"] = [maybe_sanitize_url(each) for each in facts["alternates"]]
         if facts["ssl"]:
             facts["ssl"] = {name: value for name, value in facts["ssl"].items() if name != "ssl_password"}
         return facts
@@ -120,7 +123,16 @@ def _address(settings: Settings) -> tuple[str, dict[str, Any]]:
         tls = {**{name: value for name, value in query.items() if name.startswith("ssl_")}, **tls}
         left = {name: value for name, value in query.items() if name not in tls}
         url = urlunsplit(parts._replace(query=urlencode(left)))
-    return url, tls
+    sentinels = sentinels_of(settings)
+    return url if sentinels is None else _of_sentinels(url, sentinels), tls
+
+
+def _of_sentinels(url: str, sentinels: Sentinels) -> str:
+    """Kombu's form: one URL for each sentinel, all with the user, the password and the database of the master."""
+    parts = urlsplit(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in sentinels.addresses)
+    return ";".join(urlunsplit(parts._replace(scheme="sentinel", netloc=f"{user}{at}{host}")) for host in hosts)
 
 
 def _kombu_url(redis_url: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
@@ -20,10 +21,62 @@ _CHECKS: Mapping[str, frozenset[str]] = {
     "ssl_check_hostname": frozenset({"true", "1", "yes"}),
 }
 _CERTIFICATES = "ssl_ca_certs"
+_SENTINEL_PORT = 26379
+_SENTINEL_FORM = "redis+sentinel://[user:password@]host[:port],host[:port],…/MASTER[/database]"
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinels:
+    """The Redis Sentinels that know which instance is the master.
+
+    Attributes:
+        addresses: the host and the port of each.
+        master: the name that they have for the master and its replicas.
+        options: how to connect to them, as redis-py's arguments. They ask for no password.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    master: str
+    options: Mapping[str, Any]
+
+
+def sentinels_of(settings: Settings) -> Sentinels | None:
+    """The sentinels that `redis_url` names; None if it names an instance itself.
+
+    Raises:
+        SettingsError: it names no master, or an address can't be read; or as by :func:`tls_options`.
+    """
+    parts = _split(settings.redis_url)
+    if not _is_of_sentinels(parts):
+        return None
+    master = parts.path.strip("/").partition("/")[0]
+    if not master:
+        raise SettingsError(f"redis_url does not name the master: write {_SENTINEL_FORM}")
+    options: dict[str, Any] = {"socket_timeout": 3, "socket_connect_timeout": 3, **tls_options(settings)}
+    if parts.scheme.startswith("rediss"):
+        options["ssl"] = True
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    return Sentinels(tuple(_address(host) for host in hosts), master, options)
+
+
+def _is_of_sentinels(parts: SplitResult) -> bool:
+    return parts.scheme in ("redis+sentinel", "rediss+sentinel")
+
+
+def _address(host: str) -> tuple[str, int]:
+    try:
+        found = urlsplit(f"//{host}")
+        if found.hostname:
+            return found.hostname, found.port or _SENTINEL_PORT
+    except ValueError:
+        pass
+    raise SettingsError(f"redis_url: the address of a sentinel can't be read: write {_SENTINEL_FORM}")
 
 
 def secret_url(settings: Settings) -> str:
     """The URL to connect to, in redis-py's form. Never show it.
+
+    If `redis_url` names sentinels, the host is that of one of them, and the master's takes its place.
 
     It contains the password of `redis_password_file`, and none of the options that :func:`tls_options` returns.
 
@@ -78,7 +131,7 @@ def database_of(url: str) -> int:
     Raises:
         SettingsError: the database is not a number.
     """
-    parts = urlsplit(url)
+    parts = _as_one_instance(_split(url))
     named = dict(parse_qsl(parts.query)).get("db") or ("" if parts.scheme == "unix" else parts.path.strip("/"))
     if named and not (named.isascii() and named.isdecimal()):
         raise SettingsError("redis_url: its database is not a number; write redis://host:port/0")
@@ -88,8 +141,22 @@ def database_of(url: str) -> int:
 def _parts(settings: Settings) -> SplitResult:
     if not settings.redis_url:
         raise SettingsError(NO_REDIS)
+    return _as_one_instance(_split(settings.redis_url))
+
+
+def _as_one_instance(parts: SplitResult) -> SplitResult:
+    """A URL that names sentinels as one that names an instance, which has the first sentinel's address."""
+    if not _is_of_sentinels(parts):
+        return parts
+    user, at, hosts = parts.netloc.rpartition("@")
+    database = parts.path.strip("/").partition("/")[2]
+    scheme = parts.scheme.partition("+")[0]
+    return parts._replace(scheme=scheme, netloc=f"{user}{at}{hosts.partition(',')[0]}", path=f"/{database}")
+
+
+def _split(url: str) -> SplitResult:
     try:
-        return urlsplit(settings.redis_url)
+        return urlsplit(url)
     except ValueError:
         # Show neither the URL nor the reason: a part that can't be parsed may be a password.
         raise SettingsError("redis_url can't be read as redis://[user:password@]host[:port][/database]") from None

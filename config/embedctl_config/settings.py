@@ -56,7 +56,7 @@ _SERVICE = re.compile(
     r"EMBEDCTL(_\w+?)??_(?P<what>SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
 _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
-_SCHEMES = ("redis", "rediss", "unix")
+_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 LAST_PORT = 65535
 #: The most that a chunk may have to stay in Redis with `data_url` (bytes).
 MAX_INLINE_BYTES = 1024 * 1024
@@ -89,7 +89,7 @@ class Settings:
 
     redis_url: str = _setting(
         "",
-        "the URL of Redis: redis://, rediss:// or unix://. Empty: a private one (`embedctl run`)",
+        "the URL of Redis: redis://, rediss://, unix:// or redis+sentinel://. Empty: a private one (`embedctl run`)",
         secret=True,
         guarded=True,
     )
@@ -569,7 +569,7 @@ def _problems(settings: Settings) -> list[str]:
             problems.append(f"{each.name}: {value!r} is above its maximum of {maximum:.0f} {each.metadata['unit']}")
     if settings.redis_url and not _is_redis_url(settings.redis_url):
         # The value is not shown: it may hold a password.
-        problems.append("redis_url: can't be read; use redis://, rediss:// or unix://")
+        problems.append("redis_url: can't be read; use redis://, rediss://, unix:// or redis+sentinel://")
     if _may_hold_a_secret(settings.data_url):
         problems.append(
             "data_url: a user, a password or a query would be shown in messages. Give SCHEME://BUCKET/PREFIX alone, "

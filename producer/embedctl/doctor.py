@@ -16,10 +16,12 @@ from embedctl.broker import Broker
 from embedctl.data import DataPlane, Where
 from embedctl.routing import start_command
 from embedctl.store.connection import OLDEST_REDIS
+from embedctl.store.sentinels import Seen, ask
 from embedctl.verification import is_verified, statement_of
 from embedctl_config import wire
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, EmbedctlError
 from embedctl_config.hardware import HardwareClass
+from embedctl_config.redis_url import sentinels_of
 from embedctl_config.settings import MAX_INLINE_BYTES, Settings
 from embedctl_config.wire import ChunkInput
 
@@ -30,6 +32,8 @@ LARGEST_SHARE = 0.6
 LARGEST_SHARE_OF_JOB = 0.75
 #: The largest share of Redis' maxclients in everyday use: a restart of all workers needs more connections.
 LARGEST_SHARE_OF_CLIENTS = 0.7
+#: Fewest sentinels of which most still agree when one is away.
+_FEWEST_SENTINELS = 3
 #: Most connections that a worker holds.
 CLIENTS_OF_A_WORKER = 10
 
@@ -89,6 +93,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
         return
     broker = Broker.connect(settings)
     try:
+        if (sentinels := sentinels_of(settings)) is not None:
+            yield sentinel_finding(ask(sentinels), sentinels.master)
         info, config = broker.connection.server()
         yield from redis_findings(info, config, _memory_bytes())
         if settings.data_url:
@@ -104,6 +110,17 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield Finding(Level.FAIL, "redis", str(error), "start Redis, or correct EMBEDCTL_REDIS_URL")
     finally:
         broker.close()
+
+
+def sentinel_finding(seen: Seen, name: str) -> Finding:
+    """Judge the sentinels of a master with this name."""
+    found = f"{seen.answering} of {seen.asked} sentinels answer"
+    if not seen.master:
+        return Finding(Level.FAIL, "sentinels", f"{found}, and name no master {name}", "correct EMBEDCTL_REDIS_URL")
+    found += f"; {seen.master} is the master, with {seen.replicas} replica{'' if seen.replicas == 1 else 's'}"
+    few = seen.answering < seen.asked or seen.asked < _FEWEST_SENTINELS or not seen.replicas
+    remedy = "run three sentinels or more, each on a machine of its own, and a replica" if few else ""
+    return Finding(Level.WARN if few else Level.OK, "sentinels", found, remedy)
 
 
 def data_finding(data: DataPlane, url: str) -> Finding:

@@ -20,6 +20,7 @@ from embedctl_config.errors import (
     DataUnavailable,
     JobCancelled,
     JobLost,
+    JobNotFound,
     JobStalled,
     WaitTimeout,
 )
@@ -55,7 +56,20 @@ class Waiter:
 
     def status(self) -> JobStatus:
         """The job's status at this moment. Asks once."""
-        return with_workers(self.broker.workers, self.broker.jobs.status(self.job_id))
+        return with_workers(self.broker.workers, self._facts())
+
+    def _facts(self) -> JobStatus:
+        try:
+            return self.broker.jobs.status(self.job_id)
+        except JobLost:
+            raise
+        except JobNotFound as error:
+            if self.sealed_with is None:
+                raise
+            raise JobLost(
+                f"job {self.job_id} was made by this process, and Redis no longer knows it: it was discarded, its time "
+                "to live ran out, or Redis lost its last writes. If you still need it, submit its corpus again."
+            ) from error
 
     def ask(self, question: Callable[[], T], deadline: float | None = None) -> T:
         """The answer to a question that may be asked twice; see :func:`patiently` for the deadline and the errors."""

@@ -38,6 +38,7 @@ class RedisServer:
     process: subprocess.Popen[bytes] | None = None
     extra: list[str] = field(default_factory=list)
     binary: str = ""
+    config: Path = CONFIG
     passwords: Mapping[str, str] = field(default_factory=dict)
 
     #: Servers with an access list, by the URL that their producer uses.
@@ -63,7 +64,7 @@ class RedisServer:
         self.restricted[self.url_of("producer")] = self
 
     def start(self) -> None:
-        command = [self.binary or _redis_server(), str(CONFIG), "--port", "0", "--dir", str(self.folder)]
+        command = [self.binary or _redis_server(), str(self.config), "--port", "0", "--dir", str(self.folder)]
         command += ["--unixsocket", f"{self.folder}/redis.sock", *self.extra]
         with (self.folder / "redis.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -22,9 +22,10 @@ from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from embedctl.store.observed import Observer, observed
+from embedctl.store.sentinels import client_of
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted, SettingsError
-from embedctl_config.redis_url import secret_url, tls_options
+from embedctl_config.redis_url import secret_url, sentinels_of, tls_options
 from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -162,8 +163,10 @@ class Connection:
                 self._shown_url,
             )
         try:
-            opened = client.from_url(
+            opened = client_of(
+                client,
                 url,
+                sentinels_of(settings),
                 socket_timeout=_SOCKET_TIMEOUT_S,
                 socket_connect_timeout=3,
                 **({} if url.startswith("unix:") else {"socket_keepalive": True}),

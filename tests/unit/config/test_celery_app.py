@@ -118,3 +118,14 @@ def test_making_an_application_leaves_the_processs_current_one() -> None:
 
     app = make_celery(Settings(redis_url="redis://localhost"))
     assert celery.current_app._get_current_object() is not app  # type: ignore[attr-defined]  # it is a proxy
+
+
+def test_kombu_asks_every_sentinel_and_shows_no_password() -> None:
+    url = "redis+sentinel://me:p%40ss@a:1,b:2/mine/4"
+    assert broker_url(url) == "sentinel://me:p%40ss@a:1/4;sentinel://me:p%40ss@b:2/4"
+    found = connection(url)
+    assert (found.transport_options or {})["master_name"] == "mine"
+    assert (found.userid, found.password, found.virtual_host) == ("me", "p@ss", "4")
+    facts = {name: value for name, value in found.info().items() if name != "password"}
+    assert "p%40ss" not in str(facts)
+    assert "p@ss" not in str(facts)

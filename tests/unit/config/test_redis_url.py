@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from embedctl_config.errors import SettingsError
-from embedctl_config.redis_url import database_of, secret_url, tls_options
+from embedctl_config.redis_url import database_of, secret_url, sentinels_of, tls_options
 from embedctl_config.settings import Settings
 
 SECRET = "p@ss/w:rd?#%20 é"
@@ -142,3 +142,43 @@ def test_a_database_that_is_no_number_is_refused() -> None:
 
 def test_settings_do_not_show_the_url() -> None:
     assert "hunter2" not in repr(Settings(redis_url="redis://user:hunter2@host"))
+
+
+@pytest.mark.parametrize(
+    ("url", "instance", "addresses", "master", "database"),
+    [
+        ("redis+sentinel://a/mine", "redis://a/", [("a", 26379)], "mine", 0),
+        ("redis+sentinel://a:1,b,[::1]:3/mine/2", "redis://a:1/2", [("a", 1), ("b", 26379), ("::1", 3)], "mine", 2),
+        ("rediss+sentinel://u:p%40@a:1,b:2/mine/2", "rediss://u:p%40@a:1/2", [("a", 1), ("b", 2)], "mine", 2),
+    ],
+)
+def test_sentinels_stand_in_the_place_of_the_host(
+    url: str, instance: str, addresses: list[tuple[str, int]], master: str, database: int
+) -> None:
+    settings = Settings(redis_url=url)
+    found = sentinels_of(settings)
+    assert found is not None
+    assert (list(found.addresses), found.master) == (addresses, master)
+    assert found.options.get("ssl", False) is url.startswith("rediss")
+    assert secret_url(settings) == instance
+    assert database_of(url) == database
+
+
+def test_an_instance_is_named_without_sentinels() -> None:
+    assert sentinels_of(Settings(redis_url="redis://host:6379/0")) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("redis+sentinel://a:1,b:2", "does not name the master"),
+        ("redis+sentinel://a:1,b:2/", "does not name the master"),
+        ("redis+sentinel://u:hunter2@a:1,b:x/mine", "the address of a sentinel can't be read"),
+        ("redis+sentinel://u:hunter2@a:1,,b:2/mine", "the address of a sentinel can't be read"),
+    ],
+)
+def test_a_url_of_sentinels_that_can_not_be_read_shows_the_form(url: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem) as raised:
+        sentinels_of(Settings(redis_url=url))
+    assert "redis+sentinel://[user:password@]host[:port],host[:port],…/MASTER[/database]" in str(raised.value)
+    assert "hunter2" not in str(raised.value)

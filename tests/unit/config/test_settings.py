@@ -478,7 +478,7 @@ def test_a_hardware_class_that_does_not_exist_is_a_problem(sources: Sources) -> 
 @pytest.mark.parametrize("url", ["http://host", "host:6379", "localhost", "memory://"])
 def test_a_url_that_is_no_redis_lists_the_schemes(sources: Sources, url: str) -> None:
     (problem,) = sources.problems({"EMBEDCTL_REDIS_URL": url})
-    assert "use redis://, rediss:// or unix://" in problem
+    assert "use redis://, rediss://, unix:// or redis+sentinel://" in problem
 
 
 @pytest.mark.parametrize("url", ["redis://h", "rediss://u:p@h:1/2?ssl_cert_reqs=none", "unix:///a/b.sock?db=1"])

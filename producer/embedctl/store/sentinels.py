@@ -1,0 +1,79 @@
+"""A Redis whose master is named by sentinels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from embedctl_config.redis_url import Sentinels
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What sentinels say.
+
+    Attributes:
+        answering: how many of them answer and know the master's name.
+        asked: how many there are.
+        master: its address; empty if none of them knows one.
+        replicas: how many it has, as the sentinel says that knows most.
+    """
+
+    answering: int
+    asked: int
+    master: str
+    replicas: int
+
+
+def client_of(form: type[redis.Redis], url: str, sentinels: Sentinels | None, **options: Any) -> redis.Redis:
+    """A client for a URL, or for the master that sentinels name. Each new connection asks them again.
+
+    Args:
+        url: with the user, the password and the database, in redis-py's form.
+        options: of each connection to the instance.
+
+    Raises:
+        ValueError: the URL can't be read.
+    """
+    if sentinels is None:
+        return form.from_url(url, **options)
+    found = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
+    named = {name: found[name] for name in ("username", "password", "db") if name in found}
+    if url.startswith("rediss:"):
+        named["ssl"] = True
+    manager = Sentinel(  # type: ignore[no-untyped-call]
+        sentinels.addresses, sentinel_kwargs=_asked_once(sentinels), **named, **options
+    )
+    client: redis.Redis = manager.master_for(sentinels.master, redis_class=form)  # type: ignore[no-untyped-call]
+    return client
+
+
+def ask(sentinels: Sentinels) -> Seen:
+    """Ask each sentinel for its master."""
+    states = list(_states(sentinels))
+    masters = [f"{state['ip']}:{state['port']}" for state in states if state["is_master"]]
+    replicas = max((int(state["num-slaves"]) for state in states), default=0)
+    return Seen(len(states), len(sentinels.addresses), masters[0] if masters else "", replicas)
+
+
+def _states(sentinels: Sentinels) -> Iterator[dict[str, Any]]:
+    for host, port in sentinels.addresses:
+        with (
+            suppress(redis.exceptions.RedisError),
+            redis.Redis(host, port, **_asked_once(sentinels)) as sentinel,
+        ):
+            state = sentinel.sentinel_masters().get(sentinels.master)
+            if state is not None:
+                yield state
+
+
+def _asked_once(sentinels: Sentinels) -> dict[str, Any]:
+    """The arguments for connections to sentinels: if one does not answer, another one is asked instead."""
+    return {"retry": Retry(NoBackoff(), 0), **sentinels.options}

@@ -1,0 +1,126 @@
+"""Sentinels name another master. Producers, workers and waiting readers go on there."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl import Job, JobLost, JobState, enqueue_embeddings
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.sentinels import Instance, Site
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
+
+TEXTS = [f"text {row} " + "word " * 60 for row in range(80)]
+
+
+@pytest.fixture
+def site(short_folder: Path) -> Iterator[Site]:
+    made = Site(short_folder)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def environment(environment: dict[str, str], site: Site) -> dict[str, str]:
+    return {**environment, "EMBEDCTL_REDIS_URL": site.url}
+
+
+@pytest.fixture
+def job(settings: Settings, start_worker: StartWorker) -> Job:
+    """A job that has begun, and takes some seconds more."""
+    start_worker("slow")
+    job = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=2, settings=settings)
+    eventually(lambda: job.status().chunks_done > 2)
+    return job
+
+
+def assert_every_record_has_its_vector(job: Job) -> None:
+    status = job.wait(timeout=120)
+    assert (status.state, status.done, status.failed) == (JobState.COMPLETED, len(TEXTS), 0)
+    np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
+
+
+def test_doctor_names_the_sentinels_and_the_master(site: Site, embedctl: RunEmbedctl) -> None:
+    said = embedctl("doctor").stdout
+    assert f"3 of 3 sentinels answer; 127.0.0.1:{site.master.port} is the master, with 1 replica" in said, said
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_after_its_master_was_killed(site: Site, job: Job) -> None:
+    old = site.master
+    states: list[JobState] = []
+    waiting = threading.Thread(target=lambda: states.append(job.wait(timeout=120).state), daemon=True)
+    waiting.start()
+    old.kill()
+    took_s = site.wait_for_failover(old)
+    assert_every_record_has_its_vector(job)
+    waiting.join(60)
+    assert states == [JobState.COMPLETED]
+    assert took_s < 60
+    old.server.start()  # the sentinels make it a replica of the new master
+    eventually(lambda: old.client.info("replication").get("master_link_status") == "up")
+
+
+@pytest.mark.slow
+def test_a_master_that_comes_back_as_a_replica_is_left(site: Site, job: Job, settings: Settings) -> None:
+    old = site.master
+    old.send_signal(signal.SIGSTOP)
+    site.wait_for_failover(old)
+    old.send_signal(signal.SIGCONT)  # connections to it are still open
+    assert_every_record_has_its_vector(job)
+    eventually(lambda: old.client.info("replication")["role"] == "slave")
+    later = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
+    assert_every_record_has_its_vector(later)
+
+
+def lose_what_follows(replica: Instance) -> None:
+    """Have a replica receive nothing more: its master does not know the user that it now comes as."""
+    replica.client.config_set("masteruser", "nobody")
+    replica.client.config_set("masterauth", "nothing")
+    replica.client.client_kill_filter(_type="master")
+
+
+@pytest.mark.slow
+def test_what_a_replica_did_not_receive_is_encoded_again_or_named(site: Site, job: Job, settings: Settings) -> None:
+    old = site.master
+    lose_what_follows(site.replica)
+    done = job.status().chunks_done
+    eventually(lambda: job.status().chunks_done > done + 2)
+    forgotten = enqueue_embeddings(TEXTS, hardware="slow", settings=settings)
+    old.kill()
+    site.wait_for_failover(old)
+    assert not site.master.client.exists(keys.job(forgotten.id))
+    with pytest.raises(JobLost, match="submit its corpus again"):
+        forgotten.wait(timeout=60)
+    assert_every_record_has_its_vector(job)
+
+
+@pytest.mark.slow
+def test_a_producer_goes_on_while_the_sentinels_choose(
+    site: Site, settings: Settings, start_worker: StartWorker
+) -> None:
+    start_worker()
+    old = site.master
+
+    def texts() -> Iterator[str]:
+        yield from TEXTS[:40]
+        # What the replica has: that it lags is another test's matter.
+        eventually(lambda: old.client.info("replication")["slave0"]["lag"] == 0)
+        old.kill()
+        yield from TEXTS[40:]
+
+    job = enqueue_embeddings(texts(), chunk_size=5, settings=settings)
+    assert site.master is not old
+    assert_every_record_has_its_vector(job)

@@ -1,0 +1,139 @@
+"""A master, a replica and three sentinels, all on free ports of this machine."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import redis as redis_py
+
+from embedctl.local import _redis_server
+from tests.support.redis_server import CONFIG, RedisServer
+from tests.support.waiting import eventually
+
+#: The name of the master at the sentinels.
+MASTER = "embedctl"
+#: After how long a silent master counts as down at a sentinel (ms).
+_DOWN_AFTER_MS = 1000
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on at this moment, all different."""
+    with ExitStack() as probes:
+        found = []
+        for _ in range(count):
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            found.append(probe.getsockname()[1])
+        return found
+
+
+@dataclass
+class Instance:
+    """One of the two that can be the master."""
+
+    server: RedisServer
+    port: int
+
+    @cached_property
+    def client(self) -> redis_py.Redis:
+        return redis_py.Redis(port=self.port, socket_timeout=5)
+
+    def send_signal(self, number: int) -> None:
+        assert self.server.process is not None
+        self.server.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+        assert self.server.process is not None
+        self.server.process.wait(30)
+        self.server.process = None
+
+
+@dataclass
+class Site:
+    """Two instances of Redis and their sentinels, who agree by two of three."""
+
+    folder: Path
+    instances: list[Instance] = field(default_factory=list)
+    ports: list[int] = field(default_factory=list)
+    _sentinels: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self.ports)}/{MASTER}/0"
+
+    def start(self) -> None:
+        *own, first, second = free_ports(5)
+        self.ports = own
+        for port in (first, second):
+            folder = self.folder / str(port)
+            folder.mkdir()
+            extra = ["--port", str(port), "--bind", "127.0.0.1", "--repl-diskless-sync-delay", "0"]
+            own_config = folder / "redis.conf"  # sentinels have it rewritten
+            shutil.copy(CONFIG, own_config)
+            server = RedisServer(folder, extra=extra, config=own_config)
+            server.start()
+            self.instances.append(Instance(server, port))
+        self.instances[1].client.replicaof("127.0.0.1", first)
+        eventually(lambda: self.instances[1].client.info("replication").get("master_link_status") == "up")
+        for port in self.ports:
+            self._start_sentinel(port, first)
+        eventually(self._know_each_other, what="the agreement of the sentinels")
+
+    def _start_sentinel(self, port: int, master: int) -> None:
+        config = self.folder / f"sentinel-{port}.conf"
+        config.write_text(
+            f"port {port}\nbind 127.0.0.1\ndir {self.folder}\nlogfile {config.with_suffix('.log')}\n"
+            f"sentinel monitor {MASTER} 127.0.0.1 {master} 2\n"
+            f"sentinel down-after-milliseconds {MASTER} {_DOWN_AFTER_MS}\n"
+            f"sentinel failover-timeout {MASTER} 5000\n"
+        )
+        self._sentinels.append(subprocess.Popen([_redis_server(), str(config), "--sentinel"]))
+
+    def _know_each_other(self) -> bool:
+        for port in self.ports:
+            with suppress(redis_py.exceptions.ConnectionError), redis_py.Redis(port=port) as sentinel:
+                state = sentinel.sentinel_masters().get(MASTER, {})
+                if (state.get("num-other-sentinels"), state.get("num-slaves")) != (2, 1):
+                    return False
+                continue
+            return False
+        return True
+
+    @property
+    def master(self) -> Instance:
+        """The instance that the sentinels name at this moment."""
+        with redis_py.Redis(port=self.ports[0]) as sentinel:
+            _, port = sentinel.sentinel_get_master_addr_by_name(MASTER)
+        return next(each for each in self.instances if each.port == int(port))
+
+    @property
+    def replica(self) -> Instance:
+        master = self.master
+        return next(each for each in self.instances if each is not master)
+
+    def wait_for_failover(self, old: Instance) -> float:
+        """Wait until another instance than `old` is the master; returns how long that took in seconds."""
+        began = time.monotonic()
+        eventually(
+            lambda: self.master is not old and self.master.client.info("replication")["role"] == "master",
+            what="a failover",
+        )
+        return time.monotonic() - began
+
+    def stop(self) -> None:
+        for sentinel in self._sentinels:
+            sentinel.kill()
+            sentinel.wait(30)
+        for each in self.instances:
+            each.client.close()
+            if each.server.process is not None:
+                each.kill()
