@@ -24,7 +24,7 @@ from embedctl_bench.engines.passages import passages
 from embedctl_bench.measuring.machine import facts
 from embedctl_bench.measuring.shapes import source_of
 from embedctl_config.cpu import cpu_flags
-from embedctl_config.errors import EmbedctlError
+from embedctl_config.errors import EmbedctlError, ModelError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, RecordKind
@@ -188,7 +188,7 @@ class _Split(TorchBackend):
 
 def _split_layers(weights: Weights, kernels: Kernels, host: Host) -> TileLayers:
     if not AVX512.needs <= cpu_flags():
-        raise EmbedctlError("this CPU has no AVX512_BF16")
+        raise ModelError("this CPU has no AVX512_BF16")
     return TileLayers(Tiles(AVX512, host), 2, kernels)
 
 
