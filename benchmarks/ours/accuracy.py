@@ -179,7 +179,7 @@ class _Split(TorchBackend):
     """Products of two bf16 parts of each factor.
 
     Raises:
-        ModelError: this CPU has no AVX512_BF16, or the model does not fit.
+        ModelError: this CPU has no AVX512_BF16.
     """
 
     def _packed(self, model: SentenceTransformer, host: Host) -> PackedEngine | None:
