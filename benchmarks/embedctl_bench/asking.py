@@ -17,12 +17,12 @@ from embedctl_bench.measuring.asked import Asked
 from embedctl_bench.measuring.session import Session
 from embedctl_bench.report.files import write_report
 from embedctl_bench.report.report import Report
+from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ExitStatus, MissingExtra, SettingsError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings, load_settings
 from embedctl_workers.backends import BACKENDS
 from embedctl_workers.commands.options import cpus_option
-from embedctl_workers.machine.cpu import no_bf16
 from embedctl_workers.machine.devices import usable_cpus
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"

@@ -15,7 +15,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from embedctl_workers.machine.cpu import cpu_name
+from embedctl_config.cpu import cpu_name
 
 _PACKAGES = (
     *("torch", "sentence-transformers", "transformers", "tokenizers", "numpy", "celery", "kombu", "redis"),

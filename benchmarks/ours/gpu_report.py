@@ -16,7 +16,7 @@ from benchmarks.ours.gpu_models import is_random
 from embedctl_bench.engines.workloads import describe_workload
 from embedctl_bench.peers.models import Model
 from embedctl_bench.peers.workload import Workload
-from embedctl_workers.machine.cpu import cpu_name
+from embedctl_config.cpu import cpu_name
 
 OURS, BF16, FP32, MATRIX = "embedctl", "st-bf16", "st-fp32", "matrix"
 #: The aims: ratio to sentence-transformers in bf16, share of the matrix rate for bge-large, idle time.

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from embedctl_workers.machine.cpu import cpu_name
+from embedctl_config.cpu import cpu_name
 
 _PACKAGES = ("torch", "tokenizers", "numpy", "celery", "kombu", "redis")
 #: Places in the code where a thread only waits: for a lock, for Redis, for the device, for time to pass.

@@ -98,8 +98,8 @@ def _compare(arguments: argparse.Namespace) -> None:
     from embedctl.broker import Broker
     from embedctl.enqueue import JobOptions, submit
     from embedctl.local import local_worker, private_redis
+    from embedctl_config.cpu import cpu_name
     from embedctl_config.settings import Settings
-    from embedctl_workers.machine.cpu import cpu_name
 
     records = _records(arguments)
     with tempfile.TemporaryDirectory() as folder:

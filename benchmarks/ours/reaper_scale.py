@@ -37,10 +37,10 @@ from embedctl.store import ServedModel, WorkerRow
 from embedctl.store.connection import ScriptCall
 from embedctl.store.status import COUNTS
 from embedctl_config import keys, wire
+from embedctl_config.cpu import cpu_name
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput
-from embedctl_workers.machine.cpu import cpu_name
 
 CONFIG = """
 [classes.dummy]

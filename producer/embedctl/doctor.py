@@ -19,6 +19,7 @@ from embedctl.store.connection import OLDEST_REDIS
 from embedctl.store.sentinels import Seen, ask
 from embedctl.verification import is_verified, statement_of
 from embedctl_config import wire
+from embedctl_config.cpu import bf16_unit, no_bf16
 from embedctl_config.errors import BrokerRefused, BrokerUnavailable, EmbedctlError
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.redis_url import sentinels_of
@@ -271,14 +272,14 @@ def _extras() -> Iterator[Finding]:
 
 
 def class_findings(classes: Mapping[str, HardwareClass], accelerators: Collection[str]) -> Iterator[Finding]:
-    """Report for each hardware class whether it is verified, and whether its device is here.
+    """Report for each hardware class whether it is verified, whether its device is here, and what this CPU has for it.
 
     Args:
         accelerators: the kinds of devices on this machine, other than CPUs.
     """
     for name, entry in classes.items():
         here = entry.device == "cpu" or entry.device in accelerators
-        statement = statement_of(name, entry)
+        statement = "; ".join(filter(None, (statement_of(name, entry), _on_this_cpu(entry))))
         remedy = f"embedctl model verify MODEL --class {name} tries it on this machine"
         yield Finding(
             Level.OK,
@@ -286,6 +287,16 @@ def class_findings(classes: Mapping[str, HardwareClass], accelerators: Collectio
             statement if here else f"{statement}; no device of kind {entry.device} is seen here",
             remedy if here and not is_verified(name, entry) else "",
         )
+
+
+def _on_this_cpu(entry: HardwareClass) -> str:
+    """What this CPU has for a class; empty if nothing depends on it."""
+    unit = bf16_unit()
+    if entry.backend == "torch-bf16":
+        return f"this CPU has {unit}" if unit else no_bf16()
+    if entry.backend == "int8" and unit == "AMX":
+        return "this CPU has AMX: class cpu-bf16 is about as fast here and far more accurate"
+    return ""
 
 
 def _devices(accelerators: Sequence[tuple[str, str, int]]) -> Iterator[Finding]:

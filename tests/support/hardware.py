@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_workers.machine.cpu import cpu_flags
+from embedctl_config.cpu import cpu_flags
 
 _PROPERTY = "needs"
 

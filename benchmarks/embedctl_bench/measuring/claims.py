@@ -9,11 +9,6 @@ from embedctl_bench.report.report import Claim
 
 #: Why a system is not met or ahead, if that is unknown.
 UNKNOWN = "the run does not tell why"
-#: Why another system is ahead, if that is known.
-_WHY = {
-    "ctranslate2-int8": "the two multiply int8 by other libraries, ours by onnxruntime's own and CTranslate2 by oneDNN "
-    "or MKL; how much of the difference that makes was not measured",
-}
 
 
 def lead_claims(comparison: Comparison[S], where: str) -> Iterator[Claim]:
@@ -25,7 +20,7 @@ def lead_claims(comparison: Comparison[S], where: str) -> Iterator[Claim]:
             published="–",
             ours=f"{ours.label} has {lead:.2f} × the rate of {other.label}, the fastest of them",
             met=lead >= 1,
-            why="" if lead >= 1 else _WHY.get(other.name, UNKNOWN),
+            why="" if lead >= 1 else UNKNOWN,
         )
 
 

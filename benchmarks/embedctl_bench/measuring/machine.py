@@ -8,9 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedctl_config.cpu import cpu_flags, cpu_name
 from embedctl_workers.machine import provenance
 from embedctl_workers.machine.cgroup import cpu_quota
-from embedctl_workers.machine.cpu import cpu_flags, cpu_name
 from embedctl_workers.machine.devices import cores_of, format_cpus
 
 #: Instruction sets that engines look for.

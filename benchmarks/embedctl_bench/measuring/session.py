@@ -15,8 +15,8 @@ from typing import Any, Self, TypeVar, cast
 
 from embedctl_bench.measuring.machine import Usage, versions
 from embedctl_bench.measuring.progress import Progress
+from embedctl_config.cpu import cpu_identity
 from embedctl_config.errors import OutputError
-from embedctl_workers.machine.cpu import cpu_identity
 
 #: The file in the folder of reports; every line is one measurement of one of the benchmarks.
 FILE = "measurements.jsonl"

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from embedctl_config.cpu import cpu_flags, no_bf16
 from embedctl_config.errors import MissingExtra, ModelNotFound, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends import BACKENDS, load_backend
 from embedctl_workers.backends.base import Backend
-from embedctl_workers.machine.cpu import cpu_flags, no_bf16
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 from tests.support.onnx_models import quick_artifact

@@ -25,7 +25,14 @@ pytest.importorskip("sentence_transformers")
 
 from embedctl_workers.backends.torch.packed import native
 from embedctl_workers.backends.torch.packed.inputs import positions_of
-from embedctl_workers.backends.torch.packed.kernels import CompiledKernels, Norm, Texts, TorchKernels, load_kernels
+from embedctl_workers.backends.torch.packed.kernels import (
+    CompiledKernels,
+    Norm,
+    Tables,
+    Texts,
+    TorchKernels,
+    load_kernels,
+)
 from embedctl_workers.backends.torch.packed.linear import BlasLinear, OneDnnLinear, fastest_linear
 
 #: Multiples of a vector's lanes, fewer than one vector, and everything that leaves a rest.
@@ -130,11 +137,11 @@ def test_adding_and_normalising_is_that_of_torch(each_compiled: CompiledKernels,
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_embedding_is_that_of_torch(each_compiled: CompiledKernels, width: int) -> None:
-    words, places, layer_norm = torch.randn(50, width), torch.randn(20, width), norm(width, eps=1e-5)
+    tables = Tables(torch.randn(50, width), torch.randn(20, width), norm(width, eps=1e-5))
     ids, positions = torch.tensor([0, 49, 7, 7, 1]), torch.tensor([0, 1, 19, 0, 5])
     found, expected = torch.full((5, width), torch.nan), torch.empty(5, width)
-    each_compiled.embed(ids, positions, words, places, layer_norm, found)
-    TorchKernels().embed(ids, positions, words, places, layer_norm, expected)
+    each_compiled.embed(ids, positions, tables, found)
+    TorchKernels().embed(ids, positions, tables, expected)
     assert_close(found, expected, atol=1e-5)
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import ModelEntry
-from embedctl_workers.machine.cpu import cpu_flags
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import resolve_model
 

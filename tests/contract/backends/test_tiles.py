@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from embedctl_config import cpu
+from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.backends import load_backend
 from embedctl_workers.backends.base import Backend
-from embedctl_workers.machine import cpu
-from embedctl_workers.machine.cpu import cpu_flags
 from embedctl_workers.machine.host import Host
 
 if TYPE_CHECKING:

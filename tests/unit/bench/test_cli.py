@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from embedctl_bench import asking as cli
 from embedctl_bench.asking import common
 from embedctl_bench.measuring.asked import Asked
+from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import EmbedctlError, MissingExtra, SettingsError
-from embedctl_workers.machine.cpu import no_bf16
 from embedctl_workers.machine.devices import format_cpus, usable_cpus
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")

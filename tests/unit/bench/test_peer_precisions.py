@@ -20,8 +20,8 @@ from embedctl_bench.peers.models import Model  # noqa: E402
 from embedctl_bench.peers.registry import FLOORS, PEERS, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS_BF16, System  # noqa: E402
 from embedctl_bench.peers.tuned import EncodedWorkload, TunedProcess  # noqa: E402
 from embedctl_bench.peers.workload import Workload  # noqa: E402
+from embedctl_config.cpu import cpu_flags  # noqa: E402
 from embedctl_config.settings import load_settings  # noqa: E402
-from embedctl_workers.machine.cpu import cpu_flags  # noqa: E402
 from tests.support.tiny_models import Tiny  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -11,6 +11,7 @@ import pytest
 
 from embedctl.doctor import Level, class_findings
 from embedctl.verification import VERIFIED, is_verified, statement_of
+from embedctl_config import cpu
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass
 
 ROOT = Path(__file__).parents[3]
@@ -64,3 +65,24 @@ def test_the_doctor_says_it_of_each_class_and_what_to_run_where_the_device_is_he
         "not verified on hardware; no device of kind neuron is seen here",
         "",
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            "amx_tile amx_bf16 amx_int8 avx512_bf16",
+            {"cpu-bf16": "has AMX", "cpu-int8": "class cpu-bf16 is about as fast"},
+        ),
+        ("avx512_bf16 avx512_vnni", {"cpu-bf16": "has AVX512_BF16"}),
+        ("avx2", {"cpu-bf16": "has nothing for bf16"}),
+    ],
+)
+def test_the_doctor_says_what_this_cpu_has_for_a_class(
+    flags: str, said: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset(flags.split()))
+    findings = {each.subject: each.found for each in class_findings(SHIPPED_CLASSES, set())}
+    for name in ("cpu", "cpu-bf16", "cpu-int8"):
+        found = findings[f"class {name}"]
+        assert said[name] in found if name in said else found == VERIFIED[name]

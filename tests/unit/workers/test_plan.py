@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from embedctl_config import cpu
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_workers.commands.up import workers_as_tuned
-from embedctl_workers.machine import cpu
 from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.machine.discovery import CpuSet, Machine
 from embedctl_workers.models.files import resolve_model

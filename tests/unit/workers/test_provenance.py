@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from embedctl_config.cpu import cpu_name
 from embedctl_workers.machine import provenance
-from embedctl_workers.machine.cpu import cpu_name
 from embedctl_workers.machine.devices import Accelerator, Pinned
 
 GPU = Accelerator("gpu", 1, "GPU-1234", "NVIDIA H200")

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import MissingExtra
-from embedctl_workers.machine.cpu import cpu_flags
 from embedctl_workers.models.builders import BuildOptions
 from embedctl_workers.models.compiling import NOT_COMPILED
 from embedctl_workers.models.files import ModelFiles, resolve_model

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import ModelError
 from embedctl_config.hardware import HardwareClass
 from embedctl_workers.accuracy.gate import measure_backend
@@ -29,7 +30,6 @@ from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, TOKENIZER
 from embedctl_workers.backends.onnx.recipe import ONNX_INT8, ONNX_PLAIN, reduced_range
 from embedctl_workers.building.manifests import accuracy_of, model_of, rate_of
 from embedctl_workers.encoding.encoder import ChunkEncoder
-from embedctl_workers.machine.cpu import cpu_flags
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.artifacts import Artifact
 from embedctl_workers.models.build_process import answer_request

@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from embedctl_workers.machine.cpu import cpu_name
+from embedctl_config.cpu import cpu_name
 from embedctl_workers.machine.devices import Accelerator, Pinned
 
 #: Distributions that may take part in computing a vector. The installed ones are listed.

@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
+from embedctl_config.cpu import cpu_flags
 from embedctl_config.hardware import Precision
-from embedctl_workers.machine.cpu import cpu_flags
 
 #: What a CPU multiplies for a class of each precision.
 KINDS: Mapping[Precision, str] = {"fp32": "fp32", "fp16": "bf16", "int8": "int8"}

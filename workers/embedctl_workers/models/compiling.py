@@ -12,8 +12,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TypeVar
 
+from embedctl_config.cpu import cpu_identity
 from embedctl_config.errors import ModelError
-from embedctl_workers.machine.cpu import cpu_identity
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import is_trusted, keep, private_folder
 

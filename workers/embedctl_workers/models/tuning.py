@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from embedctl_config.cpu import cpu_identity
 from embedctl_config.hardware import HardwareClass
-from embedctl_workers.machine.cpu import cpu_identity
 from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.models.cache import distrusted, keep
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from embedctl.routing import FALLBACK_CLASS
+from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import Device
 from embedctl_config.settings import ENV_PREFIX, LAST_PORT, Settings
-from embedctl_workers.machine.cpu import no_bf16
 from embedctl_workers.machine.devices import Accelerator, Pinned
 from embedctl_workers.machine.discovery import DEVICE_NAMES, DEVICE_OPTIONS, CpuSet, Machine, nothing_found
 

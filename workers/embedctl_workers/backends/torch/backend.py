@@ -12,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ModelError, SettingsError
 from embedctl_config.hardware import ModelEntry
 from embedctl_workers.arrays.padding import Padding
@@ -20,7 +21,6 @@ from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
 from embedctl_workers.backends.base import Reference, run_warm_up_batches
 from embedctl_workers.backends.torch.packed.choosing import bf16_layers, fp32_layers
 from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
-from embedctl_workers.machine.cpu import no_bf16
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST

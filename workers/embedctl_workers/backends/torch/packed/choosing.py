@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from embedctl_config.cpu import cpu_flags
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.kernels import Kernels, Texts, TorchKernels
@@ -16,7 +17,6 @@ from embedctl_workers.backends.torch.packed.layers import EncoderLayer, LayerKin
 from embedctl_workers.backends.torch.packed.linear import OneDnnBf16Linear, fastest_linear
 from embedctl_workers.backends.torch.packed.tiles import AMX, AVX512, TileLayers, Tiles, Unit, fit_tiles
 from embedctl_workers.backends.torch.packed.weights import Weights
-from embedctl_workers.machine.cpu import cpu_flags
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.compiling import NOT_COMPILED
 

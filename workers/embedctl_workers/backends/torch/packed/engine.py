@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from embedctl_workers.arrays.tokens import Rows, Tokens
 from embedctl_workers.backends.torch.packed.buffers import Buffers
 from embedctl_workers.backends.torch.packed.inputs import Packed, packable, packed_texts
-from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, Texts, load_kernels
+from embedctl_workers.backends.torch.packed.kernels import Kernels, Norm, Tables, Texts, load_kernels
 from embedctl_workers.backends.torch.packed.layers import LayerKind
 from embedctl_workers.backends.torch.packed.weights import Weights
 from embedctl_workers.machine.host import Host
@@ -52,7 +52,7 @@ class PackedEngine:
         self._weights = weights
         self._rest = rest
         self._kernels = kernels
-        self._norm = Norm(weights.norm)
+        self._tables = Tables(weights.words, weights.places, Norm(weights.norm))
         self._buffers = Buffers()
         self._layers = [kind.layer(layer, weights) for layer in weights.layers]
         self.name = f"packed, {kind.name}"
@@ -77,10 +77,10 @@ class PackedEngine:
 
     def _encode(self, packed: Packed) -> torch.Tensor:
         """The last hidden state of every token, tokens × hidden; valid until the next call."""
-        weights, texts = self._weights, Texts.at(packed.offsets)
+        texts = Texts.at(packed.offsets)
         ids, positions = torch.from_numpy(packed.ids), torch.from_numpy(packed.positions)
-        x = self._buffers("x", len(ids), weights.words.shape[1])
-        self._kernels.embed(ids, positions, weights.words, weights.places, self._norm, x)
+        x = self._buffers("x", len(ids), self._tables.words.shape[1])
+        self._kernels.embed(ids, positions, self._tables, x)
         for layer in self._layers:
             layer(x, texts, self._buffers)
         return x

@@ -28,16 +28,8 @@ class Kernels(Protocol):
 
     name: str
 
-    def embed(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        words: torch.Tensor,
-        places: torch.Tensor,
-        norm: Norm,
-        x: torch.Tensor,
-    ) -> None:
-        """LayerNorm(words[ids] + places[positions]) into `x`; ids and positions are int64, within their tables."""
+    def embed(self, ids: torch.Tensor, positions: torch.Tensor, tables: Tables, x: torch.Tensor) -> None:
+        """The tables' vectors of ids and positions, int64 and within the tables, into `x`."""
         ...
 
     def attention(self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor) -> None:
@@ -95,21 +87,26 @@ class Norm:
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What tokens are embedded with: LayerNorm(words[id] + places[position]).
+
+    Attributes:
+        words, places: float32, contiguous: one row per id, and per position.
+    """
+
+    words: torch.Tensor
+    places: torch.Tensor
+    norm: Norm
+
+
 class TorchKernels:
     """The operations in torch: the reference for the compiled kernels, and the fallback without a compiler."""
 
     name = "torch kernels"
 
-    def embed(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        words: torch.Tensor,
-        places: torch.Tensor,
-        norm: Norm,
-        x: torch.Tensor,
-    ) -> None:
-        x.copy_(norm(words[ids] + places[positions]))
+    def embed(self, ids: torch.Tensor, positions: torch.Tensor, tables: Tables, x: torch.Tensor) -> None:
+        x.copy_(tables.norm(tables.words[ids] + tables.places[positions]))
 
     def attention(self, qkv: torch.Tensor, texts: Texts, heads: int, context: torch.Tensor) -> None:
         hidden = context.shape[1]
@@ -135,17 +132,10 @@ class CompiledKernels:
         self._elementwise = elementwise
         self._attention = attention
 
-    def embed(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        words: torch.Tensor,
-        places: torch.Tensor,
-        norm: Norm,
-        x: torch.Tensor,
-    ) -> None:
+    def embed(self, ids: torch.Tensor, positions: torch.Tensor, tables: Tables, x: torch.Tensor) -> None:
+        norm = tables.norm
         self._elementwise.embed(
-            *map(address, (x, ids, positions, words, places, norm.weight, norm.bias)),
+            *map(address, (x, ids, positions, tables.words, tables.places, norm.weight, norm.bias)),
             *map(ctypes.c_long, x.shape),
             ctypes.c_float(norm.eps),
         )

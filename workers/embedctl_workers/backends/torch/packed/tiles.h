@@ -118,6 +118,19 @@ static void begin_tiles(void) {
 }
 static void end_tiles(void) { _tile_release(); }
 
+/* Loads one part of the rows, which stays in tiles 4 and 5, and multiplies it by the weights in tiles 6 and 7. */
+#define TIMES_WEIGHTS(rows)                                                                                            \
+    {                                                                                                                  \
+        _tile_loadd(4, rows, a.row);                                                                                   \
+        _tile_dpbf16ps(0, 4, 6);                                                                                       \
+        if (wide == 2) _tile_dpbf16ps(1, 4, 7);                                                                        \
+        if (high == 2) {                                                                                               \
+            _tile_loadd(5, rows + a.second, a.row);                                                                    \
+            _tile_dpbf16ps(2, 5, 6);                                                                                   \
+            if (wide == 2) _tile_dpbf16ps(3, 5, 7);                                                                    \
+        }                                                                                                              \
+    }
+
 /* out[16 high, 16 wide] = in + a w, high and wide 1 or 2; an `in_row` of 0 bytes repeats one row. While at it, fetches
  * `lines` lines a block of `next` into L2. */
 ALWAYS void product(struct side a, struct side w, const float *in, long in_row, float *out, long out_row, long blocks,
@@ -132,24 +145,8 @@ ALWAYS void product(struct side a, struct side w, const float *in, long in_row, 
         /* Loads in an order in which 8 of them serve the 12 products of two parts. */
         _tile_loadd(6, w.at, w.row);
         if (wide == 2) _tile_loadd(7, w.at + w.second, w.row);
-        if (parts == 2) {
-            _tile_loadd(4, a.at + a.part, a.row);
-            _tile_dpbf16ps(0, 4, 6);
-            if (wide == 2) _tile_dpbf16ps(1, 4, 7);
-            if (high == 2) {
-                _tile_loadd(5, a.at + a.part + a.second, a.row);
-                _tile_dpbf16ps(2, 5, 6);
-                if (wide == 2) _tile_dpbf16ps(3, 5, 7);
-            }
-        }
-        _tile_loadd(4, a.at, a.row);
-        _tile_dpbf16ps(0, 4, 6);
-        if (wide == 2) _tile_dpbf16ps(1, 4, 7);
-        if (high == 2) {
-            _tile_loadd(5, a.at + a.second, a.row);
-            _tile_dpbf16ps(2, 5, 6);
-            if (wide == 2) _tile_dpbf16ps(3, 5, 7);
-        }
+        if (parts == 2) TIMES_WEIGHTS(a.at + a.part)
+        TIMES_WEIGHTS(a.at)
         if (parts == 2) {
             _tile_loadd(6, w.at + w.part, w.row);
             _tile_dpbf16ps(0, 4, 6);

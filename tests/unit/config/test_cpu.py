@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embedctl_workers.machine import cpu
+from embedctl_config import cpu
 
 X86 = "model name\t: A CPU @ 3 GHz\ncpu MHz\t: {mhz}\nflags\t\t: sse avx2\nmodel name\t: another\nflags\t\t: sse\n"
 ARM = "BogoMIPS\t: 50.00\nFeatures\t: asimd asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
@@ -45,3 +45,13 @@ def test_another_instruction_set_is_another_cpu_and_another_clock_is_not(info: P
         info.write_text(content, encoding="utf-8")
         found.add(cpu.cpu_identity())
     assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "unit"),
+    [("amx_tile amx_bf16 avx512_bf16", "AMX"), ("avx512f avx512_bf16", "AVX512_BF16"), ("avx512f avx512_vnni", "")],
+)
+def test_what_a_cpu_has_for_bf16(flags: str, unit: str, info: Path) -> None:
+    info.write_text(f"flags : {flags}\n", encoding="utf-8")
+    assert cpu.bf16_unit() == unit
+    assert bool(cpu.no_bf16()) is not bool(unit)

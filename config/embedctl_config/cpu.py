@@ -22,9 +22,15 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
+def bf16_unit() -> str:
+    """What this CPU has for matrix products in bf16: `AMX`, `AVX512_BF16`, or nothing."""
+    flags = cpu_flags()
+    return "AMX" if "amx_bf16" in flags else "AVX512_BF16" if "avx512_bf16" in flags else ""
+
+
 def no_bf16() -> str:
     """Why this CPU has nothing for matrix products in bf16; empty if it has."""
-    if cpu_flags() & {"amx_bf16", "avx512_bf16"}:
+    if bf16_unit():
         return ""
     return "this CPU has nothing for bf16, neither AMX nor AVX512_BF16: use class cpu, as fast here and more accurate"
 
