@@ -424,7 +424,8 @@ _SHAS = {hashlib.sha1(script_source(name).encode()).hexdigest(): name for name i
 
 
 def _name(entry: Mapping[str, Any]) -> str:
-    command, *rest = entry["command"].decode(errors="replace").split(" ")
+    said: str = entry["command"].decode(errors="replace")
+    command, *rest = said.split(" ")
     if command.lower() != "evalsha":
         return command.lower()
     return f"script {_SHAS.get(rest[0], 'of kombu')}"
