@@ -452,7 +452,9 @@ def print_figures(figures: Mapping[str, Any]) -> None:
 
 
 def _until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
     while not done():
+        assert time.monotonic() < deadline, "a part of the service does not run"
         time.sleep(0.1)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id
 from embedctl_config import keys
+from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
 from tests.support.store import QUEUE, new_job, row
 
@@ -77,3 +79,12 @@ def test_the_end_of_an_id_is_compared_by_redis(broker: Broker, raw: redis_py.Red
     scans, walks = calls(raw, "zscan", "zrange")
     assert scans <= 20
     assert walks == 0
+
+
+def test_an_older_access_list_lets_the_end_of_an_id_be_found(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotPermitted("no permission to run the 'zscan' command")
+
+    job_id = new_job(broker, chunks=1)
+    monkeypatch.setattr(redis_py.Redis, "zscan_iter", refuse)
+    assert broker.jobs.resolve(job_id[-9:]) == job_id
