@@ -324,10 +324,11 @@ def _is_gpu(node: Path) -> bool:
 
 
 def _workers(broker: Broker) -> Iterator[Finding]:
-    alive = Counter((row.hardware, model) for row in broker.workers.alive() for model in row.loaded)
+    rows = list(broker.workers.alive())
+    alive = Counter((row.hardware, model) for row in rows for model in row.loaded)
     for (hardware, model), count in sorted(alive.items()):
         yield Finding(Level.OK, "workers", f"{count} live for {model} on {hardware}")
-    for row in broker.workers.alive():
+    for row in rows:
         if row.activity == "hung":
             found = f"{row.name} has finished no batch for {row.quiet_s:.0f} s"
             yield Finding(

@@ -21,6 +21,7 @@ from typing import IO
 from embedctl.broker import Broker
 from embedctl.child import guarded
 from embedctl.durable import replace_durably
+from embedctl.machine import machine_id
 from embedctl.store import WorkerRow
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, MissingExtra, WorkerError
@@ -327,7 +328,9 @@ def _wait_for_worker(settings: Settings, process: subprocess.Popen[bytes], log_f
     broker = Broker.connect(settings)
     deadline = time.monotonic() + _WORKER_START_S
     try:
-        while not any(worker.pid == process.pid for worker in broker.workers.alive()):
+        # On another machine, a worker may have the same pid.
+        look = broker.workers.here if machine_id() else broker.workers.alive
+        while not any(worker.pid == process.pid for worker in look()):
             _still_running(process, "the worker", log_file)
             if time.monotonic() > deadline:
                 raise WorkerError(f"the worker was not ready after {_WORKER_START_S:g} s; its log is {log_file}")

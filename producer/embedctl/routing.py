@@ -39,7 +39,7 @@ def resolve(
     chooses the class whose workers together encode the most tokens/s; a class whose workers are all older than the
     job's version only if there is no other. If no such worker is alive, it chooses a class
     that had workers in the last minutes, because they may be restarting; otherwise `cpu`. The absence of workers is
-    logged. What workers offer may be one second old.
+    logged. What workers offer may be one second old, or with many workers five.
 
     Raises:
         SettingsError: the class or the precision does not exist, or the class does not offer the precision.
@@ -62,7 +62,7 @@ def resolve(
 
 
 def crew_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Crew:
-    """The live workers that take a job. What they say of themselves may be one second old."""
+    """The live workers that take a job. What they say may be one second old, with many workers five."""
     offer = workers.offers().get((job.hardware, job.model, job.precision))
     if offer is None:
         return Crew()

@@ -62,7 +62,9 @@ def list_jobs(
 ) -> None:
     """Show the jobs in Redis, newest first."""
     broker = Broker.shared(load_settings())
-    jobs = broker.jobs.newest()
+    filtered = bool(states or models or classes)
+    # One more job than is shown tells whether there are more. Filters may leave out many.
+    jobs = broker.jobs.newest() if filtered else broker.jobs.newest(limit + 1)
 
     def fits(job: JobStatus) -> bool:
         wanted = ((job.state, states), (job.model, models), (job.hardware, classes))
@@ -76,7 +78,7 @@ def list_jobs(
     first = next(jobs, None)
     if first is None:
         return
-    if states or models or classes:
+    if filtered:
         older = [first, *islice(jobs, _LOOKED_AT - 1)]
         _print_left_out(sum(map(fits, older)), limit, exact=len(older) < _LOOKED_AT)
     else:

@@ -105,17 +105,21 @@ class Agenda:
             self.leave_out(job_ids)
 
     def wake(self, queues: Iterable[str]) -> None:
-        """Schedule a look at the jobs that waited for a worker of these queues, a limited number in each round."""
-        for queue in queues:
-            for version in _VERSIONS:
-                idle = keys.idle(version, queue)
-                with self._connection.client() as client:
-                    waiting = client.zrange(idle, 0, _WOKEN - 1)
-                    if waiting:
-                        pipe = client.pipeline(transaction=False)
-                        # A job that left the set meanwhile is not added again.
-                        pipe.zadd(keys.upkeep(version), dict.fromkeys(waiting, 0), xx=True, lt=True)
-                        pipe.zrem(idle, *waiting).execute()
+        """Schedule a look at the jobs that waited for a worker of these queues, a limited number in each round.
+
+        If no job waits, this is one command, whatever the number of queues: every worker calls it every few seconds.
+        """
+        idle = [(version, keys.idle(version, queue)) for queue in queues for version in _VERSIONS]
+        with self._connection.client() as client:
+            if not idle or not client.exists(*(key for _, key in idle)):
+                return
+            for version, key in idle:
+                waiting = client.zrange(key, 0, _WOKEN - 1)
+                if waiting:
+                    pipe = client.pipeline(transaction=False)
+                    # A job that left the set meanwhile is not added again.
+                    pipe.zadd(keys.upkeep(version), dict.fromkeys(waiting, 0), xx=True, lt=True)
+                    pipe.zrem(key, *waiting).execute()
 
     def sweep(self, now_ms: int) -> None:
         """Check that the looks at some active jobs are scheduled in time; each round checks the next ones."""

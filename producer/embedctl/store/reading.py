@@ -77,12 +77,15 @@ class JobReader:
             job_id = client.get(keys.idempotency(idempotency_key))
         return None if job_id is None else str(job_id.decode())
 
-    def newest(self) -> Iterator[JobStatus]:
+    def newest(self, most: int = _SLICE) -> Iterator[JobStatus]:
         """Every job, the newest first, read in slices. Jobs that are gone are removed from the list of all jobs.
 
         A job of a newer version that can't be parsed is left out, because it must not hide all others.
+
+        Args:
+            most: the size of a slice is at most this, for a caller that needs only so many.
         """
-        for ids in job_ids.newest_first(self._connection, size=_SLICE):
+        for ids in job_ids.newest_first(self._connection, size=min(most, _SLICE)):
             read = list(self._read(ids))
             if gone := [job_id for job_id, status in zip(ids, read, strict=True) if status is None]:
                 self._drop(gone)

@@ -13,8 +13,9 @@ from embedctl.store.connection import Connection
 from embedctl_config import keys
 
 _SLICE = 200
-#: The offers of live workers are kept for this long (seconds), because a thousand heartbeats are half a megabyte.
-OFFERS_S = 1.0
+#: The offers of live workers are kept for this long (seconds), because a thousand heartbeats are a megabyte. Each
+#: hundred workers add a second, up to the longest time. Workers tell new rates every five seconds anyway.
+OFFERS_S, LONGEST_OFFERS_S = 1.0, 5.0
 #: A worker that encodes but finishes no batch for this long is shown as hung (seconds).
 HUNG_AFTER_S = 10.0
 
@@ -218,7 +219,7 @@ class WorkerRegistry:
     def serving(self, hardware: str, model: str, version: int) -> tuple[int, int]:
         """How many live workers of a class and a model take jobs of this version, and how many leave them alone.
 
-        The latter are older than the version. Who they are may be a second old.
+        The latter are older than the version. Who they are may be as old as :meth:`offers`.
         """
         live = self.count(keys.queue(hardware, model))
         if not live or version == 1:  # every worker knows that version
@@ -242,11 +243,14 @@ class WorkerRegistry:
         return self._rows(members, self._connection.now_ms(), "+inf")
 
     def offers(self) -> Mapping[Offered, Offer]:
-        """The offers of the live workers, at most one second old. An empty answer is never old."""
+        """The offers of the live workers, at most one second old, or with many workers five. An empty answer is never
+        old."""
         now = time.monotonic()
         if not self._offers or now >= self._offers_until:
             offers: dict[Offered, Offer] = {}
+            count = 0
             for worker in self.alive():
+                count += 1
                 for model, served in worker.models.items():
                     offered = (worker.hardware, model, worker.precision)
                     before = offers.get(offered, Offer(0.0, served.dim, served.spelling_of))
@@ -258,31 +262,50 @@ class WorkerRegistry:
                         (*before.sustained, *filter(None, [served.sustained_tokens_per_s])),
                         max(before.max_tokens, served.max_tokens),
                     )
-            self._offers, self._offers_until = offers, now + OFFERS_S
+            self._offers = offers
+            self._offers_until = now + min(OFFERS_S * max(1.0, count / 100), LONGEST_OFFERS_S)
         return self._offers
 
     def gone(self) -> Iterator[GoneWorker]:
         """The workers that disappeared in the last minutes without signing off, the first one first."""
         now = self._connection.now_ms()
-        for worker in self._rows(keys.WORKERS, "-inf", f"({now}"):
+        for beats in self._beats(keys.WORKERS, "-inf", f"({now}"):
+            # A slice at a time, because a restart of a whole service leaves a thousand of them.
+            workers = [_parse(beat) for beat in beats]
             with self._connection.client() as client:
-                pipe = client.pipeline(transaction=False).zscore(keys.WORKERS, worker.instance)
-                until, how = pipe.get(keys.died(worker.instance)).execute()
-            if until is not None and until < now:
-                yield GoneWorker(worker, (now - until) / 1000, (how or b"no word from it").decode())
+                pipe = client.pipeline(transaction=False)
+                for worker in workers:
+                    pipe.zscore(keys.WORKERS, worker.instance).get(keys.died(worker.instance))
+                found = pipe.execute()
+            for worker, until, how in zip(workers, found[::2], found[1::2], strict=True):
+                if until is not None and until < now:
+                    yield GoneWorker(worker, (now - until) / 1000, (how or b"no word from it").decode())
 
     def here(self) -> Iterator[WorkerRow]:
-        """The live workers of this machine."""
-        mine = machine_id()
-        return (worker for worker in self.alive() if mine and worker.machine == mine)
+        """The live workers of this machine. The workers of other machines are not read."""
+        mine, now = machine_id(), self._connection.now_ms()
+        with self._connection.client() as client:
+            names = [name.decode() for name in client.hgetall(keys.machine(mine))] if mine else []
+            pipe = client.pipeline(transaction=False)
+            for name in names:
+                pipe.zscore(keys.WORKERS, name).get(keys.heartbeat(name))
+            found = pipe.execute()
+        for until, beat in zip(found[::2], found[1::2], strict=True):
+            if until is not None and until >= now and beat:
+                yield _parse(beat)
 
     def _rows(self, members: str, least: int | str, most: int | str) -> Iterator[WorkerRow]:
+        for beats in self._beats(members, least, most):
+            yield from map(_parse, beats)
+
+    def _beats(self, members: str, least: int | str, most: int | str) -> Iterator[list[bytes]]:
+        """The heartbeats of these workers, in slices."""
         at = 0
         while True:
             with self._connection.client() as client:
                 names = client.zrangebyscore(members, least, most, start=at, num=_SLICE)
                 beats = client.mget([keys.heartbeat(name.decode()) for name in names]) if names else []
-            yield from (_parse(beat) for beat in beats if beat)
+            yield [beat for beat in beats if beat]
             if len(names) < _SLICE:
                 return
             at += _SLICE
@@ -293,14 +316,16 @@ def _no_longer_at(pipe: Any, queue: str, instance: str) -> None:
     pipe.zadd(keys.queue_workers(queue), {instance: 0}, xx=True, lt=True)
 
 
+_OF_ROW, _OF_MODEL = (frozenset(each.__dataclass_fields__) for each in (WorkerRow, ServedModel))
+
+
 def _parse(beat: bytes) -> WorkerRow:
-    facts: dict[str, Any] = json.loads(beat)
-    known = WorkerRow.__dataclass_fields__
-    # A newer worker may say more than this version knows.
-    facts = {name: value for name, value in facts.items() if name in known}
-    facts["models"] = {
-        name: ServedModel(**{key: value for key, value in model.items() if key in ServedModel.__dataclass_fields__})
-        for name, model in facts["models"].items()
-    }
+    facts: dict[str, Any] = _known(json.loads(beat.decode()), _OF_ROW)
+    facts["models"] = {name: ServedModel(**_known(model, _OF_MODEL)) for name, model in facts["models"].items()}
     facts["holding"] = tuple((job, chunk) for job, chunk in facts["holding"])
     return WorkerRow(**facts)
+
+
+def _known(facts: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """The facts that this version knows. A newer worker may say more."""
+    return facts if facts.keys() <= names else {name: value for name, value in facts.items() if name in names}

@@ -21,6 +21,7 @@ JOB = "20260731-235959-0123456789"
 #: Methods of redis-py that are no command of the same name; those of no command at all are empty.
 METHODS = {
     "hscan_iter": "hscan",
+    "zscan_iter": "zscan",
     "register_script": "evalsha script|load",
     "script_load": "script|load",
     # Refused to all users, which the caller expects: it would show passwords.
