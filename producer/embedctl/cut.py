@@ -1,6 +1,6 @@
 """Decides how much text the chunks of a job hold, by what the workers that live when it is made can do.
 
-The answer is one number of bytes, which is stored with the job. So whoever continues the job makes the same chunks,
+The answer is one number of bytes, which is stored with the job. So a process that continues the job makes the same chunks,
 whichever workers live by then.
 """
 
