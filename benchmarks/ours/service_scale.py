@@ -44,11 +44,11 @@ from embedctl.store import Added, ClaimAnswer, Completed, JobSpec, ServedModel, 
 from embedctl.store.connection import script_source
 from embedctl.store.queues import job_of
 from embedctl_config import keys, wire
+from embedctl_config.cpu import cpu_name
 from embedctl_config.fingerprint import job_fingerprint
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.settings import Settings
 from embedctl_config.wire import ChunkInput, ChunkResult
-from embedctl_workers.machine.cpu import cpu_name
 
 MODEL = HARDWARE = "dummy"
 QUEUE = keys.queue(HARDWARE, MODEL)
