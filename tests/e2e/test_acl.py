@@ -288,7 +288,7 @@ def test_passwords_are_changed_while_a_job_runs(
     def load_list() -> dict[str, tuple[str, ...]]:
         passwords, _ = read_passwords(folder)
         users.write_text(access_list(passwords, database=0, redis_7=redis_7))
-        raw.acl_load()
+        _load_users(raw)
         return passwords
 
     try:
@@ -307,8 +307,15 @@ def test_passwords_are_changed_while_a_job_runs(
         worker.stop()
         users.write_text(before)
         (folder / "worker").write_text(acl_redis.passwords["worker"])
-        raw.acl_load()
+        _load_users(raw)
+        raw.connection_pool.disconnect()
         raw.acl_log_reset()
+
+
+def _load_users(raw: redis_py.Redis) -> None:
+    """Have Redis read its users again. The last time may have ended this client's connection a moment ago."""
+    raw.connection_pool.disconnect()
+    raw.acl_load()
 
 
 def _gets_in(server: RedisServer, user: str | None, password: str | None) -> bool:
