@@ -29,7 +29,7 @@ test: $(VENV)/.dev ## the quick tests
 	$(PY) -m pytest $(SIDE) -m "not slow and not browser" $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(VENV)/.dev browser redis compose ## the slow tests and those that need a browser
+test-slow: $(VENV)/.dev browser redis promtool compose ## the slow tests and those that need a browser
 	@$(PY) -m pytest $(SIDE) -m "slow or browser" $(ARGS)
 	@$(PY) -m pytest $(SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
 	@$(PY) -m pytest $(SIDE) --data s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%.py) $(ARGS)
@@ -45,6 +45,11 @@ OUTSIDE := contract/store/test_invariants contract/store/test_runner e2e/test_ma
 .PHONY: redis
 redis:
 	@tests/support/get-redis.sh
+
+# Prometheus' promtool, on the same terms.
+.PHONY: promtool
+promtool:
+	@tests/support/get-promtool.sh
 
 # Debian's Chromium, where it is missing and we may install it; elsewhere the tests that need it say so and are skipped.
 .PHONY: browser

@@ -55,7 +55,7 @@ class User:
 
 #: The commands of the store that every user needs.
 _STORE = _words("exists get hgetall hscan info mget ping pttl time zcount zrangebyscore zscore")
-_LOOKING = _STORE | _words("lindex llen zcard zrange zrevrange zscan")
+_LOOKING = _STORE | _words("hmget lindex llen zcard zrange zrevrange zscan")
 _REAPING = _words(
     "evalsha getrange hdel hget hmget hset lindex lpos lrem pexpire script|load set unlink zadd zrange zrem"
 )

@@ -24,6 +24,7 @@ from embedctl_config.celery_app import make_celery
 from embedctl_config.settings import Settings
 from tests.support.dashboard import dashboard
 from tests.support.jobs import owners, reference
+from tests.support.monitor import running_monitor
 from tests.support.processes import RunEmbedctl
 from tests.support.redis_server import RedisServer, emptied
 from tests.support.tls import tls_redis_server
@@ -241,6 +242,25 @@ def test_a_monitor_sees_jobs_and_workers_and_is_told_what_it_may_not(
         assert (refused.returncode, "does not let its user do this" in refused.stderr) == (77, True), refused.stderr
     assert job.status().done == 2
     raw.acl_log_reset()  # it was denied on purpose
+
+
+def test_the_metrics_of_the_backlog_need_no_other_user(
+    settings: Settings, environment: dict[str, str], raw: redis_py.Redis, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    enqueue_embeddings(["a text"], model="nobody-serves-it", hardware="dummy", settings=settings)
+    with running_monitor(environment, short_folder) as monitor:
+        eventually(lambda: monitor.metrics().get(("waiting_chunks", "dummy", "nobody-serves-it", "normal")) == 1)
+        eventually(lambda: monitor.metrics().get(("workers_alive", "dummy", "dummy")) == 1)
+        assert monitor.stop() == 0
+    raw.acl_setuser("monitor", enabled=True, commands=["-hmget"])  # as in the list of an older version
+    try:
+        with running_monitor(environment, short_folder) as monitor:
+            assert monitor.process.wait(60) == 77
+            assert "`embedctl config acl` makes the access list" in monitor.log.read_text()
+    finally:
+        raw.acl_setuser("monitor", enabled=True, commands=["+hmget"])
+        raw.acl_log_reset()
 
 
 @pytest.mark.slow

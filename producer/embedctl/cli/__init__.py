@@ -61,6 +61,7 @@ for _command in (
     stack.model,
     stack.bench,
     dashboard.flower,
+    dashboard.metrics,
     operate.doctor,
     operate.config,
 ):

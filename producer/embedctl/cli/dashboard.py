@@ -1,4 +1,4 @@
-"""The dashboard in a browser."""
+"""The dashboard in a browser, and the metrics of the backlog."""
 
 from __future__ import annotations
 
@@ -41,5 +41,29 @@ def flower(**given: Any) -> None:
     """
     settings = load_settings(**given)
     from embedctl.dashboard.serve import serve
+
+    serve(settings, lambda line: click.echo(line, err=True))
+
+
+@click.command()
+@option(
+    "--host",
+    "metrics_host",
+    help="The address to listen on; there is no password and no TLS. Default: the setting, 127.0.0.1.",
+)
+@option(
+    "--port",
+    "metrics_port",
+    type=click.IntRange(0, 65535),
+    help="The port to listen on; 0: any free port. Default: the setting, 0.",
+)
+def metrics(**given: Any) -> None:
+    """Serve what waits in Redis as metrics for Prometheus.
+
+    Runs until stopped with Ctrl-C, and needs the extra `metrics`. One such process is enough for a Redis; its user may
+    be monitor (`embedctl config acl`). Workers serve their own metrics if metrics_port is set.
+    """
+    settings = load_settings(**given)
+    from embedctl.monitoring.serve import serve
 
     serve(settings, lambda line: click.echo(line, err=True))

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from embedctl.monitoring.endpoint import Endpoint
 from embedctl.store.workers import HUNG_AFTER_S
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
-from embedctl_workers.serving.endpoint import Endpoint
 from embedctl_workers.serving.health import STUCK_AFTER_S, Health
 from embedctl_workers.serving.in_hand import Held, InHand
 

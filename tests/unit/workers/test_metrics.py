@@ -26,7 +26,15 @@ from embedctl_workers.serving.in_hand import Held, InHand
 from embedctl_workers.serving.metrics import RESULT_ANSWERS, STAGES, Metrics
 from embedctl_workers.serving.telemetry import Telemetry
 
-PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+RULES = ROOT / "deploy" / "prometheus" / "embedctl.rules.yml"
+#: What the page says of workers.
+PAGE = re.sub(
+    r"^## The backlog$.*?^## ",
+    "## ",
+    (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"),
+    flags=re.DOTALL | re.MULTILINE,
+)
 MODEL = "org/model"
 ENTRY = HardwareClass(backend="dummy", precision="int8")
 
@@ -207,15 +215,18 @@ def test_the_docs_name_no_metric_that_is_not_there(metrics: Metrics) -> None:
         assert name.removesuffix("_bucket") in known or name == "embedctl_", name
 
 
-def test_the_docs_examples_for_prometheus_are_yaml_with_labels_that_exist(metrics: Metrics) -> None:
-    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
-    assert blocks[0]["scrape_configs"][0]["job_name"] == "embedctl"
-    rules = blocks[1]["groups"][0]["rules"]
+def test_the_alerts_of_workers_ask_for_labels_that_exist(metrics: Metrics) -> None:
+    (block,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+    assert block["scrape_configs"][0]["job_name"] == "embedctl"
+    groups = yaml.safe_load((ROOT / "deploy" / "prometheus" / "embedctl.rules.yml").read_text(encoding="utf-8"))[
+        "groups"
+    ]
+    (rules,) = [group["rules"] for group in groups if group["name"] == "embedctl-workers"]
     assert len({rule["alert"] for rule in rules}) == len(rules) > 5
     everything(metrics)
     samples = [(sample.name, sample.labels) for family in metrics.registry.collect() for sample in family.samples]
     for rule in rules:
-        for name, label, wanted in re.findall(r'(embedctl_\w+)\{(\w+)="(\w+)"\}', rule["expr"]):
+        for name, label, wanted in re.findall(r'(embedctl_\w+)\{(\w+)="(\w+)"', rule["expr"]):
             assert any(name == found and labels.get(label) == wanted for found, labels in samples), rule
 
 

@@ -19,6 +19,7 @@ from celery.worker import state
 
 from embedctl.broker import Broker
 from embedctl.machine import machine_id, process_id
+from embedctl.monitoring.endpoint import Endpoint
 from embedctl.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
 from embedctl_config import keys, wire
@@ -35,7 +36,6 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder, locked, private_folder
 from embedctl_workers.models.names import names_of
 from embedctl_workers.serving import logs
-from embedctl_workers.serving.endpoint import Endpoint
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
 from embedctl_workers.serving.interrupts import answer_interrupts

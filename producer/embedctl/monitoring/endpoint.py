@@ -1,4 +1,4 @@
-"""A worker's HTTP endpoint: its metrics, and whether it is well and ready."""
+"""The HTTP endpoint of a process: its metrics, and whether it is well and ready."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 from embedctl_config.errors import SettingsError
-from embedctl_workers.serving.health import Health
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +28,23 @@ _PLAIN = "text/plain; charset=utf-8"
 MetricsPage = Callable[[str], tuple[str, bytes]]
 
 
+class Health(Protocol):
+    """Answers at once, without waiting for Redis."""
+
+    def illness(self) -> str:
+        """Why the process is not well, in one line; empty if it is."""
+        ...
+
+    def hindrance(self) -> str:
+        """Why the process is not ready, in one line; empty if it is."""
+        ...
+
+
 class Endpoint:
     """Serves `/metrics`, `/healthz` and `/readyz` while the context lasts.
 
     Args:
-        port: not 0.
+        port: 0 for any free port; `url` then names it.
 
     Raises:
         SettingsError: it can't listen on this host and port.
@@ -44,6 +55,7 @@ class Endpoint:
         self._server.metrics, self._server.health = metrics, health
         # Other machines need a name in place of "every address".
         shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host  # noqa: S104  (compared, not listened on)
+        port = self._server.server_address[1]
         self.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="endpoint", daemon=True
@@ -75,7 +87,7 @@ def _listen(host: str, port: int) -> _Server:
         if error.errno == errno.EADDRINUSE:
             raise SettingsError(
                 f"metrics_port: {port} of {host!r} is taken by another process; set EMBEDCTL_METRICS_PORT to a port of "
-                "this worker's own, or to 0 for none"
+                "this process's own, or to 0"
             ) from error
         raise SettingsError(f"metrics_port: can't listen on {port} of {host!r}: {error.strerror}") from error
 

@@ -1,0 +1,1 @@
+"""What a long-running process tells a monitoring system over HTTP."""

@@ -1,0 +1,43 @@
+"""Runs the monitor: watches Redis, listens, stops cleanly."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+
+from embedctl.broker import Broker
+from embedctl.monitoring.endpoint import Endpoint
+from embedctl.monitoring.watch import Watch
+from embedctl_config.errors import MissingExtra
+from embedctl_config.settings import Settings
+
+try:
+    from embedctl.monitoring.metrics import BacklogMetrics
+except ModuleNotFoundError as error:
+    raise MissingExtra("metrics", "`embedctl metrics`") from error
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
+    """Serve the metrics of the backlog until SIGTERM or Ctrl-C. While Redis is away, it waits.
+
+    Args:
+        say: called with one line that says where the metrics are.
+
+    Raises:
+        SettingsError: no Redis is configured, or the port can't be used.
+        NotPermitted: Redis' access list does not permit its user to look.
+        KeyboardInterrupt: it was stopped with Ctrl-C.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    broker = Broker.connect(settings)
+    watch = Watch(broker)
+    signal.signal(signal.SIGTERM, lambda *_: watch.stop())
+    with Endpoint(settings.metrics_host, settings.metrics_port, BacklogMetrics(watch).page, watch) as endpoint:
+        watch.start()
+        say(f"metrics and health: {endpoint.url}/metrics, /healthz, /readyz; stop with Ctrl-C")
+        try:
+            watch.wait()
+        finally:
+            watch.stop()
+            broker.close()

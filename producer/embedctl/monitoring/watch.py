@@ -1,0 +1,172 @@
+"""Sweeps over the active jobs again and again, and keeps the last complete sweep."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from embedctl.broker import Broker
+from embedctl.monitoring.backlog import Backlog
+from embedctl.store.backlog import START, check_access, read_slice
+from embedctl_config import keys
+from embedctl_config.errors import BrokerUnavailable, NotPermitted
+
+log = logging.getLogger(__name__)
+
+#: A sweep begins at most this often (seconds).
+INTERVAL_S = 5.0
+#: A round of a sweep begins no further slice after this; the next round follows after a pause (seconds).
+BUDGET_S, PAUSE_S = 1.0, 0.5
+#: A sweep that has not moved for this long (seconds) does more than wait for Redis, whose timeouts and retries are
+#: shorter.
+STUCK_AFTER_S = 300.0
+#: Most queues with live workers that are told apart.
+_MOST_SERVED = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a complete sweep found.
+
+    Attributes:
+        backlog: what waits.
+        alive: (hardware class, model) → live workers.
+        began: when it began, by the monotonic clock (seconds).
+        took_s: its duration, pauses included (seconds).
+        now_ms: when it began, by Redis' clock.
+    """
+
+    backlog: Backlog
+    alive: Mapping[tuple[str, str], int]
+    began: float
+    took_s: float
+    now_ms: int
+
+
+class Watch:
+    """Looks at Redis in a thread of its own. It is also the health of the process.
+
+    Args:
+        now: the monotonic clock, in seconds.
+    """
+
+    def __init__(self, broker: Broker, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._broker = broker
+        self._now = now
+        self._moved_at, self._reached_at = now(), -math.inf
+        self._trouble = ""
+        self._last: Sweep | None = None
+        self._stopping = threading.Event()
+        self._refused: NotPermitted | None = None
+        self._thread = threading.Thread(target=self._run, name="backlog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin nothing more. A call that waits for Redis is left behind."""
+        self._stopping.set()
+
+    def wait(self) -> None:
+        """Block until it is stopped.
+
+        Raises:
+            NotPermitted: Redis' access list does not permit its user to look.
+        """
+        self._stopping.wait()
+        if self._refused is not None:
+            raise self._refused
+
+    @property
+    def reaches_redis(self) -> bool:
+        """Whether the last call was answered, and lately."""
+        return not self._trouble and self._silent_s() <= keys.HEARTBEAT_TTL_S
+
+    def sweep(self) -> Sweep | None:
+        """The last complete sweep; None before the first, or if Redis has been silent since for too long."""
+        return self._last if self._silent_s() <= keys.HEARTBEAT_TTL_S else None
+
+    def age_s(self, sweep: Sweep) -> float:
+        """Seconds since a sweep began."""
+        return self._now() - sweep.began
+
+    def illness(self) -> str:
+        if not self._thread.is_alive():
+            return "the sweep over the jobs has ended"
+        if (still_s := self._now() - self._moved_at) > STUCK_AFTER_S:
+            return f"the sweep over the jobs has not moved for {still_s:.0f} s"
+        return ""
+
+    def hindrance(self) -> str:
+        if illness := self.illness():
+            return illness
+        if self._last is None:
+            return self._trouble or "the first sweep over the jobs is not complete"
+        if (silent_s := self._silent_s()) > keys.HEARTBEAT_TTL_S:
+            return f"Redis has not answered for {silent_s:.0f} s"
+        return ""
+
+    def _silent_s(self) -> float:
+        return self._now() - self._reached_at
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                began = self._now()
+                self.look()
+                self._stopping.wait(max(PAUSE_S, began + INTERVAL_S - self._now()))
+        except NotPermitted as error:
+            self._refused = error
+            self._stopping.set()
+
+    def look(self) -> None:
+        """Do one sweep. One that Redis does not answer to its end is given up.
+
+        Raises:
+            NotPermitted: Redis' access list does not permit its user to look.
+        """
+        try:
+            sweep = self._sweep()
+        except BrokerUnavailable as error:
+            if str(error) != self._trouble:
+                log.warning("%s", error)
+            self._moved_at, self._trouble = self._now(), str(error)
+            return
+        if sweep is not None:
+            self._last = sweep
+
+    def _sweep(self) -> Sweep | None:
+        """A complete sweep; None if it was stopped."""
+        began, now_ms = self._now(), self._broker.connection.now_ms()
+        check_access(self._broker.connection)
+        backlog, place = Backlog(), START
+        until = began + BUDGET_S
+        while place is not None:
+            found = read_slice(self._broker.connection, place)
+            backlog.add(found.jobs, found.unreadable)
+            place = found.next
+            self._answered()
+            if place is not None and self._now() >= until:
+                if self._stopping.wait(PAUSE_S):
+                    return None
+                until = self._now() + BUDGET_S
+        alive = self._alive()
+        self._answered()
+        return Sweep(backlog, alive, began, self._now() - began, now_ms)
+
+    def _answered(self) -> None:
+        self._moved_at = self._reached_at = self._now()
+        self._trouble = ""
+
+    def _alive(self) -> Counter[tuple[str, str]]:
+        alive: Counter[tuple[str, str]] = Counter()
+        for worker in self._broker.workers.alive():
+            for model in worker.models:
+                if (worker.hardware, model) in alive or len(alive) < _MOST_SERVED:
+                    alive[worker.hardware, model] += 1
+        return alive

@@ -1,0 +1,150 @@
+"""Reads how much of each active job waits, a slice of jobs at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embedctl.store.connection import Connection
+from embedctl.store.status import JobState
+from embedctl_config import keys
+
+#: Jobs that are read together.
+_SLICE = 200
+_FACTS = (
+    "state",
+    "hardware",
+    "model",
+    "lane",
+    "tenant",
+    "added",
+    "chunks_done",
+    "waiting_bytes",
+    "progressed_ms",
+)
+#: What a job has that was made without a lane and a tenant.
+_LANE, _TENANT = "normal", "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position in the list of active jobs: how many jobs with this score were read already."""
+
+    score: float | str = "-inf"
+    read: int = 0
+
+
+#: The first job.
+START = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """What waits of a job that has not ended.
+
+    Attributes:
+        chunks: chunks added and not yet encoded; workers may have begun some of them.
+        size: bytes of text stored and not yet encoded.
+        opened_ms: when the job was made, or opened again for a retry.
+        progressed_ms: when a chunk of it was last added or encoded.
+    """
+
+    hardware: str
+    model: str
+    lane: str
+    tenant: str
+    chunks: int
+    size: int
+    opened_ms: int
+    progressed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Jobs that were read together.
+
+    Attributes:
+        jobs: those that have not ended.
+        unreadable: how many of the others have facts that this version can't read.
+        next: where the next slice begins; None after the last one.
+    """
+
+    jobs: Sequence[WaitingJob]
+    unreadable: int
+    next: Place | None
+
+
+def check_access(connection: Connection) -> None:
+    """Read a job that there is not, so that a missing permission shows before the first job.
+
+    Raises:
+        BrokerUnavailable: Redis can't be reached.
+        NotPermitted: this user of Redis may not read jobs.
+    """
+    with connection.client() as client:
+        client.hmget(keys.job("0" * 8 + "-" + "0" * 6 + "-" + "0" * 10), *_FACTS)
+
+
+def read_slice(connection: Connection, place: Place) -> Slice:
+    """The next jobs of the list of active jobs.
+
+    The position is a score and not an index, so a job that ends meanwhile hides no other. A job that is opened again
+    may be read twice.
+
+    Raises:
+        BrokerUnavailable: Redis can't be reached.
+        NotPermitted: this user of Redis may not read jobs.
+    """
+    with connection.client() as client:
+        found = client.zrangebyscore(keys.ACTIVE, place.score, "+inf", start=place.read, num=_SLICE, withscores=True)
+        pipe = client.pipeline(transaction=False)
+        for job_id, _ in found:
+            pipe.hmget(keys.job(job_id.decode()), *_FACTS)
+        answers = [connection.answer_of(each) for each in pipe.execute(raise_on_error=False)] if found else []
+    jobs: list[WaitingJob] = []
+    unreadable = 0
+    for (_, score), answer in zip(found, answers, strict=True):
+        try:
+            job = _waiting(answer, int(score))
+        except (LookupError, TypeError, ValueError):
+            unreadable += 1
+        else:
+            if job is not None:
+                jobs.append(job)
+    return Slice(jobs, unreadable, _after(place, [score for _, score in found]))
+
+
+def _after(place: Place, scores: Sequence[float]) -> Place | None:
+    if len(scores) < _SLICE:
+        return None
+    last = scores[-1]
+    return Place(last, scores.count(last) + (place.read if last == place.score else 0))
+
+
+def _waiting(answer: Any, opened_ms: int) -> WaitingJob | None:
+    """What waits of a job; None if it is gone or has ended.
+
+    Raises:
+        TypeError: Redis refused to read it.
+        LookupError: a fact is missing.
+        ValueError: a fact is none.
+    """
+    facts: Mapping[str, str] = {
+        name: value.decode() for name, value in zip(_FACTS, answer, strict=True) if value is not None
+    }
+    if not facts or JobState(facts["state"]).ended:
+        return None
+    size = int(facts.get("waiting_bytes", -1))  # the oldest jobs do not count it
+    # A stopped job that is resumed has no text yet for chunks that were added once.
+    chunks = max(0, int(facts["added"]) - int(facts["chunks_done"])) if size else 0
+    return WaitingJob(
+        hardware=facts["hardware"],
+        model=facts["model"],
+        lane=facts.get("lane", _LANE),
+        tenant=facts.get("tenant", _TENANT),
+        chunks=chunks,
+        size=max(0, size),
+        opened_ms=opened_ms,
+        progressed_ms=int(facts["progressed_ms"]),
+    )

@@ -1,0 +1,186 @@
+"""What waits, read from thousands of active jobs in a real Redis."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from embedctl.broker import Broker
+from embedctl.monitoring import backlog as adding
+from embedctl.monitoring import watch as watching
+from embedctl.monitoring.backlog import OTHERS, Total
+from embedctl.monitoring.watch import Sweep, Watch
+from embedctl.store import backlog
+from embedctl.store.backlog import START, read_slice
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.support.redis_server import RedisServer
+from tests.support.store import add, new_job, payload, work
+
+
+def fake_jobs(raw: Any, count: int, score: int = 0, **facts: Any) -> None:
+    """Active jobs, each with ten chunks of which three are done, and 420 bytes to encode."""
+    pipe = raw.pipeline(transaction=False)
+    first = raw.incrby("made", count) - count + 1
+    for at in range(first, first + count):
+        job_id = f"20261121-073032-{at:010x}"
+        fields = {
+            "version": 5,
+            "state": "running",
+            "hardware": "cpu",
+            "model": "m",
+            "added": 10,
+            "chunks_done": 3,
+            "waiting_bytes": 420,
+            "progressed_ms": 1000 * at,
+            **facts,
+        }
+        pipe.hset(keys.job(job_id), mapping={name: value for name, value in fields.items() if value is not None})
+        pipe.zadd(keys.ACTIVE, {job_id: score or at})
+    pipe.execute()
+
+
+@pytest.fixture
+def watch(broker: Broker) -> Iterator[Watch]:
+    watch = Watch(broker)
+    yield watch
+    watch.stop()
+
+
+def swept(watch: Watch) -> Sweep:
+    watch.look()
+    sweep = watch.sweep()
+    assert sweep is not None
+    return sweep
+
+
+def test_what_waits_is_what_the_jobs_say(broker: Broker, watch: Watch) -> None:
+    before = broker.connection.now_ms()
+    first, second = new_job(broker, chunks=3), new_job(broker, chunks=2, model="other")
+    work(broker, first, 0)
+    (one, other) = (swept(watch).backlog.queues["dummy", model, "normal"] for model in ("dummy", "other"))
+    assert (one.jobs, one.chunks, one.size) == (1, 2, sum(len(payload(at)) for at in (1, 2)))
+    assert (other.jobs, other.chunks, other.size) == (1, 2, sum(len(payload(at)) for at in (0, 1)))
+    assert one.tokens == pytest.approx(one.size / 4.2)
+    assert before <= one.opened_ms <= one.progressed_ms <= broker.connection.now_ms()
+    for chunk in (1, 2):
+        work(broker, first, chunk)
+    broker.jobs.stop(second)
+    assert swept(watch).backlog.queues == {}  # they have ended, and the stopped one is still on the list
+
+
+def test_a_job_that_waits_for_its_producer_has_nothing_that_waits(broker: Broker, watch: Watch) -> None:
+    job_id = new_job(broker, chunks=1, seal=False)
+    work(broker, job_id, 0)
+    (total,) = swept(watch).backlog.queues.values()
+    assert total == Total(jobs=1)
+    add(broker, job_id, 1)
+    (total,) = swept(watch).backlog.queues.values()
+    assert (total.chunks, total.size) == (1, len(payload(1)))
+
+
+def test_thousands_of_jobs_are_read_in_slices(broker: Broker, raw: Any, watch: Watch) -> None:
+    fake_jobs(raw, 2500, tenant="a", lane="background")
+    fake_jobs(raw, 500, score=9_000_000_000_000)  # more than a slice at one moment
+    fake_jobs(raw, 7, state="cancelled", score=9_000_000_000_001)
+    before = raw.info("commandstats")
+    sweep = swept(watch)
+    after = raw.info("commandstats")
+    assert sweep.backlog.queues["cpu", "m", "background"].jobs == 2500
+    assert sweep.backlog.queues["cpu", "m", "normal"].chunks == 500 * 7
+    assert {name: total.jobs for name, total in sweep.backlog.tenants().items()} == {"a": 2500, "default": 500}
+    assert sweep.backlog.unreadable == 0
+    asked = {
+        name.removeprefix("cmdstat_"): stats["calls"] - before.get(name, {"calls": 0})["calls"]
+        for name, stats in after.items()
+    }
+    assert asked["zrangebyscore"] == 3007 // 200 + 1 + 1  # the last is that of the workers
+    assert asked["hmget"] == 3007 + 1
+    assert "hgetall" not in asked
+
+
+def test_a_job_that_ends_between_two_slices_hides_no_other(broker: Broker, raw: Any) -> None:
+    fake_jobs(raw, 450)
+    ids = raw.zrange(keys.ACTIVE, 0, -1)
+    one = read_slice(broker.connection, START)
+    raw.zrem(keys.ACTIVE, *ids[:100])
+    assert one.next is not None
+    two = read_slice(broker.connection, one.next)
+    assert two.next is not None
+    three = read_slice(broker.connection, two.next)
+    assert (len(one.jobs), len(two.jobs), len(three.jobs), three.next) == (200, 200, 50, None)
+
+
+def test_jobs_without_sense_are_counted_and_hide_no_other(raw: Any, watch: Watch) -> None:
+    fake_jobs(raw, 1, state="of a newer version")
+    fake_jobs(raw, 1, added="many")
+    fake_jobs(raw, 1, added=None)
+    fake_jobs(raw, 1)
+    fake_jobs(raw, 1, waiting_bytes=None)  # of an old version
+    raw.zadd(keys.ACTIVE, {"20261121-073032-aaaaaaaaaa": 1})  # gone
+    raw.zadd(keys.ACTIVE, {"20261121-073032-bbbbbbbbbb": 1})
+    raw.set(keys.job("20261121-073032-bbbbbbbbbb"), "no hash")
+    sweep = swept(watch)
+    assert sweep.backlog.unreadable == 4
+    assert [(total.jobs, total.chunks, total.size) for total in sweep.backlog.queues.values()] == [(2, 14, 420)]
+
+
+def test_tenants_beyond_the_most_are_one(raw: Any, watch: Watch) -> None:
+    for at in range(120):
+        fake_jobs(raw, 1, tenant=f"t{at}", waiting_bytes=1000 + at)
+    tenants = swept(watch).backlog.tenants()
+    assert len(tenants) == 101
+    assert set(tenants) == {OTHERS, *(f"t{at}" for at in range(20, 120))}
+    assert tenants[OTHERS].jobs == 20
+    assert sum(total.size for total in tenants.values()) == sum(range(1000, 1120))
+
+
+def test_memory_is_bounded(raw: Any, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adding, "_MOST_QUEUES", 3)
+    monkeypatch.setattr(adding, "_MOST_TENANTS", 3)
+    for at in range(10):
+        fake_jobs(raw, 1, tenant=f"t{at}", model=f"m{at}")
+    found = swept(watch).backlog
+    assert found.queues[OTHERS, OTHERS, OTHERS].jobs == found.tenants()[OTHERS].jobs == 7
+    assert (len(found.queues), len(found.tenants())) == (4, 4)
+
+
+def test_a_sweep_rests_when_its_time_is_over(raw: Any, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_jobs(raw, 1000)
+    rests = []
+    monkeypatch.setattr(watching, "BUDGET_S", 0.0)
+    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: rests.append(timeout))
+    assert swept(watch).backlog.queues["cpu", "m", "normal"].jobs == 1000
+    assert rests == [watching.PAUSE_S] * 5  # 1000 is a multiple of the slice
+
+
+@pytest.mark.parametrize("slice_of", [1, 3, 200])
+def test_each_job_is_read_once(broker: Broker, raw: Any, monkeypatch: pytest.MonkeyPatch, slice_of: int) -> None:
+    monkeypatch.setattr(backlog, "_SLICE", slice_of)
+    fake_jobs(raw, 4)
+    fake_jobs(raw, 7, score=2_000)
+    fake_jobs(raw, 5)
+    place, read = START, 0
+    while place is not None:
+        found = read_slice(broker.connection, place)
+        read, place = read + len(found.jobs), found.next
+    assert read == 16
+
+
+def test_while_redis_is_silent_nothing_is_told(own_redis: RedisServer, settings: Settings) -> None:
+    clock = [100.0]
+    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
+    watch = Watch(broker, now=lambda: clock[0])
+    assert (watch.sweep(), watch.reaches_redis) == (None, False)
+    watch.look()
+    assert watch.reaches_redis
+    own_redis.stop()
+    watch.look()
+    assert not watch.reaches_redis
+    assert watch.sweep() is not None  # it may come back soon
+    clock[0] += keys.HEARTBEAT_TTL_S + 1
+    assert watch.sweep() is None
+    broker.close()
