@@ -67,7 +67,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=512, help="jobs of a turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--singles", type=int, default=200, help="texts that are submitted one after the other")
-    parser.add_argument("--processes", type=int, default=2, help="processes that the callers are spread over")
     parser.add_argument("--other", type=Path, help="another checkout")
     parser.add_argument("--turn", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
