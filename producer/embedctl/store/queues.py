@@ -90,12 +90,12 @@ class Queues:
         """
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
-            pipe.llen(queue).zcount(keys.queue_workers(queue), now_ms, "+inf")
-            for at in range(most):
+            waiting, workers = pipe.llen(queue).zcount(keys.queue_workers(queue), now_ms, "+inf").execute()
+            share = -(-waiting // max(1, workers))
+            for at in range(min(most, share)):
                 pipe.lindex(queue, -1 - at)
-            waiting, workers, *messages = pipe.execute()
-        share = -(-waiting // max(1, workers))
-        return [ticket for message in messages[:share] if message and (ticket := queued_ticket(message))]
+            messages = pipe.execute()
+        return [ticket for message in messages if message and (ticket := queued_ticket(message))]
 
     def remove(self, queue: str, tickets: Sequence[QueuedTicket]) -> None:
         """Remove tickets that are still in their queue, near its end.

@@ -202,7 +202,8 @@ class ChunkRunner:
         share = None
         if is_small(claimed):
             self._encoding.wait_for_device()  # more chunks come meanwhile
-            self._gather(claimed, joined)
+            if not self.draining.is_set():
+                self._gather(claimed, joined)
         if joined:
             share, *shares = self._encoding.encode_together([claimed, *(each.claimed for each in joined)])
             for each, its_share in zip(joined, shares, strict=True):
