@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +11,8 @@ import redis as redis_py
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
+from embedctl.store import JobStore
+from embedctl.tickets import Ticket
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
@@ -88,7 +90,7 @@ def test_a_ticket_that_still_comes_finds_its_chunk_done(rig: Rig, settings: Sett
 def test_jobs_whose_options_decide_other_vectors_are_not_joined(
     rig: Rig, settings: Settings, raw: redis_py.Redis, options: dict[str, Any]
 ) -> None:
-    first, other = *submit(settings, 1), *submit(settings, 1, **options)
+    (first,), (other,) = submit(settings, 1), submit(settings, 1, **options)
     take(raw)
     rig.run(first)
     assert sizes(rig) == [3]
@@ -162,7 +164,8 @@ def test_a_job_that_is_cancelled_meanwhile_costs_the_others_nothing(
 def test_redis_that_goes_away_while_chunks_are_gathered_costs_the_claimed_ones_nothing(
     rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs, claim, claims = submit(settings, 3), rig.broker.jobs.claim, []
+    jobs, claim = submit(settings, 3), rig.broker.jobs.claim
+    claims: list[Any] = []
 
     def away_at_the_third(*args: Any, **options: Any) -> Any:
         claims.append(args)
@@ -189,7 +192,8 @@ def test_all_joined_chunks_are_held_while_they_are_encoded(
 ) -> None:
     """So a death over one of them is a death over each, and the watchdog sees all of them move."""
     jobs = submit(settings, 3)
-    forward, held = rig.backend.forward, []
+    forward = rig.backend.forward
+    held: list[tuple[str, bool, bool]] = []
 
     def look(*args: Any) -> Any:
         held.extend((each.job_id, each.on_device, each.moving_since is not None) for each in rig.runner.in_hand.all())
@@ -198,3 +202,37 @@ def test_all_joined_chunks_are_held_while_they_are_encoded(
     monkeypatch.setattr(rig.backend, "forward", look)
     rig.run(jobs[0])
     assert sorted(held) == sorted((job.id, True, True) for job in jobs)
+
+
+def test_a_message_that_names_no_chunk_is_left_in_its_queue(
+    rig: Rig, settings: Settings, raw: redis_py.Redis, broker: Broker
+) -> None:
+    first, other = submit(settings, 2)
+    raw.delete(QUEUE)
+    broker.tickets.forward([Ticket(QUEUE, other.id, chunk, {}) for chunk in (-1, 2**40, cast(int, "0"))])
+    raw.rpush(QUEUE, b"no message at all")
+    rig.run(first)
+    assert (first.status().done, other.status().claims, raw.llen(QUEUE)) == (3, 0, 4)
+
+
+def test_more_than_a_hundred_threads_may_wait_at_once(broker: Broker) -> None:
+    with broker.connection.client() as client:
+        pool = client.connection_pool
+        taken = [pool.get_connection() for _ in range(120)]
+        for each in taken:
+            pool.release(each)
+
+
+def test_a_short_submission_renews_its_right_only_to_seal(
+    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+    hold = JobStore.hold
+
+    def counted(self: JobStore, job_id: str, *args: Any, **options: Any) -> bool:
+        held.append(job_id)
+        return hold(self, job_id, *args, **options)
+
+    monkeypatch.setattr(JobStore, "hold", counted)
+    monkeypatch.setattr("embedctl.submission._SHORT_S", 60.0)
+    assert held == [submit(settings, 1)[0].id]

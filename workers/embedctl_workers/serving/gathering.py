@@ -14,6 +14,7 @@ from embedctl.store import JobStatus
 from embedctl.store.queues import QueuedTicket, Queues
 from embedctl_config import keys
 from embedctl_workers.serving.claimed import ClaimedChunk
+from embedctl_workers.serving.messages import names_a_chunk
 
 #: A token is about so many bytes of text.
 _TOKEN_BYTES = 4
@@ -54,7 +55,9 @@ class Gathering:
         alike = [
             Candidate(ticket, job)
             for ticket in tickets
-            if (job := jobs.get(ticket.job_id)) is not None and _are_alike(claimed.job, job)
+            if names_a_chunk(ticket.job_id, ticket.chunk)
+            and (job := jobs.get(ticket.job_id)) is not None
+            and _are_alike(claimed.job, job)
         ]
         return self._unclaimed(list(_up_to(_room(claimed) - len(claimed.payload), alike)))
 
