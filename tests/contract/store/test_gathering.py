@@ -11,7 +11,7 @@ import redis as redis_py
 
 from embedctl import Job, enqueue_embeddings
 from embedctl.broker import Broker
-from embedctl.store import JobStore
+from embedctl.store import Doubts, JobStore
 from embedctl.tickets import Ticket
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
@@ -75,6 +75,7 @@ def test_small_jobs_that_wait_are_encoded_in_one_batch(rig: Rig, settings: Setti
     assert rig.runner.in_hand.all() == []
     assert rig.value("records_total", outcome="done") == 15
     assert rig.value("batch_seconds_count") == 1
+    assert [rig.value("stage_seconds_count", stage=stage) for stage in ("tokenise", "encode", "store")] == [5, 5, 5]
 
 
 def test_a_ticket_that_still_comes_finds_its_chunk_done(rig: Rig, settings: Settings) -> None:
@@ -236,3 +237,19 @@ def test_a_short_submission_renews_its_right_only_to_seal(
     monkeypatch.setattr(JobStore, "hold", counted)
     monkeypatch.setattr("embedctl.submission._SHORT_S", 60.0)
     assert held == [submit(settings, 1)[0].id]
+
+
+def test_a_worker_that_falls_sick_over_a_common_batch_notes_it_at_every_chunk_of_it(
+    rig: Rig, settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = submit(settings, 3)
+
+    def useless(*_: Any) -> Vectors:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(rig.backend, "forward", useless)
+    rig.run(jobs[0])
+    assert rig.left == [71]
+    for job in jobs:
+        doubts = Doubts.parse(raw.hget(keys.attempts(job.id), "0:doubts"))
+        assert (list(doubts.sick), job.status().failed) == (["me"], 0)

@@ -122,7 +122,8 @@ class ChunkEncoding:
             sum(int(each.sum()) for each in lengths),
             sum(backend.positions(each) for each in lengths),
         )
-        self._telemetry.staged(first.held.model, "encode", now - use.began)
+        for _ in together:  # each of them took that time
+            self._telemetry.staged(first.held.model, "encode", now - use.began)
         self._meter.encoded(first.held.model, work, began=use.began, ended=now)
 
     def encode(self, claimed: ClaimedChunk, share: Share | None = None) -> EncodedChunk | None:

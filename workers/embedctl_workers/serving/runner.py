@@ -292,7 +292,10 @@ class ChunkRunner:
         held, job = claimed.held, claimed.job
         encoded = self._encoding.encode(claimed, share)
         if encoded is None or self.sick is not None:  # another thread may have found out that these vectors are wrong
-            self._store.give_back(held, delay_s=0)
+            # Of several chunks in a batch, any may have left this worker of no use.
+            shared = self.sick is not None and share is not None
+            doubts = (held.doubts or Doubts()).with_sick(self._instance, None) if shared else None
+            self._store.give_back(held, delay_s=0, doubts=doubts)
             self._broker.tickets.send(job.queue, held.job_id, [held.chunk], version=job.version)
         elif second_word.counts(encoded, held.doubts, self._instance, partial(self._others, job.queue)):
             self._unsure.end()
