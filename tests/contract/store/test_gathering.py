@@ -251,5 +251,6 @@ def test_a_worker_that_falls_sick_over_a_common_batch_notes_it_at_every_chunk_of
     rig.run(jobs[0])
     assert rig.left == [71]
     for job in jobs:
-        doubts = Doubts.parse(raw.hget(keys.attempts(job.id), "0:doubts"))
-        assert (list(doubts.sick), job.status().failed) == (["me"], 0)
+        noted = raw.hget(keys.attempts(job.id), "0:doubts")
+        assert isinstance(noted, bytes)
+        assert (list(Doubts.parse(noted).sick), job.status().failed) == (["me"], 0)
