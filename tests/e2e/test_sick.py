@@ -146,7 +146,10 @@ def test_a_bad_record_does_not_wait_for_a_worker_that_is_busy(
     settings = load_settings(environment)
     assert settings.reissue_s == 60
     busy = start_worker("poison")
-    long = [enqueue_embeddings([f"{at} hang-encoder"], hardware="poison", settings=settings) for at in range(2)]
+    long = [  # with other options each: they share no batch, so each keeps a thread busy
+        enqueue_embeddings([f"{at} hang-encoder"], normalize=bool(at), hardware="poison", settings=settings)
+        for at in range(2)
+    ]
     eventually(lambda: all(job.status().claims for job in long))
     start_worker("poison")
     job = enqueue_embeddings(texts, hardware="poison", settings=settings)

@@ -98,6 +98,10 @@ def answers_by(deadline: float | None) -> Iterator[None]:
         _answers_by.reset(token)
 
 
+#: A thread that waits holds one connection. redis-py's own limit is 100, and it raises at the next one.
+_MOST_CONNECTIONS = 10_000
+
+
 class _BoundedRetry(Retry):
     """Retries only the outermost call, and only until the deadline of :func:`answers_by`.
 
@@ -171,6 +175,7 @@ class Connection:
                 socket_connect_timeout=3,
                 **({} if url.startswith("unix:") else {"socket_keepalive": True}),
                 health_check_interval=10,
+                max_connections=_MOST_CONNECTIONS,
                 retry=_BoundedRetry(ExponentialBackoff(cap=1, base=0.05), 3),
                 retry_on_error=[redis.exceptions.ReadOnlyError],
                 **tls,

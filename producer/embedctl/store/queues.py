@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,21 @@ class Waiting:
     sent_ms: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class QueuedTicket:
+    """A ticket that waits in a queue.
+
+    Attributes:
+        message: as it is in the queue.
+        facts: as in :class:`~embedctl.tickets.Ticket`.
+    """
+
+    message: bytes
+    job_id: str
+    chunk: int
+    facts: Mapping[str, Any]
+
+
 class Queues:
     """The queues of tickets, which are Celery's lists."""
 
@@ -61,6 +76,38 @@ class Queues:
                 for tickets, ticket in zip(answers[::2], answers[1::2], strict=True)
             ]
         return found
+
+    def next_tickets(self, queue: str, most: int, *, now_ms: int) -> list[QueuedTicket]:
+        """The tickets that would be taken next, which stay in their queue: at most one worker's share of all.
+
+        Messages that are not tickets of a known version are left out.
+
+        Args:
+            now_ms: by about Redis' clock.
+
+        Raises:
+            BrokerUnavailable: Redis can't be reached.
+        """
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            waiting, workers = pipe.llen(queue).zcount(keys.queue_workers(queue), now_ms, "+inf").execute()
+            share = -(-waiting // max(1, workers))
+            for at in range(min(most, share)):
+                pipe.lindex(queue, -1 - at)
+            messages = pipe.execute()
+        return [ticket for message in messages if message and (ticket := queued_ticket(message))]
+
+    def remove(self, queue: str, tickets: Sequence[QueuedTicket]) -> None:
+        """Remove tickets that are still in their queue, near its end.
+
+        Raises:
+            BrokerUnavailable: Redis can't be reached.
+        """
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for ticket in tickets:
+                pipe.lrem(queue, -1, ticket.message)
+            pipe.execute()
 
     def oldest(self, queues: Sequence[str]) -> list[int | None]:
         """The send time of the oldest tickets in each of these queues, in ms by approximately Redis' clock.
@@ -101,15 +148,21 @@ def _not_before_its_job(ticket: bytes) -> int | None:
 
 def job_of(ticket: bytes) -> str | None:
     """The id of a ticket's job; None if this is not a ticket, or one of a later version."""
-    if len(ticket) > _LARGEST_TICKET:
+    found = queued_ticket(ticket)
+    return None if found is None else found.job_id
+
+
+def queued_ticket(message: bytes) -> QueuedTicket | None:
+    """The ticket in a message; None if this is not a ticket, or one of a later version."""
+    if len(message) > _LARGEST_TICKET:
         return None
     try:
-        (job_id, _), facts, *_ = _body(ticket)
+        (job_id, chunk), facts, *_ = _body(message)
         version = facts.get("version", 1)
         known = keys.is_job_id(job_id) and type(version) is int and version <= wire.VERSION
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return job_id if known else None
+    return QueuedTicket(message, job_id, chunk, facts) if known else None
 
 
 def _body(ticket: bytes) -> Any:

@@ -212,16 +212,19 @@ class WorkerRegistry:
 
     def count(self, queue: str) -> int:
         """How many live workers consume a queue."""
-        now = self._connection.now_ms()
+        return self._count(queue, self._connection.now_ms())
+
+    def _count(self, queue: str, now_ms: int) -> int:
         with self._connection.client() as client:
-            return int(client.zcount(keys.queue_workers(queue), now, "+inf"))
+            return int(client.zcount(keys.queue_workers(queue), now_ms, "+inf"))
 
     def serving(self, hardware: str, model: str, version: int) -> tuple[int, int]:
         """How many live workers of a class and a model take jobs of this version, and how many leave them alone.
 
-        The latter are older than the version. Who they are may be as old as :meth:`offers`.
+        The latter are older than the version. Who they are may be as old as :meth:`offers`. This is for people, so the
+        time is about Redis', and not asked for.
         """
-        live = self.count(keys.queue(hardware, model))
+        live = self._count(keys.queue(hardware, model), self._connection.about_now_ms())
         if not live or version == 1:  # every worker knows that version
             return live, 0
         offered = (offer for name, offer in self.offers().items() if name[:2] == (hardware, model))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,6 +76,11 @@ class ChunkEncoder:
         self.known_good: SelfCheck | None = None
         self._token_budget = token_budget
 
+    @property
+    def token_budget(self) -> int:
+        """Upper bound of a batch's size in tokens."""
+        return self._token_budget
+
     def dim_of(self, options: Mapping[str, Any]) -> int:
         """Length of the vectors of a job with these options."""
         dimensions = options.get("dimensions")
@@ -132,11 +136,18 @@ class ChunkEncoder:
             return prepared
         return replace(prepared, pieces=[prepared.tokens_of(rows).select(rows) for rows in prepared.batches])
 
-    def encode(self, prepared: Prepared, use: DeviceUse = SOLE_USE, launcher: Launcher | None = None) -> EncodedChunk:
+    def encode(
+        self,
+        prepared: Prepared,
+        use: DeviceUse = SOLE_USE,
+        launcher: Launcher | None = None,
+        vectors: Vectors | None = None,
+    ) -> EncodedChunk:
         """Run the device. The chunk stays as it was prepared.
 
         Args:
             launcher: begins the batches if the backend joins them; None: the calling thread does.
+            vectors: of this chunk, by :meth:`encode_together`; the device is then used only for rows that failed.
 
         Raises:
             Stopped: by `use`.
@@ -146,7 +157,12 @@ class ChunkEncoder:
         encoded = np.full((len(prepared.tokens.lengths), self.backend.dim), np.nan, np.float32)
         bad: dict[int, tuple[ErrorCode, str]] = {}
         batches = Batches(self.backend, prepared, encoded, bad, use.on_batch, self.check_worker)
-        if launcher is not None and prepared.pieces:
+        if vectors is not None:
+            at = 0
+            for rows in prepared.batches:
+                batches.keep(rows, vectors[at : at + len(rows)])
+                at += len(rows)
+        elif launcher is not None and prepared.pieces:
             self._encode_joined(prepared, use, launcher, batches)
         else:
             self._encode_in_turn(prepared.batches, use, batches)
@@ -156,6 +172,30 @@ class ChunkEncoder:
                 self._try_again(batches, bad, use)
         self._remember_limits(batches.too_large)
         return self._assemble(prepared, encoded, bad, batches.elsewhere)
+
+    def encode_together(self, chunks: Sequence[Prepared], use: DeviceUse = SOLE_USE) -> list[Vectors]:
+        """Encode the rows of several chunks in common batches.
+
+        Args:
+            chunks: with equal :attr:`~Prepared.key`; each has batches.
+
+        Returns:
+            For each chunk float32, rows × dim of the backend, in the order of its batches. A row whose output holds
+            infinity or NaN is as the backend left it.
+
+        Raises:
+            Exception: whatever the backend or `use` raises; no row is known to be to blame.
+        """
+        tokens = Tokens.joined([each.tokens.select(np.concatenate(each.batches)) for each in chunks])
+        vectors = np.empty((len(tokens.lengths), self.backend.dim), np.float32)
+        with use.turn():
+            for rows in self._cut(tokens.lengths):
+                use.check_wanted()
+                output = self.backend.forward(tokens, rows)
+                vectors[rows] = self.backend.finish(output, normalize=chunks[0].unit)
+                use.on_batch(int(tokens.lengths[rows].sum()))
+        ends = np.cumsum([sum(map(len, each.batches)) for each in chunks])
+        return np.split(vectors, ends[:-1])
 
     def _encode_in_turn(self, rows: Collection[Rows], use: DeviceUse, batches: Batches) -> None:
         with use.turn():
@@ -286,13 +326,10 @@ class ChunkEncoder:
             first = int(windows.text.max()) + 1
             rows = np.flatnonzero(np.isin(windows.text, wanted))
             parts = [rows] if tokens.prompt_tokens is None else [rows[rows < first], rows[rows >= first]]
-        cut = partial(
-            batches_of,
-            token_budget=self._token_budget,
-            batch_cost=self.backend.batch_cost,
-            by_sum=self.backend.budget_by_sum,
-        )
-        return [part[batch] for part in parts for batch in cut(tokens.lengths[part])]
+        return [part[batch] for part in parts for batch in self._cut(tokens.lengths[part])]
+
+    def _cut(self, lengths: Rows) -> list[Rows]:
+        return batches_of(lengths, self._token_budget, self.backend.batch_cost, by_sum=self.backend.budget_by_sum)
 
     def _tokenize(
         self, texts: Sequence[str], prompt: str | None, about: Mapping[str, object] | None

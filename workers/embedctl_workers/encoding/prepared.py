@@ -46,6 +46,13 @@ class Prepared:
         """Whether the backend is to normalise."""
         return self.normalize and not self.postprocess
 
+    @property
+    def key(self) -> object:
+        """Equal for chunks of one encoder whose rows may be in one batch; None if no other chunk's may."""
+        if self.windows is not None or not self.batches:
+            return None
+        return self.unit, self.tokens.prompt_tokens, frozenset(self.tokens.columns)
+
     def tokens_of(self, batch: Rows) -> Tokens:
         """The tokens for a batch. Only the first window of a text begins with the prompt."""
         return self.tokens if batch[0] < self.texts else replace(self.tokens, prompt_tokens=None)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 from embedctl.store import Doubts
+from embedctl_config.errors import DeviceLost
+from embedctl_workers.arrays.tokens import Vectors
 from embedctl_workers.backends.base import Backend, WarmsThreads
 from embedctl_workers.encoding.careful import encode_carefully
 from embedctl_workers.encoding.device_use import DeviceUse, Stopped
@@ -68,8 +71,68 @@ class ChunkEncoding:
                 except Exception as error:  # noqa: BLE001  (chunks may still be encoded, or tell what is wrong)
                     log.warning("the thread that begins batches is not warmed up: %s", first_line(error))
 
-    def encode(self, claimed: ClaimedChunk) -> EncodedChunk | None:
+    def wait_for_device(self) -> None:
+        """Wait until no thread uses the device; the next moment, one may."""
+        with self._device.lock:
+            pass
+
+    def encode_together(self, chunks: Sequence[ClaimedChunk]) -> list[Share | None]:
+        """Encode chunks of one encoder in common batches.
+
+        Returns:
+            For each chunk its share, for :meth:`encode`; None for a chunk that is to be encoded by itself.
+
+        Raises:
+            DeviceLost: by the backend.
+        """
+        prepared = [self._prepared_to_join(each) for each in chunks]
+        key = next((each.key for each in prepared if each), None)
+        joined = [at for at, each in enumerate(prepared) if each and each.key is not None and each.key == key]
+        shares: list[Share | None] = [Share(each, None) if each else None for each in prepared]
+        if len(joined) < 2:
+            return shares
+        use = _CommonTurn(self._device, [chunks[at].held for at in joined])
+        together = [each for at in joined if (each := prepared[at])]
+        try:
+            vectors = chunks[joined[0]].encoder.encode_together(together, use)
+        except DeviceLost:
+            raise
+        except Exception as error:  # noqa: BLE001  (each chunk finds out by itself what is to blame)
+            if not isinstance(error, Stopped):
+                log.warning("a batch of %d chunks failed (%s): trying each alone", len(joined), type(error).__name__)
+            return shares
+        finally:
+            use.end()
+        self._note_common(chunks[joined[0]], together, use)
+        for at, found in zip(joined, vectors, strict=True):
+            shares[at] = Share(cast(Prepared, prepared[at]), found)
+        return shares
+
+    def _prepared_to_join(self, claimed: ClaimedChunk) -> Prepared | None:
+        """A prepared chunk; None if that fails, so that it fails once more by itself."""
+        try:
+            return self._prepare(claimed)
+        except Exception as error:  # noqa: BLE001  (raised again when it is encoded by itself)
+            log.info("the chunk is not joined to others (%s)", type(error).__name__, extra=claimed.held.fields)
+            return None
+
+    def _note_common(self, first: ClaimedChunk, together: Sequence[Prepared], use: _CommonTurn) -> None:
+        now, backend = time.monotonic(), first.encoder.backend
+        lengths = [each.tokens.lengths[rows] for each in together for rows in each.batches]
+        work = Work(
+            sum(each.rows for each in together),
+            sum(int(each.sum()) for each in lengths),
+            sum(backend.positions(each) for each in lengths),
+        )
+        for _ in together:  # each of them took that time
+            self._telemetry.staged(first.held.model, "encode", now - use.began)
+        self._meter.encoded(first.held.model, work, began=use.began, ended=now)
+
+    def encode(self, claimed: ClaimedChunk, share: Share | None = None) -> EncodedChunk | None:
         """Encode a chunk; None if the worker is to stop first, or another suspect chunk is encoded alone.
+
+        Args:
+            share: what :meth:`encode_together` has done of it.
 
         Raises:
             Stopped: the chunk is no longer wanted.
@@ -78,7 +141,7 @@ class ChunkEncoding:
             Exception: the chunk fails even record by record.
         """
         try:
-            return self._encode_alone(claimed) if claimed.is_suspect else self._encode_beside_others(claimed)
+            return self._encode_alone(claimed) if claimed.is_suspect else self._encode_beside_others(claimed, share)
         except _Draining:
             return None
         finally:
@@ -93,9 +156,13 @@ class ChunkEncoding:
         with self._device.lock:
             encoder.check_worker()
 
-    def _encode_beside_others(self, claimed: ClaimedChunk) -> EncodedChunk:
+    def _encode_beside_others(self, claimed: ClaimedChunk, share: Share | None) -> EncodedChunk:
         try:
-            return self._encode_at_once(claimed, self._prepare(claimed))
+            if share is not None and share.vectors is not None:
+                use = _TurnsByRecord(self._device, claimed.held)
+                use.check_wanted()
+                return claimed.encoder.encode(share.prepared, use, vectors=share.vectors)
+            return self._encode_at_once(claimed, share.prepared if share else self._prepare(claimed))
         except NOT_OF_A_RECORD:
             raise
         except Exception as error:
@@ -182,6 +249,18 @@ class ChunkEncoding:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A chunk's share of common batches.
+
+    Attributes:
+        vectors: as by :meth:`ChunkEncoder.encode_together`; None if the batches failed, or the chunk was in none.
+    """
+
+    prepared: Prepared
+    vectors: Vectors | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Device:
     """The device of this process, and who is told of its progress."""
 
@@ -240,6 +319,27 @@ class _OneTurn(_HeldUse):
         before, self._batch_began = self._batch_began, time.monotonic()
         self._device.telemetry.batched(self._held.model, self._batch_began - before)
         super().on_batch(tokens)
+
+
+class _CommonTurn(_OneTurn):
+    """The use by several chunks that share batches; it ends early only if none of them is wanted."""
+
+    def __init__(self, device: _Device, chunks: Sequence[Held]) -> None:
+        super().__init__(device, chunks[0])
+        self._chunks = chunks
+
+    def check_wanted(self) -> None:
+        if not self.began:
+            self.began = self._batch_began = self._begin()
+            for held in self._chunks:
+                held.on_device, held.moving_since = True, self.began
+        if all(held.unwanted.is_set() for held in self._chunks):
+            raise Stopped
+
+    def end(self) -> None:
+        """No chunk is on the device any more."""
+        for held in self._chunks:
+            held.moving_since, held.on_device = None, False
 
 
 class _TurnsByRecord(_HeldUse):

@@ -14,6 +14,7 @@ from typing import Any
 import kombu.compression
 from celery.worker.consumer import Consumer
 
+from embedctl_config import keys
 from embedctl_config.celery_app import TASK
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ MAX_HEADERS_LENGTH = 16 * 1024
 #: programs add theirs, and OpenTelemetry's `baggage` may have 8,192 characters.
 _MAX_HEADER = 8 * 1024
 _MAX_HEADERS = 64
+#: A chunk's number is also the position of its bit in a bitmap, and a bitmap of Redis has this many bits.
+_MOST_CHUNKS = 2**32
 
 
 class CheckingConsumer(Consumer):
@@ -66,6 +69,14 @@ def flaw_of(headers: Any, body: Any) -> str:
     if headers.get("task") != TASK or not isinstance(headers.get("id"), str):
         return "it names another task, or none"
     return ""
+
+
+def names_a_chunk(*args: Any) -> bool:
+    """Whether these arguments, which may be anything, are those of a ticket."""
+    if len(args) != 2:
+        return False
+    job_id, chunk = args
+    return isinstance(job_id, str) and keys.is_job_id(job_id) and type(chunk) is int and 0 <= chunk < _MOST_CHUNKS
 
 
 def inflate_nothing() -> None:

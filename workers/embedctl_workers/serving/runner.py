@@ -8,11 +8,13 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NoReturn
 
 from embedctl.broker import Broker
 from embedctl.store import Claim, ClaimAnswer, Doubts, JobStatus
+from embedctl.store.queues import QueuedTicket
 from embedctl.tickets import Ticket
 from embedctl_config import wire
 from embedctl_config.errors import (
@@ -20,6 +22,7 @@ from embedctl_config.errors import (
     BrokerUnavailable,
     DeviceLost,
     JobError,
+    NotPermitted,
     SettingsError,
     WireError,
     WireForeign,
@@ -31,9 +34,10 @@ from embedctl_workers.encoding.encoder import ChunkEncoder, EncodedChunk
 from embedctl_workers.redaction import first_line, redacted, redacted_exc_info
 from embedctl_workers.serving import second_word
 from embedctl_workers.serving.backoff import backoff_s
-from embedctl_workers.serving.chunk_encoding import ChunkEncoding
+from embedctl_workers.serving.chunk_encoding import ChunkEncoding, Share
 from embedctl_workers.serving.chunk_store import ChunkStore
 from embedctl_workers.serving.claimed import ClaimedChunk
+from embedctl_workers.serving.gathering import Candidate, Gathering, is_small, may_be_joined
 from embedctl_workers.serving.in_hand import Held, InHand
 from embedctl_workers.serving.isolation import Isolation
 from embedctl_workers.serving.telemetry import Telemetry
@@ -81,6 +85,7 @@ class ChunkRunner:
         self._doubted = second_word.DoubtedChunks()
         self._unsure = second_word.UnsureStreak()
         self._isolation = Isolation()
+        self._gathering = Gathering(broker)
         self.in_hand = InHand()
         self.draining, self.hurrying = threading.Event(), threading.Event()
         self.sick: WorkerSick | None = None
@@ -118,9 +123,12 @@ class ChunkRunner:
             if self.draining.is_set():  # perhaps since a suspect chunk was isolated
                 self._returned.append(ticket)
                 return
-            self._run_safely(held, ticket)
-        if held.rest_s:
-            self.draining.wait(held.rest_s)
+            joined: list[_Joined] = []
+            self._safely(held, ticket, lambda: self._run(held, ticket, joined))
+            for each in joined:
+                self._safely(each.claimed.held, each.ticket, partial(self._finish, each.claimed, each.share))
+        if rest_s := max(each.rest_s for each in (held, *(other.claimed.held for other in joined))):
+            self.draining.wait(rest_s)
 
     def return_tickets(self) -> None:
         """Send on the tickets that this worker could not handle: a newer worker may, or this one at a better time.
@@ -137,10 +145,10 @@ class ChunkRunner:
             self._returned.extend(tickets)
             raise
 
-    def _run_safely(self, held: Held, ticket: Ticket) -> None:
-        """Run a ticket; whatever is raised, see to it that there will be another one."""
+    def _safely(self, held: Held, ticket: Ticket, work: Callable[[], None]) -> None:
+        """Do the work of a ticket; whatever is raised, see to it that there will be another one."""
         try:
-            self._run(held, ticket)
+            work()
         except WorkerSick as error:
             self._fall_sick(error, held, ticket)
         except Stopped:
@@ -177,7 +185,8 @@ class ChunkRunner:
         finally:
             self.in_hand.drop(held)
 
-    def _run(self, held: Held, ticket: Ticket) -> None:
+    def _run(self, held: Held, ticket: Ticket, joined: list[_Joined]) -> None:
+        """Do what a ticket says; `joined` gets chunks that were claimed to be encoded with its own."""
         job = self._job(held.job_id)
         if job.precision != self._hardware.precision:
             # Two hosts configure a class of this name differently.
@@ -189,9 +198,25 @@ class ChunkRunner:
             held.rest_s = rest_s
             self._broker.tickets.forward([ticket])
             return
+        claimed = self._claimed(held, job, ticket)
+        if claimed is None:
+            return
+        share = None
+        if is_small(claimed):
+            self._encoding.wait_for_device()  # more chunks come meanwhile
+            if not self.draining.is_set():
+                self._gather(claimed, joined)
+        if joined:
+            share, *shares = self._encoding.encode_together([claimed, *(each.claimed for each in joined)])
+            for each, its_share in zip(joined, shares, strict=True):
+                each.share = its_share
+        self._finish(claimed, share)
+
+    def _claimed(self, held: Held, job: JobStatus, ticket: Ticket) -> ClaimedChunk | None:
+        """Claim a chunk and read its text; None if Redis says no, or the text is damaged."""
         claim = self._claim(held, ticket)
         if claim is None:
-            return
+            return None
         self.in_hand.take(held)
         try:
             text = self._store.text(held, claim)
@@ -200,8 +225,38 @@ class ChunkRunner:
             chunk = wire.decode_input(text)
         except WireError as error:  # of a newer format too: in a job of this worker's version that is damage
             self._tell_unreadable(job, held, error)
-            return
-        self._finish(ClaimedChunk(held, job, self._encoders[held.model], text, chunk, claim.given_up))
+            return None
+        return ClaimedChunk(held, job, self._encoders[held.model], text, chunk, claim.given_up)
+
+    def _gather(self, claimed: ClaimedChunk, joined: list[_Joined]) -> None:
+        """Claim waiting chunks that may be encoded with this one. If that fails, it is encoded with fewer."""
+        queue = claimed.job.queue
+        try:
+            for candidate in self._gathering.candidates(claimed):
+                found = self._take(candidate, claimed.held.model)
+                joined += [found] if found else []
+            self._gathering.took(queue, [each.queued for each in joined])
+        except (BrokerUnavailable, NotPermitted) as error:
+            log.info("no more chunks are joined to it: %s", error, extra=claimed.held.fields)
+
+    def _take(self, candidate: Candidate, model: str) -> _Joined | None:
+        """Claim a waiting chunk; None if it is left to its ticket."""
+        queued, job = candidate.ticket, candidate.job
+        ticket = Ticket(job.queue, queued.job_id, queued.chunk, queued.facts)
+        held = Held(queued.job_id, queued.chunk, secrets.token_hex(8), model)
+        try:
+            claimed = self._claimed(held, job, ticket)
+            if claimed is not None and may_be_joined(claimed):
+                return _Joined(queued, ticket, claimed)
+            if claimed is not None:  # it has failed since we looked
+                self._store.give_back(held, delay_s=0)
+        except JobError as error:
+            log.info("the chunk is not wanted: %s", error, extra=held.fields)
+        except BaseException:
+            self.in_hand.drop(held)
+            raise
+        self.in_hand.drop(held)
+        return None
 
     def _has_other_files(self, job_id: str, model: str) -> bool:
         """Whether the name in an unclaimed job, here another spelling of `model`, means other files elsewhere.
@@ -234,12 +289,15 @@ class ChunkRunner:
         held.attempt, held.doubts = claim.attempt, claim.doubts
         return claim
 
-    def _finish(self, claimed: ClaimedChunk) -> None:
+    def _finish(self, claimed: ClaimedChunk, share: Share | None = None) -> None:
         """Encode a chunk, and store its result or leave it to another worker."""
         held, job = claimed.held, claimed.job
-        encoded = self._encoding.encode(claimed)
+        encoded = self._encoding.encode(claimed, share)
         if encoded is None or self.sick is not None:  # another thread may have found out that these vectors are wrong
-            self._store.give_back(held, delay_s=0)
+            # Of several chunks in a batch, any may have left this worker of no use.
+            shared = self.sick is not None and share is not None
+            doubts = (held.doubts or Doubts()).with_sick(self._instance, None) if shared else None
+            self._store.give_back(held, delay_s=0, doubts=doubts)
             self._broker.tickets.send(job.queue, held.job_id, [held.chunk], version=job.version)
         elif second_word.counts(encoded, held.doubts, self._instance, partial(self._others, job.queue)):
             self._unsure.end()
@@ -324,6 +382,16 @@ class ChunkRunner:
 
 def _retry_delay_s(held: Held) -> float:
     return backoff_s(held.attempt, first_s=_RETRY_DELAY_S, longest_s=_LONGEST_RETRY_DELAY_S)
+
+
+@dataclass(slots=True)
+class _Joined:
+    """A chunk that was claimed to be encoded with another one."""
+
+    queued: QueuedTicket
+    ticket: Ticket
+    claimed: ClaimedChunk
+    share: Share | None = None
 
 
 class _NotForMe(Exception):

@@ -8,14 +8,11 @@ from typing import Any
 from celery import Celery, Task
 
 from embedctl.tickets import Ticket
-from embedctl_config import keys
 from embedctl_config.celery_app import TASK
+from embedctl_workers.serving.messages import names_a_chunk
 from embedctl_workers.serving.runner import ChunkRunner
 
 log = logging.getLogger(__name__)
-
-#: A chunk's number is also the position of its bit in a bitmap, and a bitmap of Redis has this many bits.
-_MOST_CHUNKS = 2**32
 
 
 def register(app: Celery, runner: ChunkRunner, model_of_queue: dict[str, str]) -> None:
@@ -31,15 +28,8 @@ def register(app: Celery, runner: ChunkRunner, model_of_queue: dict[str, str]) -
     def encode(self: Task[Any, Any], /, *args: Any, **facts: Any) -> None:
         queue = (self.request.delivery_info or {}).get("routing_key")
         # A message may hold anything: nothing of it is used or logged before it is known to be a ticket.
-        if not isinstance(queue, str) or queue not in model_of_queue or not _names_a_chunk(args):
+        if not isinstance(queue, str) or queue not in model_of_queue or not names_a_chunk(*args):
             log.warning("a ticket that names no chunk was dropped")
             return
         job_id, chunk = args
         runner.run(model_of_queue[queue], Ticket(queue, job_id, chunk, facts))
-
-
-def _names_a_chunk(args: tuple[Any, ...]) -> bool:
-    if len(args) != 2:
-        return False
-    job_id, chunk = args
-    return isinstance(job_id, str) and keys.is_job_id(job_id) and type(chunk) is int and 0 <= chunk < _MOST_CHUNKS
