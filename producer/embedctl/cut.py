@@ -1,7 +1,7 @@
 """Decides how much text the chunks of a job hold, by what the workers that live when it is made can do.
 
-The answer is one number of bytes, which is stored with the job. So a process that continues the job makes the same chunks,
-whichever workers live by then.
+The answer is one number of bytes, which is stored with the job. So a process that continues the job makes the same
+chunks, whichever workers live by then.
 """
 
 from __future__ import annotations
