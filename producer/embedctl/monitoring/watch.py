@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from embedctl.broker import Broker
 from embedctl.monitoring.backlog import Backlog
-from embedctl.store.backlog import START, check_access, read_slice
+from embedctl.store.backlog import START, Place, check_access, read_slice
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable, NotPermitted
 
@@ -144,7 +144,8 @@ class Watch:
         """A complete sweep; None if it was stopped."""
         began, now_ms = self._now(), self._broker.connection.now_ms()
         check_access(self._broker.connection)
-        backlog, place = Backlog(), START
+        backlog = Backlog()
+        place: Place | None = START
         until = began + BUDGET_S
         while place is not None:
             found = read_slice(self._broker.connection, place)

@@ -14,7 +14,7 @@ from embedctl.monitoring import watch as watching
 from embedctl.monitoring.backlog import OTHERS, Total
 from embedctl.monitoring.watch import Sweep, Watch
 from embedctl.store import backlog
-from embedctl.store.backlog import START, read_slice
+from embedctl.store.backlog import START, Place, read_slice
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
@@ -163,7 +163,8 @@ def test_each_job_is_read_once(broker: Broker, raw: Any, monkeypatch: pytest.Mon
     fake_jobs(raw, 4)
     fake_jobs(raw, 7, score=2_000)
     fake_jobs(raw, 5)
-    place, read = START, 0
+    place: Place | None = START
+    read = 0
     while place is not None:
         found = read_slice(broker.connection, place)
         read, place = read + len(found.jobs), found.next
