@@ -41,10 +41,10 @@ def test_a_prometheus_sees_all_that_waits_and_not_the_window(
     waiting = job.status().waiting_bytes
     assert found["waiting_bytes", *queue] == found["tenant_waiting_bytes", "default"] == waiting
     assert found["waiting_tokens", *queue] == pytest.approx(waiting / 4.2)
-    assert found["jobs_active", *queue] == found["tenant_jobs_active", "default"] == found["redis_up"] == 1
-    assert found["jobs_unreadable"] == 0
+    assert found["jobs_active", *queue] == found["tenant_jobs_active", "default"] == found["redis_up",] == 1
+    assert found["jobs_unreadable",] == 0
     assert found["oldest_waiting_seconds", *queue] >= found["longest_standstill_seconds", *queue] > 0
-    assert found["backlog_age_seconds"] >= 0
+    assert found["backlog_age_seconds",] >= 0
     assert not [name for name in found if name[0] == "workers_alive"]
 
     start_worker()

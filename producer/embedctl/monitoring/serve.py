@@ -33,8 +33,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     broker = Broker.connect(settings)
     watch = Watch(broker)
     signal.signal(signal.SIGTERM, lambda *_: watch.stop())
+    watch.start()  # before anybody can ask whether it runs
     with Endpoint(settings.metrics_host, settings.metrics_port, BacklogMetrics(watch).page, watch) as endpoint:
-        watch.start()
         say(f"metrics and health: {endpoint.url}/metrics, /healthz, /readyz; stop with Ctrl-C")
         try:
             watch.wait()

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from embedctl.broker import Broker
 from embedctl.monitoring.backlog import Backlog
-from embedctl.store.backlog import START, check_access, read_slice
+from embedctl.store.backlog import START, Place, check_access, read_slice
 from embedctl_config import keys
-from embedctl_config.errors import BrokerUnavailable, NotPermitted
+from embedctl_config.errors import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ BUDGET_S, PAUSE_S = 1.0, 0.5
 #: A sweep that has not moved for this long (seconds) does more than wait for Redis, whose timeouts and retries are
 #: shorter.
 STUCK_AFTER_S = 300.0
+#: A sweep is too old after this many times its duration, but not before :data:`STUCK_AFTER_S`.
+_OLD = 3
 #: Most queues with live workers that are told apart.
 _MOST_SERVED = 1_000
 
@@ -62,7 +64,7 @@ class Watch:
         self._trouble = ""
         self._last: Sweep | None = None
         self._stopping = threading.Event()
-        self._refused: NotPermitted | None = None
+        self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="backlog", daemon=True)
 
     def start(self) -> None:
@@ -79,8 +81,8 @@ class Watch:
             NotPermitted: Redis' access list does not permit its user to look.
         """
         self._stopping.wait()
-        if self._refused is not None:
-            raise self._refused
+        if self._failed is not None:
+            raise self._failed
 
     @property
     def reaches_redis(self) -> bool:
@@ -88,8 +90,11 @@ class Watch:
         return not self._trouble and self._silent_s() <= keys.HEARTBEAT_TTL_S
 
     def sweep(self) -> Sweep | None:
-        """The last complete sweep; None before the first, or if Redis has been silent since for too long."""
-        return self._last if self._silent_s() <= keys.HEARTBEAT_TTL_S else None
+        """The last complete sweep; None before the first, if Redis has been silent since, or if it is too old."""
+        last = self._last
+        if last is None or self._silent_s() > keys.HEARTBEAT_TTL_S:
+            return None
+        return last if self.age_s(last) <= max(STUCK_AFTER_S, _OLD * last.took_s) else None
 
     def age_s(self, sweep: Sweep) -> float:
         """Seconds since a sweep began."""
@@ -109,6 +114,8 @@ class Watch:
             return self._trouble or "the first sweep over the jobs is not complete"
         if (silent_s := self._silent_s()) > keys.HEARTBEAT_TTL_S:
             return f"Redis has not answered for {silent_s:.0f} s"
+        if self.sweep() is None:
+            return self._trouble or "the last complete sweep over the jobs is too old"
         return ""
 
     def _silent_s(self) -> float:
@@ -120,8 +127,8 @@ class Watch:
                 began = self._now()
                 self.look()
                 self._stopping.wait(max(PAUSE_S, began + INTERVAL_S - self._now()))
-        except NotPermitted as error:
-            self._refused = error
+        except Exception as error:  # noqa: BLE001  (raised where the process waits)
+            self._failed = error
             self._stopping.set()
 
     def look(self) -> None:
@@ -144,7 +151,8 @@ class Watch:
         """A complete sweep; None if it was stopped."""
         began, now_ms = self._now(), self._broker.connection.now_ms()
         check_access(self._broker.connection)
-        backlog, place = Backlog(), START
+        backlog = Backlog()
+        place: Place | None = START
         until = began + BUDGET_S
         while place is not None:
             found = read_slice(self._broker.connection, place)

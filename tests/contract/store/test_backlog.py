@@ -14,8 +14,9 @@ from embedctl.monitoring import watch as watching
 from embedctl.monitoring.backlog import OTHERS, Total
 from embedctl.monitoring.watch import Sweep, Watch
 from embedctl.store import backlog
-from embedctl.store.backlog import START, read_slice
+from embedctl.store.backlog import START, Place, read_slice
 from embedctl_config import keys
+from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
 from tests.support.store import add, new_job, payload, work
@@ -163,7 +164,8 @@ def test_each_job_is_read_once(broker: Broker, raw: Any, monkeypatch: pytest.Mon
     fake_jobs(raw, 4)
     fake_jobs(raw, 7, score=2_000)
     fake_jobs(raw, 5)
-    place, read = START, 0
+    place: Place | None = START
+    read = 0
     while place is not None:
         found = read_slice(broker.connection, place)
         read, place = read + len(found.jobs), found.next
@@ -184,3 +186,37 @@ def test_while_redis_is_silent_nothing_is_told(own_redis: RedisServer, settings:
     clock[0] += keys.HEARTBEAT_TTL_S + 1
     assert watch.sweep() is None
     broker.close()
+
+
+def test_figures_that_no_sweep_renews_are_withdrawn(broker: Broker, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    watch = Watch(broker, now=lambda: clock[0])
+    monkeypatch.setattr(backlog, "_SLICE", 1)
+    fake_jobs(raw, 3)
+    watch.look()
+    reads = iter(range(2))
+
+    def fails_in_the_middle(connection: Any, place: Place) -> Any:
+        if next(reads, None) is None:
+            raise BrokerUnavailable("no")
+        return read_slice(connection, place)
+
+    monkeypatch.setattr(watching, "read_slice", fails_in_the_middle)
+    clock[0] += watching.STUCK_AFTER_S
+    watch.look()
+    assert watch.sweep() is not None
+    clock[0] += 1
+    reads = iter(range(2))
+    watch.look()
+    assert watch.sweep() is None
+
+
+def test_what_nobody_expects_ends_the_process(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(connection: Any, place: Place) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(watching, "read_slice", broken)
+    watch = Watch(broker)
+    watch.start()
+    with pytest.raises(ZeroDivisionError):
+        watch.wait()

@@ -73,6 +73,10 @@ def test_the_configuration_is_plain_python(module: str) -> None:
     assert loaded_by(module, "celery", "kombu", "redis", "numpy", "embedctl", "embedctl_workers") == []
 
 
+def test_the_monitor_loads_neither_a_model_runtime_nor_celery() -> None:
+    assert loaded_by("embedctl.monitoring.serve", *HEAVY, "celery", "kombu", "embedctl_workers") == []
+
+
 def test_the_producer_never_imports_the_workers() -> None:
     assert loaded_by("embedctl.cli", "embedctl_workers") == []
 
