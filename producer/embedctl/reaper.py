@@ -107,6 +107,7 @@ class Reaper:
         self._taken_before.clear()
         # However slow Redis is, each round looks after some jobs and does a part of the sweeps.
         seen = set(self._look_after_due(now_ms, min(last, time.monotonic() + BUDGET_S)))
+        self._fill_queues()
         if time.monotonic() < last:
             self._agenda.sweep(now_ms)
             self._broker.upkeep.queues.sweep(now_ms, in_use=self._agenda.drop_names())
@@ -118,6 +119,11 @@ class Reaper:
                 break
             seen.update(jobs)
         self._agenda.keep_turn(turn, self._next - _now())
+
+    def _fill_queues(self) -> None:
+        """Send the tickets that queues have room for, where nobody did: the process that made room may have died."""
+        for queue, issued in self._broker.upkeep.issue_waiting().items():
+            self._broker.send(queue, issued)
 
     def _make_room(self) -> None:
         """Settle ended jobs while Redis is full, which lets no process take a turn. Several may do this at once."""
@@ -237,7 +243,8 @@ class Reaper:
                 log.info("job %s: tickets sent again for chunks %s", job.id, found.again)
             if found.again or found.issued:
                 sender = self._broker.tickets
-                tickets += sender.written(job.queue, job.id, [*found.again, *found.issued], version=job.version)
+                tickets += sender.written(job.queue, job.id, found.again, version=job.version)
+                tickets += self._broker.written(job.queue, found.issued)
         if sender is not None:
             try:
                 sender.forward(tickets)

@@ -56,16 +56,22 @@ _LOOKED_AT = 1000
     shell_complete=complete_class,
     help="Only jobs of this hardware class. Can be repeated.",
 )
+@click.option("--tenant", "tenants", multiple=True, help="Only jobs of this tenant. Can be repeated.")
 @json_option
 def list_jobs(
-    limit: int, states: tuple[str, ...], models: tuple[str, ...], classes: tuple[str, ...], as_json: bool
+    limit: int,
+    states: tuple[str, ...],
+    models: tuple[str, ...],
+    classes: tuple[str, ...],
+    tenants: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Show the jobs in Redis, newest first."""
     broker = Broker.shared(load_settings())
     jobs = broker.jobs.newest()
 
     def fits(job: JobStatus) -> bool:
-        wanted = ((job.state, states), (job.model, models), (job.hardware, classes))
+        wanted = ((job.state, states), (job.model, models), (job.hardware, classes), (job.tenant, tenants))
         return all(not chosen or own in chosen for own, chosen in wanted)
 
     shown = islice(filter(fits, jobs), limit)
@@ -76,7 +82,7 @@ def list_jobs(
     first = next(jobs, None)
     if first is None:
         return
-    if states or models or classes:
+    if states or models or classes or tenants:
         older = [first, *islice(jobs, _LOOKED_AT - 1)]
         _print_left_out(sum(map(fits, older)), limit, exact=len(older) < _LOOKED_AT)
     else:

@@ -12,6 +12,7 @@ import click
 from embedctl import corpus, output
 from embedctl.cli.completion import complete_job, complete_model
 from embedctl.drain.places import place_of
+from embedctl_config import tenants
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.settings import ENV_PREFIX, Settings, is_foreign
 
@@ -179,5 +180,14 @@ corpus_options = together(
         "--chunk-size", type=click.IntRange(1), help="The maximum number of records in a chunk. Default: the setting."
     ),
     option("--max-errors", metavar="N|N%", help="End the job once more records than this have failed."),
+    option(
+        "--tenant",
+        help="Whom the job belongs to. Tenants that wait for the same workers take turns. Default: the setting.",
+    ),
+    option(
+        "--lane",
+        type=click.Choice(tenants.LANES),
+        help="interactive: somebody waits for the vectors; background: only while nothing else waits. Default: normal.",
+    ),
     quiet_option,
 )

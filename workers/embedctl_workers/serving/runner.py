@@ -189,6 +189,7 @@ class ChunkRunner:
             return
         claim = self._claim(held, ticket)
         if claim is None:
+            self._broker.send_issued(job, over=held.chunk)  # other jobs may wait for the room that its ticket had
             return
         self.in_hand.take(held)
         try:
