@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
+from embedctl.job import Job
 from embedctl.reaper import Reaper
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import Settings
@@ -38,7 +40,7 @@ def test_jobs_of_all_tenants_and_lanes_end_and_say_what_they_are(
     ]
     start_worker()
     for job in jobs:
-        assert '"state": "completed"' in embedctl("status", job["id"], "--wait", "--json").stdout
+        assert Job(job["id"], Broker.shared(settings)).wait(timeout=60).done == 30
     shown = embedctl("status", jobs[0]["id"]).stdout
     assert "team/a" in shown
     assert "interactive" in shown
@@ -55,7 +57,7 @@ def test_jobs_of_all_tenants_and_lanes_end_and_say_what_they_are(
         ({"lane": "fast"}, "lane 'fast' is none of interactive, normal, background"),
     ],
 )
-def test_a_wrong_name_is_one_clear_error(settings: Settings, wrong: dict[str, str], says: str) -> None:
+def test_a_wrong_name_is_one_clear_error(settings: Settings, wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         enqueue_embeddings(["text"], settings=settings, **wrong)
 
@@ -74,12 +76,8 @@ def test_a_weight_is_kept_with_the_job_and_checked(settings: Settings) -> None:
 def test_the_reaper_fills_a_queue_that_nobody_filled(settings: Settings) -> None:
     """The job that had all of the window is cancelled, and no worker says so."""
     broker = Broker.connect(settings.replace(window=2))
-    first = enqueue_embeddings(
-        [f"text {number} " + "word " * 3000 for number in range(8)], chunk_size=1, settings=broker.settings
-    )
-    second = enqueue_embeddings(
-        [f"text {number} " + "word " * 3000 for number in range(8)], chunk_size=1, settings=broker.settings
-    )
+    texts = [f"text {number} " + "word " * 3000 for number in range(8)]
+    first, second = (enqueue_embeddings(texts, chunk_size=1, settings=broker.settings) for _ in range(2))
     assert broker.jobs.issue(second.id, first.status().queue) == []
     first.cancel()
     reaper = Reaper(broker, interval_s=0.01)
