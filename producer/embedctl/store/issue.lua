@@ -129,15 +129,16 @@ local function next_job()
   end
 end
 
--- Whether an issued chunk is still on its way through a queue or a worker. One that was given back, refused, or not taken
--- for long takes up no room.
+-- Whether an issued chunk is still on its way through the queue or a worker. One that was given back, refused, or not
+-- taken for long takes up no room, and neither does one whose ticket is not in the queue and was not claimed soon.
 local function is_out(entry)
   local id, chunk = entry:match('^([^:]+):(%d+)$')
   local key = JOB .. id
   local due_at = tonumber(redis.pcall('ZSCORE', key .. ':due', chunk) or nil)
   if not due_at then return false end
-  return redis.pcall('HEXISTS', key .. ':owners', chunk) == 1
-    or (due_at % 1 ~= 0 and redis.pcall('HEXISTS', key .. ':reissues', chunk) == 0)
+  if type(redis.pcall('HGET', key .. ':owners', chunk)) == 'string' then return true end
+  if due_at % 1 == 0 or redis.pcall('HGET', key .. ':reissues', chunk) then return false end
+  return now < due_at - reissue_ms + CLAIMED_AFTER_MS or redis.pcall('LLEN', queue) ~= 0
 end
 
 -- Whether fewer chunks of a queue are on their way than a window. If nothing else made room, the oldest are checked: those

@@ -171,6 +171,22 @@ def test_a_chunk_that_an_older_worker_completed_gives_its_room_back(broker: Brok
     assert len(found) == 2
 
 
+def test_tickets_that_were_never_sent_hold_up_the_others_for_seconds_only(
+    broker: Broker, raw: redis_py.Redis, settings: Settings
+) -> None:
+    """Their process died, and they are due only after `reissue_s`."""
+    lost, waits = job_of(broker, chunks=20), job_of(broker, chunks=20)
+    broker.jobs.issue(lost, QUEUE)
+    assert broker.jobs.issue(waits, QUEUE) == []
+    for chunk in range(settings.window):
+        raw.zincrby(keys.due(lost), -6000, chunk)
+    raw.lpush(QUEUE, "as long as there are tickets, theirs may be among them")
+    assert broker.jobs.issue(waits, QUEUE) == []
+    raw.delete(QUEUE)
+    found = [each for _ in range(3) for each in broker.jobs.issue(waits, QUEUE)]
+    assert [each.job_id for each in found] == [waits] * settings.window
+
+
 @pytest.mark.parametrize("end", ["cancel", "stop", "gone"])
 def test_a_job_that_is_over_gives_its_room_back(
     broker: Broker, raw: redis_py.Redis, settings: Settings, end: str
