@@ -18,8 +18,9 @@ local steps, checks = 1000, CHECKED
 local function flows_of(lane) return FLOWS .. lane .. ':' .. queue end
 local function jobs_of(job) return FLOW .. job.lane .. ':' .. job.tenant .. ':' .. queue end
 
+-- These keys may expire earlier than jobs: then the reaper's look at the jobs makes them again.
 local function keep(key, keep_ms)
-  if redis.call('PTTL', key) < keep_ms then redis.call('PEXPIRE', key, keep_ms) end
+  if redis.call('PTTL', key) < keep_ms / 2 then redis.call('PEXPIRE', key, keep_ms) end
 end
 
 -- What is known of a job that wants tickets; nil if it wants none now.
@@ -48,7 +49,9 @@ local function look_by(job, at)
   local upkeep = UPKEEP .. job.version
   if redis.call('ZADD', upkeep, 'LT', at, job.id) == 0 then return end
   if redis.call('PTTL', upkeep) >= (job.life_ms + job.keep_ms) / 2 then return end
-  for _, shared in ipairs({ACTIVE, JOBS, BIRTH, upkeep}) do keep(shared, job.keep_ms) end
+  for _, shared in ipairs({ACTIVE, JOBS, BIRTH, upkeep}) do
+    if redis.call('PTTL', shared) < job.keep_ms then redis.call('PEXPIRE', shared, job.keep_ms) end
+  end
 end
 
 -- A job that wants tickets, with the chunk to issue and its bytes; nil if it has none.
@@ -204,7 +207,7 @@ while true do
   if not has_room(set, job.window * (is_small and SMALL_FACTOR or 1), made_room) then break end
   if redis.call('ZCARD', job.key .. ':due') >= job.window then
     -- It keeps its turn: those that are on their way make room soon. Without that, who has one job would have less.
-    if not is_stuck(job) then break end
+    if made_room or not is_stuck(job) then break end
     redis.call('ZREM', jobs_of(job), job.id)
   else
     issue(job, set)
