@@ -24,7 +24,9 @@ local function keep(key, keep_ms)
 end
 
 -- What is known of a job that wants tickets; nil if it wants none now.
+local known = {}
 local function wanting(id)
+  if known[id] then return known[id].first < known[id].added and known[id] or nil end
   local key = JOB .. id
   local facts = redis.call('HMGET', key, 'state', 'version', 'ttl_ms', 'next', 'added', 'window', 'resumed_to', 'resumed_by',
     'results_high_water', 'result_bytes', 'drained_next', 'data', 'created_ms', 'tenant', 'lane', 'weight')
@@ -37,11 +39,13 @@ local function wanting(id)
   if facts[9] and tonumber(facts[10] or 0) > tonumber(facts[9]) and first > tonumber(facts[11] or 0) then return nil end
   local window = math.max(tonumber(facts[6]), live * per_worker)
   local life_ms = math.max(tonumber(facts[3]), UNENDED_TTL_MS)
-  return {
+  local job = {
     id = id, key = key, version = facts[2], first = first, added = added, window = window, drains = facts[9],
     outside = facts[12], created_s = tonumber(facts[13]) / 1000, tenant = facts[14] or TENANT, lane = facts[15] or LANE,
     weight = tonumber(facts[16] or 1), life_ms = life_ms, keep_ms = math.floor(life_ms * CHUNK_TTL_FACTOR),
   }
+  if not job.drains then known[id] = job end
+  return job
 end
 
 -- Make the reaper look at a job at this time or earlier; see the prelude of the other scripts.
@@ -73,6 +77,7 @@ local function ready(id)
     chunk = chunk + 1
   end
   redis.call('HSET', job.key, 'next', chunk)
+  job.first = chunk
   if chunk < job.added then look_by(job, now) end
   return nil
 end
@@ -87,8 +92,8 @@ local function join(set, member, keep_ms)
 end
 
 -- Put a job among the jobs of its tenant and lane. Jobs with less to do come first; each second of age counts as a chunk.
-local function enlist(job, first)
-  redis.call('ZADD', jobs_of(job), job.added - first + job.created_s, job.id)
+local function enlist(job)
+  redis.call('ZADD', jobs_of(job), job.added - job.first + job.created_s, job.id)
   keep(jobs_of(job), job.keep_ms)
 end
 
@@ -172,7 +177,8 @@ local function is_stuck(job)
 end
 
 local function issue(job, set)
-  redis.call('HSET', job.key, 'next', job.chunk + 1)
+  job.first = job.chunk + 1
+  redis.call('HSET', job.key, 'next', job.first)
   redis.call('ZADD', job.key .. ':due', now + reissue_ms + 0.5, job.chunk)  -- half a millisecond: a ticket is on its way
   redis.call('PEXPIRE', job.key .. ':due', job.keep_ms)
   look_by(job, now + reissue_ms)
@@ -185,14 +191,14 @@ local function issue(job, set)
   else
     redis.call('ZADD', lanes, redis.call('ZSCORE', lanes, job.lane) + job.bytes / part_of[job.lane], job.lane)
   end
-  if job.chunk + 1 < job.added then enlist(job, job.chunk + 1) else redis.call('ZREM', jobs_of(job), job.id) end
+  if job.first < job.added then enlist(job) else redis.call('ZREM', jobs_of(job), job.id) end
 end
 
 local mine = own ~= '' and wanting(own)
 if mine then
   if mine.lane ~= 'background' then join(lanes, mine.lane, mine.keep_ms) end
   join(flows_of(mine.lane), mine.tenant, mine.keep_ms)
-  enlist(mine, mine.first)
+  enlist(mine)
 end
 if over ~= '' and not is_out(own .. ':' .. over) then
   redis.call('ZREM', large, own .. ':' .. over)
@@ -207,7 +213,8 @@ while true do
   if not has_room(set, job.window * (is_small and SMALL_FACTOR or 1), made_room) then break end
   if redis.call('ZCARD', job.key .. ':due') >= job.window then
     -- It keeps its turn: those that are on their way make room soon. Without that, who has one job would have less.
-    if made_room or not is_stuck(job) then break end
+    -- Whether they are is checked by calls for other jobs, and by the reaper's.
+    if made_room or job.id == own or not is_stuck(job) then break end
     redis.call('ZREM', jobs_of(job), job.id)
   else
     issue(job, set)
