@@ -107,8 +107,8 @@ class Reaper:
         self._taken_before.clear()
         # However slow Redis is, each round looks after some jobs and does a part of the sweeps.
         seen = set(self._look_after_due(now_ms, min(last, time.monotonic() + BUDGET_S)))
-        self._fill_queues()
         if time.monotonic() < last:
+            self._fill_queues()
             self._agenda.sweep(now_ms)
             self._broker.upkeep.queues.sweep(now_ms, in_use=self._agenda.drop_names())
         while time.monotonic() < until:
@@ -123,7 +123,8 @@ class Reaper:
     def _fill_queues(self) -> None:
         """Send the tickets that queues have room for, where nobody did: the process that made room may have died."""
         for queue, issued in self._broker.upkeep.issue_waiting().items():
-            self._broker.send(queue, issued)
+            if issued:
+                self._send_by_queue(self._broker.written(queue, issued))
 
     def _make_room(self) -> None:
         """Settle ended jobs while Redis is full, which lets no process take a turn. Several may do this at once."""
