@@ -141,6 +141,7 @@ end
 -- taken for long takes up no room, and neither does one whose ticket is not in the queue and was not claimed soon.
 local function is_out(entry)
   local id, chunk = entry:match('^([^:]+):(%d+)$')
+  if not id then return false end
   local key = JOB .. id
   local due_at = tonumber(redis.pcall('ZSCORE', key .. ':due', chunk) or nil)
   if not due_at then return false end
