@@ -53,6 +53,8 @@ _SMALL_BYTES, _SMALL_FACTOR = 8192, 16
 _CHECKED = 4
 #: A ticket that is not in its queue is claimed within this time, unless it was lost or nobody may take it (seconds).
 _CLAIMED_AFTER_S = 5
+#: A job waits at most this much longer for a chunk's turn than the smaller jobs of its tenant and lane (seconds).
+_LONGEST_WAIT_S = 60
 #: While other jobs wait, the background lane has one chunk in this time (seconds).
 _BACKGROUND_S = 60
 #: Script → the parts that it includes besides the prelude.
@@ -506,8 +508,9 @@ def _of_turns() -> str:
     return (
         f"local ACTIVE, JOB, FLOWS, FLOW = '{keys.ACTIVE}', '{keys.job('')}', '{keys.FLOWS}', '{keys.FLOW}'\n"
         f"local TENANT, LANE = '{tenants.DEFAULT}', '{tenants.NORMAL}'\n"
-        f"local SMALL, SMALL_FACTOR, CHECKED, BACKGROUND_MS, CLAIMED_AFTER_MS = "
-        f"{_SMALL_BYTES}, {_SMALL_FACTOR}, {_CHECKED}, {_BACKGROUND_S * 1000}, {_CLAIMED_AFTER_S * 1000}\n"
+        f"local SMALL, SMALL_FACTOR, CHECKED, LONGEST_WAIT_S, BACKGROUND_MS, CLAIMED_AFTER_MS = "
+        f"{_SMALL_BYTES}, {_SMALL_FACTOR}, {_CHECKED}, {_LONGEST_WAIT_S}, {_BACKGROUND_S * 1000}, "
+        f"{_CLAIMED_AFTER_S * 1000}\n"
     )
 
 

@@ -1,9 +1,9 @@
 -- Choose the chunks whose tickets the caller sends now, of any job of a queue: lanes, tenants and jobs take turns.
--- Other scripts know nothing of the sorted sets that say whose turn it is. They follow from the jobs, and what is missing
--- or out of date in them is mended when it is met.
+-- Other scripts know nothing of the sorted sets that say whose turn it is. They follow from the jobs, and what is
+-- missing or out of date in them is mended when it is met.
 -- KEYS: live workers of the queue, its lanes, its issued chunks, its small issued chunks, pause of its background lane,
--- waiting queues. ARGV: job or '', chunk of the job whose ticket is over or '', queue, tickets per worker, reissue after,
--- part of the interactive lane.
+-- waiting queues. ARGV: job or '', chunk of the job whose ticket is over or '', queue, tickets per worker, reissue
+-- after, part of the interactive lane.
 -- → ok (<job> <chunk> <version>)…
 local workers, lanes, large, small, pause, waiting = unpack(KEYS)
 local own, over, queue = ARGV[1], ARGV[2], ARGV[3]
@@ -28,8 +28,8 @@ local known = {}
 local function wanting(id)
   if known[id] then return known[id].first < known[id].added and known[id] or nil end
   local key = JOB .. id
-  local facts = redis.call('HMGET', key, 'state', 'version', 'ttl_ms', 'next', 'added', 'window', 'resumed_to', 'resumed_by',
-    'results_high_water', 'result_bytes', 'drained_next', 'data', 'created_ms', 'tenant', 'lane', 'weight')
+  local facts = redis.call('HMGET', key, 'state', 'version', 'ttl_ms', 'next', 'added', 'window', 'resumed_to',
+    'resumed_by', 'results_high_water', 'result_bytes', 'drained_next', 'data', 'tenant', 'lane', 'weight')
   if not facts[1] or over_states[facts[1]] or tonumber(facts[2]) > WIRE_VERSION then return nil end
   local first, added = tonumber(facts[4]), tonumber(facts[5])
   -- A stopped job that is resumed has no text yet for the chunks that its producer has not reached.
@@ -41,8 +41,8 @@ local function wanting(id)
   local life_ms = math.max(tonumber(facts[3]), UNENDED_TTL_MS)
   local job = {
     id = id, key = key, version = facts[2], first = first, added = added, window = window, drains = facts[9],
-    outside = facts[12], created_s = tonumber(facts[13]) / 1000, tenant = facts[14] or TENANT, lane = facts[15] or LANE,
-    weight = tonumber(facts[16] or 1), life_ms = life_ms, keep_ms = math.floor(life_ms * CHUNK_TTL_FACTOR),
+    outside = facts[12], tenant = facts[13] or TENANT, lane = facts[14] or LANE, weight = tonumber(facts[15] or 1),
+    life_ms = life_ms, keep_ms = math.floor(life_ms * CHUNK_TTL_FACTOR),
   }
   if not job.drains then known[id] = job end
   return job
@@ -91,9 +91,11 @@ local function join(set, member, keep_ms)
   keep(set, keep_ms)
 end
 
--- Put a job among the jobs of its tenant and lane. Jobs with less to do come first; each second of age counts as a chunk.
-local function enlist(job)
-  redis.call('ZADD', jobs_of(job), job.added - job.first + job.created_s, job.id)
+-- Put a job among the jobs of its tenant and lane. Jobs with less to do come first; each second without a turn counts as
+-- a chunk, and more than LONGEST_WAIT_S chunks as that many.
+local function enlist(job, flag)
+  local order = now / 1000 + math.min(job.added - job.first, LONGEST_WAIT_S)
+  redis.call('ZADD', jobs_of(job), flag, order, job.id)
   keep(jobs_of(job), job.keep_ms)
 end
 
@@ -121,8 +123,8 @@ local function next_of(lane)
   end
 end
 
--- The job whose turn it is; nil if none is ready. The background lane has its turn if nothing else is ready, and at least
--- once in a pause.
+-- The job whose turn it is; nil if none is ready. The background lane has its turn if nothing else is ready, and at
+-- least once in a pause.
 local function next_job()
   if redis.call('EXISTS', flows_of('background')) == 1 and redis.call('EXISTS', pause) == 0 then
     local job = next_of('background')
@@ -150,8 +152,8 @@ local function is_out(entry)
   return now < due_at - reissue_ms + CLAIMED_AFTER_MS or redis.pcall('LLEN', queue) ~= 0
 end
 
--- Whether fewer chunks of a queue are on their way than a window. If nothing else made room, the oldest are checked: those
--- that are not on their way any more leave the set, and the others wait for their next check at its end.
+-- Whether fewer chunks of a queue are on their way than a window. If nothing else made room, the oldest are checked:
+-- those that are not on their way any more leave the set, and the others wait for their next check at its end.
 local function has_room(set, most, made_room)
   while redis.call('ZCARD', set) >= most do
     if checks == 0 or (made_room and checks == CHECKED) then return false end
@@ -180,7 +182,7 @@ end
 local function issue(job, set)
   job.first = job.chunk + 1
   redis.call('HSET', job.key, 'next', job.first)
-  redis.call('ZADD', job.key .. ':due', now + reissue_ms + 0.5, job.chunk)  -- half a millisecond: a ticket is on its way
+  redis.call('ZADD', job.key .. ':due', now + reissue_ms + 0.5, job.chunk)  -- 0.5: a ticket is on its way
   redis.call('PEXPIRE', job.key .. ':due', job.keep_ms)
   look_by(job, now + reissue_ms)
   redis.call('ZADD', set, now, job.id .. ':' .. job.chunk)
@@ -192,14 +194,14 @@ local function issue(job, set)
   else
     redis.call('ZADD', lanes, redis.call('ZSCORE', lanes, job.lane) + job.bytes / part_of[job.lane], job.lane)
   end
-  if job.first < job.added then enlist(job) else redis.call('ZREM', jobs_of(job), job.id) end
+  if job.first < job.added then enlist(job, 'XX') else redis.call('ZREM', jobs_of(job), job.id) end
 end
 
 local mine = own ~= '' and wanting(own)
 if mine then
   if mine.lane ~= 'background' then join(lanes, mine.lane, mine.keep_ms) end
   join(flows_of(mine.lane), mine.tenant, mine.keep_ms)
-  enlist(mine)
+  enlist(mine, 'NX')
 end
 if over ~= '' and not is_out(own .. ':' .. over) then
   redis.call('ZREM', large, own .. ':' .. over)

@@ -10,7 +10,7 @@ from embedctl.store import Issued
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.shares import Crew, add_chunk, job_of
-from tests.support.store import QUEUE, claim, new_job, overdue, row, spec, work
+from tests.support.store import QUEUE, claim, new_job, overdue, row, score, spec, work
 
 
 @pytest.fixture
@@ -102,15 +102,38 @@ def test_an_idle_tenant_takes_nothing_away(broker: Broker) -> None:
     assert crew.idle == 0
 
 
-def test_a_small_job_of_a_tenant_is_not_stuck_behind_its_large_one(broker: Broker) -> None:
+def test_a_small_job_of_a_tenant_is_not_stuck_behind_its_large_one(broker: Broker, raw: redis_py.Redis) -> None:
     crew = Crew(broker)
     large = job_of(broker, chunks=200)
+    raw.hset(keys.job(large), "created_ms", broker.connection.now_ms() - 86_400_000)  # however old that is
     crew.issue(large)
     crew.run(5)
     small = job_of(broker, chunks=2)
     crew.issue(small)
     crew.run(20)
     assert crew.done[small] == 2
+
+
+def test_large_jobs_of_a_tenant_have_equal_parts(broker: Broker) -> None:
+    crew = Crew(broker)
+    jobs = [job_of(broker, chunks=chunks) for chunks in (100, 150, 200)]
+    for job_id in jobs:
+        crew.issue(job_id)
+    crew.run(90)
+    assert min(crew.done[job_id] for job_id in jobs) >= 20
+
+
+def test_a_large_job_has_a_turn_a_minute_among_small_ones(broker: Broker, raw: redis_py.Redis) -> None:
+    large, small = job_of(broker, chunks=100), job_of(broker, chunks=2)
+    jobs = keys.flow("normal", "default", QUEUE)
+    raw.zadd(keys.lanes(QUEUE), {"normal": 0})
+    raw.zadd(keys.flows("normal", QUEUE), {"default": 0})
+    raw.zadd(jobs, {large: broker.connection.now_ms() / 1000 - 60 + 60})  # it had its last turn a minute ago
+    assert broker.jobs.issue(small, QUEUE)[0].job_id == large
+    order = score(raw, jobs, large)
+    assert order == pytest.approx(broker.connection.now_ms() / 1000 + 60, abs=30)
+    broker.jobs.issue(large, QUEUE)  # another call for it changes nothing
+    assert score(raw, jobs, large) == pytest.approx(order)
 
 
 def test_an_interactive_job_is_done_within_a_window(broker: Broker, settings: Settings) -> None:
