@@ -91,7 +91,7 @@ local function join(set, member, keep_ms)
   keep(set, keep_ms)
 end
 
--- Put a job among the jobs of its tenant and lane. Jobs with less to do come first; each second without a turn counts as
+-- Put a job among those of its tenant and lane. Jobs with less to do come first; each second without a turn counts as
 -- a chunk, and more than LONGEST_WAIT_S chunks as that many.
 local function enlist(job, flag)
   local order = now / 1000 + math.min(job.added - job.first, LONGEST_WAIT_S)
