@@ -16,6 +16,7 @@ from embedctl_bench.__main__ import main as bench
 from embedctl_config import errors
 from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.settings import ENV_PREFIX, Settings
+from embedctl_config.tenants import TenantEntry
 from embedctl_workers.backends import BACKENDS
 from embedctl_workers.commands.model import main as model
 from embedctl_workers.commands.up import main as up
@@ -91,6 +92,13 @@ the model's source as a folder, then as an installed model package, then in the 
 itself is the source. Nothing is downloaded.
 
 {models}
+## `[tenants.NAME]`: shares
+
+`NAME` is what `tenant` or `--tenant` says. Tenants whose jobs wait for the same workers have parts of the work, counted
+in bytes of text, that are as their weights. A tenant without a table has weight 1, and one that has nothing waiting
+takes nothing away from the others. A job keeps the weight of its tenant in the settings of the process that made it.
+
+{tenants}
 ## An example
 
 Your own file, or one that `EMBEDCTL_CONFIG` names, may contain:
@@ -165,6 +173,7 @@ def settings_page() -> str:
         backends=listed(BACKENDS),
         shipped=table(("class", "device", "backend", "precision", "prefetch", "token budget"), shipped),
         models=fields_table(ModelEntry),
+        tenants=fields_table(TenantEntry),
     )
 
 

@@ -35,6 +35,7 @@ from embedctl.local import local_worker, private_redis
 from embedctl.reaper import Reaper
 from embedctl.store import ServedModel, WorkerRow
 from embedctl.store.connection import ScriptCall
+from embedctl.store.jobs import issue_call
 from embedctl.store.status import COUNTS
 from embedctl_config import keys, wire
 from embedctl_config.cpu import cpu_name
@@ -143,9 +144,7 @@ def _queue(near: Settings, hardware: str, count: int) -> None:
                 ),
                 ScriptCall("add", [*of_job, keys.producer(job_id), *more], add),
                 ScriptCall("seal", [*of_job, keys.producer(job_id)], [job_id, 1]),
-                ScriptCall(
-                    "issue", [*of_job, keys.queue_workers(queue)], [job_id, 4, 60_000, keys.chunk_result(job_id, "")]
-                ),
+                issue_call(broker.settings, job_id, queue),
             ]
         answers = broker.connection.scripts(calls)
         assert all(isinstance(answer, tuple) for answer in answers), answers[:4]

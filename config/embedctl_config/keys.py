@@ -56,6 +56,9 @@ ACTIVE = _shared("embed:active", _PRODUCER, _WORKER, _MONITOR)
 #: Sorted set of all job ids by creation time in ms. The id of a job that is gone is dropped at the next look.
 JOBS = _shared("embed:jobs", _PRODUCER, _WORKER, _MONITOR)
 
+#: What the keys of a queue's tenants, and of their jobs, begin with.
+FLOWS, FLOW = "embed:reaper:flows:", "embed:reaper:flow:"
+
 #: When this database was first used, in ms since 1970. A job with an older id was lost with an earlier database.
 BIRTH = _shared("embed:birth", _PRODUCER, _WORKER, _MONITOR)
 
@@ -117,6 +120,45 @@ def idle(version: int | str, queue: str) -> str:
     """Sorted set: jobs of a version that wait for a worker of their queue, by their expiry in ms."""
     return f"embed:reaper:idle:{version}:{queue}"
 
+
+# Whose turn it is in a queue. Access lists that are older than these keys permit their names too.
+
+
+@_used_by(_PRODUCER, _WORKER)
+def lanes(queue: str) -> str:
+    """Sorted set: lanes of a queue that have jobs, by the bytes that they had, divided by their parts of the queue."""
+    return f"embed:reaper:lanes:{queue}"
+
+
+@_used_by(_PRODUCER, _WORKER)
+def flows(lane: str, queue: str) -> str:
+    """Sorted set: tenants that have jobs in a lane of a queue, by the bytes that they had, divided by their weights."""
+    return f"{FLOWS}{lane}:{queue}"
+
+
+@_used_by(_PRODUCER, _WORKER)
+def flow(lane: str, tenant: str, queue: str) -> str:
+    """Sorted set: jobs of a tenant in a lane of a queue that want tickets, in their order."""
+    return f"{FLOW}{lane}:{tenant}:{queue}"
+
+
+@_used_by(_PRODUCER, _WORKER)
+def issued(queue: str, size: str) -> str:
+    """Sorted set: `JOB:CHUNK` of a queue's issued chunks, `small` or `large` ones, by the time of the last check in ms.
+
+    A chunk that has ended may still be there: the job's own keys decide.
+    """
+    return f"embed:reaper:issued:{size}:{queue}"
+
+
+@_used_by(_PRODUCER, _WORKER)
+def background_pause(queue: str) -> str:
+    """String: exists while the background lane of a queue need not have a turn."""
+    return f"embed:reaper:background:{queue}"
+
+
+#: Sorted set of the queues that have jobs that want tickets, by the time in ms when tickets were last chosen.
+WAITING = _shared("embed:reaper:waiting", _PRODUCER, _WORKER)
 
 #: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and the queues' oldest tickets.
 NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER)

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import DEVICES, MOST_WORKERS, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.printable import printable
+from embedctl_config.tenants import DEFAULT, TenantEntry, check_tenant, problems_of
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    cpus dimensions drain dry_run exporter force format fresh gpu gpu_workers id_field idempotency_key json keep limit
-    log_level max_errors neuron_core no_build no_clobber normalize one_file output output_type passwords peers
+    cpus dimensions drain dry_run exporter force format fresh gpu gpu_workers id_field idempotency_key json keep lane
+    limit log_level max_errors neuron_core no_build no_clobber normalize one_file output output_type passwords peers
     precision price prompt quick quiet ranges ready redis_7 report resume skip_bad_lines target text_field threads
     timeout truncation unique_ids wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
@@ -60,6 +61,8 @@ _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 LAST_PORT = 65535
 #: The most that a chunk may have to stay in Redis with `data_url` (bytes).
 MAX_INLINE_BYTES = 1024 * 1024
+#: The settings that are tables of tables.
+_TABLES = ("classes", "models", "tenants")
 _LOG_FORMATS = ("auto", "text", "json")
 #: The values that click accepts.
 _BOOLEANS: Mapping[object, bool] = {
@@ -109,6 +112,9 @@ class Settings:
     )
     model: str = _setting("all-MiniLM-L6-v2", "the default model of jobs and workers")
     hardware: str = _setting("auto", "the default hardware class of jobs; auto: the fastest class with live workers")
+    tenant: str = _setting(
+        DEFAULT, "who new jobs belong to; tenants that wait for the same workers take turns, by their weights"
+    )
     chunk_size: int = _setting(
         512,
         "maximum records in a chunk. It has fewer if they are about two seconds' work of a live worker",
@@ -154,6 +160,13 @@ class Settings:
     window: int = _setting(8, "maximum tickets of one job in its queue at once", unit="tickets", minimum=1)
     window_per_worker: int = _setting(
         4, "the same limit per live worker; the larger of the two applies", unit="tickets", minimum=1
+    )
+    interactive_share: float = _setting(
+        0.5,
+        "the part of a queue's work that the lane interactive has at most while the lane normal waits too",
+        unit="(a share)",
+        minimum=0.01,
+        maximum=0.99,
     )
     ttl_s: float = _setting(
         7 * 24 * 3600.0,
@@ -207,6 +220,9 @@ class Settings:
     )
     models: Mapping[str, ModelEntry] = field(
         default_factory=dict, metadata={"help": "where models come from: tables `[models.NAME]`"}
+    )
+    tenants: Mapping[str, TenantEntry] = field(
+        default_factory=dict, metadata={"help": "the shares of tenants: tables `[tenants.NAME]`"}
     )
 
     def hardware_class(self, name: str) -> HardwareClass:
@@ -440,6 +456,9 @@ def _from_file(path: Path, below: Mapping[str, Any], problems: list[str]) -> dic
         elif name == "models":
             known = below.get("models", {})
             values["models"] = {**known, **_entries(value, ModelEntry, known, where, problems)}
+        elif name == "tenants":
+            known = below.get("tenants", {})
+            values["tenants"] = {**known, **_entries(value, TenantEntry, known, where, problems)}
         else:
             _take(values, name, value, where, problems)
     return values
@@ -526,11 +545,9 @@ def _tell_foreign(variables: str) -> None:
 
 
 def _take(values: dict[str, Any], name: str, value: Any, where: str, problems: list[str]) -> None:
-    scalars: dict[str, Any] = {
-        each.name: each for each in dataclasses.fields(Settings) if each.name not in ("classes", "models")
-    }
+    scalars: dict[str, Any] = {each.name: each for each in dataclasses.fields(Settings) if each.name not in _TABLES}
     if name not in scalars:
-        problems.append(f"{where}: no such setting{_did_you_mean(name, [*scalars, 'classes', 'models'])}")
+        problems.append(f"{where}: no such setting{_did_you_mean(name, [*scalars, *_TABLES])}")
         return
     default = scalars[name].default
     if isinstance(default, bool):
@@ -581,6 +598,9 @@ def _problems(settings: Settings) -> list[str]:
         problems.append(f"flower_url_prefix: {settings.flower_url_prefix!r}: use letters, digits and . _ - / @")
     if wrong := check_model_name(settings.model):
         problems.append(f"model: {wrong}")
+    if wrong := check_tenant(settings.tenant):
+        problems.append(f"tenant: {wrong}")
+    problems += problems_of(settings.tenants)
     if settings.hardware != "auto" and settings.hardware not in settings.classes:
         problems.append(f"hardware: no class {settings.hardware!r}{_did_you_mean(settings.hardware, settings.classes)}")
     for name, entry in settings.classes.items():

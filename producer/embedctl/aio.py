@@ -28,6 +28,7 @@ from embedctl.records import Record, RecordLike, records_of
 from embedctl.results import ChunkVectors, FailedRecord, Vectors
 from embedctl.store import GoneWorker, JobStatus, Suspect, WorkerRow
 from embedctl.submission import SubmitProgress
+from embedctl_config import tenants
 from embedctl_config.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ async def aenqueue_embeddings(
     keep: Sequence[str] = (),
     count_tokens: bool = False,
     unique_ids: bool = False,
+    tenant: str | None = None,
+    lane: str = tenants.NORMAL,
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -90,6 +93,8 @@ async def aenqueue_embeddings(
         max_errors_share=share,
         keep=check_keep(keep),
         count_tokens=count_tokens,
+        tenant=tenant,
+        lane=lane,
     )
     feed = _Feed(texts) if isinstance(texts, AsyncIterable) else None
     cancelled = threading.Event()

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from embedctl.data import DataPlane, InRedis, plane_of
-from embedctl.store import Connection, Drains, JobStatus, JobStore, Upkeep, WorkerRegistry
+from embedctl.store import Connection, Drains, Issued, JobStatus, JobStore, Upkeep, WorkerRegistry
 from embedctl.store.outside import Database, RememberedPlaces
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
     from embedctl.store.observed import Observer
-    from embedctl.tickets import TicketSender
+    from embedctl.tickets import Ticket, TicketSender
 
 #: This many brokers stay connected, the most recently used ones, each for different settings. Others stay connected
 #: while a job holds them.
@@ -91,9 +91,27 @@ class Broker:
             )
         return sender
 
-    def send_issued(self, job: JobStatus) -> None:
-        """Send the tickets that a job's window has room for."""
-        self.tickets.send(job.queue, job.id, self.jobs.issue(job.id, job.queue), version=job.version)
+    def send_issued(self, job: JobStatus, over: int | None = None) -> None:
+        """Send the tickets that a job's queue has room for, of this job and of others that wait there.
+
+        Args:
+            over: a chunk of the job whose ticket is over.
+        """
+        self.send(job.queue, self.jobs.issue(job.id, job.queue, over))
+
+    def send(self, queue: str, issued: Sequence[Issued]) -> None:
+        """Send the tickets of chunks that were chosen."""
+        if issued:
+            self.tickets.forward(self.written(queue, issued))
+
+    def written(self, queue: str, issued: Sequence[Issued]) -> list[Ticket]:
+        """The tickets of chunks that were chosen."""
+        sender = self.tickets
+        return [
+            ticket
+            for each in issued
+            for ticket in sender.written(queue, each.job_id, [each.chunk], version=each.version)
+        ]
 
     def close(self) -> None:
         """Close the idle connections. The next call opens a new one, so others may still use this broker."""

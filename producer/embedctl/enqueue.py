@@ -21,7 +21,7 @@ from embedctl.records import Record, RecordLike, kind_of, records_of
 from embedctl.routing import crew_of, resolve, same_model
 from embedctl.store import JobSpec, JobStatus
 from embedctl.submission import Submission, SubmitProgress
-from embedctl_config import wire
+from embedctl_config import tenants, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
     CorpusChanged,
@@ -45,7 +45,7 @@ _SMALL_CHUNK = 1024
 MAX_DIMENSIONS = 65_536
 
 #: Options that do not have to be the same when a job is resumed.
-_NOT_COMPARED = ("idempotency_key", "resume", "drain")
+_NOT_COMPARED = ("idempotency_key", "resume", "drain", "tenant", "lane")
 
 Truncation = Literal["truncate", "error", "mean"]
 
@@ -77,6 +77,8 @@ class JobOptions:
     count_tokens: bool = False
     batch_file: bool = False
     drain: bool = False
+    tenant: str | None = None
+    lane: str | None = None
 
 
 #: The options that only newer jobs hold, and those only if they are set: other jobs look as they always did.
@@ -103,6 +105,8 @@ def enqueue_embeddings(
     keep: Sequence[str] = (),
     count_tokens: bool = False,
     unique_ids: bool = False,
+    tenant: str | None = None,
+    lane: str = tenants.NORMAL,
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -141,6 +145,11 @@ def enqueue_embeddings(
             older versions leave such a job to newer ones.
         unique_ids: refuse an id that occurs twice. That is known once `texts` has been read, so the call raises when
             all but the end is queued, and the job is cancelled unless it has an idempotency key.
+        tenant: whom the job belongs to; the tenant of the settings if None. Tenants that wait for the same workers take
+            turns, by the weights in the settings. Workers of older versions leave jobs of other tenants than "default"
+            to newer ones.
+        lane: "interactive" if somebody waits for the vectors, "background" if the job has time: it is done while
+            nothing else waits. Workers of older versions leave jobs of these two lanes to newer ones.
         timeout: most seconds that this call may take; None for no limit. The call checks it between chunks and while it
             waits, but not while `texts` is slow to give its next item. If Redis hangs without an answer, the call ends
             at most one socket timeout (10 s) later.
@@ -178,6 +187,8 @@ def enqueue_embeddings(
         max_errors_share=share,
         keep=check_keep(keep),
         count_tokens=count_tokens,
+        tenant=tenant,
+        lane=lane,
     )
     broker = Broker.shared(settings)
     records = records_of(
@@ -326,6 +337,10 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     model = settings.model if options.model is None else options.model
     if wrong := check_model_name(model):
         raise SettingsError(wrong)
+    tenant = settings.tenant if options.tenant is None else options.tenant
+    lane = tenants.NORMAL if options.lane is None else options.lane
+    if wrong := tenants.check_tenant(tenant) or tenants.check_lane(lane):
+        raise SettingsError(wrong)
     if options.truncation not in get_args(Truncation):
         raise SettingsError(f"truncation {options.truncation!r} is none of {', '.join(get_args(Truncation))}")
     chunk_size = settings.chunk_size if options.chunk_size is None else options.chunk_size
@@ -352,7 +367,8 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         hardware=options.hardware or settings.hardware,
         precision=options.precision,
         version=wire.version_for(
-            {**dataclasses.asdict(options), "data": broker.data.is_outside}, options.precision or "fp32"
+            {**dataclasses.asdict(options), "data": broker.data.is_outside, "tenant": tenant},
+            options.precision or "fp32",
         ),
     )
     if options.dimensions is not None:
@@ -379,6 +395,9 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         options.max_errors_share,
         broker.results_high_water() if options.drain else None,
         broker.data.made_store(),
+        tenant,
+        lane,
+        settings.tenants.get(tenant, tenants.TenantEntry()).weight,
     )
 
 

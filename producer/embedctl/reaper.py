@@ -108,6 +108,7 @@ class Reaper:
         # However slow Redis is, each round looks after some jobs and does a part of the sweeps.
         seen = set(self._look_after_due(now_ms, min(last, time.monotonic() + BUDGET_S)))
         if time.monotonic() < last:
+            self._fill_queues()
             self._agenda.sweep(now_ms)
             self._broker.upkeep.queues.sweep(now_ms, in_use=self._agenda.drop_names())
         while time.monotonic() < until:
@@ -118,6 +119,12 @@ class Reaper:
                 break
             seen.update(jobs)
         self._agenda.keep_turn(turn, self._next - _now())
+
+    def _fill_queues(self) -> None:
+        """Send the tickets that queues have room for, where nobody did: the process that made room may have died."""
+        for queue, issued in self._broker.upkeep.issue_waiting().items():
+            if issued:
+                self._send_by_queue(self._broker.written(queue, issued))
 
     def _make_room(self) -> None:
         """Settle ended jobs while Redis is full, which lets no process take a turn. Several may do this at once."""
@@ -237,7 +244,8 @@ class Reaper:
                 log.info("job %s: tickets sent again for chunks %s", job.id, found.again)
             if found.again or found.issued:
                 sender = self._broker.tickets
-                tickets += sender.written(job.queue, job.id, [*found.again, *found.issued], version=job.version)
+                tickets += sender.written(job.queue, job.id, found.again, version=job.version)
+                tickets += self._broker.written(job.queue, found.issued)
         if sender is not None:
             try:
                 sender.forward(tickets)

@@ -118,7 +118,8 @@ def discard_job_of_misspelt_model(chaos: Chaos) -> Struck | None:
         for chunk in range(2):
             add(broker, job_id, chunk)
         broker.jobs.seal(job_id, 2)
-        broker.tickets.send(queue, job_id, [*broker.jobs.issue(job_id, queue), 0], version=1)
+        broker.send(queue, broker.jobs.issue(job_id, queue))
+        broker.tickets.send(queue, job_id, [0], version=1)
 
     def discard() -> None:
         job_id, _ = broker.jobs.create(asked)

@@ -34,7 +34,7 @@ SubmitNewer = Callable[..., Job]
 StartBefore = Callable[..., WorkerProcess]
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-NEWER = "from embedctl_config import wire; wire.VERSION = 6; wire.version_for = lambda *job: 6"
+NEWER = "from embedctl_config import wire; wire.VERSION = 7; wire.version_for = lambda *job: 7"
 BEFORE = "from embedctl_config import wire; wire.VERSION = {}"
 
 

@@ -18,7 +18,7 @@ from embedctl_config.wire import ChunkResult, ErrorCode, RecordError
 from tests.explorer.snapshots import fields
 from tests.explorer.steps import Log, Paused, frozen
 from tests.explorer.world import State, World
-from tests.support.store import DIM, MINE, OPTIONS
+from tests.support.store import DIM, MINE, OPTIONS, QUEUE
 
 #: The outcome of one actor's step: the new state of the world, without the new content of Redis, and a description.
 Done = tuple[State, str]
@@ -355,7 +355,7 @@ class Worker:
             what = f"complete({hand.chunk}, {report.failed} failed) → {answer}"
             if lose:
                 return state, what + ", and the answer is lost"
-            after = Hand("issue") if answer == "ok" else Hand()
+            after = Hand("issue", hand.chunk) if answer == "ok" else Hand()
             return state.with_actor(at, after), what
 
         return Move(self.name, f"completes {hand.chunk} {failed}", complete, "lost answer" if lose else "")
@@ -378,7 +378,7 @@ class Worker:
             return self._claim(world, state, at)
         if hand.doing == "send":
             return state.with_tickets(*hand.send).with_actor(at, Hand()), f"sends tickets {list(hand.send)}"
-        chunks = world.broker.jobs.issue(world.job_id, "embed.dummy.dummy")
+        chunks = [each.chunk for each in world.broker.jobs.issue(world.job_id, QUEUE, hand.chunk)]
         after = Hand("send", send=tuple(chunks)) if chunks else Hand()
         return state.with_actor(at, after), f"issue → {chunks}"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from embedctl.store import Issued
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
 from embedctl.store.status import COUNTS, JobState, JobStatus, Suspect, parse_status, parse_suspect
 from embedctl_config import keys, wire
@@ -205,7 +206,7 @@ class JobStore:
                 "another corpus. Submit it as a new job."
             )
 
-    def issue(self, job_id: str, queue: str) -> list[int]:
+    def issue(self, job_id: str, queue: str, over: int | None = None) -> list[Issued]:
         """Choose the chunks whose tickets are to be sent now, as far as the job's window has room."""
         answer, rest = self._ticket_script(
             "issue",
@@ -217,7 +218,7 @@ class JobStore:
                 keys.chunk_result(job_id, ""),
             ],
         )
-        return [int(chunk) for chunk in rest] if answer == "ok" else []
+        return [Issued(job_id, int(chunk), 1) for chunk in rest] if answer == "ok" else []
 
     def claim(self, job_id: str, chunk: int, *, token: str, instance: str, fingerprint: str) -> Claim:
         """Ask for the lease of a chunk and its text.

@@ -119,6 +119,13 @@ def work(broker: Broker, job_id: str, *chunks: int, failed: int = 0) -> None:
         assert complete(broker, job_id, chunk, f"t{chunk}", failed=failed) == "ok"
 
 
+def issued(broker: Broker, job_id: str, queue: str = QUEUE) -> list[int]:
+    """The chunks of a job that `issue` chooses for it; it must choose none of another job."""
+    found = broker.jobs.issue(job_id, queue)
+    assert {each.job_id for each in found} <= {job_id}
+    return [each.chunk for each in found]
+
+
 def overdue(raw: redis_py.Redis, job_id: str, *chunks: int) -> None:
     """Make these chunks overdue: move their due times into the past."""
     for chunk in chunks:

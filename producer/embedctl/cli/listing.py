@@ -56,18 +56,24 @@ _LOOKED_AT = 1000
     shell_complete=complete_class,
     help="Only jobs of this hardware class. Can be repeated.",
 )
+@click.option("--tenant", "tenants", multiple=True, help="Only jobs of this tenant. Can be repeated.")
 @json_option
 def list_jobs(
-    limit: int, states: tuple[str, ...], models: tuple[str, ...], classes: tuple[str, ...], as_json: bool
+    limit: int,
+    states: tuple[str, ...],
+    models: tuple[str, ...],
+    classes: tuple[str, ...],
+    tenants: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Show the jobs in Redis, newest first."""
     broker = Broker.shared(load_settings())
-    filtered = bool(states or models or classes)
+    filtered = bool(states or models or classes or tenants)
     # One more job than is shown tells whether there are more. Filters may leave out many.
     jobs = broker.jobs.newest() if filtered else broker.jobs.newest(limit + 1)
 
     def fits(job: JobStatus) -> bool:
-        wanted = ((job.state, states), (job.model, models), (job.hardware, classes))
+        wanted = ((job.state, states), (job.model, models), (job.hardware, classes), (job.tenant, tenants))
         return all(not chosen or own in chosen for own, chosen in wanted)
 
     shown = islice(filter(fits, jobs), limit)

@@ -12,6 +12,8 @@ import click
 from embedctl import corpus, output
 from embedctl.cli.completion import complete_job, complete_model
 from embedctl.drain.places import place_of
+from embedctl_config import tenants
+from embedctl_config.errors import SettingsError
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.settings import ENV_PREFIX, Settings, is_foreign
 
@@ -65,6 +67,13 @@ model_option = option(
     shell_complete=complete_model,
     help="The name under which workers serve the model. Default: the setting.",
 )
+
+
+def _tenant(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse a wrong name before a model is loaded."""
+    if value is not None and (wrong := tenants.check_tenant(value)):
+        raise SettingsError(wrong)
+    return value
 
 
 def output_option(**attributes: Any) -> Callable[[F], F]:
@@ -179,5 +188,15 @@ corpus_options = together(
         "--chunk-size", type=click.IntRange(1), help="The maximum number of records in a chunk. Default: the setting."
     ),
     option("--max-errors", metavar="N|N%", help="End the job once more records than this have failed."),
+    option(
+        "--tenant",
+        callback=_tenant,
+        help="Whom the job belongs to. Tenants that wait for the same workers take turns. Default: the setting.",
+    ),
+    option(
+        "--lane",
+        type=click.Choice(tenants.LANES),
+        help="interactive: somebody waits for the vectors; background: only while nothing else waits. Default: normal.",
+    ),
     quiet_option,
 )

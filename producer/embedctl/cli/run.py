@@ -41,7 +41,7 @@ from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
 from embedctl_config.settings import Settings, load_settings
 
 #: Options that came later, and name a command only if they are given.
-_NEWER = ("input_files", "unique_ids")
+_NEWER = ("input_files", "unique_ids", "tenant", "lane")
 
 
 @click.command()
@@ -111,7 +111,8 @@ def run(
     kind = command if key else name
     model = choice.options.model or settings.model
     precision = settings.hardware_class(options["hardware"]).precision
-    version = wire.version_for(asdict(choice.options), precision)
+    tenant = choice.options.tenant or settings.tenant
+    version = wire.version_for({**asdict(choice.options), "tenant": tenant}, precision)
     progress = JobProgress(quiet=quiet, moving=may_move(output))
     stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)
     with progress, stack as (ours, progress.watch, token):

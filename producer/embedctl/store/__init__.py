@@ -8,6 +8,7 @@ from embedctl.store.jobs import (
     Claim,
     ClaimAnswer,
     Completed,
+    Issued,
     JobSpec,
     JobStore,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "Drains",
     "GoneWorker",
     "Holder",
+    "Issued",
     "JobSpec",
     "JobState",
     "JobStatus",

@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from embedctl.store.observed import Observer, observed
 from embedctl.store.sentinels import client_of
-from embedctl_config import keys, wire
+from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted, SettingsError
 from embedctl_config.redis_url import secret_url, sentinels_of, tls_options
 from embedctl_config.settings import Settings
@@ -47,6 +47,17 @@ STALE_S = 60.0
 _REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
 #: The lifetimes of an ended job with at most this many chunks are shortened to its TTL at once, without the reaper.
 _SETTLED_AT_ONCE = 16
+#: A chunk of at most this size is small (bytes). So many times as many small chunks may be on their way: together they
+#: are less work than one large chunk, and a worker may encode many of them at once.
+_SMALL_BYTES, _SMALL_FACTOR = 8192, 16
+#: Issued chunks that `issue` checks at once, whether their tickets are still on their way.
+_CHECKED = 4
+#: A ticket that is not in its queue is claimed within this time, unless it was lost or nobody may take it (seconds).
+_CLAIMED_AFTER_S = 5
+#: A job waits at most this much longer for a chunk's turn than the smaller jobs of its tenant and lane (seconds).
+_LONGEST_WAIT_S = 60
+#: While other jobs wait, the background lane has one chunk in this time (seconds).
+_BACKGROUND_S = 60
 #: Script → the parts that it includes besides the prelude.
 _SHARED_BY = {"reap": ("deaths", "rest"), "add": ("repair",)}
 #: The errors that :meth:`Connection.explained` explains. Any other error is a bug of ours.
@@ -494,8 +505,21 @@ def script_source(name: str) -> str:
         f"local KIND_AT, ELSEWHERE, SIZE_AT = {wire.KIND_AT}, {wire.ELSEWHERE}, {wire.PREFIX_BYTES}\n"
         f"local UPKEEP, LOOK_AFTER_MS = '{keys.upkeep('')}', {keys.LOOK_AFTER_S * 1000}\n"
     )
+    if name == "issue":
+        return f"{constants}{_of_turns()}{own}"
     parts = ["prelude", *_SHARED_BY.get(name, ())]
     return "".join([constants, *(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in parts), own])
+
+
+def _of_turns() -> str:
+    """The constants of `issue` alone."""
+    return (
+        f"local ACTIVE, JOB, FLOWS, FLOW = '{keys.ACTIVE}', '{keys.job('')}', '{keys.FLOWS}', '{keys.FLOW}'\n"
+        f"local TENANT, LANE = '{tenants.DEFAULT}', '{tenants.NORMAL}'\n"
+        f"local SMALL, SMALL_FACTOR, CHECKED, LONGEST_WAIT_S, BACKGROUND_MS, CLAIMED_AFTER_MS = "
+        f"{_SMALL_BYTES}, {_SMALL_FACTOR}, {_CHECKED}, {_LONGEST_WAIT_S}, {_BACKGROUND_S * 1000}, "
+        f"{_CLAIMED_AFTER_S * 1000}\n"
+    )
 
 
 def without_password(url: str) -> str:

@@ -17,7 +17,7 @@ from embedctl.store.connection import Connection, ScriptCall
 from embedctl.store.doubts import Doubts
 from embedctl.store.reading import JobReader
 from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
-from embedctl_config import keys, wire
+from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import (
     BrokerRefused,
     CorpusChanged,
@@ -55,7 +55,8 @@ class JobSpec:
     `options` determine the vectors or the chunks, and are JSON values. More failed records than `max_errors`, or than
     the share `max_errors_share` of all records, end the job early. `ttl_s` counts from the job's end. A job with
     `results_high_water` is made to be drained: while Redis holds more bytes of its results, it gets no tickets. `data`
-    is the id of the store that keeps the bytes of its chunks; None if Redis does.
+    is the id of the store that keeps the bytes of its chunks; None if Redis does. Jobs that wait
+    for the same workers take turns by `lane` and `tenant`, whose `weight` this is.
     """
 
     model: str
@@ -68,11 +69,15 @@ class JobSpec:
     max_errors_share: float | None = None
     results_high_water: int | None = None
     data: str | None = None
+    tenant: str = tenants.DEFAULT
+    lane: str = tenants.NORMAL
+    weight: float = 1.0
 
     @property
     def version(self) -> int:
         """The job's version: the lowest that knows all of this."""
-        needs = {"drain": self.results_high_water is not None, "data": self.data}
+        drain = self.results_high_water is not None
+        needs = {"drain": drain, "data": self.data, "tenant": self.tenant, "lane": self.lane}
         return wire.version_for({**self.options, **needs}, self.precision)
 
 
@@ -135,13 +140,44 @@ class Completed:
     failed_input: bytes = b""
 
 
-def issue_call(settings: Settings, job_id: str, queue: str) -> ScriptCall:
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A chunk whose ticket is to be sent now, and its job's version."""
+
+    job_id: str
+    chunk: int
+    version: int
+
+
+def issue_call(settings: Settings, job_id: str, queue: str, over: int | None = None) -> ScriptCall:
     """The script of :meth:`JobStore.issue`, which chooses the chunks whose tickets are to be sent now."""
     return ScriptCall(
         "issue",
-        [*keys.of_job(job_id), keys.queue_workers(queue)],
-        [job_id, settings.window_per_worker, int(settings.reissue_s * 1000)],
+        [
+            keys.queue_workers(queue),
+            keys.lanes(queue),
+            keys.issued(queue, "large"),
+            keys.issued(queue, "small"),
+            keys.background_pause(queue),
+            keys.WAITING,
+        ],
+        [
+            job_id,
+            "" if over is None else over,
+            queue,
+            settings.window_per_worker,
+            int(settings.reissue_s * 1000),
+            settings.interactive_share,
+        ],
     )
+
+
+def issued_of(rest: Sequence[Any]) -> list[Issued]:
+    """The chunks in an answer of that script."""
+    return [
+        Issued(job_id.decode(), int(chunk), int(version))
+        for job_id, chunk, version in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
+    ]
 
 
 class JobStore(JobReader):
@@ -194,6 +230,10 @@ class JobStore(JobReader):
             fields["results_high_water"] = spec.results_high_water
         if spec.data is not None:
             fields["data"] = spec.data
+        # Only what differs, so that other jobs look as they always did.
+        shares = {"tenant": spec.tenant, "lane": spec.lane, "weight": spec.weight}
+        plain = {"tenant": tenants.DEFAULT, "lane": tenants.NORMAL, "weight": 1.0}
+        fields |= {name: value for name, value in shares.items() if value != plain[name]}
         life_ms = int(lifetime_s(spec.ttl_s) * 1000)
         kept_ms = int(life_ms * keys.CHUNK_TTL_FACTOR)
         flat = [part for item in fields.items() for part in item]
@@ -289,11 +329,14 @@ class JobStore(JobReader):
         """Seal a job if the process that retried its failed records died; returns whether it is sealed now."""
         return self._ticket_script("seal", job_id, [keys.producer(job_id)], [""])[0] == "ok"
 
-    def issue(self, job_id: str, queue: str) -> list[int]:
-        """Choose the chunks whose tickets are to be sent now, as many as the job's window has room for."""
-        call = issue_call(self._settings, job_id, queue)
-        answer, rest = self._connection.script(call.name, call.keys, call.args)
-        return [int(chunk) for chunk in rest] if answer == "ok" else []
+    def issue(self, job_id: str, queue: str, over: int | None = None) -> list[Issued]:
+        """Choose the chunks whose tickets are to be sent now, of this job and of others that wait in its queue.
+
+        Args:
+            over: a chunk of the job whose ticket is over, because the chunk has ended or can't be claimed.
+        """
+        call = issue_call(self._settings, job_id, queue, over)
+        return issued_of(self._connection.script(call.name, call.keys, call.args)[1])
 
     def claim(self, job_id: str, chunk: int, *, token: str, instance: str, fingerprint: str) -> Claim:
         """Ask for the lease of a chunk and its text.

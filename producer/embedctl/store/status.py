@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from embedctl_config import keys
+from embedctl_config import keys, tenants
 
 
 class JobState(StrEnum):
@@ -58,6 +58,8 @@ class JobStatus:
         drained_chunks: chunks whose results are in files, and no longer in Redis.
         drained_to: where these files are; None before the first of them.
         data: the id of the store that keeps the bytes of its chunks outside of Redis (`data_url`); None if Redis does.
+        tenant: whom it belongs to.
+        lane: `interactive`, `normal` or `background`: how soon it is to be done.
         expires_in: time until Redis forgets the job, if nothing more happens to it.
         dim: dimensions of a vector; None before the first chunk is done.
         pinned_by: the worker whose claim fixed the job's model fingerprint.
@@ -113,6 +115,8 @@ class JobStatus:
     results_high_water: int | None = None
     drained_to: str | None = None
     data: str | None = None
+    tenant: str = tenants.DEFAULT
+    lane: str = tenants.NORMAL
     live_workers: int = 0
     older_workers: int = 0
     near_models: tuple[str, ...] = ()
@@ -232,6 +236,8 @@ def parse_status(job_id: str, facts: Mapping[str, str], ttl_ms: int, producer_al
         results_high_water=int(facts["results_high_water"]) if "results_high_water" in facts else None,
         drained_to=facts.get("drain_to"),
         data=facts.get("data"),
+        tenant=facts.get("tenant", tenants.DEFAULT),
+        lane=facts.get("lane", tenants.NORMAL),
         live_workers=0,
         older_workers=0,
         near_models=(),

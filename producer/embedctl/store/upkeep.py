@@ -11,7 +11,7 @@ from typing import Any
 from embedctl.data import DataPlane, InRedis
 from embedctl.store.agenda import Agenda
 from embedctl.store.connection import Connection, ScriptCall
-from embedctl.store.jobs import issue_call
+from embedctl.store.jobs import Issued, issue_call, issued_of
 from embedctl.store.outside import unlink_with_bytes
 from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, lifetime_s
 from embedctl.store.unused import UnusedQueues
@@ -27,7 +27,8 @@ AUDIT_AFTER_S = 60.0
 #: record is blamed only if it almost certainly killed a worker.
 PATIENCE = 3
 _SLICE = 500
-
+#: The queues that are filled in one round.
+_QUEUES = 100
 
 #: Later than any ticket's send time (ms): no ticket is known to be in its queue still.
 _ANY_MS = 1 << 53
@@ -87,7 +88,7 @@ class Looked:
     Attributes:
         idle: whether no live worker consumes its queue.
         again: chunks that need another ticket.
-        issued: chunks that need their first ticket.
+        issued: chunks of this job and of others that need their first ticket.
         lost: the number of chunks that the audit found missing.
         refused: why Redis refused a part of the look.
         audit_at: the next chunk of the audit; 0 at its end.
@@ -95,7 +96,7 @@ class Looked:
 
     idle: bool
     again: Sequence[int]
-    issued: Sequence[int]
+    issued: Sequence[Issued]
     lost: int = 0
     audit_at: int = 0
     refused: BrokerRefused | None = None
@@ -159,6 +160,17 @@ class Upkeep:
         for call, answer in zip(calls, self._connection.scripts(calls), strict=True):
             answered[call.args[0]][call.name] = answer
         return [_looked(answered[job.id]) for job in jobs]
+
+    def issue_waiting(self) -> dict[str, list[Issued]]:
+        """The chunks whose tickets are to be sent now, by queue; of the queues that waited longest for this.
+
+        Usually whoever makes room in a queue also fills it. This finds the room that nobody filled.
+        """
+        with self._connection.client() as client:
+            queues = [queue.decode() for queue in client.zrange(keys.WAITING, 0, _QUEUES - 1)]
+        answers = self._connection.scripts([issue_call(self._settings, "", queue) for queue in queues])
+        found = zip(queues, answers, strict=True)
+        return {queue: issued_of(answer[1]) for queue, answer in found if not isinstance(answer, BrokerRefused)}
 
     def active_jobs(self) -> Iterator[str]:
         """Ids of the jobs that still need upkeep, read in slices."""
@@ -391,7 +403,7 @@ def _looked(answers: Mapping[str, tuple[str, list[Any]] | BrokerRefused]) -> Loo
     return Looked(
         idle=answers["reap"] == ("idle", []),
         again=[int(chunk) for chunk in found["reap"]],
-        issued=[int(chunk) for chunk in found.get("issue", [])],
+        issued=issued_of(found.get("issue", [])),
         lost=int(lost),
         audit_at=int(audit_at),
         refused=refused,

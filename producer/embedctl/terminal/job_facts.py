@@ -10,6 +10,7 @@ from datetime import datetime
 from embedctl.overview import JobPace
 from embedctl.routing import how_to_serve
 from embedctl.store import GoneWorker, JobState, JobStatus, Suspect, WorkerRow
+from embedctl_config import tenants
 
 #: A name and what is said under it.
 Fact = tuple[str, str]
@@ -123,6 +124,8 @@ def _plain_facts(job: JobStatus, workers: Sequence[WorkerRow]) -> list[Fact]:
         ("state", state(job) + ended_by),
         ("model", job.model),
         ("class", f"{job.hardware} ({job.precision})"),
+        *([("tenant", job.tenant)] if job.tenant != tenants.DEFAULT else []),
+        *([("lane", job.lane)] if job.lane != tenants.NORMAL else []),
         _live(job, workers),
         *(("engine", line) for line in _engines(job.model, workers)),
         *(_hung(worker) for worker in workers if worker.activity == "hung"),

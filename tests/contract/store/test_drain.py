@@ -14,7 +14,7 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerFull, JobCancelled
 from embedctl_config.settings import Settings
 from tests.support.redis_server import CLASSES, RedisServer
-from tests.support.store import QUEUE, add, claim, complete, keys_of, new_job, payload, result, work
+from tests.support.store import QUEUE, add, claim, complete, issued, keys_of, new_job, payload, result, work
 
 HIGH_WATER = 10**6
 ME, OTHER = Holder("me", "machine", "1.1", "host"), Holder("other", "machine", "2.1", "elsewhere")
@@ -160,7 +160,7 @@ def test_a_late_ticket_or_result_of_a_drained_chunk_does_nothing(broker: Broker)
 
 def test_the_audit_does_not_take_drained_chunks_for_lost(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = drained(broker, done=2)
-    assert broker.jobs.issue(job_id, QUEUE) == [2]
+    assert issued(broker, job_id) == [2]
     assert broker.upkeep.audit(job_id) == 0
     assert broker.jobs.status(job_id).lost_chunks is None
     raw.delete(keys.chunk_input(job_id, 2), keys.due(job_id))
@@ -205,14 +205,14 @@ def test_failed_records_of_a_drained_chunk_are_retried(broker: Broker) -> None:
 
 def test_a_drained_job_gets_no_tickets_while_redis_holds_too_many_of_its_results(broker: Broker) -> None:
     job_id = new_job(broker, 30)
-    assert broker.jobs.issue(job_id, QUEUE) == list(range(8))
+    assert issued(broker, job_id) == list(range(8))
     work(broker, job_id, 0, 1)
     take(broker, job_id, high_water=len(result(0)))
     assert broker.jobs.status(job_id).waits_for_reader
-    assert broker.jobs.issue(job_id, QUEUE) == []
+    assert issued(broker, job_id) == []
     assert note(broker, job_id, 0, 0) == "ok"
     assert not broker.jobs.status(job_id).waits_for_reader
-    assert broker.jobs.issue(job_id, QUEUE) == [8, 9]
+    assert issued(broker, job_id) == [8, 9]
 
 
 def test_a_job_that_nobody_drains_is_not_held_back(broker: Broker) -> None:
@@ -221,7 +221,7 @@ def test_a_job_that_nobody_drains_is_not_held_back(broker: Broker) -> None:
     broker.jobs.issue(job_id, QUEUE)
     work(broker, job_id, 0)
     assert broker.jobs.status(job_id).result_bytes == len(result(0))
-    assert broker.jobs.issue(job_id, QUEUE) == [8]
+    assert issued(broker, job_id) == [8]
 
 
 def test_a_job_made_to_be_drained_is_held_back_from_its_start(broker: Broker) -> None:
@@ -229,14 +229,14 @@ def test_a_job_made_to_be_drained_is_held_back_from_its_start(broker: Broker) ->
     assert broker.jobs.status(job_id).version == wire.DRAINS_SINCE
     broker.jobs.issue(job_id, QUEUE)
     work(broker, job_id, 0)
-    assert broker.jobs.issue(job_id, QUEUE) == []
+    assert issued(broker, job_id) == []
 
 
 def test_the_chunk_that_the_drainer_waits_for_is_issued_in_any_case(broker: Broker, raw: redis_py.Redis) -> None:
     """After Redis came back without its last writes, results may be there of chunks that are not issued any more."""
     job_id = new_job(broker, 3, results_high_water=1)
     work(broker, job_id, 1)
-    assert broker.jobs.issue(job_id, QUEUE) == [0, 2]
+    assert issued(broker, job_id) == [0]
 
 
 def test_the_count_of_bytes_recovers_from_results_that_older_workers_did_not_count(

@@ -22,6 +22,7 @@ from tests.support.store import (
     claim,
     complete,
     due_in_s,
+    issued,
     keys_of,
     new_job,
     overdue,
@@ -42,10 +43,10 @@ def settings(settings: Settings) -> Settings:
 
 def test_issue_chooses_as_many_chunks_as_the_window_has_room_for(broker: Broker, settings: Settings) -> None:
     job_id = new_job(broker, 20)
-    assert broker.jobs.issue(job_id, QUEUE) == list(range(settings.window))
-    assert broker.jobs.issue(job_id, QUEUE) == []
+    assert issued(broker, job_id) == list(range(settings.window))
+    assert issued(broker, job_id) == []
     work(broker, job_id, 0, 1)
-    assert broker.jobs.issue(job_id, QUEUE) == [8, 9]
+    assert issued(broker, job_id) == [8, 9]
 
 
 def test_a_window_as_set_holds_for_jobs_made_with_it(settings: Settings) -> None:
@@ -53,7 +54,7 @@ def test_a_window_as_set_holds_for_jobs_made_with_it(settings: Settings) -> None
     job_id = new_job(narrow, 10)
     narrow.close()
     wide = Broker.connect(settings)
-    assert wide.jobs.issue(job_id, QUEUE) == [0, 1, 2]
+    assert issued(wide, job_id) == [0, 1, 2]
     wide.close()
 
 
@@ -65,22 +66,22 @@ def test_the_window_grows_with_the_live_workers_of_the_queue(
         broker.workers.beat(row(name))
     broker.workers.beat(row("elsewhere", "another-model"))
     raw.zadd(keys.queue_workers(QUEUE), {"dead": broker.connection.now_ms() - 1})
-    assert len(broker.jobs.issue(job_id, QUEUE)) == 3 * settings.window_per_worker
+    assert len(issued(broker, job_id)) == 3 * settings.window_per_worker
 
 
 def test_issue_goes_no_further_than_what_was_added(broker: Broker) -> None:
     job_id = new_job(broker, 2, seal=False)
-    assert broker.jobs.issue(job_id, QUEUE) == [0, 1]
-    assert broker.jobs.issue(job_id, QUEUE) == []
+    assert issued(broker, job_id) == [0, 1]
+    assert issued(broker, job_id) == []
     add(broker, job_id, 2)
-    assert broker.jobs.issue(job_id, QUEUE) == [2]
+    assert issued(broker, job_id) == [2]
 
 
 def test_issue_skips_chunks_that_are_due_or_done_already(broker: Broker) -> None:
     job_id = new_job(broker, 5)
     work(broker, job_id, 1)
     assert claim(broker, job_id, 3).answer == "ok"
-    assert broker.jobs.issue(job_id, QUEUE) == [0, 2, 4]
+    assert issued(broker, job_id) == [0, 2, 4]
 
 
 def test_an_issued_ticket_is_due_after_the_time_for_reissuing(broker: Broker, raw: redis_py.Redis) -> None:
@@ -100,7 +101,7 @@ def test_nothing_is_issued_for_a_job_that_wants_nothing(broker: Broker, raw: red
         raw.hset(keys.job(job_id), "version", wire.VERSION + 1)
     else:
         work(broker, job_id, 0, 1)
-    assert broker.jobs.issue(job_id, QUEUE) == []
+    assert issued(broker, job_id) == []
     assert raw.zcard(keys.due(job_id)) == 0
 
 

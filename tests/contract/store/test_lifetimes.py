@@ -376,7 +376,6 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: r
         "hold": ([producer], ["p", 1000]),
         "add": ([producer, source, target], [0, bytes(16), 2, payload(0), "p", 1000, 8, 23, *prefixes]),
         "seal": ([producer], [3]),
-        "issue": ([queue], [4, 1000, keys.chunk_result(job_id, "")]),
         "claim": ([source, target], [0, "t", "w", MINE, 1000, 1000]),
         "renew": ([], [0, "t", 1000]),
         "release": ([], [0, "t", 1000, "it failed"]),
@@ -397,7 +396,17 @@ def test_no_script_writes_anything_for_a_job_that_is_gone(broker: Broker, raw: r
         assert set(raw.scan_iter()) == before, name
 
 
-def test_every_script_is_covered_by_the_test_above() -> None:
+def test_issue_forgets_a_job_that_is_gone(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker, 20)
+    broker.jobs.issue(job_id, QUEUE)
+    assert raw.exists(keys.flow("normal", "default", QUEUE), keys.WAITING) == 2
+    raw.delete(*keys_of(raw, job_id))
+    assert broker.jobs.issue(job_id, QUEUE) == []
+    assert not raw.exists(keys.flow("normal", "default", QUEUE), keys.flows("normal", QUEUE), keys.lanes(QUEUE))
+    assert not raw.exists(keys.WAITING)
+
+
+def test_every_script_is_covered_by_the_tests_above() -> None:
     from importlib.resources import files
 
     scripts = {path.name for path in files("embedctl.store").iterdir() if path.name.endswith(".lua")}

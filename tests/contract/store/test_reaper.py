@@ -18,7 +18,7 @@ from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
 from tests.support.redis_server import RedisServer
-from tests.support.store import QUEUE, claim, keys_of, new_job, overdue, row, work
+from tests.support.store import QUEUE, claim, issued, keys_of, new_job, overdue, row, work
 from tests.support.waiting import eventually
 
 
@@ -192,11 +192,11 @@ def test_a_round_without_redis_says_so_and_the_next_goes_on(own_redis: RedisServ
     own_redis.start()
     eventually(lambda: broker.connection.uptime_s() >= 1)
 
-    def issued() -> bool:
+    def is_issued() -> bool:
         reaper.round()
-        return broker.jobs.issue(job_id, QUEUE) == []
+        return issued(broker, job_id) == []
 
-    eventually(issued)
+    eventually(is_issued)
     broker.close()
 
 

@@ -33,6 +33,7 @@ from tests.support.store import (
     assert_consistent,
     claim,
     complete,
+    issued,
     keys_of,
     new_job,
     work,
@@ -326,7 +327,7 @@ def test_more_failed_records_than_the_budget_end_the_job(broker: Broker, raw: re
     assert (status.state, status.stopped_by) == (JobState.FAILED, "max_errors")
     assert status.ended_at is not None
     assert not raw.exists(keys.due(job_id), keys.owners(job_id), keys.attempts(job_id))
-    assert broker.jobs.issue(job_id, "q") == []
+    assert issued(broker, job_id, "q") == []
     assert claim(broker, job_id, 2).answer == "done"
     assert broker.jobs.renew(job_id, 3, "elsewhere") == "done"
     assert complete(broker, job_id, 3, "elsewhere") == "refused"

@@ -120,7 +120,7 @@ def test_threads_share_it(settings: Settings, raw: redis_py.Redis) -> None:
     with ThreadPoolExecutor(32) as pool:
         ids = [job_id for found in pool.map(work, range(32)) for job_id in found]
     assert len(set(ids)) == 160
-    assert raw.llen(QUEUE) == 160
+    assert raw.llen(QUEUE) == 128  # a window of small chunks
     # A submission has three connections: its own, one that keeps its right to add, and Kombu's for its tickets.
     assert clients(raw) <= 3 * 32
 

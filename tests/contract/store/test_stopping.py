@@ -26,6 +26,7 @@ from tests.support.store import (
     assert_consistent,
     claim,
     complete,
+    issued,
     new_job,
     overdue,
     payload,
@@ -185,11 +186,11 @@ def test_it_waits_for_no_text_that_is_not_added_again(broker: Broker, raw: redis
     assert broker.jobs.resume(job_id, "p")
     assert broker.jobs.resume(job_id, "p")  # the answer was lost
     assert not broker.jobs.resume(job_id, "other") or broker.jobs.status(job_id).stopped_by is None
-    assert broker.jobs.issue(job_id, QUEUE) == []
+    assert issued(broker, job_id) == []
     answers = [add(broker, job_id, chunk)[0] for chunk in range(3)]
     assert answers == [Added.OK, Added.SKIPPED, Added.OK]
     assert broker.jobs.status(job_id).waiting_bytes == text_waiting(raw, job_id, 6) > 0
-    assert broker.jobs.issue(job_id, QUEUE) == [0, 2]
+    assert issued(broker, job_id) == [0, 2]
     assert add(broker, job_id, 0)[0] is Added.SKIPPED  # a producer that begins again
     work(broker, job_id, 0, 2)
     assert broker.jobs.status(job_id).waiting_bytes == 0

@@ -21,6 +21,7 @@ from tests.support.store import (
     assert_consistent,
     claim,
     complete,
+    issued,
     keys_of,
     new_job,
     payload,
@@ -177,7 +178,7 @@ def test_add_refuses_a_gap(broker: Broker, sealed: bool) -> None:
 
 def test_add_puts_back_an_input_that_redis_lost(broker: Broker, raw: redis_py.Redis) -> None:
     job_id = new_job(broker, 3)
-    assert broker.jobs.issue(job_id, "q") == [0, 1, 2]
+    assert issued(broker, job_id, "q") == [0, 1, 2]
     raw.delete(keys.chunk_input(job_id, 1))
     assert claim(broker, job_id, 1).answer == "lost"
     broker.upkeep.audit(job_id)
@@ -231,7 +232,7 @@ def test_a_chunk_that_was_never_issued_is_not_due_when_it_is_put_back(broker: Br
     raw.delete(keys.chunk_input(job_id, 1))
     add(broker, job_id, 1)
     assert raw.zcard(keys.due(job_id)) == 0
-    assert broker.jobs.issue(job_id, "q") == [0, 1]
+    assert issued(broker, job_id, "q") == [0, 1]
 
 
 def test_a_producer_is_told_that_its_job_was_cancelled(broker: Broker, raw: redis_py.Redis) -> None:

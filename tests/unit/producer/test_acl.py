@@ -43,6 +43,9 @@ ARGUMENTS = {
     "queue": "embed.cpu.BAAI/bge-small-en-v1.5",
     "hardware": "cpu-int8",
     "model": "BAAI/bge-small-en-v1.5",
+    "lane": "interactive",
+    "tenant": "team@a.example",
+    "size": "small",
     "version": 2,
 }
 

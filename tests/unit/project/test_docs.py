@@ -20,6 +20,7 @@ import yaml
 
 from embedctl_config.hardware import HardwareClass, ModelEntry
 from embedctl_config.settings import ENV_PREFIX, FLAGS, Settings
+from embedctl_config.tenants import TenantEntry
 from tests.support.browser import chromium, errors_logged
 from tests.support.waiting import eventually
 
@@ -33,7 +34,7 @@ WITHOUT_VARIABLE = {
     ("embedctl discard", "--older-than"),
     ("embedctl discard", "--state"),
     ("embedctl status", "--all"),
-    *(("embedctl list", option) for option in ("--state", "--model", "--class")),
+    *(("embedctl list", option) for option in ("--state", "--model", "--class", "--tenant")),
     ("embedctl worker", "--model"),
     ("embedctl up", "--class"),
     ("embedctl up", "--model"),
@@ -94,13 +95,13 @@ def test_every_command_is_used_in_a_page_written_by_hand(name: str) -> None:
 def test_every_setting_stands_in_the_reference() -> None:
     reference = read("docs/settings.md")
     for setting in dataclasses.fields(Settings):
-        if setting.name in ("classes", "models"):
+        if setting.name in ("classes", "models", "tenants"):
             assert f"## `[{setting.name}.NAME]`" in reference
             continue
         row = f"| `{setting.name}` | `{ENV_PREFIX}{setting.name.upper()}` |"
         assert row in reference
         assert setting.metadata["help"] in reference
-    for form in (HardwareClass, ModelEntry):
+    for form in (HardwareClass, ModelEntry, TenantEntry):
         for key in dataclasses.fields(form):
             assert f"| `{key.name}` |" in reference
 

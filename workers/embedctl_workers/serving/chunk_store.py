@@ -99,10 +99,9 @@ class ChunkStore:
         self._telemetry.answered(
             held.model, answer, len(claimed.chunk) - len(failed), [error.code for error in encoded.errors]
         )
-        if answer == "ok":
-            self._broker.send_issued(job)
-        else:
+        if answer != "ok":
             log.info("the chunk's result was not needed: %s", answer, extra=held.fields)
+        self._broker.send_issued(job, over=held.chunk)
 
     def give_back(self, held: Held, *, delay_s: float, trouble: str = "", doubts: Doubts | None = None) -> None:
         """End the lease of a chunk that this worker does not complete. If Redis is away, the lease lapses instead.

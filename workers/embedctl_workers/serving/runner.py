@@ -216,6 +216,7 @@ class ChunkRunner:
         """Claim a chunk and read its text; None if Redis says no, or the text is damaged."""
         claim = self._claim(held, ticket)
         if claim is None:
+            self._broker.send_issued(job, over=held.chunk)  # other jobs may wait for the room that its ticket had
             return None
         self.in_hand.take(held)
         try:

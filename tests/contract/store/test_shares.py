@@ -1,0 +1,299 @@
+"""Tenants, lanes and jobs that wait for the same workers take turns. Counted in chunks of equal size, not timed."""
+
+from __future__ import annotations
+
+import pytest
+import redis as redis_py
+
+from embedctl.broker import Broker
+from embedctl.store import Issued
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.support.shares import Crew, add_chunk, job_of
+from tests.support.store import QUEUE, claim, new_job, overdue, row, score, spec, work
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Leases far longer than a test: they lapse when it says so."""
+    return settings.replace(lease_s=300.0, reissue_s=600.0)
+
+
+def jain(shares: list[int]) -> float:
+    """Jain's index of fairness: 1 if all are equal, 1/n if one has all."""
+    return sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares))
+
+
+@pytest.mark.parametrize("size", [10_000, 100], ids=["large chunks", "small chunks"])
+def test_a_tenant_with_many_jobs_has_no_more_than_one_with_one(broker: Broker, size: int) -> None:
+    crew = Crew(broker)
+    many = [job_of(broker, "x", chunks=6, size=size) for _ in range(50)]
+    one = job_of(broker, "y", chunks=200, size=size)
+    for job_id in (one, *many):
+        crew.issue(job_id)
+    crew.run(250)
+    assert crew.share([one]) == pytest.approx(0.5, abs=0.05)
+    assert crew.idle == 0
+
+
+def test_weights_decide_the_shares(broker: Broker) -> None:
+    crew = Crew(broker)
+    heavy = job_of(broker, "x", chunks=250, weight=3.0)
+    light = [job_of(broker, "y", chunks=10) for _ in range(20)]
+    for job_id in (heavy, *light):
+        crew.issue(job_id)
+    crew.run(240)
+    assert crew.share([heavy]) == pytest.approx(0.75, abs=0.05)
+
+
+def test_bytes_are_what_counts(broker: Broker) -> None:
+    crew = Crew(broker)
+    small, large = job_of(broker, "x", chunks=200, size=10_000), job_of(broker, "y", chunks=200, size=30_000)
+    for job_id in (small, large):
+        crew.issue(job_id)
+    crew.run(160)
+    assert crew.share([large]) == pytest.approx(0.25, abs=0.05)
+
+
+@pytest.mark.parametrize("tenants", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_tenants_have_equal_shares(broker: Broker, tenants: int) -> None:
+    crew = Crew(broker)
+    jobs = [job_of(broker, f"t{number}", chunks=12) for number in range(tenants)]
+    for job_id in jobs:
+        crew.issue(job_id)
+    crew.run(10 * tenants)
+    assert jain([crew.done[job_id] for job_id in jobs]) >= 0.98
+
+
+def test_who_comes_back_has_nothing_saved_up(broker: Broker) -> None:
+    crew = Crew(broker)
+    steady = job_of(broker, "x", chunks=300)
+    crew.issue(steady)
+    crew.run(100)
+    late = job_of(broker, "y", chunks=100)
+    crew.issue(late)
+    crew.run(60)
+    assert crew.done[late] == pytest.approx(30, abs=8)  # the tickets that were sent before it come first
+
+
+def test_who_leaves_and_comes_back_for_each_chunk_has_no_more_than_its_share(broker: Broker) -> None:
+    crew = Crew(broker)
+    steady = job_of(broker, "x", chunks=300, weight=3.0)
+    crew.issue(steady)
+    again, added = broker.jobs.create(spec(tenant="y"))[0], 0
+    done = 0
+    for _ in range(200):
+        if added == done:  # its producer adds a chunk when the last one is done
+            add_chunk(broker, again, added)
+            added += 1
+            crew.issue(again)
+        crew.step()
+        done = crew.done[again]
+    assert crew.share([again]) <= 0.27
+
+
+def test_an_idle_tenant_takes_nothing_away(broker: Broker) -> None:
+    crew = Crew(broker)
+    finished, alone = job_of(broker, "x", chunks=3, weight=100.0), job_of(broker, "y", chunks=150)
+    for job_id in (finished, alone):
+        crew.issue(job_id)
+    crew.run(140)
+    assert crew.done == {finished: 3, alone: 137}
+    assert crew.idle == 0
+
+
+def test_a_small_job_of_a_tenant_is_not_stuck_behind_its_large_one(broker: Broker, raw: redis_py.Redis) -> None:
+    crew = Crew(broker)
+    large = job_of(broker, chunks=200)
+    raw.hset(keys.job(large), "created_ms", broker.connection.now_ms() - 86_400_000)  # however old that is
+    crew.issue(large)
+    crew.run(5)
+    small = job_of(broker, chunks=2)
+    crew.issue(small)
+    crew.run(20)
+    assert crew.done[small] == 2
+
+
+def test_large_jobs_of_a_tenant_have_equal_parts(broker: Broker) -> None:
+    crew = Crew(broker)
+    jobs = [job_of(broker, chunks=chunks) for chunks in (100, 150, 200)]
+    for job_id in jobs:
+        crew.issue(job_id)
+    crew.run(90)
+    assert min(crew.done[job_id] for job_id in jobs) >= 20
+
+
+def test_a_large_job_has_a_turn_a_minute_among_small_ones(broker: Broker, raw: redis_py.Redis) -> None:
+    large, small = job_of(broker, chunks=100), job_of(broker, chunks=2)
+    jobs = keys.flow("normal", "default", QUEUE)
+    raw.zadd(keys.lanes(QUEUE), {"normal": 0})
+    raw.zadd(keys.flows("normal", QUEUE), {"default": 0})
+    raw.zadd(jobs, {large: broker.connection.now_ms() / 1000 - 60 + 60})  # it had its last turn a minute ago
+    assert broker.jobs.issue(small, QUEUE)[0].job_id == large
+    order = score(raw, jobs, large)
+    assert order == pytest.approx(broker.connection.now_ms() / 1000 + 60, abs=30)
+    broker.jobs.issue(large, QUEUE)  # another call for it changes nothing
+    assert score(raw, jobs, large) == pytest.approx(order)
+
+
+def test_an_interactive_job_is_done_within_a_window(broker: Broker, settings: Settings) -> None:
+    crew = Crew(broker)
+    crew.issue(job_of(broker, "x", chunks=200))
+    crew.run(30)
+    for _ in range(5):
+        urgent = job_of(broker, "y", "interactive", chunks=1)
+        crew.issue(urgent)
+        crew.run(3 + settings.window_per_worker * crew.workers)
+        assert crew.done[urgent] == 1
+
+
+def test_interactive_jobs_leave_half_to_the_others(broker: Broker) -> None:
+    crew = Crew(broker)
+    urgent = [job_of(broker, f"y{number}", "interactive", chunks=30) for number in range(10)]
+    normal = job_of(broker, "x", chunks=200)
+    for job_id in (*urgent, normal):
+        crew.issue(job_id)
+    crew.run(240)
+    assert crew.share([normal]) >= 0.45
+    assert crew.share(urgent) >= 0.45
+
+
+def test_the_background_waits_until_nothing_else_does_but_not_for_ever(broker: Broker, raw: redis_py.Redis) -> None:
+    crew = Crew(broker)
+    slow, normal = job_of(broker, "x", "background", chunks=60), job_of(broker, "y", chunks=100)
+    for job_id in (normal, slow):
+        crew.issue(job_id)
+    crew.run(50)
+    assert crew.done[slow] == 1
+    assert 0 < raw.pttl(keys.background_pause(QUEUE)) <= 60_000
+    raw.delete(keys.background_pause(QUEUE))  # a minute later
+    crew.run(30)
+    assert crew.done[slow] == 2
+    crew.run(80)
+    assert crew.done[normal] == 100
+    assert crew.done[slow] == 60
+    crew.run(10)
+    assert not raw.exists(keys.lanes(QUEUE), keys.flows("background", QUEUE), keys.WAITING)
+
+
+def test_no_more_tickets_than_a_window_are_on_their_way(broker: Broker, settings: Settings) -> None:
+    crew = Crew(broker)
+    for number in range(10):
+        crew.issue(job_of(broker, f"t{number}", chunks=20))
+    assert len(crew.tickets) == settings.window_per_worker * crew.workers
+    crew.run(50)
+    assert len(crew.tickets) + len(crew.hands) == settings.window_per_worker * crew.workers
+
+
+def test_a_chunk_that_an_older_worker_completed_gives_its_room_back(broker: Broker, settings: Settings) -> None:
+    first, second = job_of(broker, chunks=20), job_of(broker, chunks=20)
+    assert len(broker.jobs.issue(first, QUEUE)) == settings.window
+    assert broker.jobs.issue(second, QUEUE) == []
+    work(broker, first, 0, 1)  # it calls `issue` of the job, which knows nothing of queues
+    found = [each for _ in range(10) for each in broker.jobs.issue(second, QUEUE)]  # each call checks a few
+    assert len(found) == 2
+
+
+def test_tickets_that_were_never_sent_hold_up_the_others_for_seconds_only(
+    broker: Broker, raw: redis_py.Redis, settings: Settings
+) -> None:
+    """Their process died, and they are due only after `reissue_s`."""
+    lost, waits = job_of(broker, chunks=20), job_of(broker, chunks=20)
+    broker.jobs.issue(lost, QUEUE)
+    assert broker.jobs.issue(waits, QUEUE) == []
+    for chunk in range(settings.window):
+        raw.zincrby(keys.due(lost), -6000, chunk)
+    raw.lpush(QUEUE, "as long as there are tickets, theirs may be among them")
+    assert broker.jobs.issue(waits, QUEUE) == []
+    raw.delete(QUEUE)
+    found = [each for _ in range(10) for each in broker.jobs.issue(waits, QUEUE)]
+    assert [each.job_id for each in found] == [waits] * settings.window
+
+
+@pytest.mark.parametrize("end", ["cancel", "stop", "gone"])
+def test_a_job_that_is_over_gives_its_room_back(
+    broker: Broker, raw: redis_py.Redis, settings: Settings, end: str
+) -> None:
+    over, waits = job_of(broker, chunks=20), job_of(broker, chunks=20)
+    broker.jobs.issue(over, QUEUE)
+    assert broker.jobs.issue(waits, QUEUE) == []
+    if end == "gone":
+        raw.delete(*raw.keys(f"embed:job:{over}*"))
+    else:
+        getattr(broker.jobs, end)(over)
+    found = [each for _ in range(10) for each in broker.jobs.issue("", QUEUE)]
+    assert [each.job_id for each in found] == [waits] * settings.window
+
+
+@pytest.mark.parametrize("how", ["refused", "given back", "not taken"])
+def test_chunks_that_nobody_can_encode_do_not_hold_up_other_jobs(
+    broker: Broker, raw: redis_py.Redis, settings: Settings, how: str
+) -> None:
+    bad, good = job_of(broker, "x", chunks=20), job_of(broker, "y", chunks=20)
+    broker.workers.beat(row())
+    window = range(settings.window)
+    broker.jobs.issue(bad, QUEUE)
+    for chunk in window:
+        if how == "refused":
+            raw.hset(keys.job(bad), "model_fingerprint", "other")
+            assert claim(broker, bad, chunk).answer == "mismatch"
+        elif how == "given back":
+            claim(broker, bad, chunk)
+            assert broker.jobs.release(bad, chunk, "t", delay_s=600, trouble="it failed")
+        else:
+            overdue(raw, bad, chunk)
+    broker.upkeep.reap(bad, QUEUE)
+    found = [each for _ in range(10) for each in broker.jobs.issue("", QUEUE)]
+    assert found == []  # the good job is not known yet
+    found = [each for _ in range(10) for each in broker.jobs.issue(good, QUEUE)]
+    assert [each.job_id for each in found] == [good] * settings.window
+    assert broker.jobs.issue(bad, QUEUE) == []
+
+
+def test_a_damaged_job_does_not_hold_up_others(broker: Broker, raw: redis_py.Redis) -> None:
+    damaged, fine = job_of(broker, chunks=1), job_of(broker, chunks=2)
+    for each in (damaged, fine):  # both are noted, and the damaged one comes first
+        raw.zadd(keys.lanes(QUEUE), {"normal": 0})
+        raw.zadd(keys.flows("normal", QUEUE), {"default": 0})
+        raw.zadd(keys.flow("normal", "default", QUEUE), {each: 1 if each == damaged else 2})
+    raw.delete(keys.due(damaged), keys.chunk_input(damaged, 0))
+    raw.lpush(keys.chunk_input(damaged, 0), "x")
+    assert {each.job_id for each in broker.jobs.issue("", QUEUE)} == {fine}
+
+
+def test_a_job_of_a_newer_version_is_left_to_newer_processes(broker: Broker, raw: redis_py.Redis) -> None:
+    newer, mine = job_of(broker, chunks=1), job_of(broker, chunks=2)
+    broker.jobs.issue(newer, QUEUE)
+    raw.hset(keys.job(newer), mapping={"version": 99, "next": 0})
+    raw.zadd(keys.flow("normal", "default", QUEUE), {newer: 0})
+    assert broker.jobs.issue(mine, QUEUE) == [Issued(mine, 0, 1), Issued(mine, 1, 1)]
+
+
+def test_tickets_carry_the_versions_of_their_own_jobs(broker: Broker) -> None:
+    plain, urgent = job_of(broker, chunks=1), job_of(broker, lane="interactive", chunks=1)
+    assert broker.jobs.status(plain).version == 1
+    assert broker.jobs.status(urgent).version == 6
+    crew = Crew(broker)
+    for job_id in (plain, urgent):
+        crew.issue(job_id)
+    assert {(each.job_id, each.version) for each in crew.tickets} == {(plain, 1), (urgent, 6)}
+
+
+def test_a_lost_turn_is_found_again(broker: Broker, raw: redis_py.Redis) -> None:
+    """Whatever is lost of the keys that say whose turn it is, a look at the job brings it back."""
+    crew = Crew(broker)
+    jobs = [job_of(broker, f"t{number}", chunks=20) for number in range(3)]
+    for job_id in jobs:
+        crew.issue(job_id)
+    raw.delete(*raw.keys("embed:reaper:flow*"), keys.lanes(QUEUE), keys.WAITING, *raw.keys("embed:reaper:issued:*"))
+    for job_id in jobs:  # the reaper's look
+        crew.issue(job_id)
+    crew.run(70)
+    assert crew.done == dict.fromkeys(jobs, 20)
+
+
+def test_keys_of_turns_have_a_lifetime(broker: Broker, raw: redis_py.Redis) -> None:
+    for lane in ("normal", "background"):
+        broker.jobs.issue(job_of(broker, lane=lane, chunks=20), QUEUE)
+    broker.jobs.issue(new_job(broker, 20), QUEUE)
+    assert {key for key in raw.scan_iter("embed:*") if raw.ttl(key) < 0} == set()

@@ -1,0 +1,180 @@
+"""Jobs of several tenants, whatever stands between any two steps: all of them end, and no turn is lost for ever.
+
+Random walks over the real scripts, from a seed. A process dies between `issue` and its tickets, a worker dies with a
+chunk, a ticket is lost or comes twice, an older version issues by job, somebody cancels a job, the keys that say whose
+turn it is are lost, and Redis comes back without its last writes, with its tickets or without. After that nothing goes
+wrong any more: the reaper looks at every job, and everything must end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from embedctl.broker import Broker
+from embedctl.store import Issued
+from embedctl_config import keys
+from embedctl_config.errors import JobCancelled
+from embedctl_config.settings import Settings
+from tests.explorer import old_client
+from tests.support.shares import Crew, add_chunk
+from tests.support.store import QUEUE, spec
+
+CHUNKS = 6
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.replace(lease_s=300.0, reissue_s=600.0, window=2, window_per_worker=1)
+
+
+class Walk:
+    """Some jobs of a queue, and the steps that may happen to them."""
+
+    def __init__(self, broker: Broker, raw: redis_py.Redis, seed: int) -> None:
+        self.broker, self.dice = broker, random.Random(seed)
+        self.raw: Any = raw  # its own types are unions
+        self.crew = Crew(broker, workers=2)
+        kinds = [("x", "normal"), ("x", "normal"), ("y", "normal"), ("y", "interactive"), ("default", "background")]
+        self.jobs = [broker.jobs.create(spec(tenant=tenant, lane=lane))[0] for tenant, lane in kinds]
+        self.old = self.jobs[0]
+        raw.hset(keys.job(self.old), "version", 1)  # older processes take part in it
+        self.old_issue = raw.register_script(old_client.old_script("issue"))
+        self.past: list[dict[bytes, bytes]] = []
+        self.past_tickets: list[list[Issued]] = []
+
+    def step(self) -> None:
+        steps = [self.produce] * 6 + [self.crew.step] * 8 + [self.look] * 2
+        steps += [self.dies_before_sending, self.loses_a_ticket, self.sends_one_twice, self.worker_dies, self.is_older]
+        if self.dice.random() < 0.15:
+            steps = [self.goes_back, self.loses_turns, self.cancels, self.stops]
+        self.remember()
+        self.dice.choice(steps)()
+
+    def remember(self) -> None:
+        found = {key: self.raw.dump(key) for key in self.raw.scan_iter("embed:*")}
+        self.past = [*self.past, {key: value for key, value in found.items() if value}][-4:]
+        self.past_tickets = [*self.past_tickets, list(self.crew.tickets)][-4:]
+
+    def goes_back(self) -> None:
+        back = self.dice.randrange(len(self.past))
+        self.raw.flushdb()
+        for key, value in self.past[back].items():
+            self.raw.restore(key, 86_400_000, value)
+        if self.dice.random() < 0.5:
+            self.crew.tickets.clear()
+            self.crew.tickets.extend(self.past_tickets[back])
+
+    def added(self, job_id: str) -> int:
+        return int(self.raw.hget(keys.job(job_id), "added") or 0)
+
+    def produce(self, job_id: str = "") -> None:
+        job_id = job_id or self.dice.choice(self.jobs)
+        status = self.broker.jobs.status(job_id)
+        if status.state.ended or status.sealed:
+            return
+        if status.chunks < CHUNKS:
+            add_chunk(self.broker, job_id, status.chunks, self.dice.choice([100, 20_000]))
+        else:
+            self.broker.jobs.seal(job_id, CHUNKS)
+        if self.dice.random() < 0.9:  # else it dies before it issues
+            self.crew.issue(job_id)
+
+    def look(self, job_id: str = "") -> None:
+        """The reaper's look at a job, and at the queues."""
+        job_id = job_id or self.dice.choice(self.jobs)
+        again = self.broker.upkeep.reap(job_id, QUEUE)
+        self.crew.tickets.extend(Issued(job_id, chunk, 1) for chunk in again)
+        self.crew.issue(job_id)
+        self.fill()
+
+    def fill(self) -> None:
+        for issued in self.broker.upkeep.issue_waiting().values():
+            self.crew.tickets.extend(issued)
+
+    def dies_before_sending(self) -> None:
+        self.broker.jobs.issue(self.dice.choice(self.jobs), QUEUE)
+
+    def loses_a_ticket(self) -> None:
+        if self.crew.tickets:
+            del self.crew.tickets[self.dice.randrange(len(self.crew.tickets))]
+
+    def sends_one_twice(self) -> None:
+        if self.crew.tickets:
+            self.crew.tickets.append(self.dice.choice(list(self.crew.tickets)))
+
+    def worker_dies(self) -> None:
+        self.crew.take()
+        if self.crew.hands:
+            held = self.crew.hands.popleft()
+            self.broker.jobs.claim(held.job_id, held.chunk, token="dead", instance="w9", fingerprint="aa" * 32)
+
+    def is_older(self) -> None:
+        """A worker of an older version issues the job's next chunks, and does not know of any queue."""
+        args: list[Any] = [self.old, 1, 600_000, keys.chunk_result(self.old, "")]
+        found: Any = self.old_issue([*keys.of_job(self.old), keys.queue_workers(QUEUE)], args)
+        self.crew.tickets.extend(Issued(self.old, int(chunk), 1) for chunk in found[1:])
+
+    def loses_turns(self) -> None:
+        doomed = [key for key in self.raw.scan_iter("embed:reaper:*") if b":due:" not in key]
+        if doomed:
+            self.raw.delete(*self.dice.sample(doomed, self.dice.randint(1, len(doomed))))
+
+    def cancels(self) -> None:
+        if self.dice.random() < 0.3:
+            self.broker.jobs.cancel(self.dice.choice(self.jobs[1:]))
+
+    def stops(self) -> None:
+        if self.dice.random() < 0.3:
+            with suppress(JobCancelled):
+                self.broker.jobs.stop(self.dice.choice(self.jobs[1:]))
+
+    def end(self) -> None:
+        """Nothing goes wrong any more. Time passes: leases lapse, and tickets fall due."""
+        for _ in range(60):
+            for job_id in self.jobs:
+                self.produce(job_id)
+                for chunk in self.raw.zrange(keys.due(job_id), 0, -1):
+                    if self.raw.hexists(keys.owners(job_id), chunk) or not self.is_on_its_way(job_id, int(chunk)):
+                        self.raw.zadd(keys.due(job_id), {chunk: 1})
+                self.raw.zadd(keys.upkeep(1), {job_id: 1}, xx=True)
+                self.look(job_id)
+            self.raw.delete(keys.background_pause(QUEUE))
+            self.crew.run(8)
+            if all(self.broker.jobs.status(job_id).state.ended for job_id in self.jobs):
+                return
+
+    def is_on_its_way(self, job_id: str, chunk: int) -> bool:
+        return any((each.job_id, each.chunk) == (job_id, chunk) for each in (*self.crew.tickets, *self.crew.hands))
+
+    def wrong(self) -> Iterator[str]:
+        for job_id in self.jobs:
+            status = self.broker.jobs.status(job_id)
+            if not status.state.ended:
+                yield f"job {self.jobs.index(job_id)} does not end: {status}"
+            elif status.state == "completed" and status.done != CHUNKS:
+                yield f"job {self.jobs.index(job_id)} has {status.done} records"
+        self.broker.jobs.issue("", QUEUE)
+        for key in self.raw.scan_iter("embed:reaper:*"):
+            if self.raw.ttl(key) < 0:
+                yield f"{key!r} has no TTL"
+        if self.raw.exists(keys.WAITING):
+            yield "a queue waits, and no job does"
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(12), pytest.param(range(12, 400), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_whatever_goes_wrong_every_job_has_its_turn(broker: Broker, raw: redis_py.Redis, seeds: range) -> None:
+    for seed in seeds:
+        raw.flushdb()
+        walk = Walk(broker, raw, seed)
+        for _ in range(60):
+            walk.step()
+        walk.end()
+        assert list(walk.wrong()) == [], f"seed {seed}"
