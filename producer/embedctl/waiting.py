@@ -66,7 +66,7 @@ class Waiter:
         except JobNotFound as error:
             if self.sealed_with is None:
                 raise
-            raise JobLost(
+            raise JobNotFound(
                 f"job {self.job_id} was made by this process, and Redis no longer knows it: it was discarded, its time "
                 "to live ran out, or Redis lost its last writes. If you still need it, submit its corpus again."
             ) from error

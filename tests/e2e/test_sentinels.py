@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedctl import Job, JobLost, JobState, enqueue_embeddings
+from embedctl import Job, JobNotFound, JobState, enqueue_embeddings
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
@@ -102,7 +102,7 @@ def test_what_a_replica_did_not_receive_is_encoded_again_or_named(site: Site, jo
     old.kill()
     site.wait_for_failover(old)
     assert not site.master.client.exists(keys.job(forgotten.id))
-    with pytest.raises(JobLost, match="submit its corpus again"):
+    with pytest.raises(JobNotFound, match="made by this process, and Redis no longer knows it"):
         forgotten.wait(timeout=60)
     assert_every_record_has_its_vector(job)
 

@@ -262,8 +262,9 @@ class _Looks:
             return -2
         return -1 if key.encode() in self._connection.bare else 86_400_000
 
-    def exists(self, key: str) -> int:
-        return int(key.encode() in self._connection.look())
+    def exists(self, *names: str) -> int:
+        held = self._connection.look()
+        return sum(name.encode() in held for name in names)
 
     def set(self, key: str, value: bytes, *, ex: int) -> bool:
         self._connection.queue("SET", key, value, "EX", ex)

@@ -25,17 +25,24 @@ TEXTS = ["one", f"two {SECRET}", "three words here"]
 
 @dataclass
 class Rig:
-    """A runner in this process, and its counters."""
+    """A runner in this process, and its counters.
+
+    Attributes:
+        gathers: whether it encodes small chunks that wait in the queue with the one that it is told to.
+    """
 
     broker: Broker
     settings: Settings
     backend: DummyBackend
+    gathers: bool = False
 
     def __post_init__(self) -> None:
         self.metrics = Metrics("dummy", ENTRY, ["dummy"])
         encoder = ChunkEncoder(self.backend, 1024)
         encoder.known_good = KnownGood(self.backend, ENTRY.thresholds())
         self.runner = ChunkRunner(self.broker, ENTRY, {"dummy": encoder}, "me", self.metrics)
+        if not self.gathers:
+            self.runner._gathering.candidates = lambda claimed: []  # type: ignore[method-assign]
         self.left: list[int] = []
         self.runner.leave = self.left.append
 

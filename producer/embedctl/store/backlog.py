@@ -8,7 +8,7 @@ from typing import Any
 
 from embedctl.store.connection import Connection
 from embedctl.store.status import JobState
-from embedctl_config import keys
+from embedctl_config import keys, tenants
 
 #: Jobs that are read together.
 _SLICE = 200
@@ -23,8 +23,6 @@ _FACTS = (
     "waiting_bytes",
     "progressed_ms",
 )
-#: What a job has that was made without a lane and a tenant.
-_LANE, _TENANT = "normal", "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +139,8 @@ def _waiting(answer: Any, opened_ms: int) -> WaitingJob | None:
     return WaitingJob(
         hardware=facts["hardware"],
         model=facts["model"],
-        lane=facts.get("lane", _LANE),
-        tenant=facts.get("tenant", _TENANT),
+        lane=facts.get("lane", tenants.NORMAL),
+        tenant=facts.get("tenant", tenants.DEFAULT),
         chunks=chunks,
         size=max(0, size),
         opened_ms=opened_ms,

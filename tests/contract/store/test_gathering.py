@@ -37,7 +37,7 @@ class Watched(DummyBackend):
 
 @pytest.fixture
 def rig(broker: Broker, settings: Settings) -> Rig:
-    return Rig(broker, settings, Watched())
+    return Rig(broker, settings, Watched(), gathers=True)
 
 
 def texts_of(number: int) -> list[str]:
