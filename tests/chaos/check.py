@@ -226,14 +226,15 @@ def keys_without_ttl(raw: Any) -> list[str]:
 
 
 #: Keys that all jobs share. They live as long as the longest-lived job might have.
-_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES, keys.QUEUES)
+_SHARED = (keys.ACTIVE, keys.JOBS, keys.BIRTH, keys.NOTES, keys.QUEUES, keys.WAITING)
 
 
 def left_over(raw: Any) -> dict[str, float]:
     """Our keys that still exist, and the seconds that each has left. A key that all jobs share counts only if it names
     a job that still exists."""
     shared = {name.encode() for name in _SHARED}
-    for pattern in (keys.upkeep("*"), keys.idle("*", "*")):
+    turns = (keys.lanes("*"), keys.flows("*", "*"), keys.flow("*", "*", "*"), keys.issued("*", "*"))
+    for pattern in (keys.upkeep("*"), keys.idle("*", "*"), *turns, keys.background_pause("*")):
         shared.update(raw.scan_iter(match=pattern, count=1000))
     names = [name for name in raw.scan_iter(match="embed:*", count=1000) if name not in shared]
     names += [name for name in shared if raw.type(name) == b"zset" and _speaks_of_a_job(raw, name)]

@@ -79,6 +79,9 @@ class Plan:
     short_head: int = 0
     #: Whether some records are empty, too long or duplicates.
     blemishes: bool = True
+    #: Half of the jobs have a tenant and a lane of their own.
+    tenant: str = "default"
+    lane: str = "normal"
     #: From this record on, the corpus holds other texts than when it was first submitted.
     changed_from: int | None = None
 
@@ -208,6 +211,8 @@ class DummyWorkload:
             seconds_per_record=rng.choice((0.0, 0.0, 1.0, 4.0)) / max(records, 1),
             keep=rng.choice(((), KEPT)),
             count_tokens=rng.random() < 0.5,
+            tenant=rng.choice(("default", "default", "a", "b")),
+            lane=rng.choice(("normal", "normal", "interactive", "background")),
         )
 
 

@@ -316,6 +316,8 @@ def _as_program(order: Order) -> list[str]:
         "ttl": plan.ttl_s,
         "idempotency_key": plan.key,
         "max_errors": plan.max_errors,
+        "tenant": plan.tenant,
+        "lane": plan.lane,
     }
     if plan.keep:
         options["keep"] = plan.keep
@@ -333,7 +335,7 @@ def _as_command(order: Order) -> list[str]:
     plan = order.plan
     command = ["embedctl", "submit", str(order.corpus), "--quiet", "--idempotency-key", plan.key]
     command += ["--model", plan.model, "--class", plan.hardware, "--ttl", str(plan.ttl_s)]
-    command += ["--truncation", plan.truncation]
+    command += ["--truncation", plan.truncation, "--tenant", plan.tenant, "--lane", plan.lane]
     command += [] if plan.normalize else ["--no-normalize"]
     command += [] if plan.prompt is None else ["--prompt", plan.prompt]
     command += [] if plan.chunk_size is None else ["--chunk-size", str(plan.chunk_size)]
