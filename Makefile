@@ -35,7 +35,7 @@ test-slow: $(VENV)/.dev browser redis promtool compose ## the slow tests and tho
 	@$(PY) -m pytest $(SIDE) --data s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%.py) $(ARGS)
 
 # These run once more as the users of `embedctl config acl`; `pytest --acl tests/e2e` runs them all.
-AS_USERS := main_job deaths poison producers everyday_use
+AS_USERS := main_job deaths poison producers everyday_use gateway
 
 # These run once more with the bytes of chunks outside of Redis; `pytest --data s3 tests` runs them all.
 OUTSIDE := contract/store/test_invariants contract/store/test_runner e2e/test_main_job e2e/test_deaths e2e/test_poison \
@@ -103,6 +103,11 @@ format: $(VENV)/.dev ## mend what ruff can mend
 .PHONY: docs
 docs: $(VENV)/.dev ## write docs/cli.md and docs/settings.md from the source
 	$(PY) docs/generate.py
+
+.PHONY: clients-table
+clients-table: $(VENV)/.dev ## try the gateway's clients, and write the table of docs/gateway.md
+	@tests/support/get-clients.sh || echo "not every client could be installed: the others are tried"
+	$(PY) -m pytest -q -m client tests/e2e --clients-table docs/gateway.md $(ARGS)
 
 .PHONY: site
 site: $(VENV)/.dev ## build the pages as a site with a search: build/site/index.html

@@ -17,6 +17,7 @@ from embedctl_config import errors
 from embedctl_config.hardware import DEVICES, PRECISIONS, SHIPPED_CLASSES, HardwareClass, ModelEntry
 from embedctl_config.settings import ENV_PREFIX, Settings
 from embedctl_config.tenants import TenantEntry
+from embedctl_gateway.__main__ import main as gateway
 from embedctl_workers.backends import BACKENDS
 from embedctl_workers.commands.model import main as model
 from embedctl_workers.commands.up import main as up
@@ -24,7 +25,7 @@ from embedctl_workers.commands.worker import main as worker
 
 DOCS = Path(__file__).parent
 #: Commands that are a process of their own, and so a command line of their own.
-PROCESSES: dict[str, click.Command] = {"worker": worker, "up": up, "model": model, "bench": bench}
+PROCESSES: dict[str, click.Command] = {"worker": worker, "up": up, "model": model, "bench": bench, "gateway": gateway}
 #: Columns of the terminal for which help is printed.
 WIDTH = 100
 
@@ -68,7 +69,8 @@ names it, the file may set models, classes and sizes, but a command stops if the
 the file is yours, name it: `export EMBEDCTL_CONFIG=/path/to/embedctl.toml`.
 
 A password is never sent to a Redis that a stronger source names. For example, `redis_password_file` in your own file
-belongs to the `redis_url` in that file, and is ignored if a variable names another Redis. The reverse is allowed:
+belongs to the `redis_url` in that file, and is ignored if a variable names another Redis. The same is true of
+`sentinel_password_file`. The reverse is allowed:
 `redis_url` may be in a file that everyone can read, and `EMBEDCTL_REDIS_PASSWORD_FILE` in the environment.
 
 {scalars}
@@ -92,11 +94,14 @@ the model's source as a folder, then as an installed model package, then in the 
 itself is the source. Nothing is downloaded.
 
 {models}
-## `[tenants.NAME]`: shares
+## `[tenants.NAME]`: shares and limits
 
 `NAME` is what `tenant` or `--tenant` says. Tenants whose jobs wait for the same workers have parts of the work, counted
 in bytes of text, that are as their weights. A tenant without a table has weight 1, and one that has nothing waiting
 takes nothing away from the others. A job keeps the weight of its tenant in the settings of the process that made it.
+
+The [limits](operations.md#quotas) hold for every program that uses this Redis, whatever its own settings: workers state
+those of their settings in Redis. If the settings of workers differ, the worker that was started last decides.
 
 {tenants}
 ## An example
@@ -126,10 +131,14 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     """Every command with the words that call it."""
     yield "embedctl", embedctl
     for name, command in embedctl.commands.items():
-        command = PROCESSES.get(name, command)
-        yield f"embedctl {name}", command
-        if isinstance(command, click.Group):
-            yield from ((f"embedctl {name} {inner}", each) for inner, each in command.commands.items())
+        yield from _with_inner(f"embedctl {name}", PROCESSES.get(name, command))
+
+
+def _with_inner(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        for inner, each in command.commands.items():
+            yield from _with_inner(f"{name} {inner}", each)
 
 
 def help_of(name: str, command: click.Command) -> str:

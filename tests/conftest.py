@@ -19,8 +19,10 @@ from hypothesis import settings as hypothesis_settings
 
 from embedctl import routing
 from embedctl.broker import Broker
+from embedctl.broker import _shared as shared_brokers
 from embedctl_config.settings import Settings
 from embedctl_workers.machine.devices import SPIN_VARIABLE
+from tests.support import clients
 from tests.support.buckets import s3_server
 from tests.support.hardware import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks of the whole suite)
 from tests.support.ordering import pytest_collection_modifyitems  # noqa: F401
@@ -81,6 +83,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="redis",
         help="where jobs keep the bytes of their chunks, however small",
     )
+    parser.addoption(clients.OPTION, metavar="FILE", help="write the results of the tests of clients into FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(clients)
 
 
 @pytest.fixture(autouse=True)
@@ -123,8 +130,13 @@ def shared_redis(pytestconfig: pytest.Config) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def redis_server(shared_redis: RedisServer) -> Iterator[RedisServer]:
-    """The run's own Redis, emptied: it was started here and holds nothing of anybody else's."""
+    """The run's own Redis, emptied: it was started here and holds nothing of anybody else's.
+
+    What this process remembers of the workers of earlier tests, for up to five seconds, is forgotten.
+    """
     with emptied(shared_redis):
+        for kept in list(shared_brokers._live.values()):
+            kept.workers._offers_until = 0.0
         yield shared_redis
 
 

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from embedctl.broker import Broker
+from embedctl.cli.json_forms import overview_json
 from embedctl.doctor import examine
 from embedctl.job import Job
 from embedctl.local import private_redis
@@ -43,6 +44,7 @@ from embedctl.routing import resolve, with_workers
 from embedctl.store import Added, ClaimAnswer, Completed, JobSpec, ServedModel, WorkerRow
 from embedctl.store.connection import script_source
 from embedctl.store.queues import job_of
+from embedctl.terminal.drawing import overview_lines
 from embedctl_config import keys, wire
 from embedctl_config.cpu import cpu_name
 from embedctl_config.fingerprint import job_fingerprint
@@ -294,14 +296,14 @@ def _child(part: str, url: str, number: float) -> Iterator[None]:
 
 
 def _timed_calls(broker: Broker, trips: list[float], count: int, kept: str) -> dict[str, dict[str, float]]:
-    """The times of each call in ms, its round trips, and the longest of them all.
+    """The times and the CPU times of each call in ms, its round trips, and the longest of them all.
 
     Args:
         trips: to it, the broker adds the duration of each of its round trips (seconds).
     """
     with broker.connection.client() as client:
         active = client.zrange(keys.ACTIVE, 0, 0)[0].decode()
-    settings = broker.settings
+    settings, seen = broker.settings, Gatherer(broker).look()
 
     def round_of_the_reaper() -> None:
         with broker.connection.client() as client:
@@ -324,24 +326,29 @@ def _timed_calls(broker: Broker, trips: list[float], count: int, kept: str) -> d
         "status of a kept job": lambda: broker.jobs.status(kept),
         "status JOB, with its workers": lambda: status_of(active),
         "status": lambda: Gatherer(broker).look(),
+        "drawing it, 120 x 40": lambda: overview_lines(seen, 120, 40),
+        "writing it as JSON": lambda: overview_json(seen),
         "list": lambda: list(islice(broker.jobs.newest(21), 20)),
         "submission's first look at offers": fresh_look_at_offers,
         "workers of this machine": lambda: list(broker.workers.here()),
-        "resolve the end of an id": lambda: broker.jobs.resolve(kept[-6:]),
+        "resolve the end of an id": lambda: broker.jobs.resolve(kept[-8:]),
         "doctor": lambda: list(examine(settings)),
     }
     return {name: _times(call, count, trips) for name, call in calls.items()}
 
 
 def _times(call: Callable[[], object], count: int, trips: list[float]) -> dict[str, float]:
-    taken = []
+    taken, computed = [], []
     trips.clear()
     for _ in range(count):
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         call()
         taken.append((time.perf_counter() - began) * 1000)
+        computed.append((time.process_time() - cpu) * 1000)
     taken.sort()
     return {
+        "cpu_p50_ms": statistics.median(computed),
+        "cpu_min_ms": min(computed),
         "p50_ms": statistics.median(taken),
         "p99_ms": taken[int(0.99 * len(taken))],
         "max_ms": taken[-1],
@@ -442,10 +449,12 @@ def print_figures(figures: Mapping[str, Any]) -> None:
     )
     for when, name in (("", "slowest"), (" during looks", "slowest_during_looks")):
         print(f"the slowest command{when}: {figures[name]['command']}, {figures[name]['ms']:.1f} ms")
-    print(f"\n{'call':36}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}{'trips':>8}{'longest ms':>12}")
+    print(f"\n{'call':36}{'p50 ms':>10}{'max ms':>10}{'CPU p50':>10}{'CPU min':>10}{'trips':>8}{'longest ms':>12}")
     for name, each in figures["calls"].items():
-        times = f"{each['p50_ms']:10.1f}{each['p99_ms']:10.1f}{each['max_ms']:10.1f}"
-        print(f"{name:36}{times}{each['trips']:8.1f}{each['longest_trip_ms']:12.1f}")
+        times = (each[kind] for kind in ("p50_ms", "max_ms", "cpu_p50_ms", "cpu_min_ms"))
+        print(
+            f"{name:36}{''.join(f'{each:10.1f}' for each in times)}{each['trips']:8.1f}{each['longest_trip_ms']:12.1f}"
+        )
     print(f"\n{'command, or in a script':36}{'calls/s':>10}{'µs':>10}{'max µs':>10}")
     for name, each in figures["per_command"].items():
         print(f"{name:36}{each['calls_per_s']:10.0f}{each['us_per_call']:10.1f}{each['max_us']:10.0f}")

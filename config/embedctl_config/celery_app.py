@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from threading import RLock
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 
@@ -9,11 +12,14 @@ from celery import Celery
 from celery.app.amqp import AMQP
 from celery.loaders.app import AppLoader
 from kombu import Connection
+from kombu.utils.objects import cached_property
 from kombu.utils.url import maybe_sanitize_url
 
 from embedctl_config.redis_url import Sentinels, secret_url, sentinels_of, tls_options
 from embedctl_config.settings import Settings
 
+#: The modules with classes whose cached properties publishing takes.
+_WITH_LOCKS = ("celery.app.base", "celery.app.amqp", "celery.app.events", "kombu.connection", "kombu.transport.redis")
 #: The one task: look at a chunk of a job.
 TASK = "embedctl.encode"
 
@@ -106,6 +112,10 @@ class _DiscreetConnection(Connection):
         facts["alternates"] = [maybe_sanitize_url(each) for each in facts["alternates"]]
         if facts["ssl"]:
             facts["ssl"] = {name: value for name, value in facts["ssl"].items() if name != "ssl_password"}
+        options = facts["transport_options"] or {}
+        if "sentinel_kwargs" in options:
+            shown = {name: value for name, value in options["sentinel_kwargs"].items() if name != "credential_provider"}
+            facts["transport_options"] = {**options, "sentinel_kwargs": shown}
         return facts
 
 
@@ -149,3 +159,18 @@ def _kombu_url(redis_url: str) -> str:
     if database is not None:
         parts = parts._replace(path=f"/{database}")
     return urlunsplit(parts._replace(query=urlencode(query)))
+
+
+def _renew_locks() -> None:
+    """Replace the locks of kombu's cached properties in a forked child: a thread of the parent may have held one.
+
+    A lock belongs to the class, so every access through any application takes it.
+    """
+    for module in filter(None, map(sys.modules.get, _WITH_LOCKS)):
+        for found in vars(module).values():
+            for each in vars(found).values() if isinstance(found, type) else ():
+                if isinstance(each, cached_property):
+                    each.lock = RLock()  # type: ignore[attr-defined]  # functools' in Python 3.11, or its own
+
+
+os.register_at_fork(after_in_child=_renew_locks)

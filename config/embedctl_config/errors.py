@@ -25,6 +25,7 @@
     │   ├── JobDrained            its vectors are in files elsewhere
     │   ├── JobHeld               another process drains it
     │   └── JobFailed             its error budget is spent, or it has no vector
+    ├── QuotaExceeded             a tenant has as much as it may have
     ├── WaitTimeout
     ├── WireError                 bytes of a chunk or of a result
     │   ├── WireTruncated
@@ -71,6 +72,7 @@ class ExitStatus(IntEnum):
     UNAVAILABLE = 69, "Redis can't be reached, refuses the connection or a command, or is full"
     HUNG = 70, "an encode hung, and the worker ended itself"
     CANNOT_ENCODE = 71, "a worker can no longer encode, because its device or its host failed; a new process may"
+    QUOTA_EXCEEDED = 75, "a tenant has as many jobs, or as much waiting, as it may: try again later"
     NOT_PERMITTED = 77, "Redis' access list does not permit this user to do that"
     TIMED_OUT = 124, "the wait timed out; the job goes on"
     INTERRUPTED = 130, "Ctrl-C; the message says what happens to the job"
@@ -220,6 +222,22 @@ class JobFailed(JobError):
 
     `wait()`, `iter_results()` and `errors()` do not raise it for a job in which every record failed.
     """
+
+
+class QuotaExceeded(EmbedctlError):
+    """Raised when a new job is refused, because its tenant has as many jobs, or as much waiting, as it may have.
+
+    A job that has begun is not refused: it waits for room.
+
+    Args:
+        limit: the name of the limit; `most` is its value, and `used` is what the tenant has.
+    """
+
+    exit_code = ExitStatus.QUOTA_EXCEEDED
+
+    def __init__(self, message: str, *, tenant: str, limit: str, most: int, used: int) -> None:
+        super().__init__(message)
+        self.tenant, self.limit, self.most, self.used = tenant, limit, most, used
 
 
 class WaitTimeout(EmbedctlError, TimeoutError):

@@ -15,13 +15,19 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from embedctl_config.tenants import TAG_DIGITS
+
 #: Job ids as a pattern for Redis' access lists. Its length is fixed: a role that may read a job's hash must not match
 #: the keys of the job's chunks, which begin with the hash's key.
 JOB_IDS = "????????-??????-??????????"
-_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{10}")
+#: The same for jobs of a tenant, whose tag has this place.
+TENANTS_JOB_IDS = "????????-??????-{tag}-??????????"
+TAG_AT = slice(16, 16 + TAG_DIGITS)
+_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9a-f]{10}){1,2}")
 
-#: A producer submits and fetches, a worker encodes, and a monitor sees jobs and workers, but no text and no vector.
-_PRODUCER, _WORKER, _MONITOR = ROLES = ("producer", "worker", "monitor")
+#: A producer submits and fetches, a worker encodes, and a monitor sees jobs and workers, but no text and no vector. A
+#: tenant is a producer that sees its own jobs alone.
+_PRODUCER, _WORKER, _MONITOR, _TENANT = ROLES = ("producer", "worker", "monitor", "tenant")
 
 #: Every key, as a pattern for Redis' access lists → the roles that use it.
 ACCESS: dict[str, tuple[str, ...]] = {}
@@ -51,19 +57,19 @@ def _used_by(*roles: str, pattern: str = "") -> Callable[[F], F]:
 
 
 #: Sorted set of job ids that still need the reaper, by creation time in ms.
-ACTIVE = _shared("embed:active", _PRODUCER, _WORKER, _MONITOR)
+ACTIVE = _shared("embed:active", _PRODUCER, _WORKER, _MONITOR, _TENANT)
 
 #: Sorted set of all job ids by creation time in ms. The id of a job that is gone is dropped at the next look.
-JOBS = _shared("embed:jobs", _PRODUCER, _WORKER, _MONITOR)
+JOBS = _shared("embed:jobs", _PRODUCER, _WORKER, _MONITOR, _TENANT)
 
 #: What the keys of a queue's tenants, and of their jobs, begin with.
 FLOWS, FLOW = "embed:reaper:flows:", "embed:reaper:flow:"
 
 #: When this database was first used, in ms since 1970. A job with an older id was lost with an earlier database.
-BIRTH = _shared("embed:birth", _PRODUCER, _WORKER, _MONITOR)
+BIRTH = _shared("embed:birth", _PRODUCER, _WORKER, _MONITOR, _TENANT)
 
 #: Sorted set of worker instances by the expiry of their heartbeats in ms.
-WORKERS = _shared("embed:workers", _PRODUCER, _WORKER, _MONITOR)
+WORKERS = _shared("embed:workers", _PRODUCER, _WORKER, _MONITOR, _TENANT)
 
 #: A worker whose heartbeat is older than this is silent: dead, stopped or cut off (seconds).
 HEARTBEAT_TTL_S = 15
@@ -105,7 +111,7 @@ def reaper(version: int) -> str:
     return f"embed:reaper:{version}"
 
 
-@_used_by(_PRODUCER, _WORKER)
+@_used_by(_PRODUCER, _WORKER, _TENANT)
 def upkeep(version: int | str) -> str:
     """Sorted set: active jobs of a version by the time of the reaper's next look in ms.
 
@@ -124,13 +130,13 @@ def idle(version: int | str, queue: str) -> str:
 # Whose turn it is in a queue. Access lists that are older than these keys permit their names too.
 
 
-@_used_by(_PRODUCER, _WORKER)
+@_used_by(_PRODUCER, _WORKER, _TENANT)
 def lanes(queue: str) -> str:
     """Sorted set: lanes of a queue that have jobs, by the bytes that they had, divided by their parts of the queue."""
     return f"embed:reaper:lanes:{queue}"
 
 
-@_used_by(_PRODUCER, _WORKER)
+@_used_by(_PRODUCER, _WORKER, _TENANT)
 def flows(lane: str, queue: str) -> str:
     """Sorted set: tenants that have jobs in a lane of a queue, by the bytes that they had, divided by their weights."""
     return f"{FLOWS}{lane}:{queue}"
@@ -142,7 +148,7 @@ def flow(lane: str, tenant: str, queue: str) -> str:
     return f"{FLOW}{lane}:{tenant}:{queue}"
 
 
-@_used_by(_PRODUCER, _WORKER)
+@_used_by(_PRODUCER, _WORKER, _TENANT)
 def issued(queue: str, size: str) -> str:
     """Sorted set: `JOB:CHUNK` of a queue's issued chunks, `small` or `large` ones, by the time of the last check in ms.
 
@@ -151,17 +157,40 @@ def issued(queue: str, size: str) -> str:
     return f"embed:reaper:issued:{size}:{queue}"
 
 
-@_used_by(_PRODUCER, _WORKER)
+@_used_by(_PRODUCER, _WORKER, _TENANT)
 def background_pause(queue: str) -> str:
     """String: exists while the background lane of a queue need not have a turn."""
     return f"embed:reaper:background:{queue}"
 
 
+#: What the keys of tenants' quotas begin with.
+QUOTA = "embed:reaper:quota:"
+
+#: Sorted set of the tenants that have limits, by the time in ms when a worker last stated them.
+QUOTAS = _shared("embed:reaper:quotas", _PRODUCER, _WORKER, _MONITOR)
+
+
+@_used_by(_WORKER)
+def stating(digest: str) -> str:
+    """String: exists while no further worker with the same limits need state them."""
+    return f"embed:reaper:stating:{digest}"
+
+
+#: A tenant's limits hold for this long after a worker last stated them (seconds).
+QUOTA_TTL_S = 7 * 24 * 3600
+
+
+@_used_by(_PRODUCER, _WORKER, _MONITOR)
+def quota(tenant: str) -> str:
+    """Hash: a tenant's limits, who stated them, what is noted of each of its jobs, and the sums of that."""
+    return f"{QUOTA}{tenant}"
+
+
 #: Sorted set of the queues that have jobs that want tickets, by the time in ms when tickets were last chosen.
-WAITING = _shared("embed:reaper:waiting", _PRODUCER, _WORKER)
+WAITING = _shared("embed:reaper:waiting", _PRODUCER, _WORKER, _TENANT)
 
 #: Hash: notes of one round of the reaper for the next: the positions of its sweeps, and the queues' oldest tickets.
-NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER)
+NOTES = _shared("embed:reaper:notes", _PRODUCER, _WORKER, _TENANT)
 
 #: String: held by the one process that sweeps the bytes outside of Redis. Older access lists permit its name too.
 SWEEP = _shared("embed:reaper:data", _PRODUCER, _WORKER)
@@ -170,7 +199,7 @@ SWEEP = _shared("embed:reaper:data", _PRODUCER, _WORKER)
 NOTES_TTL_S = 24 * 3600
 
 #: Sorted set of queues by the time when a job of them was last seen, in ms. Older access lists permit its name too.
-QUEUES = _shared("embed:reaper:queues", _PRODUCER, _WORKER)
+QUEUES = _shared("embed:reaper:queues", _PRODUCER, _WORKER, _TENANT)
 
 #: An empty queue is forgotten this long after its last job was seen: no process that worked on the job then can still
 #: send a ticket (seconds).
@@ -287,22 +316,77 @@ def uncommitted_result(job_id: str, chunk: int, token: str) -> str:
 
 
 @_used_by(_PRODUCER, _WORKER, pattern="embed:idempotency:*")
-def idempotency(key: str) -> str:
-    """String: the job id made with this idempotency key. The key is hashed: it may be long, or private."""
-    return f"embed:idempotency:{hashlib.sha256(key.encode()).hexdigest()}"
+def idempotency(key: str, tag: str = "") -> str:
+    """String: the job id made with this idempotency key. The key is hashed: it may be long, or private.
+
+    Args:
+        tag: of the tenant. Two tenants may use the same key.
+    """
+    hashed = hashlib.sha256(key.encode()).hexdigest()
+    return f"embed:idempotency:{tag}:{hashed}" if tag else f"embed:idempotency:{hashed}"
 
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR)
+@_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)
 def heartbeat(instance: str) -> str:
     """String: a worker instance's heartbeat, as JSON."""
     return f"embed:worker:{instance}"
+
+
+# What the gateway keeps. The parts of a file are results of an id that has the form of a job's, and that no job has: so
+# access lists permit them, and what sweeps the bytes outside of Redis knows them, in older versions too.
+
+#: Lifetime of a file, and of a batch after its end (seconds).
+FILE_TTL_S = 30 * 24 * 3600
+
+#: Lifetime of the parts of a file that is not complete yet (seconds).
+UNFINISHED_FILE_TTL_S = 2 * 3600
+
+#: A second request to make the same file or batch is recognised for this long (seconds).
+MADE_TTL_S = 600
+
+#: A process that runs a batch and is silent for this long counts as dead, and another one may go on (seconds).
+BATCH_LEASE_S = 30
+
+
+@_used_by(_PRODUCER)
+def file(file_id: str) -> str:
+    """Hash: the facts of a file."""
+    return f"embed:file:{file_id}"
+
+
+@_used_by(_PRODUCER)
+def files(tenant: str) -> str:
+    """Sorted set: the ids of a tenant's files, which begin with their time, all with the same score."""
+    return f"embed:files:{tenant}"
+
+
+@_used_by(_PRODUCER)
+def batch(batch_id: str) -> str:
+    """Hash: the facts of a batch, and the token of the process that runs it."""
+    return f"embed:batch:{batch_id}"
+
+
+@_used_by(_PRODUCER)
+def batches(tenant: str) -> str:
+    """Sorted set: the ids of a tenant's batches, which begin with their time, all with the same score."""
+    return f"embed:batches:{tenant}"
+
+
+#: Sorted set of the batches that have not ended, by the time in ms when somebody is to look at them.
+UNFINISHED = _shared("embed:batches_unfinished", _PRODUCER)
+
+
+@_used_by(_PRODUCER)
+def made(digest: str) -> str:
+    """String: the file or the batch that a request has made, and whether that request was a further try."""
+    return f"embed:made:{digest}"
 
 
 #: Stored in place of a death: the worker stopped on request. Chunks that it could not give back do not become suspect.
 LEFT = "left"
 
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR)
+@_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)
 def died(instance: str) -> str:
     """String: how a worker instance is known to have died, or :data:`LEFT`."""
     return f"embed:died:{instance}"
@@ -314,13 +398,13 @@ def machine(machine_id: str) -> str:
     return f"embed:machine:{machine_id}"
 
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR)
+@_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)
 def queue_workers(queue: str) -> str:
     """Sorted set: worker instances that consume a queue, by the expiry of their heartbeats in ms."""
     return f"embed:queue:{queue}:workers"
 
 
-@_used_by(_PRODUCER, _WORKER, _MONITOR)
+@_used_by(_PRODUCER, _WORKER, _MONITOR, _TENANT)
 def queue(hardware: str, model: str) -> str:
     """The Celery queue of a hardware class and a model."""
     return f"embed.{hardware}.{model}"
@@ -333,6 +417,28 @@ BINDINGS = ("_kombu.binding", "_kombu.binding_permanent")
 def is_job_id(text: str) -> bool:
     """Whether a text has the form of a job's id. Any other text never becomes part of a key."""
     return _JOB_ID.fullmatch(text) is not None
+
+
+def tag_in(job_id: str) -> str:
+    """The tag of the tenant in a job's id; empty if the job names no tenant."""
+    return job_id[TAG_AT] if len(job_id) > len(JOB_IDS) else ""
+
+
+def patterns_of(role: str) -> list[str]:
+    """The keys of a role, as patterns for Redis' access lists. Those of jobs are there for both forms of ids."""
+    tenants = TENANTS_JOB_IDS.format(tag="?" * TAG_DIGITS)
+    own = [pattern for pattern, roles in ACCESS.items() if role in roles]
+    return [each for pattern in own for each in dict.fromkeys((pattern, pattern.replace(JOB_IDS, tenants)))]
+
+
+def patterns_of_tenant(name: str, tag: str) -> list[str]:
+    """The keys of a producer that sees the jobs of one tenant alone, as patterns for Redis' access lists."""
+    ids = TENANTS_JOB_IDS.format(tag=tag)
+    shared = [pattern for pattern, roles in ACCESS.items() if _TENANT in roles]
+    jobs = [
+        pattern.replace(JOB_IDS, ids) for pattern, roles in ACCESS.items() if JOB_IDS in pattern and _PRODUCER in roles
+    ]
+    return [*shared, flow("*", name, "*"), quota(name), f"embed:idempotency:{tag}:*", *jobs]
 
 
 def created_s(job_id: str) -> int:

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from embedctl_config.errors import SettingsError
 from embedctl_config.settings import NO_REDIS, Settings, expanded
+from embedctl_config.tenants import tenant_of_user
 
 #: Options that a URL may hold → the values allowed for them: none of these turns a check off.
 _CHECKS: Mapping[str, frozenset[str]] = {
@@ -22,6 +23,7 @@ _CHECKS: Mapping[str, frozenset[str]] = {
 }
 _CERTIFICATES = "ssl_ca_certs"
 _SENTINEL_PORT = 26379
+_SENTINELS_FILE = "sentinel_password_file"
 _SENTINEL_FORM = "redis+sentinel://[user:password@]host[:port],host[:port],…/MASTER[/database]"
 
 
@@ -32,7 +34,7 @@ class Sentinels:
     Attributes:
         addresses: the host and the port of each.
         master: the name that they have for the master and its replicas.
-        options: how to connect to them, as redis-py's arguments. They ask for no password.
+        options: how to connect to them, as redis-py's arguments.
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -40,11 +42,31 @@ class Sentinels:
     options: Mapping[str, Any]
 
 
+class SentinelPassword:
+    """The password of the sentinels, in the form of redis-py's `CredentialProvider`.
+
+    Its file is read at each new connection, because the password may change. It is no `str`, so that no description of
+    a connection shows it.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def get_credentials(self) -> tuple[str]:
+        """The password alone, without a user.
+
+        Raises:
+            SettingsError: the file can't be read, or is empty.
+        """
+        return (read_password(self._file, _SENTINELS_FILE),)
+
+
 def sentinels_of(settings: Settings) -> Sentinels | None:
     """The sentinels that `redis_url` names; None if it names an instance itself.
 
     Raises:
-        SettingsError: it names no master, or an address can't be read; or as by :func:`tls_options`.
+        SettingsError: it names no master, or an address or the file of the sentinels' password can't be read; or as by
+            :func:`tls_options`.
     """
     parts = _split(settings.redis_url)
     if not _is_of_sentinels(parts):
@@ -55,6 +77,10 @@ def sentinels_of(settings: Settings) -> Sentinels | None:
     options: dict[str, Any] = {"socket_timeout": 3, "socket_connect_timeout": 3, **tls_options(settings)}
     if parts.scheme.startswith("rediss"):
         options["ssl"] = True
+    if settings.sentinel_password_file:
+        password = SentinelPassword(expanded(settings.sentinel_password_file, _SENTINELS_FILE))
+        password.get_credentials()  # what is wrong with the file is said now
+        options["credential_provider"] = password
     hosts = parts.netloc.rpartition("@")[2].split(",")
     return Sentinels(tuple(_address(host) for host in hosts), master, options)
 
@@ -93,6 +119,17 @@ def secret_url(settings: Settings) -> str:
         parts = parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}")
     # By hand: urlunsplit would leave the slashes out of unix:///path.
     return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{urlencode(query)}" if query else "")
+
+
+def tenant_of(settings: Settings) -> str | None:
+    """The tenant whose jobs alone this process sees, by its user of Redis; None if it sees all jobs.
+
+    Raises:
+        SettingsError: the URL can't be parsed.
+    """
+    parts = _split(settings.redis_url)
+    user = parts.netloc.rpartition("@")[0].partition(":")[0]
+    return tenant_of_user(unquote(user) or dict(parse_qsl(parts.query)).get("username"))
 
 
 def tls_options(settings: Settings) -> dict[str, Any]:

@@ -37,9 +37,9 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    cpus dimensions drain dry_run exporter force format fresh gpu gpu_workers id_field idempotency_key json keep lane
-    limit log_level max_errors neuron_core no_build no_clobber normalize one_file output output_type passwords peers
-    precision price prompt quick quiet ranges ready redis_7 report resume skip_bad_lines target text_field threads
+    cpus dimensions drain dry_run exporter force format fresh gateway gpu gpu_workers id_field idempotency_key json keep
+    lane limit log_level max_errors neuron_core no_build no_clobber normalize one_file output output_type passwords
+    peers precision price prompt quick quiet ranges ready redis_7 report resume skip_bad_lines target text_field threads
     timeout truncation unique_ids wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )
@@ -98,6 +98,9 @@ class Settings:
     )
     redis_password_file: str = _setting(
         "", "a file with the password of the user in `redis_url`; the URL must then contain no password", guarded=True
+    )
+    sentinel_password_file: str = _setting(
+        "", "for redis+sentinel://: a file with the password of the sentinels. Empty: they ask for none", guarded=True
     )
     tls_ca_file: str = _setting(
         "",
@@ -215,6 +218,36 @@ class Settings:
         guarded=True,
     )
     flower_url_prefix: str = _setting("", "the dashboard's path behind a reverse proxy")
+    gateway_address: str = _setting(
+        "127.0.0.1",
+        "the address of the gateway; any except a loopback address needs `gateway_keys_file`",
+        guarded=True,
+    )
+    gateway_port: int = _setting(
+        8080, "the port of the gateway. 0: any free port", unit="port", minimum=0, maximum=LAST_PORT
+    )
+    gateway_keys_file: str = _setting(
+        "",
+        "the file of the gateway's keys, which `embedctl gateway key add` writes. Empty: no keys, and everyone on its "
+        "machine may call",
+        guarded=True,
+    )
+    gateway_tls_cert_file: str = _setting(
+        "", "a PEM file with the gateway's certificate and its chain. Empty: no TLS", guarded=True
+    )
+    gateway_tls_key_file: str = _setting(
+        "", "a PEM file with the key of that certificate. Empty: it is in the same file", guarded=True
+    )
+    gateway_in_flight: int = _setting(
+        256,
+        "maximum requests that the gateway answers at once; it asks callers of more to come again",
+        unit="requests",
+        minimum=1,
+        maximum=4096,
+    )
+    gateway_timeout_s: float = _setting(
+        60.0, "a request to the gateway that is not answered by then fails", unit="seconds", minimum=0.1, maximum=600
+    )
     classes: Mapping[str, HardwareClass] = field(
         default_factory=lambda: SHIPPED_CLASSES, metadata={"help": "hardware classes: tables `[classes.NAME]`"}
     )
@@ -222,7 +255,7 @@ class Settings:
         default_factory=dict, metadata={"help": "where models come from: tables `[models.NAME]`"}
     )
     tenants: Mapping[str, TenantEntry] = field(
-        default_factory=dict, metadata={"help": "the shares of tenants: tables `[tenants.NAME]`"}
+        default_factory=dict, metadata={"help": "the shares and limits of tenants: tables `[tenants.NAME]`"}
     )
 
     def hardware_class(self, name: str) -> HardwareClass:
@@ -309,7 +342,9 @@ class _Source:
 
 
 _ENVIRONMENT, _ARGUMENTS = _Source(), _Source()
-_URL, _PASSWORD = "redis_url", "redis_password_file"
+_URL = "redis_url"
+#: The settings that name passwords for the hosts of `redis_url`.
+_PASSWORDS = ("redis_password_file", "sentinel_password_file")
 
 
 class _Layers:
@@ -321,7 +356,7 @@ class _Layers:
         self._ranks: dict[str, int] = {}  # by setting, the rank of its source: a higher rank is stronger
         self._laid = 0
         self._refused: dict[str, _Source] = {}
-        self._left_out = ""
+        self._left_out: dict[str, str] = {}  # by the setting of a password, why it is not taken
 
     def lay(self, source: _Source, layer: Mapping[str, Any]) -> None:
         """Add a source. It overrides the sources before it, except for settings that it may not decide."""
@@ -330,9 +365,12 @@ class _Layers:
             self._refused = {name: source for name in layer if _GUARDED[name]}
             layer = {name: value for name, value in layer.items() if name not in self._refused}
         elif _URL in layer and _URL in self._refused:
-            self._refused.pop(_PASSWORD, None)  # it belonged to the refused URL
-        if _URL in layer and {_URL, _PASSWORD} <= self._sources.keys() and self._password_goes_with_url():
-            self._leave_password_out()
+            for name in _PASSWORDS:  # they belonged to the refused URL
+                self._refused.pop(name, None)
+        if _URL in layer and _URL in self._sources:
+            for name in _PASSWORDS:
+                if name in self._sources and self._goes_with_url(name):
+                    self._leave_out(name)
         self._refused = {name: refused for name, refused in self._refused.items() if name not in layer or source.found}
         self.values.update(layer)
         self._sources.update(dict.fromkeys(layer, source))
@@ -347,38 +385,44 @@ class _Layers:
             f"(~/.config/embedctl/config.toml) or to {ENV_PREFIX}{name.upper()}"
             for name, source in self._refused.items()
         ]
-        given = self.values.get(_PASSWORD) and self.values.get(_URL)
-        if given and not self._password_goes_with_url() and not problems:
-            url, password = self._sources[_URL], self._sources[_PASSWORD]
-            problems.append(
-                f"redis_password_file comes from {password.words(_PASSWORD)}, and redis_url from {url.words(_URL)}, "
-                "which is stronger. A password is never sent to a Redis that a stronger source names: set the "
-                f"password file in the same place as the URL, or as {ENV_PREFIX}{_PASSWORD.upper()}"
-                if url is not _ARGUMENTS
-                else f"redis_password_file comes from {password.words(_PASSWORD)}, and redis_url is an argument. A "
-                "password is never sent to a Redis that a stronger source names: give both as arguments"
-            )
-        return problems
+        return problems or [
+            self._went_elsewhere(name)
+            for name in _PASSWORDS
+            if self.values.get(name) and self.values.get(_URL) and not self._goes_with_url(name)
+        ]
 
     def in_words(self) -> dict[str, str]:
         """The source of each setting, in words."""
         words = {each.name: _words(self._sources.get(each.name), each.name) for each in dataclasses.fields(Settings)}
-        if self._left_out and _PASSWORD not in self._sources:
-            words[_PASSWORD] = self._left_out
+        words.update({name: why for name, why in self._left_out.items() if name not in self._sources})
         return words | {
             name: f"{words[name]}; that of {source.file} is not taken" for name, source in self._refused.items()
         }
 
-    def _password_goes_with_url(self) -> bool:
+    def _goes_with_url(self, name: str) -> bool:
         """Whether the password's source is the URL's or a stronger one, and so was chosen with the URL in view."""
-        return self._ranks[_PASSWORD] >= self._ranks[_URL]
+        return self._ranks[name] >= self._ranks[_URL]
 
-    def _leave_password_out(self) -> None:
-        """Drop the password: it belongs to the Redis that it was given for, and a stronger source names another."""
-        url, password = (self._sources[name].words(name) for name in (_URL, _PASSWORD))
+    def _leave_out(self, name: str) -> None:
+        """Drop a password: it belongs to the Redis that it was given for, and a stronger source names another."""
+        url, password = (self._sources[each].words(each) for each in (_URL, name))
         where = "there" if url == password else f"of {url}"
-        self._left_out = f"default; that of {password} belongs to the redis_url {where}"
-        del self.values[_PASSWORD], self._sources[_PASSWORD], self._ranks[_PASSWORD]
+        self._left_out[name] = f"default; that of {password} belongs to the redis_url {where}"
+        del self.values[name], self._sources[name], self._ranks[name]
+
+    def _went_elsewhere(self, name: str) -> str:
+        """The message about a password that came from a weaker source than the URL."""
+        url, password = self._sources[_URL], self._sources[name]
+        never = "A password is never sent to a Redis that a stronger source names"
+        if url is _ARGUMENTS:
+            return (
+                f"{name} comes from {password.words(name)}, and redis_url is an argument. {never}: give both as "
+                "arguments"
+            )
+        return (
+            f"{name} comes from {password.words(name)}, and redis_url from {url.words(_URL)}, which is stronger. "
+            f"{never}: set the password file in the same place as the URL, or as {ENV_PREFIX}{name.upper()}"
+        )
 
 
 def _words(source: _Source | None, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,18 +13,39 @@ LANES = (INTERACTIVE, NORMAL, BACKGROUND) = ("interactive", "normal", "backgroun
 
 _LONGEST_NAME = 64
 _CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/@")
+#: The user of Redis that sees the jobs of one tenant alone has this before the tenant's name.
+USER = "tenant-"
+#: A user's name stands in URLs, and in the name of the file of its password.
+_CHARACTERS_OF_USERS = _CHARACTERS - frozenset("/@")
+#: Hexadecimal digits of a tag.
+TAG_DIGITS = 10
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.001, 1000.0
+#: The names of a tenant's limits.
+LIMITS = ("max_jobs", "max_waiting_records", "max_waiting_bytes")
+#: The largest limit: Redis' scripts count exactly up to here.
+_MOST = 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class TenantEntry:
-    """A tenant's share.
+    """A tenant's share and its limits.
 
     Attributes:
         weight: its part of a queue's work relative to the other tenants that wait there.
+        max_jobs: most jobs that have not ended; 0: no limit.
+        max_waiting_records: most records that are not yet encoded, over all of its jobs; 0: no limit.
+        max_waiting_bytes: most bytes of text that are not yet encoded, over all of its jobs; 0: no limit.
     """
 
     weight: float = 1.0
+    max_jobs: int = 0
+    max_waiting_records: int = 0
+    max_waiting_bytes: int = 0
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The values of :data:`LIMITS` by name; 0 is no limit."""
+        return {name: getattr(self, name) for name in LIMITS}
 
 
 def check_tenant(name: str) -> str | None:
@@ -38,10 +60,47 @@ def check_lane(name: str) -> str | None:
     return None if name in LANES else f"lane {name!r} is none of {', '.join(LANES)}"
 
 
+def tag_of(name: str) -> str:
+    """What the ids of a tenant's jobs have in common; empty for the tenant of jobs that name none.
+
+    It has a fixed length, so that a pattern in Redis' access list can name the keys of one tenant's jobs.
+    """
+    return "" if name == DEFAULT else hashlib.sha256(name.encode()).hexdigest()[:TAG_DIGITS]
+
+
+def user_of(name: str) -> str:
+    """The user of Redis for one tenant.
+
+    Raises:
+        ValueError: this tenant can't have one.
+    """
+    wrong = check_tenant(name)
+    if wrong is None and name == DEFAULT:
+        wrong = f"the jobs of tenant {DEFAULT!r} are seen by everybody with the password of producer"
+    if wrong is None and not _CHARACTERS_OF_USERS.issuperset(name):
+        wrong = f"tenant {name!r} can't have a user of Redis: its name would need to be without / and @"
+    if wrong is not None:
+        raise ValueError(wrong)
+    return f"{USER}{name}"
+
+
+def tenant_of_user(user: str | None) -> str | None:
+    """The tenant whose jobs alone a user of Redis sees; None for other users."""
+    name = (user or "").removeprefix(USER)
+    return name if user and name != user and check_tenant(name) is None else None
+
+
 def problems_of(tenants: Mapping[str, TenantEntry]) -> list[str]:
     """What is wrong with the tenants of the settings."""
-    return [f"tenants: {wrong}" for name in tenants if (wrong := check_tenant(name))] + [
-        f"tenants.{name}.weight: {entry.weight} is not between {_LEAST_WEIGHT:g} and {_MOST_WEIGHT:g}"
-        for name, entry in tenants.items()
-        if not _LEAST_WEIGHT <= entry.weight <= _MOST_WEIGHT
-    ]
+    problems = [f"tenants: {wrong}" for name in tenants if (wrong := check_tenant(name))]
+    for name, entry in tenants.items():
+        if not _LEAST_WEIGHT <= entry.weight <= _MOST_WEIGHT:
+            problems.append(
+                f"tenants.{name}.weight: {entry.weight} is not between {_LEAST_WEIGHT:g} and {_MOST_WEIGHT:g}"
+            )
+        problems += [
+            f"tenants.{name}.{limit}: {value} is not between 0 (no limit) and 2**53"
+            for limit, value in entry.limits.items()
+            if not 0 <= value <= _MOST
+        ]
+    return problems

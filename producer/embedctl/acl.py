@@ -11,14 +11,15 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from embedctl.store.connection import script_source
 from embedctl_config.errors import SettingsError
-from embedctl_config.keys import ACCESS, BINDINGS
+from embedctl_config.keys import BINDINGS, patterns_of, patterns_of_tenant
 from embedctl_config.redis_url import read_password
+from embedctl_config.tenants import tag_of, tenant_of_user, user_of
 
 #: Redis keeps unsalted sha256, so a guessable password can be found from its hash. Passwords made here have 43
 #: characters.
@@ -68,6 +69,8 @@ _CONSUMING = _SENDING | _words(
     script|load set srem time unwatch watch zadd zrange zrangebyscore zrem
     """
 )
+#: To end a read of one's own connection early. It also ends those of others, so tenants may not.
+_HEARING = _words("client|id client|unblock")
 _UUID = "????????-????-????-????-????????????"
 _CONSUMED = (
     *(f"{table}.{of}" for table in BINDINGS for of in ("embed.*", "celery.pidbox", "reply.celery.pidbox", "celeryev")),
@@ -79,33 +82,49 @@ _CONSUMED = (
 )
 _CHANNELS = ("/{db}.celery.pidbox", "/{db}.celeryev/*")
 
+#: The scripts of somebody who submits and fetches.
+_SUBMITTING = (
+    "create",
+    "add",
+    "tally",
+    "hold",
+    "seal",
+    "issue",
+    "retry",
+    "stop",
+    "resume",
+    "cancel",
+    "drainer",
+    "drain",
+    "drop",
+)
+#: Those of files and batches.
+_OF_GATEWAY = ("make", "take_batch", "step_batch", "cancel_batch")
+_BINDINGS = tuple(f"{table}.embed.*" for table in BINDINGS)
+
 USERS: Mapping[str, User] = {
     "producer": User(
         "producer",
-        scripts=(
-            "create",
-            "add",
-            "hold",
-            "seal",
-            "issue",
-            "retry",
-            "stop",
-            "resume",
-            "cancel",
-            "renew",
-            "reap",
-            "audit",
-            "settle",
-            "drainer",
-            "drain",
-            "drop",
-        ),
-        commands=_LOOKING | _REAPING | _SENDING | {"getbit", "xread"},
-        others=tuple(f"{table}.embed.*" for table in BINDINGS),
+        scripts=(*_SUBMITTING, "renew", "reap", "audit", "settle", *_OF_GATEWAY),
+        commands=_LOOKING | _REAPING | _SENDING | {"getbit", "xread"} | _HEARING,
+        others=_BINDINGS,
     ),
     "worker": User(
         "worker",
-        scripts=("claim", "renew", "part", "complete", "release", "issue", "seal", "reap", "audit", "settle"),
+        scripts=(
+            "claim",
+            "renew",
+            "part",
+            "complete",
+            "release",
+            "issue",
+            "seal",
+            "reap",
+            "audit",
+            "settle",
+            "tally",
+            "quota",
+        ),
         commands=_STORE | _REAPING | _CONSUMING | {"expire", "zremrangebyscore"},
         others=(*_CONSUMED, "*@*.celery.pidbox"),
         channels=_CHANNELS,
@@ -120,42 +139,59 @@ USERS: Mapping[str, User] = {
         reads_only=True,
     ),
 }
+#: Every tenant's own user. Other keys than the other producers' are what keeps it from their jobs.
+TENANT = User("tenant", scripts=_SUBMITTING, commands=USERS["producer"].commands - _HEARING, others=_BINDINGS)
 #: The user for everything that no other user may do, such as loading a changed list. No process of embedctl uses it.
 ADMIN = "admin"
+
+
+def names_of(tenants: Iterable[str]) -> list[str]:
+    """The names of all users, those of these tenants included.
+
+    Raises:
+        SettingsError: a tenant can't have a user.
+    """
+    try:
+        return [*USERS, ADMIN, *dict.fromkeys(map(user_of, tenants))]
+    except ValueError as error:
+        raise SettingsError(f"--tenant: {error}") from None
 
 
 def access_list(passwords: Mapping[str, tuple[str, ...]], *, database: int, redis_7: bool = False) -> str:
     """The content of the file that Redis' setting `aclfile` names: one line per user. It holds hashes, no passwords.
 
     Args:
-        passwords: user → its valid passwords, for all of :data:`USERS` and for :data:`ADMIN`.
+        passwords: user → its valid passwords, for all that :func:`names_of` gives.
         database: the number of the database, for the names of Celery's channels.
         redis_7: use rules that make keys read-only. Redis 6.2 does not know them: there, a user's commands apply to all
             of its keys.
     """
     # Redis 6.2 gives a user all channels at first, even after a reset.
     lines = ["user default reset resetchannels off"]
-    for name in (*USERS, ADMIN):
-        hashes = [f"#{hashlib.sha256(password.encode()).hexdigest()}" for password in passwords[name]]
-        rules = ["~*", "&*", "+@all"] if name == ADMIN else _rules(USERS[name], database, redis_7=redis_7)
+    for name, valid in passwords.items():
+        hashes = [f"#{hashlib.sha256(password.encode()).hexdigest()}" for password in valid]
+        rules = ["~*", "&*", "+@all"] if name == ADMIN else _rules(name, database, redis_7=redis_7)
         lines.append(" ".join(["user", name, "reset", "resetchannels", "on", *hashes, *rules]))
     return "".join(f"{line}\n" for line in lines)
 
 
-def read_passwords(folder: Path) -> tuple[dict[str, tuple[str, ...]], list[Path]]:
+def read_passwords(folder: Path, tenants: Iterable[str] = ()) -> tuple[dict[str, tuple[str, ...]], list[Path]]:
     """The passwords of all users, from a folder with a file for each. A missing file is made, with a random password.
+
+    Args:
+        tenants: those who have users of their own.
 
     Returns:
         The passwords by user, and the files that were made.
 
     Raises:
-        SettingsError: a file can't be read or made, or its password is too short.
+        SettingsError: a file can't be read or made, its password is too short, or a tenant can't have a user.
     """
-    made = []
+    names, made = names_of(tenants), []
     passwords: dict[str, tuple[str, ...]] = {}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in (*USERS, ADMIN):
+        for name in names:
             file, old = folder / name, folder / f"{name}{OLD}"
             if _make(file):
                 made.append(file)
@@ -170,9 +206,12 @@ def script_commands(name: str) -> frozenset[str]:
     return frozenset(command.lower() for command in _CALL.findall(script_source(name)))
 
 
-def _rules(user: User, database: int, *, redis_7: bool) -> Iterator[str]:
+def _rules(name: str, database: int, *, redis_7: bool) -> Iterator[str]:
+    tenant = tenant_of_user(name)
+    user = USERS[name] if tenant is None else TENANT
     own = "%R~" if redis_7 and user.reads_only else "~"
-    yield from (f"{own}{pattern}" for pattern, roles in ACCESS.items() if user.role in roles)
+    keys = patterns_of(user.role) if tenant is None else patterns_of_tenant(tenant, tag_of(tenant))
+    yield from (f"{own}{pattern}" for pattern in keys)
     yield from (f"~{pattern}" for pattern in user.others)
     yield from (f"&{pattern.format(db=database)}" for pattern in user.channels)
     commands = user.commands.union(*map(script_commands, user.scripts))

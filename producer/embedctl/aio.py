@@ -1,8 +1,8 @@
 """The asynchronous twins of `enqueue_embeddings` and `Job`: the same code in threads, so that no event loop waits.
 
-A question to Redis runs in one of a few threads that all jobs share. A wait is a series of short polls: between two of
-them a task sleeps and holds no thread, so any number of tasks may wait at once. A submission reads its texts, and waits
-for workers, in a thread of its own.
+A question to Redis runs in one of a few threads that all jobs share. A task that waits holds none: one thread hears the
+events of all jobs, so any number of tasks may wait at once. A submission reads its texts, and waits for workers, in a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ async def aenqueue_embeddings(
             id_field=id_field,
             keep=options.keep,
             max_bytes=chosen.max_text_bytes,
-            stored=partial(stored_records, broker, idempotency_key),
+            stored=partial(stored_records, broker, idempotency_key, tenant),
         )
         if unique_ids:
             from embedctl.unique import checked  # here, because few calls need it
@@ -203,18 +203,18 @@ class AsyncJob:
     ) -> JobStatus:
         """Wait until the job has ended, and run the reaper meanwhile; see :meth:`Job.wait`.
 
-        `progress` is called in the event loop. The end is noticed late by an eighth of the time waited at most, and
-        never by more than a second.
+        `progress` is called in the event loop.
         """
         limit, relay = TimeLimit.from_now(timeout), self._relay(progress)
-        return await eventually(lambda: self._waiter.until_ended(limit, relay), relay, limit.deadline)
+        look = partial(self._waiter.until_ended, limit, relay, only_end=progress is None)
+        return await eventually(self._waiter, look, relay, limit.deadline)
 
     async def wait_until_sealed(
         self, progress: Callable[[JobStatus], None] | None = None, timeout: float | None = None
     ) -> JobStatus:
         """Wait until the job has all its records; see :meth:`Job.wait_until_sealed`."""
         limit, relay = TimeLimit.from_now(timeout), self._relay(progress)
-        return await eventually(lambda: self._waiter.until_sealed(limit, relay), relay, limit.deadline)
+        return await eventually(self._waiter, partial(self._waiter.until_sealed, limit, relay), relay, limit.deadline)
 
     def iter_results(
         self,
@@ -293,6 +293,7 @@ class AsyncJob:
 
     async def retry_failed(self, timeout: float | None = None) -> int:
         """Queue the failed records again; returns how many they are. See :meth:`Job.retry_failed`."""
+        self._waiter.forget()
         # It waits for a Redis that is away, which would block a shared thread.
         return await asyncio.wrap_future(in_own_thread(partial(self._job.retry_failed, timeout)))
 
@@ -302,15 +303,17 @@ class AsyncJob:
 
     async def cancel(self) -> JobStatus:
         """End the job now; see :meth:`Job.cancel`."""
+        self._waiter.forget()
         return await in_shared_thread(self._job.cancel)
 
     async def discard(self) -> None:
         """Free the job and everything stored for it, now."""
+        self._waiter.forget()
         await in_shared_thread(self._job.discard)
 
     def _relay(self, progress: Callable[[JobStatus], None] | None) -> ProgressRelay:
         """Passes statuses to `progress`; without that, a missing worker is logged."""
-        return ProgressRelay(progress or self._waiter.warn_of_missing_worker)
+        return ProgressRelay(progress or self._waiter.warn_of_missing_worker, is_asked=progress is not None)
 
     async def _each(
         self, begin: Callable[[int, float], Iterator[T]], relay: ProgressRelay, *, timeout: float | None = None
@@ -336,7 +339,7 @@ class AsyncJob:
                 raise
 
         while True:
-            item = await eventually(look, relay, TimeLimit(timeout, since).deadline)
+            item = await eventually(self._waiter, look, relay, TimeLimit(timeout, since).deadline)
             if isinstance(item, _End):
                 return
             yield item

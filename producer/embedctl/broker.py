@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from embedctl.data import DataPlane, InRedis, plane_of
+from embedctl.listening import Listener
 from embedctl.store import Connection, Drains, Issued, JobStatus, JobStore, Upkeep, WorkerRegistry
 from embedctl.store.outside import Database, RememberedPlaces
+from embedctl.store.quotas import Quotas
 from embedctl_config.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Broker:
     workers: WorkerRegistry
     upkeep: Upkeep
     data: DataPlane = field(default_factory=InRedis)
+    #: When the reapers of this process are to begin their next round.
+    rounds: dict[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
     def connect(cls, settings: Settings, observer: Observer | None = None) -> Broker:
@@ -69,6 +73,11 @@ class Broker:
         return _shared.get(settings)
 
     @cached_property
+    def quotas(self) -> Quotas:
+        """The limits of tenants."""
+        return Quotas(self.connection)
+
+    @cached_property
     def drains(self) -> Drains:
         """What Redis knows of drained jobs."""
         return Drains(self.connection, self.jobs)
@@ -91,6 +100,14 @@ class Broker:
             )
         return sender
 
+    @property
+    def listener(self) -> Listener:
+        """Hears the events of jobs for the tasks of event loops."""
+        listener: Listener | None = self.__dict__.get("_listener")
+        if listener is None or listener.process != os.getpid():
+            listener = self.__dict__["_listener"] = Listener(self.connection)
+        return listener
+
     def send_issued(self, job: JobStatus, over: int | None = None) -> None:
         """Send the tickets that a job's queue has room for, of this job and of others that wait there.
 
@@ -98,6 +115,11 @@ class Broker:
             over: a chunk of the job whose ticket is over.
         """
         self.send(job.queue, self.jobs.issue(job.id, job.queue, over))
+
+    def send_issued_over(self, over: Sequence[tuple[JobStatus, int]]) -> None:
+        """The same for several jobs at once, each with a chunk whose ticket is over."""
+        if tickets := [ticket for queue, issued in self.jobs.issue_all(over) for ticket in self.written(queue, issued)]:
+            self.tickets.forward(tickets)
 
     def send(self, queue: str, issued: Sequence[Issued]) -> None:
         """Send the tickets of chunks that were chosen."""

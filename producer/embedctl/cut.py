@@ -69,6 +69,11 @@ class ReadAhead:
         """Whether it is known that there is no second record."""
         return len(self.read(2, sys.maxsize)) < 2 and self.whole
 
+    def whole_within(self, records: int, size: int) -> Sequence[Record] | None:
+        """All records, if it is known that they are at most so many and smaller than that (bytes); otherwise None."""
+        held = self.read(records + 1, size)
+        return held if self.whole and len(held) <= records and sum(map(size_of, held)) < size else None
+
     def __iter__(self) -> Iterator[Record]:
         while self._held:
             yield self._held.popleft()

@@ -15,7 +15,8 @@ from typing import Any
 from embedctl.broker import Broker
 from embedctl.data import DataPlane, Where
 from embedctl.routing import start_command
-from embedctl.store.connection import OLDEST_REDIS
+from embedctl.store.connection import OLDEST_REDIS, mode_of
+from embedctl.store.quotas import Quota
 from embedctl.store.sentinels import Seen, ask
 from embedctl.verification import is_verified, statement_of
 from embedctl_config import wire
@@ -24,6 +25,7 @@ from embedctl_config.errors import BrokerRefused, BrokerUnavailable, EmbedctlErr
 from embedctl_config.hardware import HardwareClass
 from embedctl_config.redis_url import sentinels_of
 from embedctl_config.settings import MAX_INLINE_BYTES, Settings
+from embedctl_config.tenants import TenantEntry
 from embedctl_config.wire import ChunkInput
 
 #: The largest share of a machine's memory for Redis.
@@ -35,6 +37,8 @@ LARGEST_SHARE_OF_JOB = 0.75
 LARGEST_SHARE_OF_CLIENTS = 0.7
 #: Fewest sentinels of which most still agree when one is away.
 _FEWEST_SENTINELS = 3
+#: Most tenants whose limits are shown.
+_MOST_TENANTS = 1_000
 #: Most connections that a worker holds.
 CLIENTS_OF_A_WORKER = 10
 
@@ -51,6 +55,7 @@ EXTRAS = {
     "bench": ("matplotlib", "jinja2"),
     "flower": ("flower",),
     "metrics": ("prometheus-client",),
+    "gateway": ("starlette", "uvicorn"),
 }
 _DEVICES = Path("/dev")
 #: AMD's driver numbers its GPUs here; CPUs are 0.
@@ -105,6 +110,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
             yield from room_findings(settings.high_water_bytes, broker.results_high_water(), limit)
         if not _is_cluster(info):
             yield from _workers(broker)
+            yield from limit_findings(settings.tenants, broker.quotas.all(_MOST_TENANTS))
     except BrokerRefused as error:
         yield Finding(Level.FAIL, "redis", str(error), "give embedctl its own database, and connect without a proxy")
     except BrokerUnavailable as error:
@@ -116,6 +122,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
 def sentinel_finding(seen: Seen, name: str) -> Finding:
     """Judge the sentinels of a master with this name."""
     found = f"{seen.answering} of {seen.asked} sentinels answer"
+    if seen.refusing:
+        found += f", and {seen.refusing} refuse{'s' if seen.refusing == 1 else ''} the password, or ask for one"
+        return Finding(Level.FAIL, "sentinels", found, "set sentinel_password_file to a file that holds the password")
     if not seen.master:
         return Finding(Level.FAIL, "sentinels", f"{found}, and name no master {name}", "correct EMBEDCTL_REDIS_URL")
     found += f"; {seen.master} is the master, with {seen.replicas} replica{'' if seen.replicas == 1 else 's'}"
@@ -153,7 +162,7 @@ def redis_findings(info: Mapping[str, Any], config: Mapping[str, str], machine_b
         not _is_cluster(info),
         Level.FAIL,
         "redis mode",
-        str(info.get("redis_mode", "standalone")),
+        mode_of(info),
         "use an instance without cluster mode (cluster-enabled no): a cluster spreads the keys of a job over nodes",
     )
     yield from _connections(info, config)
@@ -212,7 +221,7 @@ def room_findings(text_bytes: int, result_bytes: int, maxmemory: int) -> Iterato
 
 
 def _is_cluster(info: Mapping[str, Any]) -> bool:
-    return info.get("redis_mode") == "cluster" or info.get("cluster_enabled") == 1
+    return mode_of(info) == "cluster" or info.get("cluster_enabled") == 1
 
 
 def _connections(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Finding]:
@@ -339,6 +348,28 @@ def _workers(broker: Broker) -> Iterator[Finding]:
         yield Finding(Level.WARN, "worker gone", found, "look at its log; start it again")
     if not alive:
         yield Finding(Level.WARN, "workers", "none is alive", start_command("cpu", broker.settings.model))
+
+
+def limit_findings(tenants: Mapping[str, TenantEntry], quotas: Sequence[Quota]) -> Iterator[Finding]:
+    """Report for each tenant with limits what it has of them, and whether they are those of these settings."""
+    known = {quota.tenant: quota for quota in quotas}
+    for name in sorted({*known, *tenants}):
+        quota = known.get(name, Quota(name, "", {}, {}))
+        own = tenants.get(name)
+        here = quota.limits if own is None else {limit: most for limit, most in own.limits.items() if most}
+        found = ", ".join(f"{quota.used[limit]:,} of {most:,} ({limit})" for limit, most in quota.limits.items())
+        if here != quota.limits:
+            says = ", ".join(f"{limit} {most:,}" for limit, most in here.items()) or "no limits"
+            yield Finding(
+                Level.WARN,
+                f"tenant {name}",
+                f"{found or 'no limits'}{quota.by and f', of worker {quota.by}'}; the settings here say: {says}",
+                "give all workers the same settings, and start them again: the one that was started last decides",
+            )
+        elif found:
+            room = all(quota.used[limit] < most for limit, most in quota.limits.items())
+            remedy = "its new jobs are refused until some are done"
+            yield _judge(room, Level.WARN, f"tenant {name}", f"{found}, of worker {quota.by}", remedy)
 
 
 def _judge(good: bool, otherwise: Level, subject: str, found: str, remedy: str) -> Finding:

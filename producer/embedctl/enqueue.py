@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
-from embedctl.cut import ReadAhead, chunk_bytes
+from embedctl.cut import ReadAhead
 from embedctl.job import Job
 from embedctl.kept import TOKENS, check_keep
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, kind_of, records_of
-from embedctl.routing import crew_of, resolve, same_model
-from embedctl.store import JobSpec, JobStatus
+from embedctl.routing import cut_by_work, resolve, same_model
+from embedctl.store import JobSpec, JobStatus, WholeJob
 from embedctl.submission import Submission, SubmitProgress
+from embedctl.whole import begun_whole
 from embedctl_config import tenants, wire
 from embedctl_config.errors import (
     BrokerUnavailable,
     CorpusChanged,
     EmbedctlError,
     JobError,
+    QuotaExceeded,
     SettingsError,
 )
+from embedctl_config.redis_url import tenant_of
 from embedctl_config.settings import MAX_CHUNK_RECORDS, MAX_TTL_S, Settings, check_model_name, load_settings
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: The longest prompt (bytes). It is put before each text, and all models take far less.
 MAX_PROMPT_BYTES = 16 * 1024
@@ -114,8 +120,9 @@ def enqueue_embeddings(
     """Queue texts for embedding.
 
     Returns once every text is stored in Redis; workers begin with the first chunk. Blocks while more than
-    `high_water_bytes` of the job's text waits for workers, while Redis is full, while another process submits the same
-    job, and while Redis is unreachable, for up to two minutes. The reason is logged at once and then every minute.
+    `high_water_bytes` of the job's text waits for workers, while the tenant's limits leave no room, while Redis is
+    full, while another process submits the same job, and while Redis is unreachable, for up to two minutes. The reason
+    is logged at once and then every minute.
 
     Args:
         texts: strings, or mappings with a text and an optional id; any iterable, such as a table's column, read lazily.
@@ -144,7 +151,8 @@ def enqueue_embeddings(
         count_tokens: give each record's number of tokens with its vector (:attr:`ChunkVectors.tokens`). Workers of
             older versions leave such a job to newer ones.
         unique_ids: refuse an id that occurs twice. That is known once `texts` has been read, so the call raises when
-            all but the end is queued, and the job is cancelled unless it has an idempotency key.
+            all but the end is queued, and the job is cancelled unless it has an idempotency key. Of a
+            small list, nothing is queued.
         tenant: whom the job belongs to; the tenant of the settings if None. Tenants that wait for the same workers take
             turns, by the weights in the settings. Workers of older versions leave jobs of other tenants than "default"
             to newer ones.
@@ -169,6 +177,8 @@ def enqueue_embeddings(
         WaitTimeout: the time is over. With an idempotency key, the same call continues the job; without one, the job is
             cancelled, if Redis can be reached.
         JobLost: Redis came back without its last writes. With an idempotency key, the same call continues the job.
+        QuotaExceeded: the tenant has as many jobs, or as much waiting, as its limits allow. Nothing is queued. A job
+            that has begun waits for room instead.
     """
     settings = load_settings() if settings is None else settings
     most, share = parse_budget(max_errors)
@@ -198,7 +208,7 @@ def enqueue_embeddings(
         id_field=id_field,
         keep=options.keep,
         max_bytes=settings.max_text_bytes,
-        stored=partial(stored_records, broker, idempotency_key),
+        stored=partial(stored_records, broker, idempotency_key, tenant),
     )
     if unique_ids:
         from embedctl.unique import checked  # here, because few calls need it
@@ -207,9 +217,11 @@ def enqueue_embeddings(
     return submit(broker, records, options, progress, timeout, at_hand=isinstance(texts, Sized))
 
 
-def stored_records(broker: Broker, idempotency_key: str | None) -> int:
-    """How many records the job of an idempotency key has; 0 if there is no such job."""
-    job_id = None if idempotency_key is None else broker.jobs.with_key(idempotency_key)
+def stored_records(broker: Broker, idempotency_key: str | None, tenant: str | None) -> int:
+    """How many records the job of a tenant's idempotency key has; 0 if there is no such job."""
+    if idempotency_key is None:
+        return 0
+    job_id = broker.jobs.with_key(idempotency_key, tenant_for(broker.settings, tenant))
     return 0 if job_id is None else broker.jobs.status(job_id).records
 
 
@@ -235,18 +247,38 @@ def submit(
     began = time.monotonic()
     broker.connection.check_server()
     ahead = ReadAhead(records, at_hand=at_hand)
-    job = _begun_when_there_is_room(broker, options, ahead, progress, None if timeout is None else began + timeout)
+    when_there_is_room = partial(
+        _when_there_is_room, progress=progress, deadline=None if timeout is None else began + timeout
+    )
+    whole, token = None, None
+    if taking_up is None and options.idempotency_key is None and options.resume is None:
+        token = secrets.token_hex(8)
+        begin = partial(begun_whole, broker, partial(job_spec, broker, options), ahead, token)
+        whole = when_there_is_room(begin)
+        if whole is not None and whole.sealed_at is not None:
+            return _finished(broker, whole, progress, None if timeout is None else began + timeout)
+    if whole is not None:
+        broker.send(whole.queue, whole.issued)
+    if whole is not None and whole.job_id is not None:
+        job = broker.jobs.status(whole.job_id)  # a step failed: each is taken by itself, and some of them again
+    else:
+        job = when_there_is_room(lambda: _begun(broker, options, ahead))
     if taking_up is not None:
         taking_up(job)
     chunks = chunks_of(ahead, max_rows=job.options["chunk_size"], max_bytes=job.options["chunk_bytes"])
     resumable = options.idempotency_key is not None or options.resume is not None
     try:
-        with Submission(broker, job, progress, timeout, began=began) as submission:
+        with Submission(broker, job, progress, timeout, began=began, token=token) as submission:
             submission.reopen()
-            for chunk in chunks:
-                submission.add(chunk)
+            try:
+                for chunk in chunks:
+                    submission.add(chunk)
+            except QuotaExceeded:  # the job is empty: it must not count, nor keep its idempotency key
+                if options.resume is None:
+                    _cancel(broker, job.id)
+                raise
             submission.seal()
-    except (BrokerUnavailable, JobError):
+    except (BrokerUnavailable, JobError, QuotaExceeded):
         raise  # the message says how to go on, or the job has ended
     except BaseException as error:  # Ctrl-C and SystemExit too
         if not resumable and not came_of_an_absence(error):
@@ -276,14 +308,24 @@ def parse_budget(max_errors: int | str | None) -> tuple[int | None, float | None
     raise SettingsError(f"max_errors {max_errors!r} is neither a number of records such as 100 nor a share such as 1%")
 
 
-def _begun_when_there_is_room(
-    broker: Broker,
-    options: JobOptions,
-    ahead: ReadAhead,
-    progress: SubmitProgress | None,
-    deadline: float | None,
-) -> JobStatus:
-    """Call :func:`_begun` again while Redis is full. That is safe, because a full Redis has written nothing."""
+def _finished(broker: Broker, whole: WholeJob, progress: SubmitProgress | None, deadline: float | None) -> Job:
+    """Send the tickets of a job that was made as a whole."""
+    job_id = str(whole.job_id)
+    try:
+        patiently(partial(broker.send, whole.queue, whole.issued), deadline=deadline)
+        if progress is not None:
+            progress(whole.records, "")
+    except BrokerUnavailable as error:
+        raise type(error)(f"{error} Job {job_id} has all its records, and goes on when Redis is back") from error
+    except BaseException as error:
+        if not came_of_an_absence(error):
+            _cancel(broker, job_id)
+        raise
+    return Job(job_id, broker, sealed_with=1, seen=whole.sealed_at)
+
+
+def _when_there_is_room(begin: Callable[[], T], progress: SubmitProgress | None, deadline: float | None) -> T:
+    """Make a job, again while Redis is full. That is safe, because a full Redis has written nothing."""
     remind = Reminder(log.warning)
 
     def pausing(_: BrokerUnavailable) -> None:
@@ -292,7 +334,7 @@ def _begun_when_there_is_room(
             progress(0, "Redis")
 
     # No retry if Redis goes away: it may have made a job without telling us.
-    return patiently(lambda: _begun(broker, options, ahead), pausing=pausing, deadline=deadline, outage_s=0.0)
+    return patiently(begin, pausing=pausing, deadline=deadline, outage_s=0.0)
 
 
 def _begun(broker: Broker, options: JobOptions, ahead: ReadAhead) -> JobStatus:
@@ -303,7 +345,7 @@ def _begun(broker: Broker, options: JobOptions, ahead: ReadAhead) -> JobStatus:
         job = broker.jobs.status(broker.jobs.resolve(options.resume))
         _check_same(broker, job, {**_given(options), **_later(options)})
         return job
-    spec = cut_by_work(broker, job_spec(broker, options), ahead)
+    spec = cut_by_work(broker.settings, broker.workers, job_spec(broker, options), ahead)
     job_id, created = broker.jobs.create(spec)
     job = broker.jobs.status(job_id)
     if not created:
@@ -327,6 +369,24 @@ def _given(options: JobOptions) -> dict[str, Any]:
     return {name: value for name, value in given.items() if (name, value) != ("hardware", "auto")}
 
 
+def tenant_for(settings: Settings, tenant: str | None) -> str:
+    """Whom a job belongs to for which this tenant is asked for.
+
+    Raises:
+        SettingsError: the user of Redis sees the jobs of another tenant alone.
+    """
+    chosen = settings.tenant if tenant is None else tenant
+    only = tenant_of(settings)
+    if only is None or (tenant is None and chosen == tenants.DEFAULT):
+        return only or chosen
+    if chosen != only:
+        raise SettingsError(
+            f"tenant {chosen!r}: this process is user {tenants.USER}{only} of Redis, and makes jobs of tenant {only!r} "
+            "alone: leave the tenant out"
+        )
+    return chosen
+
+
 def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     """The specification of a job: the options completed from the settings, the hardware class resolved, all checked.
 
@@ -337,7 +397,7 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     model = settings.model if options.model is None else options.model
     if wrong := check_model_name(model):
         raise SettingsError(wrong)
-    tenant = settings.tenant if options.tenant is None else options.tenant
+    tenant = tenant_for(settings, options.tenant)
     lane = tenants.NORMAL if options.lane is None else options.lane
     if wrong := tenants.check_tenant(tenant) or tenants.check_lane(lane):
         raise SettingsError(wrong)
@@ -399,14 +459,6 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
         lane,
         settings.tenants.get(tenant, tenants.TenantEntry()).weight,
     )
-
-
-def cut_by_work(broker: Broker, spec: JobSpec, ahead: ReadAhead) -> JobSpec:
-    """The specification with chunks for the workers that are alive; see :mod:`embedctl.cut`."""
-    if ahead.is_one:
-        return spec  # the call asks Redis nothing more
-    size = chunk_bytes(ahead, crew_of(broker.settings, broker.workers, spec), spec.options)
-    return dataclasses.replace(spec, options={**spec.options, "chunk_bytes": size})
 
 
 def _is_whole(value: object) -> bool:

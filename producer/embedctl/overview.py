@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, islice
 
 from embedctl.broker import Broker
 from embedctl.rates import Rate, seconds_left
-from embedctl.store import GoneWorker, JobStatus, Queues, ServedModel, WorkerRow
+from embedctl.store import GoneWorker, JobStatus, Kind, Queues, ServedModel, WorkerRow
 from embedctl_config import keys, wire
 from embedctl_config.model_names import near_names
 
 #: Most active jobs to look at: those with chunks at workers, the newest, and those that have waited longest.
-JOBS_LOOKED_AT = 200
+JOBS_LOOKED_AT = 100
 #: Most recently ended jobs to show.
 ENDED_SHOWN = 5
 #: Recently ended jobs are looked for among this many of the newest jobs.
@@ -82,6 +82,7 @@ class Overview:
         gone: workers that disappeared in the last minutes without signing off; at most :data:`GONE_SHOWN`, unless
             `all_gone`.
         all_gone: whether each of them was asked for.
+        more_gone: if there are more of them, how many there are of each kind; else empty.
         queues: the queues that a live worker consumes or an active job sends to.
         active: jobs that have not ended. Jobs that a worker has begun come first; among these and among the others, the
             newest first. At most :data:`JOBS_LOOKED_AT` of `active_count`.
@@ -96,6 +97,7 @@ class Overview:
     active_count: int
     ended: tuple[JobPace, ...]
     all_gone: bool = False
+    more_gone: Mapping[Kind, int] = field(default_factory=dict)
 
     @property
     def rows_per_s(self) -> float:
@@ -156,45 +158,42 @@ class Gatherer:
         """
         workers = list(self._broker.workers.alive())
         gone = tuple(islice(self._broker.workers.gone(), None if self._all_gone else GONE_SHOWN))
+        cut = len(gone) == GONE_SHOWN and not self._all_gone
         upkept, upkept_count = self._broker.jobs.active_ids(JOBS_LOOKED_AT)
-        jobs = self._jobs(workers, upkept)
+        newest = self._broker.jobs.newest_ids(_NEWEST)
+        held = dict.fromkeys(job_id for worker in workers for job_id, _ in worker.holding)
+        # A job that was active at the last look may have ended, and be too old for the newest ones.
+        ids = dict.fromkeys(chain(islice(held, JOBS_LOOKED_AT), upkept, newest, self._active))
+        jobs = self._broker.jobs.find(list(ids))
         now_ms = self._broker.connection.about_now_ms()
 
-        live = Counter(queue for worker in workers for queue in worker.queues)
-        older = Counter(
-            (queue, version)
-            for worker in workers
-            for queue in worker.queues
-            for version in range(worker.version + 1, wire.VERSION + 1)
-        )
+        kinds = Counter((each.hardware, each.version, tuple(each.models), tuple(each.loaded)) for each in workers)
+        live, older = Counter[str](), Counter[tuple[str, int]]()
+        for (hardware, version, models, _), count in kinds.items():
+            for queue in (keys.queue(hardware, model) for model in models):
+                live[queue] += count
+                older.update({(queue, newer): count for newer in range(version + 1, wire.VERSION + 1)})
+        loaded = {(hardware, model) for hardware, _, _, models in kinds for model in models}
         paces = self._paces.of((_served(job, live[job.queue], older[job.queue, job.version]) for job in jobs), now_ms)
         active = sorted((pace for pace in paces if not pace.job.state.ended), key=_begun_and_newest)
         ended = sorted((pace for pace in paces if pace.job.ended_at), key=_last_ended)
         # Some jobs that need upkeep have ended or are gone.
         active_count = upkept_count - len(set(upkept) - {pace.job.id for pace in active})
-        pairs = {(worker.hardware, model) for worker in workers for model in worker.loaded}
-        pairs |= {(pace.job.hardware, pace.job.model) for pace in active}
+        pairs = loaded | {(pace.job.hardware, pace.job.model) for pace in active}
         active = active[:JOBS_LOOKED_AT]
         self._active = [pace.job.id for pace in active]
         model_of = {job.id: job.model for job in jobs}
-        served = {model for worker in workers for model in worker.loaded}
         return Overview(
             at=datetime.fromtimestamp(now_ms / 1000, UTC),
             workers=tuple(WorkerState(worker, _encodes(worker, model_of)) for worker in workers),
             gone=gone,
-            queues=tuple(self._waiting(sorted(pairs), live, served, now_ms)),
+            queues=tuple(self._waiting(sorted(pairs), live, {model for _, model in loaded}, now_ms)),
             active=tuple(active),
             active_count=max(len(active), active_count),
             ended=tuple(ended[:ENDED_SHOWN]),
+            all_gone=self._all_gone,
+            more_gone=self._broker.workers.gone_kinds() if cut else {},
         )
-
-    def _jobs(self, workers: Sequence[WorkerRow], upkept: Sequence[str]) -> list[JobStatus]:
-        """The jobs to look at; not all of them are active."""
-        held = dict.fromkeys(job_id for worker in workers for job_id, _ in worker.holding)
-        newest = self._broker.jobs.newest_ids(_NEWEST)
-        # A job that was active at the last look may have ended, and be too old for the newest ones.
-        ids = dict.fromkeys(chain(islice(held, JOBS_LOOKED_AT), upkept, newest, self._active))
-        return self._broker.jobs.find(list(ids))
 
     def _waiting(
         self, pairs: Sequence[tuple[str, str]], live: Counter[str], served: Collection[str], now_ms: int

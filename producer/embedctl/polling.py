@@ -1,4 +1,7 @@
-"""Waiting in an event loop: a few threads that all jobs share look at jobs; between two looks a task has no thread."""
+"""Waiting in an event loop: a few threads that all jobs share look at jobs; between two looks a task has no thread.
+
+What ends the pause between two looks is an event of the job, which one thread hears for all tasks, or the time.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,42 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import cache, partial
 from typing import TypeVar
 
 from embedctl.daemons import DaemonThreads
+from embedctl.listening import Listener, Listening
 from embedctl.patience import Outage, cut_short
 from embedctl.store import JobStatus
 from embedctl.store.connection import answers_by
-from embedctl.waiting import Progress, Waiter
+from embedctl.waiting import LOOK_EVERY_S, Progress, Waiter
 from embedctl_config.errors import BrokerUnavailable, EmbedctlError
 
 T = TypeVar("T")
 
 THREADS = 16
-#: A task that has waited for some time pauses for this part of it, within these bounds (seconds).
+#: A task that has waited for some time looks again after this part of it, within these bounds (seconds), if nothing
+#: happened to its job.
 _PAUSE_PART = 1 / 8
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_LONGEST_PAUSE_S = 5.0
+#: While Redis is away, the bounds are these (seconds).
+_SHORTEST_OUTAGE_PAUSE_S, _LONGEST_OUTAGE_PAUSE_S = 0.05, 1.0
 
 
 class NotYet(Exception):
-    """Raised in a thread instead of waiting: the task waits, without the thread."""
+    """Raised in a thread instead of waiting: the task waits, without the thread.
+
+    Args:
+        timeout_s: most seconds.
+        only_end: whether it waits for the job's end alone.
+    """
+
+    def __init__(self, timeout_s: float, *, only_end: bool) -> None:
+        super().__init__()
+        self.timeout_s = timeout_s
+        self.only_end = only_end
 
 
 class PollingWaiter(Waiter):
@@ -39,7 +57,7 @@ class PollingWaiter(Waiter):
     """
 
     def __init__(self, waiter: Waiter) -> None:
-        super().__init__(waiter.job_id, waiter.broker, sealed_with=waiter.sealed_with)
+        super().__init__(waiter.job_id, waiter.broker, sealed_with=waiter.sealed_with, seen=waiter.seen)
 
     def ask(self, question: Callable[[], T], deadline: float | None = None) -> T:
         """Ask once."""
@@ -49,10 +67,10 @@ class PollingWaiter(Waiter):
             self.note_outage(error)
             raise
 
-    def next_event(self, seen: str, timeout_s: float, deadline: float | None = None) -> str:
+    def next_event(self, seen: str, timeout_s: float, deadline: float | None = None, *, only_end: bool = False) -> str:
         """Run the reaper if a round is due, and raise NotYet."""
         self.reap(deadline)
-        raise NotYet
+        raise NotYet(timeout_s, only_end=only_end)
 
 
 class ProgressRelay:
@@ -60,10 +78,12 @@ class ProgressRelay:
 
     Args:
         progress: called there.
+        is_asked: whether somebody wants a status every second.
     """
 
-    def __init__(self, progress: Progress | None = None) -> None:
+    def __init__(self, progress: Progress | None = None, *, is_asked: bool = False) -> None:
         self._progress = progress
+        self.is_asked = is_asked
         self._status: JobStatus | None = None
 
     def __call__(self, status: JobStatus) -> None:
@@ -77,10 +97,11 @@ class ProgressRelay:
         self._status = None
 
 
-async def eventually(look: Callable[[], T], relay: ProgressRelay, deadline: float | None = None) -> T:
+async def eventually(waiter: Waiter, look: Callable[[], T], relay: ProgressRelay, deadline: float | None = None) -> T:
     """Look again and again until there is something to see, also while Redis is full, or away for a time.
 
     Args:
+        waiter: of the job that is looked at.
         look: called in a thread; asks with a PollingWaiter, and so raises NotYet instead of waiting.
         relay: is given the job's status by `look`.
         deadline: by the monotonic clock; a look after it does not raise NotYet.
@@ -89,12 +110,21 @@ async def eventually(look: Callable[[], T], relay: ProgressRelay, deadline: floa
         BrokerUnavailable, WaitTimeout: as :func:`embedctl.patience.patiently`.
     """
     began = time.monotonic()
+    longest_s = min(_LONGEST_PAUSE_S, waiter.broker.settings.lease_s / 3)  # the reaper is to run meanwhile
     outage: Outage | None = None
+    last = waiter.seen
     while True:
         try:
             seen = await in_shared_thread(partial(_answered_by, deadline, look))
-        except NotYet:
+        except NotYet as not_yet:
             outage = None
+            relay.deliver()
+            pause_s = not_yet.timeout_s
+            if not relay.is_asked and not_yet.timeout_s >= LOOK_EVERY_S:
+                pause_s = max(pause_s, min(longest_s, (time.monotonic() - began) * _PAUSE_PART))
+            pause_s = cut_short(min(pause_s, longest_s), deadline)
+            last = await _next_event(waiter, last, pause_s, only_end=not_yet.only_end)
+            continue
         except BrokerUnavailable as error:
             relay.deliver()
             outage = outage or Outage(deadline)
@@ -105,9 +135,34 @@ async def eventually(look: Callable[[], T], relay: ProgressRelay, deadline: floa
         else:
             relay.deliver()
             return seen
-        relay.deliver()
-        pause = min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, (time.monotonic() - began) * _PAUSE_PART))
+        pause = min(_LONGEST_OUTAGE_PAUSE_S, max(_SHORTEST_OUTAGE_PAUSE_S, (time.monotonic() - began) * _PAUSE_PART))
         await asyncio.sleep(cut_short(pause, deadline))
+
+
+async def _next_event(waiter: Waiter, seen: str, timeout_s: float, *, only_end: bool) -> str:
+    """Wait for a job's next event, or until the time is over; see :meth:`Waiter.next_event`."""
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Future[None] = loop.create_future()
+    listening = Listening(waiter.job_id, seen, time.monotonic() + timeout_s, partial(_tell, loop, heard), only_end)
+    listener: Listener = waiter.broker.listener
+    try:
+        if listener.add(listening):
+            await in_shared_thread(partial(_answered_by, listening.until, listener.hurry))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(heard, listening.until - time.monotonic())
+    finally:
+        listener.remove(listening)
+    return listening.seen
+
+
+def _tell(loop: asyncio.AbstractEventLoop, heard: asyncio.Future[None]) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_resolve, heard)
+
+
+def _resolve(heard: asyncio.Future[None]) -> None:
+    if not heard.done():
+        heard.set_result(None)
 
 
 def _answered_by(deadline: float | None, look: Callable[[], T]) -> T:

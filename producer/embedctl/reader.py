@@ -49,7 +49,7 @@ class ResultReader:
         Raises:
             JobUnfinished, JobCancelled: it has not, or it was cancelled.
         """
-        status = self._waiter.status()
+        status = self._waiter.ended_lately() or self._waiter.status(recent=True)
         refuse_cancelled(status)
         if not status.state.ended:
             raise JobUnfinished(
@@ -64,6 +64,7 @@ class ResultReader:
         timeout: float | None = None,
         progress: Progress | None = None,
         since: float | None = None,
+        status: JobStatus | None = None,
     ) -> Iterator[ChunkVectors]:
         """The results of one chunk after the other; see :meth:`Job.iter_results`.
 
@@ -73,9 +74,10 @@ class ResultReader:
             start: chunks to leave out.
             timeout: longest wait for one chunk (seconds); None for no limit.
             since: when the wait for the first chunk began, by the monotonic clock; None: when it is asked for.
+            status: of the job, if it has just been looked at.
         """
         limit = TimeLimit(timeout, time.monotonic() if since is None else since)
-        status = self._waiter.look(progress, limit.deadline)
+        status = status or self._waiter.look(progress, limit.deadline)
         refuse_cancelled(status)
         index, looked, cut_short = start, time.monotonic(), False
         while (chunks := _chunks_to_read(status)) is None or index < chunks:
@@ -110,7 +112,7 @@ class ResultReader:
         Raises:
             JobFailed: no record has a vector.
         """
-        for chunk in self.chunks(start):
+        for chunk in self.chunks(start, status=status):
             if status.failed == status.records and chunk.errors:
                 raise _all_failed(status, chunk.errors[0])
             vectors[chunk.positions] = chunk.vectors

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from embedctl.broker import Broker
 from embedctl.store import JobState
@@ -48,7 +48,11 @@ class Reaper:
     """
 
     def __init__(
-        self, broker: Broker, *, interval_s: float | None = None, audit_after_s: float = AUDIT_AFTER_S
+        self,
+        broker: Broker,
+        *,
+        interval_s: float | None = None,
+        audit_after_s: float = AUDIT_AFTER_S,
     ) -> None:
         self._broker = broker
         self._agenda = broker.upkeep.agenda
@@ -56,11 +60,19 @@ class Reaper:
         self._interval_s = min(5.0, broker.settings.lease_s / 3) if interval_s is None else interval_s
         self._audit_after_s = audit_after_s
         self._next = self._rests_until = 0.0
+        self._rounds: dict[str, float] = {}
         self._asked: float | None = None
         #: Each job that can't be looked after → when it may be tried again, and the pause before that (seconds).
         self._troubles: dict[str, tuple[float, float]] = {}
         #: What this round knows of the queues; see :meth:`Heads.taken_before`.
         self._taken_before: dict[str, int] = {}
+
+    @classmethod
+    def of_many(cls, broker: Broker) -> Self:
+        """One of many in this process: it begins no round if another one began its own less than an interval ago."""
+        reaper = cls(broker)
+        reaper._rounds = broker.rounds
+        return reaper
 
     def rest(self) -> None:
         """Redis was away or full: before any owner is judged, leave all of them two leases to come back."""
@@ -75,15 +87,17 @@ class Reaper:
         Raises:
             BrokerUnavailable: Redis can't be reached; the next round continues.
         """
+        if self._broker.connection.tenant is not None:
+            return  # it may not read most jobs, so workers look after those of its tenant too
         now = _now()
         if self._asked is not None and now - self._asked > self._interval_s + self._broker.settings.lease_s:
             # This process stood still or was cut off. Others may have been too, and return later.
             self.rest()
         self._asked = now
         last = math.inf if deadline is None else deadline
-        if now < max(self._next, self._rests_until) or time.monotonic() >= last:
+        if now < max(self._next, self._rests_until, self._rounds.get("next", 0.0)) or time.monotonic() >= last:
             return
-        self._next = now + self._interval_s
+        self._next = self._rounds["next"] = now + self._interval_s
         try:
             self._round(last)
         except BrokerRefused:  # of one key; it says nothing of the owners
@@ -109,7 +123,7 @@ class Reaper:
         seen = set(self._look_after_due(now_ms, min(last, time.monotonic() + BUDGET_S)))
         if time.monotonic() < last:
             self._fill_queues()
-            self._agenda.sweep(now_ms)
+            self._broker.quotas.round(self._agenda.sweep(now_ms))
             self._broker.upkeep.queues.sweep(now_ms, in_use=self._agenda.drop_names())
         while time.monotonic() < until:
             if not self._agenda.keep_turn(turn, held_s):

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from embedctl.cut import Crew
+from embedctl.cut import Crew, ReadAhead, chunk_bytes
 from embedctl.notices import Reminder
 from embedctl.store import JobSpec, JobStatus, WorkerRegistry
 from embedctl.store.workers import Offer, Offered
@@ -75,6 +75,14 @@ def crew_of(settings: Settings, workers: WorkerRegistry, job: JobSpec) -> Crew:
     )
 
 
+def cut_by_work(settings: Settings, workers: WorkerRegistry, job: JobSpec, ahead: ReadAhead) -> JobSpec:
+    """The specification with chunks for the workers that are alive; see :mod:`embedctl.cut`."""
+    if ahead.is_one:
+        return job  # the call asks Redis nothing more
+    size = chunk_bytes(ahead, crew_of(settings, workers, job), job.options)
+    return dataclasses.replace(job, options={**job.options, "chunk_bytes": size})
+
+
 def _without_workers(
     settings: Settings, workers: WorkerRegistry, model: str, precision: str, near: Sequence[str]
 ) -> str:
@@ -138,9 +146,9 @@ def no_worker(hardware: str, model: str, near: Sequence[str] = ()) -> str:
     return f"No live worker serves {model} on {hardware}. {_capitalised(how_to_serve(hardware, model, near))}"
 
 
-def with_workers(workers: WorkerRegistry, job: JobStatus) -> JobStatus:
-    """A job's status, with the workers that could take it now."""
-    live, older = workers.serving(job.hardware, job.model, job.version)
+def with_workers(workers: WorkerRegistry, job: JobStatus, *, recent: bool = False) -> JobStatus:
+    """A job's status, with the workers that could take it now, or with `recent` a second ago."""
+    live, older = workers.serving(job.hardware, job.model, job.version, recent=recent)
     near = () if live or older or job.state.ended else near_models(workers.offers(), job.model)
     return dataclasses.replace(job, live_workers=live, older_workers=older, near_models=near)
 

@@ -29,6 +29,7 @@ from embedctl_config.errors import (
     JobError,
     JobLost,
     JobNotFound,
+    QuotaExceeded,
     WaitTimeout,
 )
 from embedctl_config.wire import ChunkInput
@@ -41,6 +42,8 @@ T = TypeVar("T")
 SubmitProgress = Callable[[int, str], None]
 #: A submission that takes no longer than this renews no right (seconds).
 _SHORT_S = 0.1
+#: What is noted of a tenant's jobs is corrected once in so many questions for room, which are a second apart.
+_CORRECTED_EVERY = 10
 _ANOTHER_PRODUCER, _WORKERS = "another producer of this job", "workers to make room"
 
 
@@ -50,6 +53,7 @@ class Submission:
     Args:
         timeout: most seconds; None for no limit.
         began: the start of the timeout, by the monotonic clock; now if None.
+        token: the one with which this producer has begun to add; a new one if None.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Submission:
         timeout: float | None = None,
         *,
         began: float | None = None,
+        token: str | None = None,
     ) -> None:
         self._broker = broker
         self._timeout = timeout
@@ -68,7 +73,7 @@ class Submission:
         self._job = job
         self._job_id = job.id
         self._progress = progress
-        self._token = secrets.token_hex(8)
+        self._token = secrets.token_hex(8) if token is None else token
         self._added = self._records = 0
         self._reaper = Reaper(broker)
         self._over = threading.Event()
@@ -99,17 +104,18 @@ class Submission:
             CorpusChanged: the job has another chunk in this place, or was sealed without it.
             JobFailed, JobStopped: its error budget, or a user, has ended it.
             JobCancelled, JobLost, BrokerUnavailable: it takes no more; the last two say how to go on.
+            QuotaExceeded: this is the first chunk, and its tenant's limits leave no room. Later ones wait for room.
             WaitTimeout: the time is over.
         """
         self._check_time()
         payload = wire.encode_input(chunk, self._job.version)
         upload = self._patiently(partial(self._broker.jobs.upload, self._job, "in", self._added, payload))
         ask = partial(self._add, upload, wire.digest_of(payload), len(chunk))
-        answer, waiting = self._patiently(ask)
+        answer, waiting = self._within_limits(ask)
         while answer is Added.HELD:
             self._wait(_ANOTHER_PRODUCER)
             time.sleep(1.0)  # until the other producer ends, or its lease runs out
-            answer, waiting = self._patiently(ask)
+            answer, waiting = self._within_limits(ask)
         if answer is Added.SEALED:
             raise CorpusChanged(f"job {self._job_id} ended after record {self._records - 1}; the corpus now has more")
         if answer is Added.STOPPED:
@@ -155,6 +161,29 @@ class Submission:
         if answer[0] is Added.SKIPPED and self._broker.jobs.drop_gone(self._job_id, self._added):
             answer = add(b"")
         return put() if answer[0] is Added.WANTED else answer
+
+    def _within_limits(self, ask: Callable[[], T]) -> T:
+        """Ask until the limits of the job's tenant leave room. A job without any chunk does not wait for that.
+
+        Raises:
+            QuotaExceeded: they leave no room, and the job has not begun.
+            JobCancelled, JobFailed, JobStopped, JobLost: there will be no room for it.
+            WaitTimeout: the time is over.
+        """
+        seen, asked = "$", 0
+        while True:
+            try:
+                return self._patiently(ask)
+            except QuotaExceeded as error:
+                if asked % _CORRECTED_EVERY == 0:
+                    self._patiently(partial(self._broker.quotas.correct, error.tenant))
+                if not self._added and not self._job.chunks:
+                    return self._patiently(ask)
+                self._check_goes_on(self._patiently(partial(self._broker.jobs.status, self._job_id)))
+                self._wait(f"room within {error.limit} of tenant {error.tenant}")
+            seen = self._patiently(partial(self._broker.jobs.wait_event, self._job_id, seen, timeout_s=1.0))
+            self._patiently(self._reaper.round)
+            asked += 1
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask Redis until it answers.

@@ -36,10 +36,14 @@ class UniqueIds:
     Attributes:
         count: how many ids have been found that were there before.
         first: some pairs of places with equal ids: that of the later one, and that of one before it.
+
+    Args:
+        named: how many pairs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, named: int = _NAMED) -> None:
         self.count = 0
+        self._named = named
         self.first: list[tuple[int, int]] = []
         self._bytes = bytearray(_HELD * _ENTRY.itemsize)
         self._held = np.frombuffer(self._bytes, _ENTRY)
@@ -107,7 +111,7 @@ class UniqueIds:
                 entries["place"][again].tolist(), distinct["place"][np.cumsum(new)[again] - 1].tolist(), strict=True
             )
             self.count += len(again)
-            self.first = heapq.nsmallest(_NAMED, (*self.first, *pairs))
+            self.first = heapq.nsmallest(self._named, (*self.first, *pairs))
         return distinct
 
 

@@ -34,6 +34,13 @@ Progress = Callable[[JobStatus], None]
 
 #: The status is read at least this often while a caller waits (seconds).
 LOOK_EVERY_S = 1.0
+#: Who has just submitted a job waits so long for its end before the first look at its status (seconds). A small job has
+#: often ended by then.
+_FIRST_LOOK_S = 0.25
+#: A job is new for this long (seconds).
+_NEW_S = 5.0
+#: Who has just waited for a job's end knows its status for this long (seconds).
+_KNOWN_S = 1.0
 
 
 class Waiter:
@@ -43,20 +50,39 @@ class Waiter:
 
     Args:
         sealed_with: the number of chunks with which this process sealed the job; None if another process did.
+        seen: the id of the job's last event that this process knows; None if it knows none.
     """
 
-    def __init__(self, job_id: str, broker: Broker, *, sealed_with: int | None = None) -> None:
+    def __init__(self, job_id: str, broker: Broker, *, sealed_with: int | None = None, seen: str | None = None) -> None:
         self.job_id = job_id
         self.broker = broker
         self.sealed_with = sealed_with
-        self._reaper = Reaper(broker)
+        self.seen = seen or "0"
+        self._reaper = Reaper.of_many(broker)
+        self._new_until = 0.0 if sealed_with is None else time.monotonic() + _NEW_S
         self._stalled_since: float | None = None
+        self._ended: tuple[float, JobStatus] | None = None
         self._remind_of_workers = Reminder(log.warning)
         self._remind_of_redis = Reminder(log.warning)
 
-    def status(self) -> JobStatus:
-        """The job's status at this moment. Asks once."""
-        return with_workers(self.broker.workers, self._facts())
+    def status(self, *, recent: bool = False) -> JobStatus:
+        """The job's status at this moment. Asks once.
+
+        Args:
+            recent: the number of live workers may be a second old.
+        """
+        return with_workers(self.broker.workers, self._facts(), recent=recent)
+
+    def ended_lately(self) -> JobStatus | None:
+        """The status that a wait for the job's end has just returned. What is read of a job that is freed meanwhile
+        will be missing."""
+        if self._ended is None or time.monotonic() - self._ended[0] > _KNOWN_S:
+            return None
+        return self._ended[1]
+
+    def forget(self) -> None:
+        """This process changes the job: what is known of its end may not be so any more."""
+        self._ended = None
 
     def _facts(self) -> JobStatus:
         try:
@@ -75,17 +101,23 @@ class Waiter:
         """The answer to a question that may be asked twice; see :func:`patiently` for the deadline and the errors."""
         return patiently(question, pausing=self.note_outage, deadline=deadline)
 
-    def next_event(self, seen: str, timeout_s: float, deadline: float | None = None) -> str:
+    def next_event(self, seen: str, timeout_s: float, deadline: float | None = None, *, only_end: bool = False) -> str:
         """Wait for the job's next event, then run the reaper if a round is due.
 
         Args:
             seen: the id of the last event that the caller knows; `0` if it knows none.
             timeout_s: longest wait for the event (seconds).
+            only_end: pass over events after which the job goes on.
 
         Returns:
             The id of the last event, which is `seen` if there was no other.
         """
-        seen = self.ask(partial(self.broker.jobs.wait_event, self.job_id, seen, timeout_s), deadline)
+        until = time.monotonic() + timeout_s
+        while (left_s := until - time.monotonic()) > 0:
+            events = self.ask(partial(self.broker.jobs.events, self.job_id, seen, left_s), deadline)
+            seen = events[-1].id if events else seen
+            if not events or any(event.may_end or not only_end for event in events):
+                break
         self.reap(deadline)
         return seen
 
@@ -105,13 +137,21 @@ class Waiter:
 
     def look(self, progress: Progress | None, deadline: float | None) -> JobStatus:
         """The job's status, passed to `progress`; without that, a missing worker is logged."""
-        status = self.ask(self.status, deadline)
+        status = self.ask(partial(self.status, recent=True), deadline)
         (progress or self.warn_of_missing_worker)(status)
         return status
 
-    def until_ended(self, limit: TimeLimit, progress: Progress | None) -> JobStatus:
-        """Wait until the job has ended. Raises as :meth:`until`."""
-        return self.until(lambda status: status.state.ended, limit, progress)
+    def until_ended(self, limit: TimeLimit, progress: Progress | None, *, only_end: bool | None = None) -> JobStatus:
+        """Wait until the job has ended. Raises as :meth:`until`.
+
+        Args:
+            only_end: whether `progress` needs no status at events after which the job goes on; by default, if it is
+                None.
+        """
+        only_end = progress is None if only_end is None else only_end
+        status = self.until(lambda status: status.state.ended, limit, progress, only_end=only_end)
+        self._ended = time.monotonic(), status
+        return status
 
     def until_sealed(self, limit: TimeLimit, progress: Progress | None) -> JobStatus:
         """Wait until the job has all its records, or has ended. Raises as :meth:`until`, and JobCancelled."""
@@ -123,13 +163,19 @@ class Waiter:
         return self.until(is_sealed, limit, progress)
 
     def until(
-        self, arrived: Callable[[JobStatus], bool], limit: TimeLimit, progress: Progress | None = None
+        self,
+        arrived: Callable[[JobStatus], bool],
+        limit: TimeLimit,
+        progress: Progress | None = None,
+        *,
+        only_end: bool = False,
     ) -> JobStatus:
         """Wait until something is so.
 
         Args:
             arrived: whether it is, by the job's status; raises what ends the wait.
             progress: called with each status.
+            only_end: whether that is so only at the job's end.
 
         Raises:
             WaitTimeout: the time is over; the job goes on.
@@ -137,13 +183,22 @@ class Waiter:
             JobStalled: the job's producer died before it had submitted all records, and the others are done.
             BrokerUnavailable: Redis stayed away.
         """
-        deadline, seen = limit.deadline, "0"
+        deadline, seen = limit.deadline, self.seen
+        if only_end and self._is_new(deadline):
+            seen = self.next_event(seen, _FIRST_LOOK_S, deadline, only_end=True)
         while True:
             status = self.look(progress, deadline)
             if arrived(status):
                 return status
             self._check_prospects(status, deadline)
-            seen = self.next_event(seen, min(LOOK_EVERY_S, self._left_s(status, limit)), deadline)
+            left_s = self._left_s(status, limit)
+            seen = self.next_event(seen, min(LOOK_EVERY_S, left_s), deadline, only_end=only_end)
+
+    def _is_new(self, deadline: float | None) -> bool:
+        """Whether this process has just submitted the job, and asks for the first time."""
+        now = time.monotonic()
+        is_new, self._new_until = now < self._new_until, 0.0
+        return is_new and (deadline is None or deadline - now > _FIRST_LOOK_S)
 
     def _check_prospects(self, status: JobStatus, deadline: float | None) -> None:
         """See that a job that has not ended still can. Seal it again if this process sealed it and Redis lost that."""

@@ -61,6 +61,9 @@ def _options(arguments: list[str] | None) -> Options:
         "--beside", type=int, default=0, metavar="N", help="N small jobs beside, most for a class without workers"
     )
     parser.add_argument(
+        "--sentinels", action="store_true", help="two instances of Redis with sentinels, and failovers among the faults"
+    )
+    parser.add_argument(
         "--data",
         choices=("redis", "folder", "s3"),
         default="redis",

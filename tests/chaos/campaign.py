@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from embedctl import Job, enqueue_embeddings
+from embedctl.broker import Broker
 from embedctl_config import keys
 from tests.chaos.beside import Beside
 from tests.chaos.check import keys_without_ttl, left_over, queues_left, unknown_jobs
@@ -260,11 +261,19 @@ class _Campaign:
         outcome.left += [f"{count} keys {kind} outlived their jobs" for kind, count in kinds.items()]
 
     def _others_connected(self) -> list[str]:
-        """Connections to Redis that are not the harness's. Only the harness uses the unix socket."""
+        """Connections to Redis that are not the harness's, a sentinel's or a replica's. Only the harness uses the unix
+        socket, once its brokers are closed."""
+        self._stack.broker.close()
+        Broker.shared(self._stack.settings).close()
         deadline = time.monotonic() + _CLIENTS_S
         while True:
-            clients = self._stack.raw.client_list()
-            others = [each for each in clients if not each["addr"].startswith(str(self._stack.folder))]
+            others = [
+                each
+                for each in self._stack.raw.client_list()
+                if not each["addr"].startswith(str(self._stack.folder))
+                and not each["name"].startswith("sentinel-")
+                and each["flags"] != "S"
+            ]
             if not others or time.monotonic() > deadline:
                 return [f"last command {each['cmd']}, {each['age']} s old" for each in others]
             time.sleep(0.1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from embedctl_config import keys
 from tests.chaos.data import leave_store, sweep_store
+from tests.chaos.failover import freeze_master, kill_master
 from tests.chaos.fault import Chaos, Fault, Struck, a_worker
 from tests.chaos.faults_of_jobs import (
     cancel_full_job,
@@ -189,7 +190,7 @@ def cut_proxy(chaos: Chaos) -> Struck | None:
 
 
 def _stop_redis(chaos: Chaos, *, kill: bool) -> Struck | None:
-    if not chaos.redis_well:
+    if not chaos.redis_well or chaos.stack.site is not None:
         return None
     delayed = chaos.stack.raw.info("persistence").get("aof_delayed_fsync", 0)
     if kill and delayed:
@@ -298,6 +299,8 @@ FAULTS = (
         6,
         "Redis",
     ),
+    Fault("Redis: master killed, and a replica takes over", 5, kill_master, 6, "Redis"),
+    Fault("Redis: master frozen, and a replica takes over", 4, freeze_master, 6, "Redis"),
     Fault("worker: sick, every batch fails", 2, start_sick_worker, 2, "worker: sick"),
     Fault("worker: out of file descriptors", 2, exhaust_files),
     Fault("worker: out of memory", 2, exhaust_memory),

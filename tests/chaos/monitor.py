@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from embedctl import Job, JobError, JobNotFound, JobState, JobUnfinished
 from embedctl_config import keys
+from embedctl_config.tenants import tag_of
 from tests.chaos.budget import check_stopped
 from tests.chaos.check import Verdict, check_job, freed
 from tests.chaos.jobs import Workload
@@ -106,7 +107,7 @@ class Monitor:
 
     def _look(self, order: Order) -> None:
         raw = self.stack.raw
-        found = raw.get(keys.idempotency(order.plan.key))
+        found = raw.get(keys.idempotency(order.plan.key, tag_of(order.plan.tenant)))
         if found is not None:
             order.made(found.decode())
         elif order.job_id is None and order.plan.frees_key:
@@ -147,7 +148,7 @@ class Monitor:
         for name in names:
             pipe.hget(keys.job(name.decode()), "idempotency_key")
         for name, key in zip(names, pipe.execute(), strict=True):
-            if key == keys.idempotency(order.plan.key).encode():
+            if key == keys.idempotency(order.plan.key, tag_of(order.plan.tenant)).encode():
                 order.made(name.decode())
 
     def _watch_producer(self, order: Order, *, stopped: bool) -> None:

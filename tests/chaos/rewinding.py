@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,7 +82,7 @@ def _goes_on(job: Job) -> bool:
 
 def rewind_redis(chaos: Chaos) -> Struck | None:
     """Kill Redis, and start it again with its data of a moment earlier."""
-    if not chaos.redis_well:
+    if not chaos.redis_well or chaos.stack.site is not None:
         return None
     forgotten_s = chaos.rng.uniform(*_FORGOTTEN_S)
     history = History(chaos.stack)
@@ -99,23 +99,18 @@ def rewind_redis(chaos: Chaos) -> Struck | None:
 def rewind(chaos: Chaos, history: History, moment: float) -> Struck | None:
     """Kill Redis and make it forget everything since a moment. The undo starts it and runs the commands again."""
     stack, rng = chaos.stack, chaos.rng
-    waiters = {order: Waiter(stack, str(order.job_id)) for order in _some_under_way(chaos)}
+    waiters = wait_for_some(chaos)
     stack.stop_redis(kill=True)
     since = history.forget(moment)
     if since is None:
         stack.start_redis()
         return None
     forgotten_s = time.monotonic() - since
-    hit = [order for order in chaos.producers.orders if not order.settled or (order.settled_at or 0) >= since]
-    for order in hit:
-        order.reopen()
-        order.rewound = True
-        chaos.producers.hold(order)  # a job is not judged before its command was run again
+    hit = reopen_since(chaos, since)
 
     def start() -> None:
         stack.start_redis()
-        for order in hit:
-            chaos.producers.in_thread(partial(_run_again, chaos, order, waiters.get(order)))
+        run_again(chaos, hit, waiters)
 
     words = f"by {forgotten_s:.1f} s; {len(hit)} jobs may have lost something, {len(waiters)} are waited for"
     return Struck(words, rng.uniform(*_AWAY_S), start)
@@ -150,6 +145,27 @@ class History:
         written = self._stack.written()
         if written is not None:
             self._moments.append((at, written))
+
+
+def wait_for_some(chaos: Chaos) -> dict[Order, Waiter]:
+    """Start clients that wait for a few jobs under way."""
+    return {order: Waiter(chaos.stack, str(order.job_id)) for order in _some_under_way(chaos)}
+
+
+def reopen_since(chaos: Chaos, moment: float) -> list[Order]:
+    """Mark as open all jobs that may have lost something if Redis forgets what it was told since that moment."""
+    hit = [order for order in chaos.producers.orders if not order.settled or (order.settled_at or 0) >= moment]
+    for order in hit:
+        order.reopen()
+        order.rewound = True
+        chaos.producers.hold(order)  # a job is not judged before its command was run again
+    return hit
+
+
+def run_again(chaos: Chaos, orders: Iterable[Order], waiters: Mapping[Order, Waiter]) -> None:
+    """Run the commands of jobs again, each in a thread of its own, after its waiter got its error."""
+    for order in orders:
+        chaos.producers.in_thread(partial(_run_again, chaos, order, waiters.get(order)))
 
 
 def _some_under_way(chaos: Chaos) -> list[Order]:

@@ -26,6 +26,7 @@ from tests.chaos.options import DUMMY, Options
 from tests.support.data_store import DataStore
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
+from tests.support.sentinels import Instance, Site
 
 ROOT = Path(__file__).parents[2]
 #: Errors that the harness's own requests to Redis may raise while faults break Redis.
@@ -131,9 +132,15 @@ class Stack:
     def __init__(self, options: Options, folder: Path) -> None:
         self.options = options
         self.folder = folder
-        port = _free_port()
-        self.redis = RedisServer(folder, extra=["--bind", "127.0.0.1", "--port", str(port)])
-        self.direct_url = f"redis://127.0.0.1:{port}/0"
+        #: Two instances and their sentinels; None where Redis is a single one.
+        self.site = Site(folder) if options.sentinels else None
+        if self.site is None:
+            port = _free_port()
+            self.redis = RedisServer(folder, extra=["--bind", "127.0.0.1", "--port", str(port)])
+            self.direct_url = f"redis://127.0.0.1:{port}/0"
+        else:
+            port, self.redis = self.site.instances[0].port, self.site.instances[0].server
+            self.direct_url = self.site.url
         self.proxy = Proxy(port)
         self._links = {
             PROXY: self.proxy,
@@ -151,8 +158,13 @@ class Stack:
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._write_config()
         self.data = DataStore(options.data, folder)
-        self.settings: Settings = load_settings(self.environment(self.redis.url))
+        self.settings: Settings = load_settings(
+            self.environment(self.redis.url if self.site is None else self.site.url)
+        )
         self.broker = Broker.connect(self.settings)
+        self._open_raw()
+
+    def _open_raw(self) -> None:
         # Typed as Any: redis-py's own return types are unions of its sync and async forms.
         self.raw: Any = redis_py.Redis.from_url(self.redis.url, socket_timeout=10)
 
@@ -268,7 +280,23 @@ class Stack:
         return True
 
     def start_redis(self) -> None:
-        self.redis.start()
+        if self.site is None:
+            self.redis.start()
+        else:
+            self.site.start()
+        self._redis_is_up()
+
+    def lead_to(self, master: Instance) -> None:
+        """Go on at another master: a host name leads there from now on, and the harness' own requests go there."""
+        self.redis = master.server
+        for link in self._links.values():
+            link.lead_to(master.port)
+        before = self.raw
+        self._open_raw()
+        before.close()
+        self._redis_is_up()
+
+    def _redis_is_up(self) -> None:
         self.redis_restarts.append(time.monotonic())
         self.redis_up = True
         self.redis_full = False
@@ -337,7 +365,10 @@ class Stack:
         for link in self._links.values():
             if link.port:
                 link.stop()
-        self.redis.stop()
+        if self.site is None:
+            self.redis.stop()
+        else:
+            self.site.stop()
         self.data.stop()
 
     def survivors(self) -> list[int]:

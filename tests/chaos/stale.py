@@ -26,7 +26,12 @@ _ALONE_S = 3.0
 
 def return_with_a_stale_result(chaos: Chaos) -> Struck | None:
     workers = [worker for worker in chaos.stack.workers if worker.hardware == "slow"]
-    if not chaos.redis_well or not workers or any(worker.frozen or not worker.alive for worker in workers):
+    if (
+        not chaos.redis_well
+        or chaos.stack.site is not None
+        or not workers
+        or any(worker.frozen or not worker.alive for worker in workers)
+    ):
         return None
     order = chaos.producers.special("slowly")
     found = None if order is None else _wait_for_holder(chaos, order, workers)

@@ -17,7 +17,7 @@ from tests.support.redis_server import RedisServer, as_user
 from tests.support.workers import CONFIG, StartWorker, WorkerProcess
 
 #: Commands that become another program, or start others.
-NOT_FORKED = ("bench", "flower", "model", "run", "up", "worker")
+NOT_FORKED = ("bench", "flower", "gateway", "model", "run", "up", "worker")
 
 
 @pytest.fixture

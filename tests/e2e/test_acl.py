@@ -72,6 +72,8 @@ DENIED = {
     ],
     "worker": [
         ("RENAME", TEXT, keys.chunk_input(JOB, 1)),
+        ("HGETALL", keys.file("file-0")),
+        ("HSET", keys.batch("batch_0"), "status", "completed"),
         ("XREAD", "STREAMS", keys.events(JOB), "0"),
         ("ZREVRANGE", keys.JOBS, "0", "-1"),
         ("PSUBSCRIBE", "/0.*"),
@@ -80,6 +82,8 @@ DENIED = {
     "monitor": [
         ("GET", TEXT),
         ("GET", VECTORS),
+        ("HGETALL", keys.file("file-0")),
+        ("HGETALL", keys.batch("batch_0")),
         ("MGET", keys.heartbeat("w"), TEXT),
         ("EXISTS", VECTORS),
         ("SET", keys.heartbeat("w"), "x"),

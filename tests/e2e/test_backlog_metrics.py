@@ -28,6 +28,7 @@ def monitor(environment: dict[str, str], short_folder: Path) -> Iterator[Monitor
         yield monitor
 
 
+@pytest.mark.slow
 def test_a_prometheus_sees_all_that_waits_and_not_the_window(
     settings: Settings, monitor: Monitor, start_worker: StartWorker
 ) -> None:

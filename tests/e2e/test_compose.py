@@ -23,6 +23,7 @@ import pytest
 import redis
 
 from embedctl_config.hardware import SHIPPED_CLASSES
+from embedctl_gateway.key_file import add_key
 from embedctl_workers.machine.discovery import DEVICE_NAMES, discover
 from tests.support.containers import DOCKERFILES, ROOT, Build, Dockerfile, Stack, redis_server
 from tests.support.jobs import reference
@@ -117,10 +118,36 @@ def test_the_services_do_a_job_together_show_it_and_stop_when_told(stack: Stack)
     assert all(json.loads(line)["level"] for line in stack.log("cpu").splitlines())
     users = (stack.folder / "secrets" / "flower-users").read_text().split()
     assert_shown_to_those_who_have_the_password(f"http://127.0.0.1:{stack.flower_port}/api/tasks", users[0])
+    assert_the_gateway_answers_those_who_have_a_key(stack)
     with pytest.raises(redis.exceptions.AuthenticationError), redis.Redis(port=stack.redis_port) as nobody:
         nobody.ping()
     assert_passwords_are_nowhere_to_be_seen(stack)
     stop_and_look(stack)
+
+
+def assert_the_gateway_answers_those_who_have_a_key(stack: Stack) -> None:
+    stack.start("gateway", "--port", str(stack.gateway_port))
+    stack.wait_healthy("gateway")
+    key = add_key(stack.folder / "secrets" / "gateway" / "keys", "alice", "search")
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{stack.gateway_port}/v1/embeddings",
+        json.dumps({"model": MODEL, "input": TEXTS[:2]}).encode(),
+        {"Authorization": f"Bearer {key}"},
+    )
+
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request.full_url.replace("embeddings", "models"), timeout=60)
+
+    def is_answered() -> bool:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                rows = [each["embedding"] for each in json.load(answer)["data"]]
+        except urllib.error.HTTPError:  # the new key is noticed within a second
+            return False
+        np.testing.assert_allclose(rows, reference(TEXTS[:2]), atol=1e-6)
+        return True
+
+    eventually(is_answered, show=lambda: stack.log("gateway"))
 
 
 def assert_shown_to_those_who_have_the_password(url: str, user: str) -> None:
@@ -139,7 +166,7 @@ def assert_shown_to_those_who_have_the_password(url: str, user: str) -> None:
 
 def assert_passwords_are_nowhere_to_be_seen(stack: Stack) -> None:
     """Not in the arguments and the environment of any process, and in no log."""
-    files = {file.name: file.read_text() for file in (stack.folder / "secrets").iterdir()}
+    files = {file.name: file.read_text() for file in (stack.folder / "secrets").iterdir() if file.is_file()}
     passwords = [text.strip().rpartition(":")[2].encode() for name, text in files.items() if name != "users.acl"]
     assert len(set(passwords)) == len(passwords) == 6
     assert all(len(password) >= 32 for password in passwords)
@@ -159,15 +186,18 @@ def test_what_setup_made_it_leaves_alone(stack: Stack) -> None:
     folder = stack.folder / "secrets"
 
     def secrets() -> dict[str, bytes]:
-        return {file.name: file.read_bytes() for file in folder.iterdir()}
+        return {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
     make_secrets(stack)
     before = secrets()
     declared = {Path(secret["file"]).name for secret in stack.file["secrets"].values()}
-    assert set(before) == {*declared, "admin"}
+    assert set(before) == {*declared, "admin", "keys"}
     # A container's user is nobody of this machine: the folder keeps others out, not the files.
-    readable = {file.name for file in folder.iterdir() if file.stat().st_mode & 0o777 == 0o644}
-    assert readable == declared
+    readable = {file.name for file in folder.rglob("*") if file.stat().st_mode & 0o777 == 0o644}
+    assert readable == {*declared, "keys"}
+    add_key(folder / "gateway" / "keys", "alice", "search")
+    assert (folder / "gateway" / "keys").stat().st_mode & 0o777 == 0o644
+    before = secrets()
     make_secrets(stack)
     assert secrets() == before
     (folder / "worker").unlink()

@@ -11,6 +11,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from embedctl_config.settings import Settings
+from tests.support.gateway import running_gateway
 from tests.support.jobs import reference
 from tests.support.packages import need
 from tests.support.workers import StartWorker
@@ -42,6 +46,17 @@ def recipes(page: str) -> dict[str, str]:
     return dict(re.findall(r"^<!-- needs: (\w+) -->\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
 
 
+@contextmanager
+def gateway_for(page: str, settings: Settings, start_worker: StartWorker) -> Iterator[Callable[[str], str]]:
+    """What readers of a page have running beside a worker. Yields what puts its port into an example."""
+    if page != "docs/gateway.md":
+        yield str
+        return
+    start_worker(model="all-MiniLM-L6-v2")
+    with running_gateway(settings) as gateway:
+        yield lambda source: source.replace("http://127.0.0.1:8080", gateway.url)
+
+
 def commands(block: str) -> list[str]:
     """What a reader types: the lines behind a `$`; the others are what is printed."""
     return [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
@@ -51,6 +66,7 @@ def commands(block: str) -> list[str]:
 def test_python_examples_run(
     page: str,
     environment: dict[str, str],
+    settings: Settings,
     start_worker: StartWorker,
     short_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -61,13 +77,14 @@ def test_python_examples_run(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     names: dict[str, object] = {"__name__": "__main__"}
-    for source in examples(page, "python"):
-        exec(compile(source, page, "exec"), names)
+    with gateway_for(page, settings, start_worker) as put:
+        for source in examples(page, "python"):
+            exec(compile(put(source), page, "exec"), names)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page, "console")])
 def test_shell_examples_run(
-    page: str, environment: dict[str, str], start_worker: StartWorker, short_folder: Path
+    page: str, environment: dict[str, str], settings: Settings, start_worker: StartWorker, short_folder: Path
 ) -> None:
     rows = [{"id": f"id-{at}", "text": text} for at, text in enumerate(TEXTS)]
     (short_folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -82,20 +99,21 @@ def test_shell_examples_run(
             if "-o vectors.npy" in command:
                 lines.append("mv vectors.npy fetched-$((++files)).npy")
     script = short_folder / "examples.sh"
-    script.write_text("\n".join(lines) + "\n")
-    done = subprocess.run(
-        ["bash", "-x", str(script)],
-        env={
-            **environment,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
-            "EMBEDCTL_HARDWARE": "dummy",
-            "EMBEDCTL_MODEL": "dummy",
-        },
-        cwd=short_folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    with gateway_for(page, settings, start_worker) as put:
+        script.write_text(put("\n".join(lines) + "\n"))
+        done = subprocess.run(
+            ["bash", "-x", str(script)],
+            env={
+                **environment,
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
+                "EMBEDCTL_HARDWARE": "dummy",
+                "EMBEDCTL_MODEL": "dummy",
+            },
+            cwd=short_folder,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     written = sorted(short_folder.glob("fetched-*.npy"))
     assert len(written) == sum("mv vectors.npy" in line for line in lines)
@@ -148,6 +166,7 @@ np.testing.assert_array_equal(np.array([made[70], made[90]], np.float32), expect
 """
 
 
+@pytest.mark.slow
 def test_recipes_run(environment: dict[str, str], start_worker: StartWorker, short_folder: Path) -> None:
     start_worker()
     found = recipes("docs/library.md")

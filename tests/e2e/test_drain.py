@@ -427,6 +427,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_a_job_goes_through_a_bounded_redis_while_it_is_submitted(
     embedctl: RunEmbedctl, start_worker: StartWorker, broker: Broker, short_folder: Path
 ) -> None:

@@ -182,8 +182,10 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
 
     job = enqueue_embeddings(["text"], settings=settings)
     for verb in (["wait", job.id], ["fetch", job.id, "-o", "out.npy"]):
+        # The connection of the command before may still stand in the list.
+        before = {client["id"] for client in raw.client_list()}
         waiting = start(*verb)
-        eventually(lambda: any(client["cmd"] == "xread" for client in raw.client_list()))
+        eventually(lambda: any(client["cmd"] == "xread" and client["id"] not in before for client in raw.client_list()))
         waiting.send_signal(signal.SIGINT)
         _, told = waiting.communicate(timeout=60)
         assert waiting.returncode in interrupted, told

@@ -202,6 +202,7 @@ def assert_holds(store: Path, documents: dict[str, str]) -> None:
     np.testing.assert_array_equal([newest[name] for name in documents], expected)
 
 
+@pytest.mark.slow
 def test_a_night_embeds_what_is_new_or_changed_and_nothing_else(
     run: Run, short_folder: Path, broker: Broker, start_worker: StartWorker
 ) -> None:

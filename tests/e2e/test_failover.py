@@ -88,6 +88,7 @@ def test_producer_and_worker_follow_the_name_to_the_new_master(
     eventually(lambda: not _by_name(site))
 
 
+@pytest.mark.slow
 def test_a_job_that_is_under_way_is_finished_at_the_new_master(
     site: Site, settings: Settings, start_worker: StartWorker
 ) -> None:
@@ -108,7 +109,9 @@ def test_a_replica_says_so_and_keeps_no_connection(site: Site, settings: Setting
     broker = Broker.shared(settings)
     job = enqueue_embeddings(["one"], settings=settings)
     broker.tickets.close()  # it is asked for nothing here
+    site.new.replicaof("NO", "ONE")  # two that follow each other try for a minute, and each try is a connection
     site.old.replicaof("127.0.0.1", site.to_new.port)  # and the name does not follow
+    eventually(lambda: site.old.info("replication").get("master_link_status") == "up")
     for ask in (lambda: broker.jobs.cancel(job.id), lambda: broker.jobs.drop_input(job.id, 0)):
         broker.connection.now_ms()
         before = _by_name(site)
@@ -116,9 +119,8 @@ def test_a_replica_says_so_and_keeps_no_connection(site: Site, settings: Setting
             ask()
         assert not isinstance(raised.value, BrokerRefused)
         # Redis sees the end of a connection a moment later.
-        eventually(partial(_are_closed, site, before))
+        eventually(partial(_are_closed, site, before), show=lambda: str(site.old.client_list()))
     site.name.lead_to(site.new_socket)
-    site.new.replicaof("NO", "ONE")
     assert broker.jobs.cancel(job.id) is JobState.CANCELLED
 
 

@@ -115,6 +115,7 @@ def test_a_record_that_fails_costs_one_record_of_the_joined_chunks(
     assert "trying each alone" in worker.log() or "batches are joined up to" in worker.log()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_told_to_stop_gives_back_what_waits(
     joining: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:

@@ -156,8 +156,9 @@ def test_busy_and_idle_workers_are_told_apart(
     settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
     one, other = start_worker("slow"), start_worker("slow")
-    # One chunk that takes longer than the commands: it is cancelled once they are done.
-    job = enqueue_embeddings(TEXTS * 12, hardware="slow", settings=settings)
+    # One chunk, too little text to be divided, that takes longer than the commands: it is cancelled once they are done.
+    job = enqueue_embeddings([f"a b c d e {i}" for i in range(500)], hardware="slow", settings=settings)
+    assert job.status().chunks == 1
     eventually(lambda: busy(one) or busy(other))
     assert lines(embedctl("status", job.id).stdout, "workers") == ["2 live: 1 busy, 1 idle"]
     workers = json.loads(embedctl("status", job.id, "--json").stdout)["workers"]

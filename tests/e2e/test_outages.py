@@ -207,6 +207,7 @@ def test_a_worker_whose_connections_are_half_open(
     assert cut_off.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away_s", [2.0, pytest.param(10.0, marks=pytest.mark.slow)])
 def test_producer_waiter_and_worker_sit_out_a_redis_that_is_away(
     away_s: float, settings: Settings, broker: Broker, redis_server: RedisServer, start_worker: StartWorker

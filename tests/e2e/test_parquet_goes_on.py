@@ -71,6 +71,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tidied", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_fetch_that_dies_between_two_steps_goes_on(job: Job, tmp_path: Path, tidied: bool) -> None:
     fetch(job, tmp_path / "whole.parquet")

@@ -24,6 +24,7 @@ POISON = {
 }
 
 
+@pytest.mark.slow
 def test_ten_thousand_records_with_seven_bad_ones(
     settings: Settings, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:

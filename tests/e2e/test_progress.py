@@ -174,6 +174,7 @@ def test_run_moves_while_its_worker_loads_and_names_the_file_of_the_failed_recor
         assert "The failed records are in out.errors.jsonl" in screen.screen
 
 
+@pytest.mark.slow
 def test_quiet_is_quiet_and_warnings_stand_above_the_line(
     environment: dict[str, str], start_worker: StartWorker, corpus: Path
 ) -> None:

@@ -15,16 +15,18 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
-from tests.support.sentinels import Instance, Site
+from tests.support.sentinels import Site
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
+WITH_A_PASSWORD = pytest.mark.parametrize("site", ["hunter2"], ids=["password"], indirect=True)
 TEXTS = [f"text {row} " + "word " * 60 for row in range(80)]
 
 
 @pytest.fixture
-def site(short_folder: Path) -> Iterator[Site]:
-    made = Site(short_folder)
+def site(short_folder: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Its sentinels ask for the fixture's parameter as a password, if it has one."""
+    made = Site(short_folder, password=getattr(request, "param", ""))
     try:
         made.start()
         yield made
@@ -33,8 +35,13 @@ def site(short_folder: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def environment(environment: dict[str, str], site: Site) -> dict[str, str]:
-    return {**environment, "EMBEDCTL_REDIS_URL": site.url}
+def environment(environment: dict[str, str], site: Site, tmp_path: Path) -> dict[str, str]:
+    own = {**environment, "EMBEDCTL_REDIS_URL": site.url}
+    if site.password:
+        file = tmp_path / "sentinels"
+        file.write_text(f"{site.password}\n")
+        own["EMBEDCTL_SENTINEL_PASSWORD_FILE"] = str(file)
+    return own
 
 
 @pytest.fixture
@@ -57,7 +64,23 @@ def test_doctor_names_the_sentinels_and_the_master(site: Site, embedctl: RunEmbe
     assert f"3 of 3 sentinels answer; 127.0.0.1:{site.master.port} is the master, with 1 replica" in said, said
 
 
+@WITH_A_PASSWORD
+def test_sentinels_that_refuse_the_password_are_named(site: Site, embedctl: RunEmbedctl, tmp_path: Path) -> None:
+    assert "3 of 3 sentinels answer" in embedctl("doctor").stdout
+    wrong = tmp_path / "wrong"
+    wrong.write_text("hunter3\n")
+    for file in ("", str(wrong)):
+        own = {"EMBEDCTL_SENTINEL_PASSWORD_FILE": file}
+        said = embedctl("doctor", **own).stdout
+        assert "0 of 3 sentinels answer, and 3 refuse the password, or ask for one" in said, said
+        failed = embedctl("list", **own)
+        assert failed.returncode == 69
+        assert "refuse the password, or ask for one: set sentinel_password_file" in failed.stderr
+        assert "hunter" not in said + failed.stdout + failed.stderr
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("site", ["", "hunter2"], ids=["open", "password"], indirect=True)
 def test_a_job_goes_on_after_its_master_was_killed(site: Site, job: Job) -> None:
     old = site.master
     states: list[JobState] = []
@@ -85,17 +108,10 @@ def test_a_master_that_comes_back_as_a_replica_is_left(site: Site, job: Job, set
     assert_every_record_has_its_vector(later)
 
 
-def lose_what_follows(replica: Instance) -> None:
-    """Have a replica receive nothing more: its master does not know the user that it now comes as."""
-    replica.client.config_set("masteruser", "nobody")
-    replica.client.config_set("masterauth", "nothing")
-    replica.client.client_kill_filter(_type="master")
-
-
 @pytest.mark.slow
 def test_what_a_replica_did_not_receive_is_encoded_again_or_named(site: Site, job: Job, settings: Settings) -> None:
     old = site.master
-    lose_what_follows(site.replica)
+    site.part()
     done = job.status().chunks_done
     eventually(lambda: job.status().chunks_done > done + 2)
     forgotten = enqueue_embeddings(TEXTS, hardware="slow", settings=settings)

@@ -63,6 +63,7 @@ def test_a_worker_that_falls_sick_leaves_and_the_others_encode_every_record(
     np.testing.assert_array_equal(job.vectors(), reference(TEXTS))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_sick_from_its_start_takes_nothing(mixed: Settings, start: StartWorker) -> None:
     starved = start("dummy", ", memory_tokens = 1", wait=False)
     assert starved.process.wait(60) == 71
@@ -101,6 +102,7 @@ def test_one_worker_alone_ends_a_job_with_a_bad_record(settings: Settings, start
     assert worker.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_too_small_for_the_records_alone_fails_none_of_them(
     mixed: Settings, start: StartWorker
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_worker_that_is_too_small_for_the_records_alone_fails_none_of_them(
     np.testing.assert_array_equal(job.vectors(), reference(texts))
 
 
+@pytest.mark.slow
 def test_a_record_that_leaves_every_worker_of_no_use_fails_in_the_end(mixed: Settings, start: StartWorker) -> None:
     texts = [*TEXTS[:95], "a sticky one", *TEXTS[96:100]]
     job = enqueue_embeddings(texts, hardware="mixed", chunk_size=10, settings=mixed)

@@ -32,10 +32,10 @@ def test_jobs_of_all_tenants_and_lanes_end_and_say_what_they_are(
     jobs.append(json.loads(embedctl(*arguments, EMBEDCTL_TENANT="team/b").stdout))
     jobs.append(json.loads(embedctl(*arguments).stdout))
     assert [(job["tenant"], job["lane"], job["version"]) for job in jobs] == [
-        ("team/a", "interactive", 6),
-        ("team/a", "normal", 6),
-        ("team/a", "background", 6),
-        ("team/b", "normal", 6),
+        ("team/a", "interactive", 7),
+        ("team/a", "normal", 7),
+        ("team/a", "background", 7),
+        ("team/b", "normal", 7),
         ("default", "normal", 1),
     ]
     start_worker()
@@ -89,3 +89,39 @@ def test_the_reaper_fills_a_queue_that_nobody_filled(settings: Settings) -> None
 
     eventually(is_filled)
     broker.close()
+
+
+def test_a_tenant_at_its_limit_is_refused_until_a_job_ends_and_others_go_on(
+    settings: Settings,
+    environment: dict[str, str],
+    start_worker: StartWorker,
+    embedctl: RunEmbedctl,
+    short_folder: Path,
+) -> None:
+    """The worker's settings hold for a producer that has none."""
+    config = Path(environment["EMBEDCTL_CONFIG"])
+    plain = config.read_text()
+    config.write_text(f'{plain}\n[tenants."team/a"]\nmax_jobs = 1\nmax_waiting_records = 100\n')
+    worker = start_worker()
+    broker = Broker.shared(settings)
+    eventually(lambda: [quota.tenant for quota in broker.quotas.all(10)] == ["team/a"])
+    shown = embedctl("doctor").stdout
+    assert "0 of 1 (max_jobs), 0 of 100 (max_waiting_records), of worker" in shown
+    worker.kill()  # the limits hold while no worker runs
+    config.write_text(plain)
+    corpus = short_folder / "corpus.jsonl"
+    corpus.write_text('{"text": "a text"}\n')
+
+    def submit(tenant: str) -> Any:
+        return embedctl("submit", str(corpus), "--json", "--tenant", tenant)
+
+    first = submit("team/a")
+    refused = submit("team/a")
+    assert (first.returncode, refused.returncode, refused.stdout) == (0, 75, "")
+    assert "tenant team/a has 1 of at most 1 jobs that have not ended (max_jobs): " in refused.stderr
+    assert submit("team/b").returncode == 0
+    start_worker()
+    Job(json.loads(first.stdout)["id"], broker).wait(timeout=60)
+    again = submit("team/a")
+    assert again.returncode == 0
+    assert Job(json.loads(again.stdout)["id"], broker).wait(timeout=60).done == 1

@@ -7,19 +7,24 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 import redis as redis_py
 
 from embedctl import Job, JobState, enqueue_embeddings
+from embedctl.acl import ADMIN
 from embedctl.broker import Broker
 from embedctl.store import WorkerRow
 from embedctl_config import keys
@@ -123,10 +128,11 @@ def start_up(environment: dict[str, str], broker: Broker, short_folder: Path) ->
         command = [sys.executable, "-m", "embedctl", "up", "--cpus", format_cpus(set(CPUS)), "--model", "dummy"]
         command += arguments
         log_file = short_folder / f"up-{len(started)}.log"
+        user = ADMIN if "--gateway" in arguments else "worker"
         with log_file.open("wb") as log:
             process = subprocess.Popen(
                 command,
-                env=as_user(environment, "worker"),
+                env=as_user(environment, user),
                 cwd=short_folder,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -227,6 +233,7 @@ def test_a_worker_that_is_killed_is_reported_at_once_and_started_again(
     assert all(isinstance(line["attempt"], int) and line["worker"] == after["slow"].name for line in of_chunks)
 
 
+@pytest.mark.slow
 def test_a_worker_that_falls_sick_is_started_again_and_blames_nobody(
     environment: dict[str, str], short_folder: Path, start_up: StartUp
 ) -> None:
@@ -242,6 +249,7 @@ def test_a_worker_that_falls_sick_is_started_again_and_blames_nobody(
     assert up.process.poll() is None
 
 
+@pytest.mark.slow
 def test_sigterm_drains_and_loses_nothing(
     settings: Settings, raw: redis_py.Redis, start_up: StartUp, start_worker: StartWorker
 ) -> None:
@@ -260,6 +268,7 @@ def test_sigterm_drains_and_loses_nothing(
     assert job.status().deaths == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_kills_and_blames_nobody(
     settings: Settings, raw: redis_py.Redis, broker: Broker, start_up: StartUp
 ) -> None:
@@ -277,13 +286,14 @@ def test_ctrl_c_twice_kills_and_blames_nobody(
     assert raw.get(keys.died(worker.instance)) == keys.LEFT.encode()
 
 
+@pytest.mark.slow
 def test_the_end_of_the_supervisor_is_the_end_of_its_children(environment: dict[str, str], start_up: StartUp) -> None:
-    environment["EMBEDCTL_REDIS_URL"] = ""
-    up = start_up("--class", "dummy")
+    environment.update(EMBEDCTL_REDIS_URL="", EMBEDCTL_GATEWAY_PORT="0")
+    up = start_up("--class", "dummy", "--gateway")
     assert up.process.stdout
     assert up.process.stdout.readline().startswith("export EMBEDCTL_REDIS_URL=unix://")
     started = children(up.process.pid)
-    assert len(started) == 2
+    assert len(started) == 3
     up.process.kill()
     eventually(lambda: not any(map(is_running, started)))
 
@@ -345,6 +355,7 @@ def test_a_redis_that_is_not_there_is_said_before_anything_starts(
     assert "starting" not in up.said()
 
 
+@pytest.mark.slow
 def test_each_gpu_has_a_worker_and_no_gpu_is_no_worker(
     environment: dict[str, str], embedctl: RunEmbedctl, short_folder: Path, start_up: StartUp
 ) -> None:
@@ -411,6 +422,89 @@ def test_a_gpu_has_two_workers_with_names_of_their_own_and_a_new_one_for_each_th
     job = enqueue_embeddings(TEXTS, hardware="gpu", chunk_size=5, settings=settings)
     assert job.wait(timeout=60).done == len(TEXTS)
     assert up.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_gateway_beside_the_workers_answers_is_started_again_and_ends_with_them(
+    environment: dict[str, str], start_up: StartUp, free_port: int
+) -> None:
+    environment.update(EMBEDCTL_GATEWAY_PORT=str(free_port), EMBEDCTL_HARDWARE="auto", EMBEDCTL_CHUNK_SIZE="5")
+    url = f"http://127.0.0.1:{free_port}/v1"
+    up = start_up("--class", "slow", "--gateway")
+    [worker] = up.wait_ready("slow").values()
+    assert f"the gateway is at {url} for everyone on this machine" in [line["message"] for line in up.lines()]
+
+    def gateway() -> int:
+        [found] = set(children(up.process.pid)) - {worker.pid}
+        return found
+
+    def ask(texts: list[str]) -> bool:
+        answer = httpx2.post(f"{url}/embeddings", json={"input": texts, "model": "dummy"}, timeout=60)
+        rows = [each["embedding"] for each in answer.json()["data"]]
+        np.testing.assert_allclose(rows, reference(texts), atol=1e-6)
+        return True
+
+    def is_answered() -> bool:
+        with suppress(httpx2.TransportError):
+            return ask(TEXTS[:2])
+        return False
+
+    assert is_answered()
+    os.kill(first := gateway(), signal.SIGKILL)
+    eventually(is_answered, what="the next gateway's answer", show=up.said)
+    assert gateway() != first
+    assert is_running(worker.pid)
+    started = children(up.process.pid)
+    with ThreadPoolExecutor() as pool:
+        in_flight = pool.submit(ask, TEXTS)  # several chunks, and a worker that stops finishes one
+        metrics = f"http://127.0.0.1:{free_port}/metrics"
+        eventually(lambda: in_flight.done() or "embedctl_gateway_in_flight 1.0" in httpx2.get(metrics, timeout=60).text)
+        assert up.stop() == 0
+    assert in_flight.result()
+    assert not any(map(is_running, started))
+    messages = [str(line["message"]) for line in up.lines()]
+    assert [message for message in messages if message.startswith("gateway: ")] == [
+        "gateway: killed by SIGKILL; starting it again in 1 s",
+        "gateway: ended with status 0",
+    ]
+    assert WORD not in up.said()
+
+
+@pytest.mark.slow
+def test_a_gateway_that_can_not_start_is_told_before_any_worker_does(
+    environment: dict[str, str], start_up: StartUp, short_folder: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environment["EMBEDCTL_GATEWAY_PORT"] = str(port)
+        up = start_up("--class", "dummy", "--gateway")
+        assert up.ended() == 2
+    said = "embedctl up: the gateway can't start: embedctl gateway: gateway_address, gateway_port: can't listen at "
+    assert up.said().startswith(f"{said}'127.0.0.1', port {port}: Address already in use")
+    environment.update(before_all_else(short_folder, "bare", "import sys; sys.modules['starlette'] = None"))
+    without = start_up("--class", "dummy", "--gateway")
+    assert without.ended() == 1
+    assert without.said().endswith(" needs an optional dependency: pip install 'embedctl[gateway]'\n")
+
+
+def test_the_plan_of_a_gateway_and_a_user_of_redis_who_may_not_run_one(
+    environment: dict[str, str], embedctl: RunEmbedctl
+) -> None:
+    environment["EMBEDCTL_REDIS_URL"] = "redis://127.0.0.1:1"  # nobody is asked
+    done = embedctl("up", "--dry-run", "--class", "dummy", "--gateway", EMBEDCTL_GATEWAY_PORT="9000")
+    assert done.returncode == 0, done.stderr
+    row = [
+        "gateway",
+        "127.0.0.1:9000",
+        "-",
+        "-",
+        "dummy",
+        "EMBEDCTL_HARDWARE=dummy EMBEDCTL_MODEL=dummy embedctl gateway",
+    ]
+    assert re.split(r" {2,}", done.stdout.splitlines()[-1]) == row
+    refused = embedctl("up", "--dry-run", "--gateway", EMBEDCTL_REDIS_URL="redis://worker:secret@127.0.0.1:1")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "run `embedctl gateway` as the user producer" in refused.stderr
 
 
 def test_workers_that_start_together_choose_their_names_in_turn(

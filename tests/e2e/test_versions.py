@@ -1,8 +1,9 @@
 """Workers and producers of two versions side by side, as while a cluster is upgraded host by host.
 
-The newer version is this one with another number: it writes 6 into tickets, jobs and chunks, where this one writes 1,
+The newer version is this one with another number: it writes 8 into tickets, jobs and chunks, where this one writes 1,
 2 for jobs with options that version 1 did not know, 3 for jobs that keep fields, 4 for jobs in fp16 or that count
-tokens, or 5 for jobs whose chunks are outside of Redis. Versions before this one know only the lower numbers.
+tokens, 5 for jobs whose chunks are outside of Redis, 6 for jobs in a lane, or 7 for those of a tenant. Versions before
+this one know only the lower numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SubmitNewer = Callable[..., Job]
 StartBefore = Callable[..., WorkerProcess]
 
 TEXTS = [f"text {i} " + "word " * 60 for i in range(40)]
-NEWER = "from embedctl_config import wire; wire.VERSION = 7; wire.version_for = lambda *job: 7"
+NEWER = "from embedctl_config import wire; wire.VERSION = 8; wire.version_for = lambda *job: 8"
 BEFORE = "from embedctl_config import wire; wire.VERSION = {}"
 
 
@@ -178,6 +179,7 @@ def test_a_job_of_the_newer_version_is_left_to_newer_workers(
     assert_fetched(embedctl, job, short_folder, newer)
 
 
+@pytest.mark.slow
 def test_both_versions_submit_and_all_jobs_end(
     embedctl: RunEmbedctl,
     newer: dict[str, str],
@@ -365,6 +367,7 @@ def test_a_drained_job_is_left_to_workers_that_know_of_draining(
     np.testing.assert_array_equal(job.vectors()[:19], reference(TEXTS[:19]))
 
 
+@pytest.mark.slow
 def test_an_older_command_says_that_it_can_not_read_kept_fields(
     settings: Settings,
     embedctl: RunEmbedctl,
@@ -408,7 +411,8 @@ def test_a_job_that_counts_tokens_is_left_to_workers_that_do(
     assert before.stop() == 0
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_job_in_fp16_that_was_begun_before_an_upgrade_goes_on_with_its_own_version(
     version: int,
     raw: redis_py.Redis,

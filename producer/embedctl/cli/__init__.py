@@ -60,6 +60,7 @@ for _command in (
     stack.up,
     stack.model,
     stack.bench,
+    stack.gateway,
     dashboard.flower,
     dashboard.metrics,
     operate.doctor,

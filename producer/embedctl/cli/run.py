@@ -31,6 +31,7 @@ from embedctl.cli.options import (
 from embedctl.cli.results import check_destination, exit_status, failures_in, may_move, report, save, summary
 from embedctl.corpus import BatchCorpus, Corpus
 from embedctl.drain.places import Place
+from embedctl.enqueue import tenant_for
 from embedctl.estimate import local_estimate
 from embedctl.job import Job
 from embedctl.output import is_stdout
@@ -111,7 +112,7 @@ def run(
     kind = command if key else name
     model = choice.options.model or settings.model
     precision = settings.hardware_class(options["hardware"]).precision
-    tenant = choice.options.tenant or settings.tenant
+    tenant = tenant_for(settings, choice.options.tenant)
     version = wire.version_for({**asdict(choice.options), "tenant": tenant}, precision)
     progress = JobProgress(quiet=quiet, moving=may_move(output))
     stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)

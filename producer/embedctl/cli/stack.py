@@ -1,4 +1,4 @@
-"""Commands that become other programs: a worker, a local stack, the models, the benchmarks."""
+"""Commands that become other programs: a worker, a local stack, the models, the benchmarks, the gateway."""
 
 from __future__ import annotations
 
@@ -43,3 +43,12 @@ def bench(arguments: tuple[str, ...]) -> None:
     if not find_spec("embedctl_bench"):
         raise MissingExtra("bench", "`embedctl bench`, which the images of workers leave out,")
     os.execv(sys.executable, [sys.executable, "-m", "embedctl_bench", *arguments])  # noqa: S606
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@_arguments
+def gateway(arguments: tuple[str, ...]) -> None:
+    """Answer embedding requests over HTTP, as OpenAI does; see `embedctl gateway --help`."""
+    if not find_spec("embedctl_gateway"):
+        raise MissingExtra("gateway", "`embedctl gateway`")
+    os.execv(sys.executable, [sys.executable, "-m", "embedctl_gateway", *arguments])  # noqa: S606

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
 
 from embedctl.broker import Broker
@@ -132,8 +132,7 @@ def _print_overview(overview: Overview) -> None:
     console = Console(highlight=False)
     # Lines are cut to the terminal's width only if standard output is a terminal.
     width = console.width if sys.stdout.isatty() else None
-    for line in overview_lines(overview, width):
-        console.print(line, soft_wrap=True)
+    console.print(Group(*overview_lines(overview, width)), soft_wrap=True)
 
 
 def _one_job(broker: Broker, job_id: str) -> _Subject[JobView]:

@@ -39,7 +39,7 @@ _INSTEAD = {
     "input_type": "leave it out, and give --prompt for all requests",
     "normalize": "leave it out, and give --normalize or --no-normalize for all requests",
 }
-#: Requests that are named if they are refused; the others are counted.
+#: Requests that a message names if they are refused; the others are counted.
 _NAMED = 10
 #: If so many lines are refused and none before them is right, the rest is not read.
 _HOPELESS = 1000
@@ -97,10 +97,19 @@ class BatchCorpus:
         max_bytes: the longest text.
         limit: the most requests; None for all.
         unique: whether each custom_id must be unique.
+        named: most requests that are named if they are refused; the others are counted.
+
+    Attributes:
+        checked: how many requests :meth:`check` has read.
+        inputs: how many texts these have.
     """
 
-    def __init__(self, files: tuple[CorpusFile, ...], max_bytes: int, limit: int | None, *, unique: bool) -> None:
+    def __init__(
+        self, files: tuple[CorpusFile, ...], max_bytes: int, limit: int | None, *, unique: bool, named: int = _NAMED
+    ) -> None:
         self.files = files
+        self.checked = self.inputs = 0
+        self._named = named
         self._max_bytes = max_bytes
         self._limit = limit
         self._unique = unique
@@ -128,8 +137,8 @@ class BatchCorpus:
         """
         shared = _Shared(model, dimensions)
         mistakes: list[Mistake] = []
-        lines = wrong = 0
-        with UniqueIds() as ids:
+        lines = wrong = inputs = 0
+        with UniqueIds(self._named) as ids:
             for place, line in self._lines():
                 lines += 1
                 try:
@@ -137,17 +146,20 @@ class BatchCorpus:
                     custom_id = _custom_id(row)
                     if self._unique:
                         ids.add(custom_id, place)
-                    shared.check(_request(custom_id, row), self._where(place))
+                    request = _request(custom_id, row)
+                    shared.check(request, self._where(place))
+                    inputs += len(request.inputs)
                 except _Refused as refused:
                     wrong += 1
-                    if len(mistakes) < _NAMED:
+                    if len(mistakes) < self._named:
                         mistakes.append(Mistake(place, *refused.args))
                 if wrong == lines == _HOPELESS:
                     break
             ids.find()
+        self.checked, self.inputs = lines, inputs
         mistakes += [self._duplicate(again, before) for again, before in ids.first]
         if mistakes:
-            raise self._refusal(sorted(mistakes, key=lambda each: each.place)[:_NAMED], wrong + ids.count)
+            raise self._refusal(sorted(mistakes, key=lambda each: each.place)[: self._named], wrong + ids.count)
         if not lines:
             raise self.empty()
         return shared.model, shared.dimensions
@@ -210,7 +222,7 @@ class BatchCorpus:
         return Mistake(again, "duplicate_custom_id", "custom_id", f"its custom_id is that of {self._where(before)}")
 
     def _refusal(self, first: list[Mistake], count: int) -> BatchFileError:
-        lines = [f"{self._where(each.place)}: {_in_words(each)}" for each in first]
+        lines = [f"{self._where(each.place)}: {_in_words(each)}" for each in first[:_NAMED]]
         data = [_as_data(each, _line_of(each.place)) for each in first]
         if count == 1:
             return BatchFileError(*lines, data=data)

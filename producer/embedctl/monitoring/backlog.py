@@ -52,7 +52,7 @@ class Total:
 
 
 class _Totals(Generic[K]):
-    """Totals by key, of which there are a bounded number: later ones are added up under one."""
+    """Totals of a limited number of keys; those of all other keys are added up under one."""
 
     def __init__(self, most: int, others: K) -> None:
         self._most, self._others = most, others

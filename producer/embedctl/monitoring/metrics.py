@@ -59,6 +59,18 @@ class BacklogMetrics(Collector):
         )
         yield from _waiting("tenant_", ("tenant",), tenants, now_ms)
         yield _table(
+            "tenant_limit",
+            "What a tenant may have at most; only limits that are set",
+            ("tenant", "limit"),
+            (((quota.tenant, name), most) for quota in sweep.quotas for name, most in quota.limits.items()),
+        )
+        yield _table(
+            "tenant_limit_used",
+            "What a tenant has of it",
+            ("tenant", "limit"),
+            (((quota.tenant, name), quota.used[name]) for quota in sweep.quotas for name in quota.limits),
+        )
+        yield _table(
             "workers_alive",
             "Live workers that serve the model, under each of its names",
             ("hardware_class", "model"),

@@ -7,12 +7,13 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from embedctl.broker import Broker
-from embedctl.monitoring.backlog import Backlog
+from embedctl.monitoring.backlog import TENANTS_SHOWN, Backlog
 from embedctl.store.backlog import START, Place, check_access, read_slice
+from embedctl.store.quotas import Quota
 from embedctl_config import keys
 from embedctl_config.errors import BrokerUnavailable
 
@@ -38,6 +39,7 @@ class Sweep:
     Attributes:
         backlog: what waits.
         alive: (hardware class, model) → live workers.
+        quotas: tenants that have limits, at most :data:`TENANTS_SHOWN`.
         began: when it began, by the monotonic clock (seconds).
         took_s: its duration, pauses included (seconds).
         now_ms: when it began, by Redis' clock.
@@ -45,6 +47,7 @@ class Sweep:
 
     backlog: Backlog
     alive: Mapping[tuple[str, str], int]
+    quotas: Sequence[Quota]
     began: float
     took_s: float
     now_ms: int
@@ -165,7 +168,7 @@ class Watch:
                 until = self._now() + BUDGET_S
         alive = self._alive()
         self._answered()
-        return Sweep(backlog, alive, began, self._now() - began, now_ms)
+        return Sweep(backlog, alive, self._broker.quotas.all(TENANTS_SHOWN), began, self._now() - began, now_ms)
 
     def _answered(self) -> None:
         self._moved_at = self._reached_at = self._now()

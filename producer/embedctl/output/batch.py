@@ -18,7 +18,7 @@ from embedctl_config.errors import JobError
 from embedctl_config.wire import ErrorCode
 
 #: The codes of errors that the request is to blame for → those of OpenAI. All others are the server's.
-_OF_THE_REQUEST = {
+CODES_OF_REQUESTS = {
     ErrorCode.EMPTY: "empty_input",
     ErrorCode.TOO_LONG: "context_length_exceeded",
     ErrorCode.NOT_TEXT: "invalid_type",
@@ -76,6 +76,7 @@ class Answers:
             line then.
         begin: the position of the first record that belongs to no line yet.
         known: the position up to which all requests have a line; None if that is unknown.
+        reason: why requests were not run; None if the job tells.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Answers:
         *,
         begin: int = 0,
         known: int | None = 0,
+        reason: Reason | None = None,
     ) -> None:
         self.open: _Open | None = None
         self._job = job
@@ -93,7 +95,7 @@ class Answers:
         self._requests = None if read is None else Requests(job.id, read)
         self._begin = begin
         self._known = known
-        self._reason: Reason | None = None
+        self._reason = reason
         self._given_up = False
         self.left_out = False
 
@@ -138,7 +140,7 @@ class Answers:
         and these are known."""
         reason = None if self._requests is None else reason_of_error(error)
         if reason is not None:
-            self._reason, self._given_up = reason, True
+            self._reason, self._given_up = self._reason or reason, True
         return self._given_up
 
     def end(self) -> Iterator[Answer]:
@@ -180,7 +182,7 @@ class Answers:
         return Answer(line, failed=False)
 
     def _failure(self, request: _Open, failed: FailedRecord) -> Answer:
-        code = _OF_THE_REQUEST.get(failed.code)
+        code = CODES_OF_REQUESTS.get(failed.code)
         message = failed.message if request.size == 1 else f"input[{failed.position - request.first}]: {failed.message}"
         error = {
             "message": message,

@@ -21,8 +21,8 @@ class Reason(NamedTuple):
 
 
 _CANCELLED = Reason("batch_cancelled", "This request was not executed, because the job was cancelled.")
-_STOPPED = Reason("batch_cancelled", "This request was not executed, because the job was stopped.")
-_EXPIRED = Reason("batch_expired", "This request could not be executed before the completion window expired.")
+STOPPED = Reason("batch_cancelled", "This request was not executed, because the job was stopped.")
+EXPIRED = Reason("batch_expired", "This request could not be executed before the completion window expired.")
 _FAILED = Reason("batch_failed", "This request was not executed, because too many records of the job had failed.")
 
 
@@ -30,14 +30,14 @@ def reason_of(status: JobStatus) -> Reason:
     """Why a job ended before it had run all its requests."""
     if status.state is JobState.CANCELLED:
         return _CANCELLED
-    return _STOPPED if status.stopped_by == BY_REQUEST else _FAILED
+    return STOPPED if status.stopped_by == BY_REQUEST else _FAILED
 
 
 def reason_of_error(error: JobError) -> Reason | None:
     """The same of a job that can't be read any more; None if it can go on."""
     if isinstance(error, JobCancelled):
         return _CANCELLED
-    return _EXPIRED if isinstance(error, JobNotFound) and not isinstance(error, JobLost) else None
+    return EXPIRED if isinstance(error, JobNotFound) and not isinstance(error, JobLost) else None
 
 
 class Requests:

@@ -3,6 +3,7 @@
 from embedctl.store.connection import Connection
 from embedctl.store.doubts import Doubts
 from embedctl.store.drains import Drains, DrainState, Holder, PartFacts
+from embedctl.store.heartbeats import Kind, ServedModel, WorkerRow
 from embedctl.store.jobs import (
     Added,
     Claim,
@@ -11,11 +12,12 @@ from embedctl.store.jobs import (
     Issued,
     JobSpec,
     JobStore,
+    WholeJob,
 )
 from embedctl.store.queues import Queues, Waiting
 from embedctl.store.status import Death, JobState, JobStatus, Suspect
 from embedctl.store.upkeep import Upkeep
-from embedctl.store.workers import GoneWorker, ServedModel, WorkerRegistry, WorkerRow
+from embedctl.store.workers import GoneWorker, WorkerRegistry
 
 __all__ = [
     "Added",
@@ -34,6 +36,7 @@ __all__ = [
     "JobState",
     "JobStatus",
     "JobStore",
+    "Kind",
     "PartFacts",
     "Queues",
     "ServedModel",
@@ -42,4 +45,5 @@ __all__ = [
     "Waiting",
     "WorkerRegistry",
     "WorkerRow",
+    "WholeJob",
 ]

@@ -2,12 +2,29 @@
 -- KEYS[9..11]: producer, input, result. ARGV: job, chunk, digest, rows, input or '' to ask only whether it is wanted,
 -- token, lease.
 -- → ok <bytes waiting> | wanted | skipped <bytes waiting> | differs | held | stopped | sealed <chunks> | gap <chunks>
+--   | full <limit> <its value> <what the tenant has> <tenant>
 local chunk, rows, input = tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 local facts = redis.call('HMGET', job, 'stopped_by', 'resumed_to', 'resumed_below')
 if facts[1] then return {'stopped'} end
 if not sealed and not hold(KEYS[9], ARGV[6], ARGV[7]) then return {'held'} end
 local added = tonumber(redis.call('HGET', job, 'added'))
+
+-- The answer if the tenant's limits leave no room for this text. A job that has begun leaves a tenth to new jobs. What is
+-- larger than a limit is added when nothing else waits.
+local limits = quota and quota_of(quota, ARGV[1])
+local function no_room()
+  if not quota then return nil end
+  if (tonumber(limits[6]) or 0) == 0 then return nil end
+  local more = {max_waiting_records = rows, max_waiting_bytes = size_in(input)}
+  local full = without_room(limits, function(name, most, used)
+    return not more[name] or used + more[name] <= (added == 0 and most or most * 0.9)
+  end)
+  if full then full[5] = meta[10] or TENANT end
+  return full
+end
 if chunk > added then return {'gap', added} end
+local to, below = tonumber(facts[2]), tonumber(facts[3])
+if to and chunk > to then return {'gap', to} end  -- it was added again before, and Redis lost that
 if chunk >= (original or (sealed and added) or math.huge) then return {'sealed', original or added} end
 if chunk < added then
   local was_counted = redis.call('GETBIT', counted, chunk) == 1
@@ -18,15 +35,17 @@ if chunk < added then
     digest = redis.call('GETRANGE', KEYS[10], DIGEST_FROM, DIGEST_TO)
   end
   if digest ~= '' and digest ~= ARGV[3] then return {'differs'} end
-  local to, below = tonumber(facts[2]), tonumber(facts[3])
   local dropped = to and chunk >= to and not was_counted
   local skipped = digest ~= '' and not dropped and not lost_a_retry(chunk)
   if input == '' and not skipped then return {'wanted'} end
+  local full = not skipped and (was_counted or dropped) and no_room()
+  if full then return full end
   if to and chunk >= to then  -- the job was stopped: this chunk is added again
     if chunk + 1 >= below then
-      redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by')
+      redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by', 'resumed_records')
     else
       redis.call('HSET', job, 'resumed_to', chunk + 1, 'resumed_by', ARGV[6])
+      if dropped then redis.call('HINCRBY', job, 'resumed_records', -rows) end
     end
   end
   if skipped then return {'skipped', redis.call('HGET', job, 'waiting_bytes')} end
@@ -40,10 +59,13 @@ if chunk < added then
   if chunk < tonumber(redis.call('HGET', job, 'next')) then schedule(chunk, 0) end
 else
   if input == '' then return {'wanted'} end
+  local full = no_room()
+  if full then return full end
   redis.call('HSET', job, 'added', added + 1)
   redis.call('HINCRBY', job, 'records', rows)
 end
 redis.call('SET', KEYS[10], input, 'PX', keep_ms)
 local waiting = redis.call('HINCRBY', job, 'waiting_bytes', size_in(input))
 progress()
+account(limits)
 return {'ok', waiting}

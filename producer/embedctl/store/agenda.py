@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from embedctl.store.connection import Connection
 from embedctl.store.sweeps import next_slice
-from embedctl_config import keys, wire
+from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
 
@@ -121,10 +121,15 @@ class Agenda:
                     pipe.zadd(keys.upkeep(version), dict.fromkeys(waiting, 0), xx=True, lt=True)
                     pipe.zrem(key, *waiting).execute()
 
-    def sweep(self, now_ms: int) -> None:
-        """Check that the looks at some active jobs are scheduled in time; each round checks the next ones."""
+    def sweep(self, now_ms: int) -> list[tuple[str, str]]:
+        """Check that the looks at some active jobs are scheduled in time; each round checks the next ones.
+
+        Returns:
+            The ids and the tenants of these jobs.
+        """
         ids = self._slice(keys.ACTIVE, f"active:{wire.VERSION}", _SWEPT)
-        found = [each for each in map(_due, ids, self._facts_of(ids)) if each is not None]
+        facts = self._facts_of(ids)
+        found = [each for each in map(_due, ids, facts) if each is not None]
         self.forget([job_id for job_id, version, _, _ in found if not version])
         found = [each for each in found if each[1] in _VERSIONS]
         live = self._live({queue for _, _, queue, _ in found}, now_ms)
@@ -137,6 +142,11 @@ class Agenda:
                 else:
                     missing[job_id] = now_ms
             self._put(version, late, missing)
+        return [
+            (job_id, tenants.DEFAULT if own[3] is None else own[3].decode(errors="replace"))
+            for job_id, (own, _) in zip(ids, facts, strict=True)
+            if isinstance(own, list) and own[0] is not None
+        ]
 
     def _put(self, version: int, late: Mapping[str, float], missing: Mapping[str, float]) -> None:
         upkeep = keys.upkeep(version)
@@ -184,11 +194,11 @@ class Agenda:
         return [job_id for job_id, _ in next_slice(self._connection, members, cursor, count)]
 
     def _facts_of(self, ids: Sequence[str]) -> list[tuple[object, object]]:
-        """For each job its version, class and model, and its first due chunk."""
+        """For each job its version, class, model and tenant, and its first due chunk."""
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for job_id in ids:
-                pipe.hmget(keys.job(job_id), "version", "hardware", "model")
+                pipe.hmget(keys.job(job_id), "version", "hardware", "model", "tenant")
                 pipe.zrange(keys.due(job_id), 0, 0, withscores=True)
             answers = pipe.execute(raise_on_error=False)
         answers = [self._connection.answer_of(answer) for answer in answers]
@@ -212,7 +222,7 @@ def _due(job_id: str, facts: tuple[object, object]) -> tuple[str, int, str, floa
     own, first = facts
     if not isinstance(own, list) or isinstance(first, Exception):
         return None
-    version, hardware, model = own
+    version, hardware, model, _ = own
     if version is None:
         return job_id, 0, "", None
     try:

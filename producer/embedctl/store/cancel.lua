@@ -5,5 +5,6 @@ redis.call('HSET', job, 'ended_ms', now, 'waiting_bytes', 0)
 enter('cancelled')
 look_by(now)
 progress()
+account()
 if idempotency then redis.call('UNLINK', idempotency) end
 return {'ok'}

@@ -38,4 +38,5 @@ event('chunk', chunk)
 end_if_hopeless()
 end_if_done()
 progress()
+account()
 return {'ok'}

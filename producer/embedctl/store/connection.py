@@ -7,7 +7,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from embedctl.store.observed import Observer, observed
-from embedctl.store.sentinels import client_of
+from embedctl.store.sentinels import client_of, refuse
 from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import BrokerFull, BrokerRefused, BrokerUnavailable, NotPermitted, SettingsError
-from embedctl_config.redis_url import secret_url, sentinels_of, tls_options
+from embedctl_config.redis_url import secret_url, sentinels_of, tenant_of, tls_options
 from embedctl_config.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ _PIECE_BYTES = 256 * 1024
 #: Connections that were idle for this long are not used again (seconds). A firewall in between may have dropped them
 #: silently, and the next command would then wait for the socket timeout.
 STALE_S = 60.0
+#: What was learned of a server, its version, its policy and its clock, counts for this long (seconds).
+_KNOWN_S = 10.0
 #: The errors of Redis 6.2 and 7 if the access list denies a command inside a script. redis-py has no class for them.
 _REFUSED_IN_SCRIPT = re.compile("The user executing the script|ACL failure in script")
 #: The lifetimes of an ended job with at most this many chunks are shortened to its TTL at once, without the reaper.
@@ -60,6 +62,8 @@ _LONGEST_WAIT_S = 60
 _BACKGROUND_S = 60
 #: Script → the parts that it includes besides the prelude.
 _SHARED_BY = {"reap": ("deaths", "rest"), "add": ("repair",)}
+#: Scripts that are not about a job, and include nothing.
+_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch")
 #: The errors that :meth:`Connection.explained` explains. Any other error is a bug of ours.
 _EXPLAINED = (
     redis.exceptions.ConnectionError,
@@ -137,6 +141,15 @@ class _BoundedRetry(Retry):
 
 
 @dataclass(frozen=True, slots=True)
+class Put:
+    """A value to store under a key, for some seconds."""
+
+    key: str
+    value: bytes
+    ttl_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptCall:
     """A call of a script, for several calls in one round trip."""
 
@@ -160,10 +173,18 @@ class Connection:
         self._settings = settings
         self._observer = observer
         self._shown_url = without_password(settings.redis_url)
+        #: The tenant whose jobs alone the user of Redis sees; None if it sees all jobs.
+        self.tenant = tenant_of(settings)
         self._ahead_ms: int | None = None
+        self._time_asked: tuple[float, int] | None = None
+        self._checked: float | None = None
         self._used = time.monotonic()
         self._has_answered = False
         self._open()
+
+    def sees(self, job_id: str) -> bool:
+        """Whether the user of Redis may read this job."""
+        return self.tenant is None or keys.tag_in(job_id) == tenants.tag_of(self.tenant)
 
     def _open(self) -> None:
         """Make a new pool without connections."""
@@ -226,6 +247,11 @@ class Connection:
 
     def explained(self, error: Exception) -> BrokerUnavailable | NotPermitted:
         """One of our errors for an error of redis-py."""
+        if refuse(error):
+            return BrokerUnavailable(
+                f"the sentinels of Redis at {self._shown_url} refuse the password, or ask for one: set "
+                "sentinel_password_file to a file that holds it"
+            )
         if isinstance(error, redis.exceptions.AuthenticationError):
             return BrokerUnavailable(f"Redis at {self._shown_url} refuses the user or the password: {error}")
         # redis-py does not recognise this error inside a script.
@@ -246,7 +272,8 @@ class Connection:
                 f"Redis at {self._shown_url} is not to be trusted: {distrust}. Set tls_ca_file to the certificate of "
                 "the authority that signed its certificate, and write the host in redis_url as its certificate does"
             )
-        reason = str(error).rstrip(".")
+        # Where sentinels were asked, redis-py describes its objects after this mark.
+        reason = str(error).partition(" : <redis.")[0].rstrip(".")
         advice = "" if self._has_answered else _scheme_advice(self._shown_url, error)
         return BrokerUnavailable(
             f"Redis at {self._shown_url} can't be reached: {reason}. Does it run, and is EMBEDCTL_REDIS_URL right?"
@@ -291,7 +318,7 @@ class Connection:
 
     def read_scripts(self) -> None:
         """Read every script now: later, a process may have no file descriptor left to read one."""
-        shared = {"prelude", *(part for parts in _SHARED_BY.values() for part in parts)}
+        shared = {"prelude", "sums", *(part for parts in _SHARED_BY.values() for part in parts)}
         names = {Path(file.name) for file in files("embedctl.store").iterdir()}
         for name in sorted(name.stem for name in names if name.suffix == ".lua" and name.stem not in shared):
             self._script(name)
@@ -302,7 +329,18 @@ class Connection:
         Raises:
             BrokerUnavailable: Redis can't be reached, is full, or refuses every command.
         """
-        answers = self._run_scripts(calls)
+        return [self.answer_of(answer) for answer in self.raw_scripts(calls)]
+
+    def raw_scripts(self, calls: Sequence[ScriptCall], put: Put | None = None) -> list[Any]:
+        """The same, with the errors of redis-py among the answers: :meth:`answer_of` tells what they mean.
+
+        Args:
+            put: a value that is stored before the first script runs.
+
+        Raises:
+            BrokerUnavailable: as by :meth:`scripts`, or it can't be stored; the scripts may have run.
+        """
+        answers = self._run_scripts(calls, put)
         unknown = [at for at, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
         if unknown:
             with self.client() as client:
@@ -310,7 +348,7 @@ class Connection:
                     client.script_load(self._script(name).script)
             for at, answer in zip(unknown, self._run_scripts([calls[at] for at in unknown]), strict=True):
                 answers[at] = answer
-        return [self.answer_of(answer) for answer in answers]
+        return answers
 
     def answer_of(self, answer: Any) -> Any:
         """An answer of a pipeline that runs without raising errors: the answer, or why Redis refused the command.
@@ -326,12 +364,16 @@ class Connection:
         except BrokerRefused as refused:
             return refused
 
-    def _run_scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
+    def _run_scripts(self, calls: Sequence[ScriptCall], put: Put | None = None) -> list[Any]:
         with self.client() as client:
             pipe = client.pipeline(transaction=False)
+            if put is not None:
+                pipe.set(put.key, put.value, ex=put.ttl_s)
             for call in calls:
                 pipe.evalsha(self._script(call.name).sha, len(call.keys), *call.keys, *call.args)
             answers = pipe.execute(raise_on_error=False)
+        if put is not None and isinstance(stored := self.answer_of(answers.pop(0)), BrokerRefused):
+            raise stored
         return [(answer[0].decode(), answer[1:]) if isinstance(answer, list) else answer for answer in answers]
 
     def _script(self, name: str) -> Any:
@@ -347,7 +389,16 @@ class Connection:
             seconds, micros = client.time()
         now = int(seconds) * 1000 + int(micros) // 1000
         self._ahead_ms = now - time.time_ns() // 1_000_000
+        self._time_asked = time.monotonic(), now
         return now
+
+    def recent_now_ms(self) -> int:
+        """The same, reckoned from an answer that is a few seconds old at most, and without this host's wall clock."""
+        if self._time_asked is None:
+            return self.now_ms()
+        asked, then_ms = self._time_asked
+        passed_s = time.monotonic() - asked
+        return then_ms + int(passed_s * 1000) if passed_s < _KNOWN_S else self.now_ms()
 
     def about_now_ms(self) -> int:
         """An estimate of :meth:`now_ms` from this host's clock and the last difference. Use it only for display."""
@@ -372,16 +423,18 @@ class Connection:
             return int(client.info("memory").get("maxmemory", 0))
 
     def check_server(self) -> None:
-        """Refuse a Redis that can't keep jobs.
+        """Refuse a Redis that can't keep jobs. One that could a few seconds ago is not asked again.
 
         Raises:
             BrokerUnavailable: Redis is too old, or may evict keys.
             BrokerRefused: it is a cluster.
         """
+        if self._checked is not None and time.monotonic() - self._checked < _KNOWN_S:
+            return
         with self.client() as client:
             info = {**client.info("server"), **client.info("memory")}
-        if info.get("redis_mode") == "cluster":
-            raise self._is_cluster("redis_mode cluster")
+        if mode_of(info) == "cluster":
+            raise self._is_cluster("its mode is cluster")
         version = str(info["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
             raise BrokerUnavailable(f"Redis at {self._shown_url} is {version}: embedctl needs 6.2 or newer")
@@ -391,6 +444,7 @@ class Connection:
                 f"Redis at {self._shown_url} evicts keys when it is full (maxmemory-policy {policy}) and would forget "
                 "texts and vectors: set maxmemory-policy noeviction"
             )
+        self._checked = time.monotonic()
 
     def server(self) -> tuple[dict[str, Any], dict[str, str]]:
         """INFO and CONFIG of the server; CONFIG is empty if this user may not read it."""
@@ -404,8 +458,14 @@ class Connection:
 
     def close(self) -> None:
         """Close the connections that no thread uses at this moment. The next command opens a new one."""
+        self._checked = self._time_asked = None  # it may lead to another server
         if self._process == os.getpid():
             self._redis.connection_pool.disconnect(inuse_connections=False)
+
+
+def mode_of(info: Mapping[str, Any]) -> str:
+    """The mode that a server's INFO tells: Valkey has its own name for it."""
+    return str(info.get("redis_mode") or info.get("server_mode") or "standalone")
 
 
 class _InPieces:
@@ -493,8 +553,14 @@ def script_source(name: str) -> str:
     """The text of a script: constants, shared parts, then the script."""
     folder = files("embedctl.store")
     own = folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
-    if name == "create":
+    if name in _PLAIN_SCRIPTS:
         return own
+    sums = folder.joinpath("sums.lua").read_text(encoding="utf-8")
+    if name == "create":
+        return f"{sums}{own}"
+    tenant = f"local TENANT, JOB, QUOTA = '{tenants.DEFAULT}', '{keys.job('')}', '{keys.QUOTA}'\n"
+    if name == "tally":
+        return f"{tenant}{sums}{own}"
     constants = (
         f"local WIRE_VERSION, CHUNK_TTL_FACTOR, UNENDED_TTL_MS, SETTLED_AT_ONCE = "
         f"{wire.VERSION}, {keys.CHUNK_TTL_FACTOR}, {keys.UNENDED_TTL_S * 1000}, {_SETTLED_AT_ONCE}\n"
@@ -506,16 +572,18 @@ def script_source(name: str) -> str:
         f"local UPKEEP, LOOK_AFTER_MS = '{keys.upkeep('')}', {keys.LOOK_AFTER_S * 1000}\n"
     )
     if name == "issue":
-        return f"{constants}{_of_turns()}{own}"
-    parts = ["prelude", *_SHARED_BY.get(name, ())]
-    return "".join([constants, *(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in parts), own])
+        return f"{tenant}{constants}{_of_turns()}{own}"
+    parts = ["sums", "prelude", *_SHARED_BY.get(name, ())]
+    return "".join(
+        [tenant, constants, *(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in parts), own]
+    )
 
 
 def _of_turns() -> str:
     """The constants of `issue` alone."""
     return (
-        f"local ACTIVE, JOB, FLOWS, FLOW = '{keys.ACTIVE}', '{keys.job('')}', '{keys.FLOWS}', '{keys.FLOW}'\n"
-        f"local TENANT, LANE = '{tenants.DEFAULT}', '{tenants.NORMAL}'\n"
+        f"local ACTIVE, FLOWS, FLOW, LANE = '{keys.ACTIVE}', '{keys.FLOWS}', '{keys.FLOW}', '{tenants.NORMAL}'\n"
+        f"local TAG_FROM, TAG_TO = {keys.TAG_AT.start + 1}, {keys.TAG_AT.stop}\n"
         f"local SMALL, SMALL_FACTOR, CHECKED, LONGEST_WAIT_S, BACKGROUND_MS, CLAIMED_AFTER_MS = "
         f"{_SMALL_BYTES}, {_SMALL_FACTOR}, {_CHECKED}, {_LONGEST_WAIT_S}, {_BACKGROUND_S * 1000}, "
         f"{_CLAIMED_AFTER_S * 1000}\n"

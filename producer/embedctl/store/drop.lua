@@ -13,5 +13,6 @@ if chunk then
     redis.call('PEXPIRE', attempts, keep_ms)
   end
 end
+account()
 if not ended then look_by(now) end
 return {'ok', 1}

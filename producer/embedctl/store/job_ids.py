@@ -6,7 +6,7 @@ import calendar
 from collections.abc import Iterator
 
 from embedctl.store.connection import Connection
-from embedctl_config import keys
+from embedctl_config import keys, tenants
 from embedctl_config.errors import JobAmbiguous, NotPermitted
 
 #: The fewest characters to which an id may be shortened.
@@ -17,19 +17,20 @@ SLICE = 1000
 _COMPARED = 1000
 #: Most candidates that an error names.
 _NAMED = 5
-_ANY_ID = "00000000-000000-0000000000"
+#: An id of each form.
+_ANY_IDS = ("00000000-000000-0000000000", "00000000-000000-0000000000-0000000000")
 #: What completes the beginning of an id to the last and to the first time that begins so.
 _BOUNDS = ("99999999-999999", "00000000-000000")
 
 
 def is_beginning(text: str) -> bool:
     """Whether an id may begin so."""
-    return keys.is_job_id(text + _ANY_ID[len(text) :])
+    return any(keys.is_job_id(text + any_id[len(text) :]) for any_id in _ANY_IDS)
 
 
 def is_ending(text: str) -> bool:
     """Whether an id may end so."""
-    return keys.is_job_id(_ANY_ID[: len(_ANY_ID) - len(text)] + text)
+    return any(keys.is_job_id(any_id[: max(0, len(any_id) - len(text))] + text) for any_id in _ANY_IDS)
 
 
 def newest_first(connection: Connection, beginning: str = "", size: int = SLICE) -> Iterator[list[str]]:
@@ -47,7 +48,7 @@ def newest_first(connection: Connection, beginning: str = "", size: int = SLICE)
                 keys.JOBS, newest_ms, oldest_ms, desc=True, byscore=True, offset=skip, num=size, withscores=True
             )
         if fresh := [job_id.decode() for job_id, _ in found if job_id not in at_newest]:
-            yield [job_id for job_id in fresh if keys.is_job_id(job_id)]
+            yield [job_id for job_id in fresh if keys.is_job_id(job_id) and connection.sees(job_id)]
         if len(found) < size:
             return
         last_ms = int(found[-1][1])
@@ -92,7 +93,16 @@ def _ending_so(connection: Connection, ending: str) -> Iterator[list[str]]:
     except NotPermitted:  # an access list of an older version, which did not need this command
         yield from newest_first(connection)
         return
-    yield [job_id.decode() for job_id in sorted(found, key=lambda job_id: -found[job_id])]
+    ids = [job_id.decode() for job_id in sorted(found, key=lambda job_id: -found[job_id])]
+    yield [job_id for job_id in ids if keys.is_job_id(job_id) and connection.sees(job_id)]
+
+
+def active_of(connection: Connection, tenant: str) -> Iterator[str]:
+    """The ids of a tenant's jobs that need upkeep, in no order. Redis compares ids in slices."""
+    pattern = keys.TENANTS_JOB_IDS.format(tag=tenants.tag_of(tenant))
+    with connection.client() as client:
+        for job_id, _ in client.zscan_iter(keys.ACTIVE, match=pattern, count=_COMPARED):
+            yield job_id.decode()
 
 
 def ambiguous(shortened: str, found: list[str]) -> JobAmbiguous:

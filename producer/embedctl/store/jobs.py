@@ -7,20 +7,24 @@ import logging
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
 from embedctl.data import DataPlane, InRedis, Upload, Where
 from embedctl.data.references import MOST_BYTES, is_reference
-from embedctl.store.connection import Connection, ScriptCall
+from embedctl.store.connection import Connection, Put, ScriptCall
 from embedctl.store.doubts import Doubts
+from embedctl.store.quotas import Quotas, exceeded
 from embedctl.store.reading import JobReader
 from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
 from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import (
     BrokerRefused,
+    BrokerUnavailable,
     CorpusChanged,
+    EmbedctlError,
     JobCancelled,
     JobError,
     JobFailed,
@@ -149,8 +153,32 @@ class Issued:
     version: int
 
 
-def issue_call(settings: Settings, job_id: str, queue: str, over: int | None = None) -> ScriptCall:
-    """The script of :meth:`JobStore.issue`, which chooses the chunks whose tickets are to be sent now."""
+@dataclass(frozen=True, slots=True)
+class WholeJob:
+    """What came of making a job in one round trip.
+
+    Attributes:
+        job_id: None if the job was not made, because its tenant's limits leave no room.
+        issued: the chunks whose tickets are to be sent now, perhaps of other jobs.
+        sealed_at: the id of the event of its sealing; None if a step did not do what it should. Then each is to be
+            taken by itself.
+    """
+
+    job_id: str | None
+    queue: str
+    records: int
+    issued: list[Issued]
+    sealed_at: str | None
+
+
+def issue_call(
+    settings: Settings, job_id: str, queue: str, over: int | None = None, tenant: str | None = None
+) -> ScriptCall:
+    """The script of :meth:`JobStore.issue`, which chooses the chunks whose tickets are to be sent now.
+
+    Args:
+        tenant: the only one whose jobs this process may read.
+    """
     return ScriptCall(
         "issue",
         [
@@ -168,6 +196,7 @@ def issue_call(settings: Settings, job_id: str, queue: str, over: int | None = N
             settings.window_per_worker,
             int(settings.reissue_s * 1000),
             settings.interactive_share,
+            tenant or "",
         ],
     )
 
@@ -180,10 +209,26 @@ def issued_of(rest: Sequence[Any]) -> list[Issued]:
     ]
 
 
+def _claim_of(answer: str, rest: Sequence[Any]) -> Claim:
+    """What the script of a claim answered."""
+    if answer == ClaimAnswer.OK:
+        attempt, data, rows, doubts = (*rest, None, None)[:4]
+        return Claim(
+            ClaimAnswer.OK,
+            attempt=int(attempt),
+            input=data,
+            given_up=None if rows is None else frozenset(map(int, filter(None, rows.split(b",")))),
+            doubts=None if doubts is None else Doubts.parse(doubts),
+        )
+    if answer == ClaimAnswer.MISMATCH:
+        return Claim(ClaimAnswer.MISMATCH, fingerprint=rest[0].decode())
+    return Claim(ClaimAnswer(answer))
+
+
 class JobStore(JobReader):
     """Jobs in Redis: the steps of their lives, and the reads of :class:`JobReader`.
 
-    Each step of a chunk's life takes one round trip, except :meth:`complete`, which takes two. Every method raises
+    Each step of a chunk's life takes one round trip, except :meth:`complete` with a large result. Every method raises
     BrokerUnavailable if Redis can't be reached. An answer to a worker with a ticket is returned; an answer to a person
     is raised as an error of the job.
     """
@@ -191,6 +236,7 @@ class JobStore(JobReader):
     def __init__(self, connection: Connection, settings: Settings, data: DataPlane | None = None) -> None:
         super().__init__(connection, data)
         self._settings = settings
+        self._quotas = Quotas(connection)
         self._lease_ms = int(settings.lease_s * 1000)
         self._mismatch_ms = int(settings.reissue_s * 1000 * _MISMATCH_PART)
 
@@ -199,10 +245,72 @@ class JobStore(JobReader):
 
         Returns:
             The job's id, and whether it is new.
+
+        Raises:
+            QuotaExceeded: its tenant has as many jobs, or as much waiting, as it may have.
         """
-        now = self._connection.now_ms()
+        job_id, call = self._creation(spec)
+        answer, rest = self._connection.script(call.name, call.keys, call.args)
+        if answer == "full":
+            self._quotas.correct(spec.tenant)
+            answer, rest = self._connection.script(call.name, call.keys, call.args)
+        if answer == "full":
+            raise exceeded(spec.tenant, rest)
+        return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
+
+    def create_whole(self, spec: JobSpec, value: bytes, *, digest: bytes, rows: int, token: str) -> WholeJob:
+        """Make a job of one chunk: create, add, seal and issue in one round trip.
+
+        Args:
+            spec: without an idempotency key.
+            value: the chunk in wire format.
+            token: the producer's token, as given to :meth:`hold`.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            BrokerUnavailable: Redis can't be reached, and may have made the job; or it is full, and has not.
+        """
+        job_id, creation = self._creation(spec)
+        queue = keys.queue(spec.hardware, spec.model)
+        of_job, producer = keys.of_job(job_id), keys.producer(job_id)
+        chunk = [keys.chunk_input(job_id, 0), keys.chunk_result(job_id, 0)]
+        calls = [
+            creation,
+            ScriptCall(
+                "add",
+                [*of_job, producer, *chunk],
+                [job_id, 0, digest, rows, value, token, keys.PRODUCER_LEASE_S * 1000],
+            ),
+            ScriptCall("seal", [*of_job, producer], [job_id, 1]),
+            issue_call(self._settings, job_id, queue, tenant=self._connection.tenant),
+        ]
+        try:
+            created, *steps = self._connection.raw_scripts(calls)
+        except BrokerUnavailable:
+            raise
+        except BaseException:  # Ctrl-C
+            with suppress(EmbedctlError):
+                self.cancel(job_id)
+            raise
+        if isinstance(refused := self._connection.answer_of(created), BrokerRefused):
+            raise refused
+        done = [isinstance(step, tuple) and step[0] == "ok" for step in steps]
+        issued = issued_of(steps[-1][1]) if done[-1] else []
+        if isinstance(steps[0], tuple) and steps[0][0] == Added.SKIPPED:
+            # The first answer was lost, and with it perhaps the ticket. Another one costs a refused claim.
+            issued.append(Issued(job_id, 0, spec.version))
+        sealed_at = steps[1][1][1].decode() if all(done) else None
+        is_made = isinstance(created, tuple) and created[0] == "created"
+        return WholeJob(job_id if is_made else None, queue, rows, issued, sealed_at)
+
+    def _creation(self, spec: JobSpec) -> tuple[str, ScriptCall]:
+        """The id of a new job, and the call that makes it."""
+        now = self._connection.recent_now_ms()
         ttl_ms = int(spec.ttl_s * 1000)
-        job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now / 1000))}-{secrets.token_hex(5)}"
+        made, tag = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now / 1000)), tenants.tag_of(spec.tenant)
+        job_id = "-".join(filter(None, (made, tag, secrets.token_hex(5))))
         fields: dict[str, Any] = {
             "version": spec.version,
             "state": JobState.SUBMITTING,
@@ -218,9 +326,9 @@ class JobStore(JobReader):
             "next": 0,
         }
         shared = [keys.ACTIVE, keys.BIRTH, keys.JOBS, keys.upkeep(fields["version"]), keys.QUEUES]
-        script_keys = [keys.job(job_id), *shared]
+        script_keys = [keys.job(job_id), *shared, keys.quota(spec.tenant)]
         if spec.idempotency_key is not None:
-            script_keys.append(keys.idempotency(spec.idempotency_key))
+            script_keys.append(keys.idempotency(spec.idempotency_key, tag))
             fields["idempotency_key"] = script_keys[-1]
         if spec.max_errors is not None:
             fields["max_errors"] = spec.max_errors
@@ -239,8 +347,7 @@ class JobStore(JobReader):
         flat = [part for item in fields.items() for part in item]
         times = [now, life_ms, kept_ms, keys.job(""), now + keys.LOOK_AFTER_S * 1000]
         queue = [keys.queue(spec.hardware, spec.model), keys.QUEUES_TTL_S * 1000]
-        answer, rest = self._connection.script("create", script_keys, [job_id, *times, *queue, *flat])
-        return (rest[0].decode(), False) if answer == "exists" else (job_id, True)
+        return job_id, ScriptCall("create", script_keys, [job_id, *times, *queue, *flat])
 
     def hold(self, job_id: str, token: str, *, lease_s: float | None = None) -> bool:
         """Renew the producer's lease of a job, or take it over from a dead producer. True also once the job is sealed.
@@ -288,6 +395,7 @@ class JobStore(JobReader):
 
         Raises:
             JobLost: an earlier chunk is missing, because Redis lost its last writes in a crash.
+            QuotaExceeded: the limits of the job's tenant leave no room for it now.
         """
         answer, rest = self.job_script(
             "add",
@@ -304,6 +412,8 @@ class JobStore(JobReader):
         )
         if answer == "gap":
             raise self._cut_off(job_id, int(rest[0]), chunk)
+        if answer == "full":
+            raise exceeded(rest[3].decode(), rest)
         return Added(answer), int(rest[0]) if rest else 0
 
     def seal(self, job_id: str, chunks: int) -> None:
@@ -335,8 +445,23 @@ class JobStore(JobReader):
         Args:
             over: a chunk of the job whose ticket is over, because the chunk has ended or can't be claimed.
         """
-        call = issue_call(self._settings, job_id, queue, over)
+        call = issue_call(self._settings, job_id, queue, over, self._connection.tenant)
         return issued_of(self._connection.script(call.name, call.keys, call.args)[1])
+
+    def issue_all(self, over: Sequence[tuple[JobStatus, int]]) -> list[tuple[str, list[Issued]]]:
+        """The same for several jobs in one round trip: each queue, and the chunks whose tickets go there.
+
+        Args:
+            over: each job, with the chunk whose ticket is over.
+        """
+        tenant = self._connection.tenant
+        calls = [issue_call(self._settings, job.id, job.queue, chunk, tenant) for job, chunk in over]
+        answers = self._connection.scripts(calls)
+        return [
+            (job.queue, issued_of(answer[1]))
+            for (job, _), answer in zip(over, answers, strict=True)
+            if not isinstance(answer, BrokerRefused)  # the reaper sends these tickets
+        ]
 
     def claim(self, job_id: str, chunk: int, *, token: str, instance: str, fingerprint: str) -> Claim:
         """Ask for the lease of a chunk and its text.
@@ -346,24 +471,25 @@ class JobStore(JobReader):
             instance: the worker process.
             fingerprint: the fingerprint of the model that it serves.
         """
-        answer, rest = self._ticket_script(
+        call = self._claim_call(job_id, chunk, token, instance, fingerprint)
+        return _claim_of(*self._connection.script(call.name, call.keys, call.args))
+
+    def claim_all(
+        self, wanted: Sequence[tuple[str, int, str]], *, instance: str, fingerprint: str
+    ) -> list[Claim | BrokerRefused]:
+        """The same for several chunks in one round trip, each given as a job's id, the chunk and a token."""
+        if not wanted:
+            return []
+        calls = [self._claim_call(*each, instance, fingerprint) for each in wanted]
+        answers = self._connection.scripts(calls)
+        return [answer if isinstance(answer, BrokerRefused) else _claim_of(*answer) for answer in answers]
+
+    def _claim_call(self, job_id: str, chunk: int, token: str, instance: str, fingerprint: str) -> ScriptCall:
+        return ScriptCall(
             "claim",
-            job_id,
-            [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
-            [chunk, token, instance, fingerprint, self._lease_ms, self._mismatch_ms],
+            [*keys.of_job(job_id), keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
+            [job_id, chunk, token, instance, fingerprint, self._lease_ms, self._mismatch_ms],
         )
-        if answer == ClaimAnswer.OK:
-            attempt, data, rows, doubts = (*rest, None, None)[:4]
-            return Claim(
-                ClaimAnswer.OK,
-                attempt=int(attempt),
-                input=data,
-                given_up=None if rows is None else frozenset(map(int, filter(None, rows.split(b",")))),
-                doubts=None if doubts is None else Doubts.parse(doubts),
-            )
-        if answer == ClaimAnswer.MISMATCH:
-            return Claim(ClaimAnswer.MISMATCH, fingerprint=rest[0].decode())
-        return Claim(ClaimAnswer(answer))
 
     def renew(self, job_id: str, chunk: int, token: str, *, row: int | None = None) -> str:
         """Renew a lease: `ok`, `done`, `not_owner`, `gone`, `cancelled` or `newer`.
@@ -477,8 +603,14 @@ class JobStore(JobReader):
                 "submit the corpus with a smaller chunk_size"
             )
         temporary = keys.uncommitted_result(job_id, chunk, token)
-        script_keys = [keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk), temporary]
-        args = [
+        script_keys = [
+            *keys.of_job(job_id),
+            keys.chunk_input(job_id, chunk),
+            keys.chunk_result(job_id, chunk),
+            temporary,
+        ]
+        args: list[Any] = [
+            job_id,
             chunk,
             fingerprint,
             report.done,
@@ -490,26 +622,31 @@ class JobStore(JobReader):
         ]
         if len(value) > PART_BYTES:
             args.append(len(value))
+        call = ScriptCall("complete", script_keys, args)
         while True:
-            answer = self._send(job_id, temporary, value)
-            if answer == "ok":
-                answer, _ = self._ticket_script("complete", job_id, script_keys, args)
+            answer = self._stored_and_counted(job_id, temporary, value, call)
             if answer in ("gone", "cancelled", "newer"):
                 with self._connection.client() as client:
                     client.unlink(temporary)
             if answer != "missing":
                 return answer
 
-    def _send(self, job_id: str, key: str, payload: bytes) -> str:
-        """Store a result under the name that belongs to this claim: `ok`, or why it is not needed."""
+    def _stored_and_counted(self, job_id: str, key: str, payload: bytes, complete: ScriptCall) -> str:
+        """Store a result under the name that belongs to this claim, then count it: the answer of either step."""
         if len(payload) > PART_BYTES:
             try:
-                return self._send_parts(job_id, key, payload)
+                answer = self._send_parts(job_id, key, payload)
             except NotPermitted:
                 log.warning("Redis' access list is of an older version: a large result is sent as a whole")
-        with self._connection.client() as client:
-            client.set(key, payload, ex=keys.UNCOMMITTED_TTL_S)
-        return "ok"
+            else:
+                if answer == "ok":
+                    answer, _ = self._connection.script(complete.name, complete.keys, complete.args)
+                return answer
+        put = Put(key, payload, keys.UNCOMMITTED_TTL_S)
+        counted = self._connection.answer_of(self._connection.raw_scripts([complete], put)[0])
+        if isinstance(counted, BrokerRefused):
+            raise counted
+        return str(counted[0])
 
     def _send_parts(self, job_id: str, key: str, payload: bytes) -> str:
         def send(at: int, part: bytes) -> tuple[str, list[Any]]:

@@ -9,9 +9,9 @@ from typing import Any
 import redis
 from redis.client import Pipeline
 
-#: Called after every round trip with three arguments: the name of the command or the script, or `PIPELINE`; the
-#: duration in seconds, including redis-py's retries; and whether Redis answered. It runs in the thread that made the
-#: call, and must not raise.
+#: Called after every round trip with three arguments: the name of the command or the script, or `PIPELINE` for a
+#: pipeline without scripts or with several kinds of them; the duration in seconds, including redis-py's retries; and
+#: whether Redis answered. It runs in the thread that made the call, and must not raise.
 Observer = Callable[[str, float, bool], None]
 
 
@@ -36,7 +36,9 @@ def observed(observer: Observer, script_names: Mapping[str, str]) -> type[redis.
     class ObservedPipeline(Pipeline):
         def execute(self, raise_on_error: bool = True) -> list[Any]:
             execute = super().execute
-            answers: list[Any] = timed("PIPELINE", lambda: execute(raise_on_error))
+            scripts = {script_names.get(args[1]) for args, _ in self.command_stack if args[0] == "EVALSHA"}
+            name = (scripts.pop() if len(scripts) == 1 else None) or "PIPELINE"
+            answers: list[Any] = timed(name, lambda: execute(raise_on_error))
             return answers
 
     class ObservedRedis(redis.Redis):

@@ -1,13 +1,15 @@
 -- Shared by every script but `create`. Times are milliseconds by Redis' own clock, so no host's clock matters.
 local job, active, due, owners, attempts, reissues, events, counted = unpack(KEYS, 1, 8)
 local meta = redis.call('HMGET', job, 'state', 'version', 'ttl_ms', 'sealed', 'original_chunks', 'idempotency_key',
-  'progressed_ms', 'results_high_water', 'data')
+  'progressed_ms', 'results_high_water', 'data', 'tenant', 'limited')
 local state, ttl_ms, sealed, original = meta[1], tonumber(meta[3]), meta[4] == '1', tonumber(meta[5])
 local idempotency, progressed, upkeep = meta[6], meta[7], UPKEEP .. (meta[2] or '')
 -- Whether the job is drained: its results go to files, and are then no longer in Redis.
 local drains = meta[8] and true or false
 -- Whether the bytes of its chunks are outside of Redis. What stands here is then a reference to them.
 local outside = meta[9] and true or false
+-- Where its tenant's limits are, if there are any.
+local quota = meta[11] and QUOTA .. (meta[10] or TENANT)
 local drained, parts, digests = job .. ':out:drained', job .. ':out:parts', job .. ':out:digests'
 if not state then return {'gone'} end
 if tonumber(meta[2]) > WIRE_VERSION then return {'newer'} end
@@ -20,8 +22,9 @@ local life_ms = math.max(ttl_ms, UNENDED_TTL_MS)
 local keep_ms = math.floor(life_ms * CHUNK_TTL_FACTOR)
 
 local function event(kind, detail)
-  redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', kind, detail)
+  local id = redis.call('XADD', events, 'MAXLEN', '~', EVENTS_KEPT, '*', kind, detail)
   redis.call('PEXPIRE', events, keep_ms)
+  return id
 end
 
 -- Keys shared by all jobs live as long as any job; the reaper's set lives no longer than the other shared keys.
@@ -80,7 +83,7 @@ end
 local function enter(new_state)
   state = new_state
   redis.call('HSET', job, 'state', state)
-  event('state', state)
+  return event('state', state)
 end
 
 -- End a job before all its records are counted, and keep its results. Its state is one that older versions know; they
@@ -88,7 +91,7 @@ end
 local function stop(by)
   ended = true
   redis.call('UNLINK', due, owners, attempts, reissues)  -- first: in a full Redis, a script that begins by freeing may go on
-  redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by')
+  redis.call('HDEL', job, 'resumed_to', 'resumed_below', 'resumed_by', 'resumed_records')
   redis.call('HSET', job, 'ended_ms', now, 'stopped_by', by, 'waiting_bytes', 0)
   look_by(now)
   enter('failed')
@@ -157,6 +160,15 @@ end
 local function rows_of(input)
   local count = redis.call('GETRANGE', input, ROWS_AT, ROWS_AT + 3)
   return count == '' and 0 or struct.unpack('<I4', count)
+end
+
+-- Note in its tenant's quota what waits of the job now.
+local function account(known)
+  if not quota then return end
+  known = known or quota_of(quota, ARGV[1])
+  if ended or state == 'cancelled' then return note(quota, ARGV[1], known) end
+  note(quota, ARGV[1], known, waiting_of(unpack(redis.call('HMGET', job, 'records', 'done', 'failed', 'waiting_bytes',
+    'resumed_records'))))
 end
 
 -- Remove a chunk from the bookkeeping of issued chunks.

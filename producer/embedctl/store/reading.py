@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain, islice
 
 from embedctl.data import DataPlane, InRedis
 from embedctl.store import job_ids
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
+from embedctl.store.events import Event, events_in
 from embedctl.store.status import JobStatus, Suspect, parse_status, parse_suspect
-from embedctl_config import keys, wire
+from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import JobError, JobLost, JobNotFound, NotPermitted, WireForeign, WireTruncated
 from embedctl_config.wire import ChunkResult
 
@@ -39,7 +41,8 @@ class JobReader:
             JobLost: Redis' data is younger than the job.
             JobNotFound: Redis does not know the job.
         """
-        status = self._find(job_id) if keys.is_job_id(job_id) else None
+        known = keys.is_job_id(job_id) and self._connection.sees(job_id)
+        status = self._find(job_id) if known else None
         if status is None:
             raise self.absent(job_id)
         return status
@@ -50,7 +53,7 @@ class JobReader:
         A job of a newer version that can't be parsed is left out, because it must not hide all others.
         """
         found: list[JobStatus] = []
-        ids = [job_id for job_id in ids if keys.is_job_id(job_id)]
+        ids = [job_id for job_id in ids if keys.is_job_id(job_id) and self._connection.sees(job_id)]
         for at in range(0, len(ids), _SLICE):
             found += [each for each in self._read(ids[at : at + _SLICE]) if isinstance(each, JobStatus)]
         return found
@@ -71,10 +74,10 @@ class JobReader:
             raise self.absent(job_id)
         return found[0]
 
-    def with_key(self, idempotency_key: str) -> str | None:
-        """The id of the job of an idempotency key; None if there is none."""
+    def with_key(self, idempotency_key: str, tenant: str = tenants.DEFAULT) -> str | None:
+        """The id of the job of a tenant's idempotency key; None if there is none."""
         with self._connection.client() as client:
-            job_id = client.get(keys.idempotency(idempotency_key))
+            job_id = client.get(keys.idempotency(idempotency_key, tenants.tag_of(tenant)))
         return None if job_id is None else str(job_id.decode())
 
     def newest(self, most: int = _SLICE) -> Iterator[JobStatus]:
@@ -98,8 +101,7 @@ class JobReader:
 
     def newest_ids(self, limit: int) -> list[str]:
         """The ids of the last jobs, the newest first; some of the jobs may be gone."""
-        with self._connection.client() as client:
-            return [job_id.decode() for job_id in client.zrevrange(keys.JOBS, 0, limit - 1)]
+        return list(islice(chain.from_iterable(job_ids.newest_first(self._connection, size=limit)), limit))
 
     def active_ids(self, limit: int) -> tuple[list[str], int]:
         """The ids of the jobs that need upkeep, and their number. If there are too many, the newest and the oldest.
@@ -108,6 +110,9 @@ class JobReader:
             limit: most ids; at least 2.
         """
         half = limit // 2
+        if self._connection.tenant is not None:
+            own = list(islice(job_ids.active_of(self._connection, self._connection.tenant), limit))
+            return own, len(own)
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False).zcard(keys.ACTIVE)
             count, newest, oldest = pipe.zrevrange(keys.ACTIVE, 0, half - 1).zrange(keys.ACTIVE, 0, half - 1).execute()
@@ -217,14 +222,15 @@ class JobReader:
         Args:
             after: the id of the last event seen before; "$" for events from now on.
         """
+        events = self.events(job_id, after, timeout_s)
+        return events[-1].id if events else after
+
+    def events(self, job_id: str, after: str, timeout_s: float) -> list[Event]:
+        """The same, returning all new events."""
         block_ms = max(1, min(MAX_BLOCK_MS, int(timeout_s * 1000)))
         with self._connection.client() as client:
             found = client.xread({keys.events(job_id): after}, block=block_ms, count=keys.EVENTS_KEPT)
-        if not found:
-            return after
-        # RESP3 answers a mapping of stream to lists of entries, RESP2 a list of pairs.
-        entries = next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
-        return str(entries[-1][0].decode())
+        return next(iter(events_in(found).values()), [])
 
     def absent(self, job_id: str) -> JobNotFound:
         """The error for a job that Redis does not know: JobLost if the database is younger than the job's id."""

@@ -9,8 +9,10 @@ if not hold(KEYS[9], ARGV[2], ARGV[3]) then return {'held'} end
 redis.call('HDEL', job, 'stopped_by', 'lost_first', 'lost_last')
 redis.call('HSET', job, 'sealed', '0', 'next', 0)
 if added > 0 then
-  redis.call('HSET', job, 'resumed_to', 0, 'resumed_below', added, 'resumed_by', ARGV[2])
+  local left = waiting_of(unpack(redis.call('HMGET', job, 'records', 'done', 'failed')))
+  redis.call('HSET', job, 'resumed_to', 0, 'resumed_below', added, 'resumed_by', ARGV[2], 'resumed_records', left)
 end
 reopen('submitting')
 progress()
+account()
 return {'ok'}

@@ -22,4 +22,5 @@ redis.call('HINCRBY', job, 'failed', -rows)
 redis.call('HSET', job, 'added', added + 1, 'sealed', '0')
 reopen('submitting')
 progress()
+account()
 return {'ok', rows}

@@ -1,6 +1,6 @@
 -- Seal a job: no more chunks will come. KEYS[9]: producer. ARGV: job, number of chunks, or '' from the reaper after a
 -- retry died.
--- → ok <state> | held | stopped | sealed <chunks> | gap <chunks>
+-- → ok <state> [<its event>] | held | stopped | sealed <chunks> | gap <chunks>
 local added, chunks = tonumber(redis.call('HGET', job, 'added')), tonumber(ARGV[2])
 if not chunks and (not original or redis.call('EXISTS', KEYS[9]) == 1) then return {'held'} end
 if ended and not sealed then return {'stopped'} end
@@ -14,8 +14,9 @@ sealed = true
 redis.call('HSET', job, 'sealed', '1')
 redis.call('HSETNX', job, 'original_chunks', added)
 redis.call('UNLINK', KEYS[9])
-enter(redis.call('HGET', job, 'started_ms') and 'running' or 'queued')
+local entered = enter(redis.call('HGET', job, 'started_ms') and 'running' or 'queued')
 end_if_hopeless()
 end_if_done()
 progress()
-return {'ok', state}
+account()
+return {'ok', state, entered}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from embedctl_config.redis_url import Sentinels
 
@@ -21,12 +20,14 @@ class Seen:
 
     Attributes:
         answering: how many of them answer and know the master's name.
+        refusing: how many refuse the password, or ask for one.
         asked: how many there are.
         master: its address; empty if none of them knows one.
         replicas: how many it has, as the sentinel says that knows most.
     """
 
     answering: int
+    refusing: int
     asked: int
     master: str
     replicas: int
@@ -57,21 +58,27 @@ def client_of(form: type[redis.Redis], url: str, sentinels: Sentinels | None, **
 
 def ask(sentinels: Sentinels) -> Seen:
     """Ask each sentinel for its master."""
-    states = list(_states(sentinels))
+    answers = [_state(sentinels, host, port) for host, port in sentinels.addresses]
+    states = [answer for answer in answers if isinstance(answer, Mapping)]
+    refusing = sum(isinstance(answer, redis.exceptions.AuthenticationError) for answer in answers)
     masters = [f"{state['ip']}:{state['port']}" for state in states if state["is_master"]]
     replicas = max((int(state["num-slaves"]) for state in states), default=0)
-    return Seen(len(states), len(sentinels.addresses), masters[0] if masters else "", replicas)
+    return Seen(len(states), refusing, len(sentinels.addresses), masters[0] if masters else "", replicas)
 
 
-def _states(sentinels: Sentinels) -> Iterator[dict[str, Any]]:
-    for host, port in sentinels.addresses:
-        with (
-            suppress(redis.exceptions.RedisError),
-            redis.Redis(host, port, **_asked_once(sentinels)) as sentinel,
-        ):
-            state = sentinel.sentinel_masters().get(sentinels.master)
-            if state is not None:
-                yield state
+def refuse(error: Exception) -> bool:
+    """Whether no master was found because sentinels refuse the password, or ask for one."""
+    return isinstance(error, MasterNotFoundError) and "AuthenticationError" in str(error)
+
+
+def _state(sentinels: Sentinels, host: str, port: int) -> Mapping[str, Any] | redis.exceptions.RedisError | None:
+    """What one sentinel says of the master, or why it does not; None if it does not know the master."""
+    try:
+        with redis.Redis(host, port, **_asked_once(sentinels)) as sentinel:
+            found: Mapping[str, Any] | None = sentinel.sentinel_masters().get(sentinels.master)
+            return found
+    except redis.exceptions.RedisError as error:
+        return error
 
 
 def _asked_once(sentinels: Sentinels) -> dict[str, Any]:

@@ -3,5 +3,6 @@
 if ended then return {'ended', state} end
 stop('stop')
 progress()
+account()
 redis.call('PEXPIRE', events, ENDED_EVENTS_MS)
 return {'ok'}

@@ -164,7 +164,7 @@ class Upkeep:
     def issue_waiting(self) -> dict[str, list[Issued]]:
         """The chunks whose tickets are to be sent now, by queue; of the queues that waited longest for this.
 
-        Usually whoever makes room in a queue also fills it. This finds the room that nobody filled.
+        Usually, the process that makes room in a queue also fills it. This finds the room that nobody filled.
         """
         with self._connection.client() as client:
             queues = [queue.decode() for queue in client.zrange(keys.WAITING, 0, _QUEUES - 1)]

@@ -88,11 +88,14 @@ def _fitted(columns: Sequence[Column], natural: Sequence[int], width: int | None
 
 def _line(columns: Sequence[Column], row: Sequence[Text], widths: Sequence[int], gap: int) -> Text:
     line = plain("")
+    owed = 0
     for column, cell, width in zip(columns, row, widths, strict=True):
         if width:
-            shown = cut(cell.copy(), width)
-            shown.align("right" if column.right else "left", width)
-            line.append(" " * gap if line else "").append_text(shown)
+            taken = cell_len(cell.plain)
+            shown = cell if taken <= width else cut(cell.copy(), width)
+            rest = width - (taken if taken <= width else cell_len(shown.plain))
+            line.append(" " * (owed + rest * column.right)).append_text(shown)
+            owed = gap + rest * (not column.right)
     line.rstrip()
     return line
 

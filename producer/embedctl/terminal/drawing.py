@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from itertools import chain
 
 from rich.text import Text
 
-from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
+from embedctl.overview import JobPace, Overview, QueueState, WorkerState
 from embedctl.routing import how_to_serve
-from embedctl.store import GoneWorker, JobState, WorkerRow
+from embedctl.store import GoneWorker, JobState, Kind
 from embedctl.terminal.columns import Column, Row, arrange, cut, plain, share
 from embedctl.terminal.job_facts import troubles
 from embedctl_config import keys
@@ -75,23 +76,25 @@ def overview_lines(overview: Overview, width: int | None = None, height: int | N
     """
     groups = _groups(overview)
     queues = [_queue_block(queue) for queue in sorted(overview.queues, key=_unserved_first)]
-    active = [_active_block(pace, width) for pace in overview.active]
     ended = [_ended_block(pace, overview.at, width) for pace in overview.ended]
     rooms: list[int | None] = [None] * 3
     if height is not None:
         wants = [
-            sum(1 + len(group.rows) for group in groups),
+            sum(1 + group.length for group in groups),
             _length(queues),
-            _length(active) + (overview.active_count > len(active)) + _length(ended),
+            sum(1 + len(troubles(pace.job)) for pace in overview.active)
+            + (overview.active_count > len(overview.active))
+            + _length(ended),
         ]
         # Seven lines are the sums, and for each part an empty line and its heads.
         rooms = [*share(max(0, height - 7), [max(1, want) for want in wants])]
+    workers = _worker_rows(groups, overview.at, rooms[0])
     parts = [
-        (_WORKERS, _worker_rows(groups, rooms[0]) or [plain("none is alive; `embedctl worker` starts one", _WARN)]),
+        (_WORKERS, workers or [plain("none is alive; `embedctl worker` starts one", _WARN)]),
         (_QUEUES, _filled(queues, rooms[1], len(queues), "queues") or [plain("none", _DIM)]),
         (
             _JOBS,
-            _job_rows(active, ended, rooms[2], overview.active_count)
+            _job_rows((_active_block(pace, width) for pace in overview.active), ended, rooms[2], overview.active_count)
             or [plain("none; `embedctl submit` makes one", _DIM)],
         ),
     ]
@@ -147,9 +150,8 @@ def duration(seconds: float | None) -> str:
 
 def _sums(overview: Overview, width: int | None) -> Text:
     hung = sum(each.row.activity == "hung" for each in overview.workers)
-    more = "+" if len(overview.gone) == GONE_SHOWN and not overview.all_gone else ""
-    gone = f"{len(overview.gone)}{more}" if overview.gone else ""
-    notes = [f"{count} {word}" for count, word in ((hung, "hung"), (gone, "gone")) if count]
+    gone = max(len(overview.gone), sum(overview.more_gone.values()))
+    notes = [f"{count:,} {word}" for count, word in ((hung, "hung"), (gone, "gone")) if count]
     facts = [
         ("workers", number(len(overview.workers), width)),
         ("records/s", number(overview.rows_per_s, width)),
@@ -165,7 +167,7 @@ def _sums(overview: Overview, width: int | None) -> Text:
     return line
 
 
-def _filled(blocks: Sequence[Block], room: int | None, count: int, noun: str) -> list[Row]:
+def _filled(blocks: Iterable[Block], room: int | None, count: int, noun: str) -> list[Row]:
     """The blocks that fit, and a line with the number of the others; `count` is the number of all."""
     rows: list[Row] = []
     shown = 0
@@ -192,7 +194,8 @@ class _Group:
     """Workers that serve the same models in the same way.
 
     Attributes:
-        rows: of the live ones and of those that are gone.
+        live: the hung ones come first, because there may not be room for all.
+        folded: how many are gone, if they have one line together; else 0.
     """
 
     hardware: str
@@ -200,7 +203,20 @@ class _Group:
     engine: str
     live: list[WorkerState] = field(default_factory=list)
     gone: list[GoneWorker] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    folded: int = 0
+
+    @property
+    def length(self) -> int:
+        """The number of its rows."""
+        return len(self.live) + (1 if self.folded else len(self.gone))
+
+    def rows(self, now: datetime, most: int) -> list[Row]:
+        """The first rows: hung workers, those that are gone, and then the others. A row takes a while to make."""
+        hung = sum(state.row.activity == "hung" for state in self.live)
+        gone = [_folded_row(self.folded)] if self.folded else [_gone_row(each) for each in self.gone[:most]]
+        first = [_worker_row(state, now) for state in self.live[: min(hung, most)]]
+        rest = self.live[hung : hung + max(0, most - len(first) - len(gone))]
+        return [*first, *gone, *(_worker_row(state, now) for state in rest)][:most]
 
     def heading(self, left_out: int = 0) -> Text:
         """What the workers have in common, and how many they are; some may have no row."""
@@ -216,31 +232,33 @@ class _Group:
 
 def _groups(overview: Overview) -> list[_Group]:
     """Workers by class, models and engine."""
-    groups: dict[tuple[str, str, str], _Group] = {}
+    groups: dict[Kind, _Group] = {}
 
-    def group_of(row: WorkerRow) -> _Group:
-        engines = dict.fromkeys(served.engine or row.backend for served in row.loaded.values())
-        kind = (row.hardware, ", ".join(row.loaded), ", ".join(engines))
+    def group_of(kind: Kind) -> _Group:
         return groups.setdefault(kind, _Group(*kind))
 
     for state in overview.workers:
-        group_of(state.row).live.append(state)
+        group_of(state.row.kind).live.append(state)
     for each in overview.gone:
-        group_of(each.worker).gone.append(each)
-    for group in groups.values():
-        # Hung and gone workers come first, because there may not be room for all.
-        group.live.sort(key=lambda state: (state.row.activity != "hung", state.row.host, _natural(state.row)))
-        hung = sum(state.row.activity == "hung" for state in group.live)
-        rows = [_worker_row(state, overview.at) for state in group.live]
-        folded = len(group.gone) > _FEW_GONE and not overview.all_gone
-        gone = [_folded_row(len(group.gone))] if folded else [*map(_gone_row, group.gone)]
-        group.rows = [*rows[:hung], *gone, *rows[hung:]]
+        group_of(each.worker.kind).gone.append(each)
+    for kind in overview.more_gone:
+        group_of(kind)
+    for kind, group in groups.items():
+        group.live.sort(key=_hung_first)
+        count = max(len(group.gone), overview.more_gone.get(kind, 0))
+        folds = count > _FEW_GONE or count > len(group.gone)
+        group.folded = count if folds and not overview.all_gone else 0
     return [groups[kind] for kind in sorted(groups)]
 
 
-def _natural(row: WorkerRow) -> list[tuple[int, str]]:
+def _hung_first(state: WorkerState) -> tuple[bool, str, list[tuple[int, str]]]:
+    return state.row.activity != "hung", state.row.host, _natural(state.row.name)
+
+
+@lru_cache(4096)
+def _natural(name: str) -> list[tuple[int, str]]:
     """Sorts `cpu:4-7` before `cpu:10-13`."""
-    return [(int(digits or 0), letters) for digits, letters in re.findall(r"(\d*)(\D*)", row.name.partition("@")[0])]
+    return [(int(digits or 0), letters) for digits, letters in re.findall(r"(\d*)(\D*)", name.partition("@")[0])]
 
 
 def _worker_row(state: WorkerState, now: datetime) -> Row:
@@ -277,16 +295,16 @@ def _folded_row(count: int) -> Row:
     return plain(f"  {count} gone in the last {minutes} minutes; `embedctl status --all` names them", _WARN)
 
 
-def _worker_rows(groups: Sequence[_Group], room: int | None) -> list[Row]:
+def _worker_rows(groups: Sequence[_Group], now: datetime, room: int | None) -> list[Row]:
     if room is None:
-        return [row for group in groups for row in (group.heading(), *group.rows)]
+        return [row for group in groups for row in (group.heading(), *group.rows(now, group.length))]
     if room <= len(groups):  # the headings give the sums
         return _filled([[group.heading()] for group in groups], room, len(groups), "kinds of workers")
-    rooms = share(room - len(groups), [len(group.rows) for group in groups])
+    rooms = share(room - len(groups), [group.length for group in groups])
     return [
         row
         for group, own in zip(groups, rooms, strict=True)
-        for row in (group.heading(left_out=len(group.rows) - own), *group.rows[:own])
+        for row in (group.heading(left_out=group.length - own), *group.rows(now, own))
     ]
 
 
@@ -342,7 +360,7 @@ def _job_row(pace: JobPace, state: Text, progress: Text, width: int | None) -> R
     ]
 
 
-def _job_rows(active: Sequence[Block], ended: Sequence[Block], room: int | None, active_count: int) -> list[Row]:
+def _job_rows(active: Iterable[Block], ended: Sequence[Block], room: int | None, active_count: int) -> list[Row]:
     rows = _filled(active, room, active_count, "active jobs")
     for block in ended:
         if room is None or len(rows) + len(block) <= room:

@@ -103,7 +103,7 @@ WINDOWED = [
     Tiny("qwen3", pooling="lasttoken", max_seq_length=20, prompt="query: "),
     Tiny("qwen2", pooling="mean", max_seq_length=20, prompt="query: ", include_prompt=False),
 ]
-#: Of graphs, those that the quick suite builds.
+#: What the quick suite runs on every engine; the rest of it runs on the packed one alone.
 QUICK = {
     *(replace(IN_EVERY_FAMILY[-1], family=family) for family in ENCODERS),
     Tiny("qwen3", pooling="lasttoken", prompt="passage: "),
@@ -136,10 +136,10 @@ def reference(reference_model: ReferenceModel) -> Reference:
 
 
 def on_every_engine(cases: Sequence[Tiny], engines: Sequence[str] = tuple(ENGINES)) -> pytest.MarkDecorator:
-    """Runs a test with each of the models on each engine; most graphs in the slow suite, as each has to be built."""
+    """Runs a test with each of the models on each engine. The quick suite has all models on the first engine alone."""
     params = [
         pytest.param(
-            name, tiny, id=f"{name}: {tiny}", marks=[pytest.mark.slow] if name == "onnx" and tiny not in QUICK else []
+            name, tiny, id=f"{name}: {tiny}", marks=[pytest.mark.slow] if name != "torch" and tiny not in QUICK else []
         )
         for name in engines
         for tiny in cases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -41,6 +42,7 @@ TINY = {
 }
 
 Sabotage = Callable[[Path], None]
+BackendOf = Callable[[str], Backend]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +58,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def backends(folders: dict[str, Path], host: Host) -> dict[str, Backend]:
-    return {name: load(folder, host) for name, folder in folders.items()}
+def backend_of(folders: dict[str, Path], host: Host) -> BackendOf:
+    """The backend of a good model. It is loaded when a test asks for it: most models are for the slow suite."""
+    return functools.cache(lambda name: load(folders[name], host))
 
 
 def load(folder: Path, host: Host) -> Backend:
@@ -79,12 +82,13 @@ def case(*values: Any, model: str, name: str) -> Any:
     return pytest.param(*values, id=name, marks=[] if model == "bert" else [pytest.mark.slow])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("model", [case(model, model=model, name=model) for model in ("MiniLM", *TINY)])
 def test_torch_passes_with_little_difference(
-    backends: dict[str, Backend], host: Host, model: str, precision: Precision
+    backend_of: BackendOf, host: Host, model: str, precision: Precision
 ) -> None:
-    report = examine(backends[model], host, precision)
+    report = examine(backend_of(model), host, precision)
     assert report.passed, report
     bound = 2.0**-12 if precision == "fp16" else 2e-6  # vectors of fp16 are measured as they are stored, in float16
     assert all(check.measured.max_abs_error < bound for check in report.checks), report
@@ -202,7 +206,7 @@ FILES: list[tuple[str, str, Sabotage, Precision]] = [
 )
 def test_other_files_than_the_models_fail(
     folders: dict[str, Path],
-    backends: dict[str, Backend],
+    backend_of: BackendOf,
     host: Host,
     tmp_path: Path,
     model: str,
@@ -212,14 +216,14 @@ def test_other_files_than_the_models_fail(
     folder = copy_of(folders[model], tmp_path / "copy")
     sabotage(folder)
     backend = load(folder, host)
-    backend.reference = backends[model].reference
+    backend.reference = backend_of(model).reference
     report = examine(backend, host, precision)
     assert "in batches" in failed(report), report
 
 
-def test_weights_of_another_model_fail(backends: dict[str, Backend], host: Host, tmp_path: Path) -> None:
+def test_weights_of_another_model_fail(backend_of: BackendOf, host: Host, tmp_path: Path) -> None:
     backend = load(make_model(tmp_path, dataclasses.replace(TINY["bert"], seed=1)), host)
-    backend.reference = backends["bert"].reference
+    backend.reference = backend_of("bert").reference
     for precision in ("fp32", "fp16", "int8"):
         assert {"in batches", "prompt, raw"} <= failed(examine(backend, host, precision))
 
@@ -360,19 +364,19 @@ BEHAVIOURS: list[tuple[type[Proxy], str, Precision, set[str]]] = [
     [case(*each, model=each[1], name=f"{each[0].__name__} ({each[1]}, {each[2]})") for each in BEHAVIOURS],
 )
 def test_a_backend_that_does_not_do_as_the_model_does_fails(
-    backends: dict[str, Backend],
+    backend_of: BackendOf,
     host: Host,
     kind: type[Proxy],
     model: str,
     precision: Precision,
     where: set[str],
 ) -> None:
-    good: Any = backends[model]
+    good: Any = backend_of(model)
     report = examine(kind(good), host, precision)  # type: ignore[arg-type]  # it has all that the gate uses
     assert where <= failed(report), report
 
 
-def test_every_backend_of_a_model_says_what_it_is_measured_against(backends: dict[str, Backend]) -> None:
-    for backend in backends.values():
+def test_every_backend_of_a_model_says_what_it_is_measured_against(backend_of: BackendOf) -> None:
+    for backend in map(backend_of, ("MiniLM", *TINY)):
         assert isinstance(backend.reference, Reference)
         assert backend.reference.files.fingerprint == backend.fingerprint

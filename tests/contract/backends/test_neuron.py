@@ -125,7 +125,10 @@ def close_to(found: Vectors, expected: Vectors, tolerance: float = 1e-5) -> None
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("tiny", MODELS, ids=str)
+@pytest.mark.parametrize(
+    "tiny",
+    [pytest.param(tiny, id=str(tiny), marks=[pytest.mark.slow] if tiny in MODELS[1:-2] else []) for tiny in MODELS],
+)
 def test_vectors_are_those_of_sentence_transformers(
     tiny: Tiny, load: Load, files_of: Callable[[Tiny], ModelFiles]
 ) -> None:

@@ -68,6 +68,7 @@ def by_torch(folder: Path, texts: list[str], **options: Any) -> Vectors:
     return np.asarray(sentence_transformer(folder).encode(texts, batch_size=1, **options))
 
 
+@pytest.mark.slow
 def test_a_manifest_says_what_was_built_and_how_good_it_is(built: dict[str, Artifact], files: ModelFiles) -> None:
     manifest = built["onnx"].manifest
     assert manifest["fingerprint"] == files.fingerprint
@@ -264,6 +265,7 @@ print(json.dumps([vectors.tolist(), backend.engine, backend.dim]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", recipe.KINDS)
 def test_a_machine_without_torch_runs_what_was_built_elsewhere(
     built: dict[str, Artifact], files: ModelFiles, host: Host, kind: str

@@ -113,7 +113,9 @@ def encode(
 
 
 @BOTH
-@pytest.mark.parametrize("tiny", FAMILIES, ids=str)
+@pytest.mark.parametrize(
+    "tiny", [FAMILIES[0], *(pytest.param(tiny, marks=pytest.mark.slow) for tiny in FAMILIES[1:])], ids=str
+)
 def test_vectors_are_those_of_sentence_transformers(
     tiny: Tiny, here: Runtime, host: Host, tiny_model: Callable[[Tiny], Path]
 ) -> None:

@@ -14,7 +14,7 @@ from embedctl.broker import Broker
 from embedctl.store import Doubts, JobStore
 from embedctl.tickets import Ticket
 from embedctl_config import keys
-from embedctl_config.errors import BrokerUnavailable
+from embedctl_config.errors import BrokerRefused, BrokerUnavailable
 from embedctl_config.settings import Settings
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors
 from embedctl_workers.backends.dummy import DummyBackend
@@ -162,22 +162,54 @@ def test_a_job_that_is_cancelled_meanwhile_costs_the_others_nothing(
     assert rig.runner.in_hand.all() == []
 
 
-def test_redis_that_goes_away_while_chunks_are_gathered_costs_the_claimed_ones_nothing(
+def test_redis_that_goes_away_while_chunks_are_gathered_costs_the_claimed_one_nothing(
     rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs, claim = submit(settings, 3), rig.broker.jobs.claim
-    claims: list[Any] = []
+    jobs = submit(settings, 3)
 
-    def away_at_the_third(*args: Any, **options: Any) -> Any:
-        claims.append(args)
-        if len(claims) == 3:
-            raise BrokerUnavailable("away")
-        return claim(*args, **options)
+    def away(*args: Any, **options: Any) -> Any:
+        raise BrokerUnavailable("away")
 
-    monkeypatch.setattr(rig.broker.jobs, "claim", away_at_the_third)
+    monkeypatch.setattr(rig.broker.jobs, "claim_all", away)
     rig.run(jobs[0])
-    assert [job.status().done for job in jobs] == [3, 3, 0]
+    assert [job.status().done for job in jobs] == [3, 0, 0]
     assert rig.runner.in_hand.all() == []
+
+
+def test_a_claim_that_redis_refuses_costs_the_other_claims_nothing(
+    rig: Rig, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, claim_all = submit(settings, 4), rig.broker.jobs.claim_all
+
+    def one_is_refused(wanted: Any, **options: Any) -> Any:
+        first, _, last = wanted
+        return [*claim_all([first], **options), BrokerRefused("WRONGTYPE"), *claim_all([last], **options)]
+
+    monkeypatch.setattr(rig.broker.jobs, "claim_all", one_is_refused)
+    rig.run(jobs[0])
+    assert [job.status().done for job in jobs] == [3, 3, 0, 3]
+    assert rig.runner.in_hand.all() == []
+
+
+def test_tickets_that_could_not_be_sent_after_a_batch_leave_no_room_taken(
+    rig: Rig, settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their chunks have ended. The tickets come again, and find it so."""
+    jobs, issue_all = submit(settings, 3), rig.broker.jobs.issue_all
+
+    def away(over: Any) -> Any:
+        raise BrokerUnavailable("away")
+
+    monkeypatch.setattr(rig.broker.jobs, "issue_all", away)
+    rig.run(jobs[0])
+    assert [job.status().done for job in jobs] == [3, 3, 3]
+    issued = keys.issued(QUEUE, "small")
+    assert raw.zcard(issued) == 3
+    monkeypatch.setattr(rig.broker.jobs, "issue_all", issue_all)
+    rig.runner.return_tickets()
+    for job in jobs:
+        rig.run(job)
+    assert raw.zcard(issued) == 0
 
 
 def test_a_worker_leaves_the_others_their_share(rig: Rig, settings: Settings, raw: redis_py.Redis) -> None:
@@ -236,7 +268,9 @@ def test_a_short_submission_renews_its_right_only_to_seal(
 
     monkeypatch.setattr(JobStore, "hold", counted)
     monkeypatch.setattr("embedctl.submission._SHORT_S", 60.0)
-    assert held == [submit(settings, 1)[0].id]
+    submit(settings, 1)
+    assert held == []  # it is sealed as it is made
+    assert [enqueue_embeddings(["text"], idempotency_key="key", settings=settings).id] == held
 
 
 def test_a_worker_that_falls_sick_over_a_common_batch_notes_it_at_every_chunk_of_it(

@@ -10,6 +10,7 @@ import redis as redis_py
 
 from embedctl.broker import Broker
 from embedctl.store import ClaimAnswer, JobState, connection
+from embedctl.store.connection import Put, ScriptCall
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
 from tests.support.store import (
@@ -392,16 +393,14 @@ def test_a_temporary_result_that_went_missing_is_written_again(
     job_id = new_job(broker)
     claim(broker, job_id, 0)
     answers: list[str] = []
-    script = broker.connection.script
+    run = broker.connection._run_scripts
 
-    def losing_the_first(name: str, *args: Any) -> tuple[str, list[Any]]:
-        if not answers:
-            assert raw.delete(keys.uncommitted_result(job_id, 0, "t")) == 1
-        answer = script(name, *args)
-        answers.append(answer[0])
-        return answer
+    def losing_the_first(calls: list[ScriptCall], put: Put) -> list[Any]:
+        found = run(calls, put if answers else None)
+        answers.append(found[0][0])
+        return found
 
-    monkeypatch.setattr(broker.connection, "script", losing_the_first)
+    monkeypatch.setattr(broker.connection, "_run_scripts", losing_the_first)
     assert complete(broker, job_id, 0) == "ok"
     assert answers == ["missing", "ok"]
     assert broker.jobs.result(job_id, 0) == result(0)
@@ -414,11 +413,14 @@ def test_a_result_waits_under_its_temporary_name_for_a_while_only(
     job_id = new_job(broker)
     claim(broker, job_id, 0)
 
-    def broken(*_: object) -> None:
+    run = broker.connection._run_scripts
+
+    def broken(_: list[ScriptCall], put: Put) -> None:
+        run([], put)
         raise ConnectionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(broker.connection, "script", broken)
+        patch.setattr(broker.connection, "_run_scripts", broken)
         with pytest.raises(ConnectionError):
             complete(broker, job_id, 0)
     assert 0 < raw.ttl(keys.uncommitted_result(job_id, 0, "t")) <= keys.UNCOMMITTED_TTL_S

@@ -14,6 +14,8 @@ from embedctl.broker import Broker
 from embedctl.job import Job
 from embedctl.reaper import Reaper
 from embedctl.store import upkeep
+from embedctl.store.batches import BatchStore, Step
+from embedctl.store.stored_files import FileStore, new_id
 from embedctl.store.upkeep import ActiveJob
 from embedctl_config import keys
 from embedctl_config.errors import JobNotFound
@@ -406,6 +408,29 @@ def test_issue_forgets_a_job_that_is_gone(broker: Broker, raw: redis_py.Redis) -
     assert not raw.exists(keys.WAITING)
 
 
+def test_files_and_batches_live_for_a_time(broker: Broker, raw: redis_py.Redis) -> None:
+    before = set(raw.scan_iter())
+    files, batches = FileStore(broker.connection, broker.data), BatchStore(broker.connection)
+    writer = files.writer()
+    writer.add(b"{}")
+    files.make(writer.finish(tenant="a", name="f", purpose="batch", ttl_s=100), "request", again=False)
+    output = files.writer()
+    output.add(b"{}")
+    answers = output.finish(tenant="a", name="answers", purpose="batch_output", ttl_s=100)
+    batch_id = new_id("batch_")
+    batches.make(batch_id, {"tenant": "a", "status": "validating"}, "request", again=False)
+    taken = batches.take("token", 30.0)
+    assert taken is not None
+    steps: list[Callable[[], str | None]] = [
+        lambda: batches.note(taken, "token", Step({"status": "in_progress"}, after="keep")),
+        lambda: batches.cancel(batch_id, "a"),
+        lambda: batches.note(taken, "token", Step({"status": "cancelled"}, after="end", files=[answers])),
+    ]
+    for step in steps:
+        assert step() is not None
+        assert not {name for name in set(raw.scan_iter()) - before if raw.pttl(name) < 0}
+
+
 def test_every_script_is_covered_by_the_tests_above() -> None:
     from importlib.resources import files
 
@@ -414,7 +439,7 @@ def test_every_script_is_covered_by_the_tests_above() -> None:
         f"{name}.lua"
         for name in """
             prelude deaths repair rest create hold add seal issue claim renew part release complete reap audit cancel
-            settle retry stop resume drainer drain drop
+            settle retry stop resume drainer drain drop sums tally quota make take_batch step_batch cancel_batch
             """.split()  # noqa: SIM905
     }
 

@@ -7,8 +7,13 @@ import time
 import pytest
 import redis as redis_py
 
+from embedctl import overview
 from embedctl.broker import Broker
+from embedctl.job import Job
 from embedctl.machine import machine_id
+from embedctl.overview import Gatherer
+from embedctl.reaper import Reaper
+from embedctl.terminal.drawing import overview_lines
 from embedctl_config import keys
 from embedctl_config.errors import NotPermitted
 from embedctl_config.settings import Settings
@@ -49,9 +54,60 @@ def test_gone_workers_are_read_by_slices(settings: Settings, broker: Broker, raw
         broker.workers.beat(row(f"w{number}"))
         raw.zadd(keys.WORKERS, {f"w{number}": broker.connection.now_ms() - 1 - number})
     assert len(list(observed.workers.gone())) == 30
-    assert trips.count("PIPELINE") == 1
     assert len(trips) <= 4
     observed.close()
+
+
+def test_a_look_at_a_thousand_workers_takes_ten_round_trips(settings: Settings, broker: Broker) -> None:
+    job_id = new_job(broker, chunks=1)
+    for number in range(1000):
+        broker.workers.beat(row(f"w{number}"))
+    trips: list[str] = []
+    observed = Broker.connect(settings, lambda name, *_: trips.append(name))
+    assert len(Gatherer(observed).look().workers) == 1000
+    assert len(trips) <= 10
+    trips.clear()
+    job = Job(job_id, observed)
+    assert (job.status().live_workers, len(job.workers()), job.gone_workers(), job.suspects()) == (1000, 1000, [], [])
+    assert len(trips) <= 12
+    observed.close()
+
+
+def test_a_round_of_the_reaper_takes_thirty_round_trips_with_many_workers_and_jobs(
+    settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl.store.connection.Connection.uptime_s", lambda self: 3600)
+    for number in range(300):
+        broker.workers.beat(row(f"w{number}"))
+    for job_id in [new_job(broker, chunks=1) for _ in range(80)]:
+        raw.zadd(keys.upkeep(1), {job_id: 1})
+    trips: list[float] = []
+    observed = Broker.connect(settings, lambda name, seconds, *_: trips.append(seconds))
+    raw.config_resetstat()
+    Reaper(observed).round()
+    assert calls(raw, "evalsha")[0] >= 2 * 80  # each job is looked at and issued
+    assert calls(raw, "mget") == [0]  # no heartbeat is read
+    assert len(trips) <= 36  # with those that load a script into a new Redis
+    observed.close()
+
+
+def test_workers_gone_are_counted_by_kind_and_named_if_asked_for(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "GONE_SHOWN", 5)
+    for number in range(12):
+        broker.workers.beat(row(f"w{number}", *(["other"] if number % 3 else [])))
+        raw.zadd(keys.WORKERS, {f"w{number}": broker.connection.now_ms() - 1000 * (number + 1)})
+    seen = Gatherer(broker).look()
+    assert len(seen.gone) == 5
+    assert seen.more_gone == {("dummy", "dummy", "dummy"): 4, ("dummy", "other", "dummy"): 8}
+    said = [line.plain.strip() for line in overview_lines(seen) if "status --all" in line.plain]
+    assert [line.split()[0] for line in said] == ["4", "8"]
+    every = Gatherer(broker, all_gone=True).look()
+    assert sum("no word from it" in line.plain for line in overview_lines(every)) == 12
+    # A heartbeat ends a little sooner than its worker's name.
+    raw.delete(*(keys.heartbeat(f"w{number}") for number in range(5, 12)))
+    assert [each.worker.instance for each in Gatherer(broker).look().gone] == ["w4", "w3", "w2", "w1", "w0"]
 
 
 def test_a_list_reads_no_more_jobs_than_it_shows_and_one(broker: Broker, raw: redis_py.Redis) -> None:

@@ -59,8 +59,8 @@ WAITS: dict[str, Callable[[Job], object]] = {
     "wait": lambda job: job.wait(2),
     "wait_until_sealed": lambda job: job.wait_until_sealed(timeout=2),
     "iter_results": lambda job: list(job.iter_results(timeout=2)),
-    "await wait": lambda job: asyncio.run(AsyncJob(job).wait(2)),
-    "await wait_until_sealed": lambda job: asyncio.run(AsyncJob(job).wait_until_sealed(timeout=2)),
+    "await wait": lambda job: asyncio.run(AsyncJob(job).wait(3)),
+    "await wait_until_sealed": lambda job: asyncio.run(AsyncJob(job).wait_until_sealed(timeout=3)),
 }
 
 

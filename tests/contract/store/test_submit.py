@@ -25,7 +25,7 @@ from embedctl import (
 )
 from embedctl.broker import Broker
 from embedctl.enqueue import JobOptions, submit
-from embedctl.records import records_of
+from embedctl.records import RecordLike, records_of
 from embedctl.store import Completed, ServedModel
 from embedctl_config import keys, wire
 from embedctl_config.settings import Settings
@@ -83,8 +83,9 @@ def test_a_submission_that_died_is_taken_up_where_it_stopped(settings: Settings,
 def test_a_submission_without_a_key_that_can_not_be_read_is_cancelled(
     settings: Settings, broker: Broker, raw: redis_py.Redis
 ) -> None:
+    records: list[RecordLike] = [*TEXTS[:7], {"body": "x"}]
     with pytest.raises(InputError, match="record 7"):
-        enqueue_embeddings([*TEXTS[:7], {"body": "x"}], chunk_size=2, settings=settings)
+        enqueue_embeddings(iter(records), chunk_size=2, settings=settings)
     (job_id,) = members(raw, keys.ACTIVE)
     assert broker.jobs.status(job_id).state is JobState.CANCELLED
 
@@ -233,6 +234,7 @@ def test_a_producer_pauses_while_more_text_waits_than_the_mark(settings: Setting
 
 
 def test_a_redis_that_is_too_old_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    Broker.shared(settings).close()  # else what is known of the server counts for a while
     monkeypatch.setattr("embedctl.store.connection.OLDEST_REDIS", (99, 0))
     with pytest.raises(BrokerUnavailable, match=r"needs 6\.2 or newer"):
         enqueue_embeddings(["text"], settings=settings)

@@ -99,6 +99,34 @@ def test_many_workers_are_read_by_slices(broker: Broker, raw: redis_py.Redis, mo
     assert {worker.instance for worker in broker.workers.alive()} == {"w0", "w2", "w3", "w4"}
 
 
+def test_a_worker_that_beats_during_a_look_counts_once_and_hides_no_other(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_SLICE", 2)
+    for number in range(7):
+        broker.workers.beat(row(f"w{number}"))
+        raw.zincrby(keys.WORKERS, number, f"w{number}")
+    seen = []
+    for worker in broker.workers.alive():
+        seen.append(worker.instance)
+        broker.workers.beat(row(worker.instance))
+        raw.zincrby(keys.WORKERS, 100, worker.instance)
+    assert sorted(seen) == [f"w{number}" for number in range(7)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7])
+def test_workers_that_beat_in_the_same_millisecond_are_all_read(
+    count: int, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_SLICE", 2)
+    until = broker.connection.now_ms() + 15_000
+    instances = [f"w{number}" for number in range(count)]
+    for instance in instances:
+        broker.workers.beat(row(instance))
+        raw.zadd(keys.WORKERS, {instance: until})
+    assert sorted(worker.instance for worker in broker.workers.alive()) == instances
+
+
 def test_a_newer_worker_may_say_more_than_this_version_knows(broker: Broker, raw: redis_py.Redis) -> None:
     broker.workers.beat(row())
     facts = json.loads(raw.get(keys.heartbeat("w")) or "")
@@ -202,7 +230,7 @@ def test_many_workers_cost_a_submission_little(
         return facts["total_net_output_bytes"], facts.get("cmdstat_mget", {}).get("calls", 0)
 
     (first, reads), (again, reads_again) = cost(), cost()
-    assert (reads, reads_again) == (2, 0)  # slices of 200
+    assert (reads, reads_again) == (1, 0)  # one slice
     assert first > 60_000
     assert again < 30_000
     assert broker.jobs.status(broker.jobs.newest_ids(1)[0]).hardware == "dummy"

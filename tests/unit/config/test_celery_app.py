@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from kombu.transport.redis import Channel
 
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import SettingsError
+from embedctl_config.redis_url import sentinels_of
 from embedctl_config.settings import Settings
 
 URLS = [
@@ -129,3 +132,18 @@ def test_kombu_asks_every_sentinel_and_shows_no_password() -> None:
     facts = {name: value for name, value in found.info().items() if name != "password"}
     assert "p%40ss" not in str(facts)
     assert "p@ss" not in str(facts)
+
+
+def test_the_password_of_sentinels_is_read_anew_and_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("hunter2\n")
+    settings = Settings(redis_url="redis+sentinel://a:1,b:2/mine", sentinel_password_file=str(file))
+    app = make_celery(settings)
+    found = app.connection_for_read()
+    password = (found.transport_options or {})["sentinel_kwargs"]["credential_provider"]
+    assert password.get_credentials() == ("hunter2",)
+    file.write_text("hunter3\n")
+    assert password.get_credentials() == ("hunter3",)
+    json.dumps(found.info())  # workers send it to anyone who inspects them
+    shown = f"{found.info()} {app.conf.table(with_defaults=False, censored=True)} {sentinels_of(settings)}"
+    assert "hunter" not in shown

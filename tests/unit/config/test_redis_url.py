@@ -164,6 +164,17 @@ def test_sentinels_stand_in_the_place_of_the_host(
     assert database_of(url) == database
 
 
+@pytest.mark.parametrize(("content", "problem"), [(None, "can't be read: No such file"), ("\n", "is empty")])
+def test_a_password_of_sentinels_that_can_not_be_read_is_named(
+    tmp_path: Path, content: str | None, problem: str
+) -> None:
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SettingsError, match=rf"sentinel_password_file: {file} {problem}"):
+        sentinels_of(Settings(redis_url="redis+sentinel://a/mine", sentinel_password_file=str(file)))
+
+
 def test_an_instance_is_named_without_sentinels() -> None:
     assert sentinels_of(Settings(redis_url="redis://host:6379/0")) is None
 

@@ -220,6 +220,7 @@ def test_a_command_with_an_option_of_that_name_runs_too(monkeypatch: pytest.Monk
 GUARDED = {
     "redis_url": '"redis://attacker.example"',
     "redis_password_file": '"/etc/passwd"',
+    "sentinel_password_file": '"/etc/passwd"',
     "tls_ca_file": '"theirs.crt"',
     "insecure": "true",
     "data_url": '"s3://attackers"',
@@ -228,6 +229,10 @@ GUARDED = {
     "metrics_host": '"0.0.0.0"',
     "flower_address": '"0.0.0.0"',
     "flower_auth_file": '"theirs"',
+    "gateway_address": '"0.0.0.0"',
+    "gateway_keys_file": '"theirs"',
+    "gateway_tls_cert_file": '"theirs.pem"',
+    "gateway_tls_key_file": '"theirs.pem"',
 }
 
 
@@ -266,26 +271,42 @@ def test_a_found_file_may_not_take_the_password_elsewhere(sources: Sources) -> N
     assert "redis_url: not allowed" in problem
 
 
-def test_a_password_goes_with_the_url_that_it_stood_beside(sources: Sources, tmp_path: Path) -> None:
-    user = sources.user('redis_url = "rediss://worker@production"\nredis_password_file = "secret"\n')
-    assert sources.load().redis_password_file == "secret"
+PASSWORDS = pytest.mark.parametrize("name", ["redis_password_file", "sentinel_password_file"])
+
+
+@PASSWORDS
+def test_a_password_goes_with_the_url_that_it_stood_beside(sources: Sources, tmp_path: Path, name: str) -> None:
+    user = sources.user(f'redis_url = "rediss://worker@production"\n{name} = "secret"\n')
+    assert getattr(sources.load(), name) == "secret"
     named = tmp_path / "other.toml"
     named.write_text('redis_url = "redis://other"\n')
     for environ in ({"EMBEDCTL_CONFIG": str(named)}, {"EMBEDCTL_REDIS_URL": "redis://other"}):
         environ["HOME"] = str(sources.home)
         found, words = explain_settings(environ, directory=sources.project)
-        assert (found.redis_url, found.redis_password_file) == ("redis://other", "")
-        assert words["redis_password_file"] == f"default; that of {user} belongs to the redis_url there"
-    assert sources.load(redis_url="redis://other").redis_password_file == ""
+        assert (found.redis_url, getattr(found, name)) == ("redis://other", "")
+        assert words[name] == f"default; that of {user} belongs to the redis_url there"
+    assert getattr(sources.load(redis_url="redis://other"), name) == ""
 
 
-def test_a_password_is_not_joined_with_the_url_of_another_source(sources: Sources) -> None:
-    user = sources.user('redis_password_file = "secret"\n')
+@PASSWORDS
+def test_a_password_is_not_joined_with_the_url_of_another_source(sources: Sources, name: str) -> None:
+    user = sources.user(f'{name} = "secret"\n')
     (problem,) = sources.problems({"EMBEDCTL_REDIS_URL": "redis://other"})
-    assert f"redis_password_file comes from {user}, and redis_url from EMBEDCTL_REDIS_URL, which is stronger" in problem
-    assert sources.load({"EMBEDCTL_REDIS_URL": "redis://other", "EMBEDCTL_REDIS_PASSWORD_FILE": ""}).redis_url
-    both = {"EMBEDCTL_REDIS_URL": "redis://other", "EMBEDCTL_REDIS_PASSWORD_FILE": "own"}
-    assert sources.load(both).redis_password_file == "own"
+    assert f"{name} comes from {user}, and redis_url from EMBEDCTL_REDIS_URL, which is stronger" in problem
+    variable = f"EMBEDCTL_{name.upper()}"
+    assert sources.load({"EMBEDCTL_REDIS_URL": "redis://other", variable: ""}).redis_url
+    both = {"EMBEDCTL_REDIS_URL": "redis://other", variable: "own"}
+    assert getattr(sources.load(both), name) == "own"
+
+
+def test_each_password_is_judged_alone(sources: Sources) -> None:
+    user = sources.user('redis_password_file = "master"\nsentinel_password_file = "sentinels"\n')
+    problems = sources.problems({"EMBEDCTL_REDIS_URL": "redis://other"})
+    assert [problem.partition(" comes from ")[0] for problem in problems] == [
+        "redis_password_file",
+        "sentinel_password_file",
+    ]
+    assert all(str(user) in problem for problem in problems)
 
 
 def test_the_url_may_be_in_a_file_and_the_password_in_the_environment(sources: Sources, tmp_path: Path) -> None:

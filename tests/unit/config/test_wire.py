@@ -435,6 +435,12 @@ def test_a_job_has_the_lowest_version_that_knows_its_options(options: dict[str, 
     assert wire.version_for(options, "fp16") == 4
 
 
+def test_lanes_and_tenants_are_of_their_own_versions() -> None:
+    assert wire.version_for({"lane": "interactive", "data": "s"}, "fp16") == 6
+    assert wire.version_for({"lane": "interactive", "tenant": "acme"}, "fp32") == 7
+    assert wire.version_for({"lane": "normal", "tenant": "default"}, "fp32") == 1
+
+
 @pytest.mark.parametrize(
     "cell", [b"", b"{", b"[1]", b'"title"', b"{}{}", b'{"a": "\xff"}', b"null", b"[" * 50_000, b'{"a":' * 20_000]
 )

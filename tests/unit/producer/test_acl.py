@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from embedctl import store
-from embedctl.acl import ADMIN, SHORTEST_PASSWORD, USERS, access_list, read_passwords, script_commands
+from embedctl.acl import ADMIN, SHORTEST_PASSWORD, USERS, access_list, names_of, read_passwords, script_commands
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
+from embedctl_config.tenants import tag_of
 
 JOB = "20260731-235959-0123456789"
+TENANTS_JOB = f"20260731-235959-{tag_of('acme')}-0123456789"
 #: Methods of redis-py that are no command of the same name; those of no command at all are empty.
 METHODS = {
     "hscan_iter": "hscan",
@@ -31,7 +33,7 @@ METHODS = {
     "close": "",
     "from_url": "",
 }
-NO_KEYS = ("of_job", "of_queue", "is_job_id", "created_s")
+NO_KEYS = ("of_job", "of_queue", "is_job_id", "created_s", "tag_in", "patterns_of", "patterns_of_tenant")
 #: What a function of `keys` is called with.
 ARGUMENTS = {
     "job_id": JOB,
@@ -46,7 +48,11 @@ ARGUMENTS = {
     "lane": "interactive",
     "tenant": "team@a.example",
     "size": "small",
+    "tag": tag_of("team@a.example"),
+    "digest": "0123456789abcdef",
     "version": 2,
+    "file_id": "file-019ab2c3d4e0123456789abc",
+    "batch_id": "batch_019ab2c3d4e0123456789abc",
 }
 
 
@@ -76,7 +82,7 @@ def key_functions() -> list[str]:
 
 
 def allowed(user: str) -> set[str]:
-    made = access_list(dict.fromkeys([*USERS, ADMIN], ("x" * 16,)), database=0)
+    made = access_list(dict.fromkeys(names_of(["acme"]), ("x" * 16,)), database=0)
     return set(next(line for line in made.splitlines() if line.startswith(f"user {user} ")).split())
 
 
@@ -90,7 +96,7 @@ def test_every_command_of_the_store_is_one_that_a_user_may_run() -> None:
 
 
 def test_every_script_is_run_by_somebody_who_may_run_it() -> None:
-    shared = ("prelude", "deaths", "repair", "rest")
+    shared = ("prelude", "deaths", "repair", "rest", "sums")
     scripts = {
         file.name.removesuffix(".lua") for file in files("embedctl.store").iterdir() if file.name.endswith(".lua")
     }
@@ -101,12 +107,62 @@ def test_every_script_is_run_by_somebody_who_may_run_it() -> None:
             assert {f"+{command}" for command in script_commands(script)} <= allowed(name)
 
 
+@pytest.mark.parametrize("job_id", [JOB, TENANTS_JOB], ids=["plain", "of a tenant"])
 @pytest.mark.parametrize("name", key_functions())
-def test_every_key_matches_the_pattern_of_those_who_use_it(name: str) -> None:
+def test_every_key_matches_the_pattern_of_those_who_use_it(name: str, job_id: str) -> None:
+    key = key_by(name, job_id)
+    roles = keys.ACCESS[next(pattern for pattern in keys.ACCESS if fnmatchcase(key_by(name, JOB), pattern))]
+    assert matches(key, "worker") is ("worker" in roles or name == "uncommitted_result")
+    assert [role for role in roles if role in USERS and not matches(key, role)] == []
+
+
+def key_by(name: str, job_id: str) -> str:
     function = getattr(keys, name)
-    key = function(*(ARGUMENTS[parameter] for parameter in inspect.signature(function).parameters))
-    assert any(fnmatchcase(key, pattern) for pattern in keys.ACCESS), key
-    assert any(fnmatchcase(key, rule.removeprefix("~")) for rule in allowed("worker") if rule.startswith("~"))
+    key: str = function(
+        *({**ARGUMENTS, "job_id": job_id}[parameter] for parameter in inspect.signature(function).parameters)
+    )
+    return key
+
+
+def matches(key: str, user: str) -> bool:
+    return any(fnmatchcase(key, rule.removeprefix("~")) for rule in allowed(user) if rule.startswith("~"))
+
+
+def test_a_tenant_has_the_keys_of_its_own_jobs_alone() -> None:
+    of_jobs = [name for name in key_functions() if "job_id" in inspect.signature(getattr(keys, name)).parameters]
+    assert len(of_jobs) > 15
+    others = [JOB, TENANTS_JOB.replace(tag_of("acme"), tag_of("globex"))]
+    for name in of_jobs:
+        own = key_by(name, TENANTS_JOB)
+        assert matches(own, "tenant-acme") is (name != "uncommitted_result" or matches(own, "producer")), name
+        assert not any(matches(key_by(name, job_id), "tenant-acme") for job_id in others), name
+    assert matches(keys.flow("normal", "acme", "embed.cpu.m"), "tenant-acme")
+    assert not matches(keys.flow("normal", "globex", "embed.cpu.m"), "tenant-acme")
+    assert [matches(keys.quota(tenant), "tenant-acme") for tenant in ("acme", "globex")] == [True, False]
+    assert matches(keys.idempotency("k", tag_of("acme")), "tenant-acme")
+    assert not any(matches(keys.idempotency("k", tag), "tenant-acme") for tag in ("", tag_of("globex")))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("default", "the jobs of tenant 'default' are seen by everybody with the password of producer"),
+        ("team/a", "tenant 'team/a' can't have a user of Redis"),
+        ("a b", "tenant 'a b': use 1 to 64 characters"),
+    ],
+)
+def test_a_tenant_without_a_user_is_named(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read_passwords(tmp_path, [name])
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_ids_of_a_tenants_jobs_tell_whose_they_are() -> None:
+    assert keys.is_job_id(TENANTS_JOB)
+    assert (keys.tag_in(TENANTS_JOB), keys.tag_in(JOB)) == (tag_of("acme"), "")
+    assert fnmatchcase(TENANTS_JOB, keys.TENANTS_JOB_IDS.format(tag=tag_of("acme")))
+    assert keys.created_s(TENANTS_JOB) == keys.created_s(JOB)
+    assert tag_of("default") == ""
 
 
 def test_constants_are_keys_too() -> None:
@@ -121,7 +177,11 @@ def test_a_job_id_is_of_the_form_that_its_pattern_has() -> None:
 
 
 def test_who_looks_at_jobs_sees_neither_texts_nor_vectors() -> None:
-    hidden = [keys.chunk_input(JOB, 3), keys.chunk_result(JOB, 3), keys.uncommitted_result(JOB, 3, "t")]
+    hidden = [
+        key
+        for job_id in (JOB, TENANTS_JOB)
+        for key in (keys.chunk_input(job_id, 3), keys.chunk_result(job_id, 3), keys.uncommitted_result(job_id, 3, "t"))
+    ]
     for user in ("monitor", "flower"):
         patterns = [rule.removeprefix("~") for rule in allowed(user) if rule.startswith("~")]
         assert not [key for key in hidden for pattern in patterns if fnmatchcase(key, pattern)]

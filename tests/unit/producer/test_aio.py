@@ -25,6 +25,7 @@ from embedctl import (
 )
 from embedctl.broker import Broker
 from embedctl.patience import OUTAGE_S
+from embedctl.waiting import Waiter
 from embedctl_config.errors import BrokerFull, WaitTimeout
 
 #: Parameters and results whose types differ, as the twin's are asynchronous.
@@ -197,6 +198,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for module in (patience, polling):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(asyncio, "sleep", clock.sleep)
+
+    async def nothing_happens(_: Waiter, seen: str, timeout_s: float, *, only_end: bool) -> str:
+        await clock.sleep(timeout_s)
+        return seen
+
+    monkeypatch.setattr(polling, "_next_event", nothing_happens)
     return clock
 
 
@@ -205,8 +212,13 @@ def job() -> AsyncJob:
     return AsyncJob(Job("20261121-000000-0000000000", Broker.connect(Settings(redis_url="unix:///nowhere"))))
 
 
+#: Nobody's events are heard here.
+NOBODY = Waiter("20261121-000000-0000000000", Broker.connect(Settings(redis_url="unix:///nowhere")))
+NOT_YET = polling.NotYet(1.0, only_end=False)
+
+
 def looking(look: Callable[[], str], deadline: float | None = None) -> str:
-    return asyncio.run(polling.eventually(look, polling.ProgressRelay(), deadline))
+    return asyncio.run(polling.eventually(NOBODY, look, polling.ProgressRelay(), deadline))
 
 
 def raising_until(clock: Clock, moment: float, error: Exception) -> Callable[[], str]:
@@ -219,16 +231,22 @@ def raising_until(clock: Clock, moment: float, error: Exception) -> Callable[[],
 
 
 def test_pauses_grow_with_the_time_waited(clock: Clock) -> None:
-    assert looking(raising_until(clock, 1100, polling.NotYet())) == "seen"
-    assert clock.pauses[0] == pytest.approx(0.05)
-    assert clock.pauses[-1] == 1.0
+    assert looking(raising_until(clock, 1100, NOT_YET)) == "seen"
+    assert clock.pauses[0] == 1.0
+    assert clock.pauses[-1] == 5.0
     assert clock.pauses == sorted(clock.pauses)
     late = [pause / (sum(clock.pauses[:at]) or 1) for at, pause in enumerate(clock.pauses)]
     assert max(late[8:]) <= 1 / 8 + 1e-9
 
 
+def test_who_wants_to_be_told_is_told_every_second(clock: Clock) -> None:
+    relay = polling.ProgressRelay(lambda _: None, is_asked=True)
+    asyncio.run(polling.eventually(NOBODY, raising_until(clock, 1100, NOT_YET), relay))
+    assert set(clock.pauses) == {1.0}
+
+
 def test_a_pause_ends_with_the_time_to_wait(clock: Clock) -> None:
-    assert looking(raising_until(clock, 1010, polling.NotYet()), deadline=1010) == "seen"
+    assert looking(raising_until(clock, 1010, NOT_YET), deadline=1010) == "seen"
     assert clock.now == pytest.approx(1010)
 
 
@@ -255,7 +273,7 @@ def test_a_redis_that_is_away_now_and_then_is_not_given_up(clock: Clock) -> None
     def look() -> str:
         if clock.now > 1000 + 3 * OUTAGE_S:
             return "seen"
-        raise polling.NotYet if next(looks) % 2 else BrokerUnavailable("away")
+        raise NOT_YET if next(looks) % 2 else BrokerUnavailable("away")
 
     assert looking(look) == "seen"
 

@@ -12,10 +12,12 @@ from embedctl.monitoring.backlog import Backlog
 from embedctl.monitoring.metrics import BacklogMetrics
 from embedctl.monitoring.watch import Sweep
 from embedctl.store.backlog import WaitingJob
+from embedctl.store.quotas import Quota
 from embedctl_config.errors import MissingExtra
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 JOB = WaitingJob("cpu", "m", "normal", "default", chunks=7, size=420, opened_ms=1_000, progressed_ms=3_000)
+QUOTA = Quota("default", "w", {"max_jobs": 5}, {"max_jobs": 2, "max_waiting_records": 3, "max_waiting_bytes": 4})
 
 
 class Watch:
@@ -26,7 +28,7 @@ class Watch:
     def __init__(self, *jobs: WaitingJob) -> None:
         backlog = Backlog()
         backlog.add(jobs)
-        self._sweep = Sweep(backlog, {("cpu", "m"): 2}, began=100.0, took_s=0.5, now_ms=10_000)
+        self._sweep = Sweep(backlog, {("cpu", "m"): 2}, [QUOTA], began=100.0, took_s=0.5, now_ms=10_000)
 
     def sweep(self) -> Sweep | None:
         return self._sweep
@@ -73,3 +75,10 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(MissingExtra, match=r"`embedctl metrics` needs .* pip install 'embedctl\[metrics\]'"):
         __import__("embedctl.monitoring.serve")
+
+
+def test_a_tenant_s_limits_stand_beside_what_it_has_of_them() -> None:
+    found = served(JOB)
+    labels = {"tenant": "default", "limit": "max_jobs"}
+    for name, value in (("embedctl_tenant_limit", 5), ("embedctl_tenant_limit_used", 2)):
+        assert [(each.labels, each.value) for each in found[name].samples] == [(labels, value)]

@@ -72,6 +72,14 @@ def test_a_url_that_cannot_be_read_is_a_settings_error_without_its_secret(url: s
     assert SECRET not in str(raised.value)
 
 
+def test_sentinels_that_are_not_there_are_named_without_descriptions_of_objects() -> None:
+    url = "redis+sentinel://127.0.0.1:1,127.0.0.1:2/mine"
+    with pytest.raises(BrokerUnavailable) as raised:
+        Connection(Settings(redis_url=url)).now_ms()
+    said = f"Redis at {url} can't be reached: No master found for 'mine'. Does it run, and "
+    assert str(raised.value).startswith(said)
+
+
 def test_no_url_says_what_to_set() -> None:
     with pytest.raises(SettingsError, match="EMBEDCTL_REDIS_URL"):
         Connection(Settings())

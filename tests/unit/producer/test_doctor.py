@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from embedctl.doctor import Level, redis_findings, room_findings
+from embedctl.doctor import Level, limit_findings, redis_findings, room_findings
+from embedctl.store.quotas import Quota
+from embedctl_config.tenants import TenantEntry
 
 GOOD = {
     "appendonly": "yes",
@@ -95,3 +99,40 @@ def test_the_bounds_of_a_job_are_held_against_maxmemory(text: int, results: int,
 
 def test_a_redis_without_a_limit_has_room() -> None:
     assert not list(room_findings(256, 128, 0))
+
+
+QUOTA = Quota("a", "w@h", {"max_jobs": 5}, {"max_jobs": 2, "max_waiting_records": 0, "max_waiting_bytes": 0})
+
+
+@pytest.mark.parametrize(
+    ("tenants", "quotas", "level", "says"),
+    [
+        ({}, [QUOTA], Level.OK, "2 of 5 (max_jobs), of worker w@h"),
+        ({"a": TenantEntry(max_jobs=5)}, [QUOTA], Level.OK, "2 of 5 (max_jobs), of worker w@h"),
+        ({}, [dataclasses.replace(QUOTA, limits={"max_jobs": 2})], Level.WARN, "2 of 2 (max_jobs), of worker w@h"),
+        (
+            {"a": TenantEntry(max_jobs=7)},
+            [QUOTA],
+            Level.WARN,
+            "2 of 5 (max_jobs), of worker w@h; the settings here say: max_jobs 7",
+        ),
+        (
+            {"a": TenantEntry(weight=2.0)},
+            [QUOTA],
+            Level.WARN,
+            "2 of 5 (max_jobs), of worker w@h; the settings here say: no limits",
+        ),
+        ({"a": TenantEntry(max_jobs=7)}, [], Level.WARN, "no limits; the settings here say: max_jobs 7"),
+    ],
+)
+def test_a_tenant_s_limits_are_shown_with_what_it_has_and_with_other_settings(
+    tenants: dict[str, TenantEntry], quotas: list[Quota], level: Level, says: str
+) -> None:
+    (finding,) = limit_findings(tenants, quotas)
+    assert (finding.subject, finding.level, finding.found) == ("tenant a", level, says)
+    assert bool(finding.remedy) is (level is Level.WARN)
+
+
+def test_a_tenant_without_limits_is_not_shown() -> None:
+    quotas = [dataclasses.replace(QUOTA, limits={})]
+    assert list(limit_findings({"a": TenantEntry(weight=2.0), "b": TenantEntry()}, quotas)) == []

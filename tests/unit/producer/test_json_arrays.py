@@ -175,6 +175,7 @@ def test_an_element_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch)
         parsed(b'["a", "' + b"x" * 10_000 + b'"]', 100)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_array() -> None:
     class Endless(io.RawIOBase):
         """An array of 100 MB that is made as it is read."""

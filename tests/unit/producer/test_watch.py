@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,10 +13,12 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from embedctl import rates
+from embedctl.cli.json_forms import overview_json
 from embedctl.overview import GONE_SHOWN, JobPace, Overview, QueueState, WorkerState
 from embedctl.rates import Rate
 from embedctl.store import GoneWorker, JobStatus, ServedModel, WorkerRow
 from embedctl.store.status import parse_status
+from embedctl.terminal import drawing
 from embedctl.terminal.columns import Column, arrange, plain, share
 from embedctl.terminal.drawing import bar, duration, job_lines, number, overview_lines
 from embedctl.terminal.watch import Feed
@@ -198,8 +201,42 @@ def test_only_busy_workers_count_for_the_sums() -> None:
 
 
 def test_more_workers_gone_than_are_listed() -> None:
-    seen = overview(gone=[gone(at) for at in range(GONE_SHOWN)])
-    assert f"({GONE_SHOWN}+ gone)" in shown(seen)[0]
+    first = [gone(at) for at in range(GONE_SHOWN)]
+    kind, other = first[0].worker.kind, ("gpu", "large", "torch")
+    seen = replace(overview(gone=first), more_gone={kind: 1_234, other: 2})
+    lines = shown(seen)
+    assert "(1,236 gone)" in lines[0]
+    folded = "  {} gone in the last 5 minutes; `embedctl status --all` names them"
+    assert lines[lines.index("cpu mini · 0 live · packed") + 1] == folded.format(1234)
+    assert lines[lines.index("gpu large · 0 live · torch") + 1] == folded.format(2)
+
+
+def test_as_json_everything_is_there_at_every_depth() -> None:
+    seen = everything_once()
+    facts = json.loads(overview_json(seen))
+    plain_facts = json.loads(json.dumps(asdict(seen), default=str))
+    for each, state in zip(plain_facts["workers"], seen.workers, strict=True):
+        each["row"]["activity"] = state.row.activity
+    assert facts["workers"] == [each["row"] for each in plain_facts["workers"]]
+    assert facts["workers"][0]["models"]["mini"]["dim"] == 384
+    assert facts["gone"] == plain_facts["gone"]
+    assert facts["queues"] == plain_facts["queues"]
+    assert {each["id"] for each in facts["jobs"]} == {pace.job.id for pace in (*seen.active, *seen.ended)}
+
+
+def test_only_the_rows_that_fit_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[WorkerState] = []
+    worker_row = drawing._worker_row
+
+    def noted(state: WorkerState, now: datetime) -> Any:
+        made.append(state)
+        return worker_row(state, now)
+
+    monkeypatch.setattr(drawing, "_worker_row", noted)
+    seen = overview([busy(worker(at)) for at in range(300)], gone=[gone(at) for at in range(2)])
+    lines = shown(seen, 140, 30)
+    assert len(lines) == 30
+    assert len(made) < 30
 
 
 @pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 1), (24, 1)])

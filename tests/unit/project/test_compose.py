@@ -208,6 +208,8 @@ def test_every_variable_and_every_profile_stands_in_the_page() -> None:
 
 def test_the_page_names_secrets_that_setup_makes_or_that_it_says_how_to_add() -> None:
     made = {Path(secret["file"]).name for secret in FILE["secrets"].values()}
+    mounted = [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
+    made |= {Path(volume.partition(":")[0]).name for volume in mounted if volume.startswith("./secrets/")}
     added = {
         Path(secret["file"]).name
         for block in YAML_BLOCKS

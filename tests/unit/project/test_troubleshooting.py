@@ -14,7 +14,7 @@ from embedctl_config.wire import ErrorCode
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "troubleshooting.md"
-PACKAGES = ("producer/embedctl", "workers/embedctl_workers", "config/embedctl_config")
+PACKAGES = ("producer/embedctl", "gateway/embedctl_gateway", "workers/embedctl_workers", "config/embedctl_config")
 #: What differs from one message to the next, on the page.
 HOLE = "…"
 #: The same in the source.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from embedctl.monitoring.endpoint import Endpoint
-from embedctl.store.workers import HUNG_AFTER_S
+from embedctl.store.heartbeats import HUNG_AFTER_S
 from embedctl_config import keys
 from embedctl_config.errors import SettingsError
 from embedctl_workers.serving.health import STUCK_AFTER_S, Health

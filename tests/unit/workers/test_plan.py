@@ -18,7 +18,7 @@ from embedctl_workers.machine.devices import Accelerator
 from embedctl_workers.machine.discovery import CpuSet, Machine
 from embedctl_workers.models.files import resolve_model
 from embedctl_workers.models.tuning import Tuned, save_tuned
-from embedctl_workers.supervising.plan import Plan, make_plan
+from embedctl_workers.supervising.plan import Plan, make_plan, with_gateway
 
 CPU_CLASSES = {name: entry for name, entry in SHIPPED_CLASSES.items() if entry.device == "cpu"}
 CLASSES = {
@@ -287,3 +287,16 @@ def test_a_class_that_the_cpu_has_nothing_for_is_refused_at_once(monkeypatch: py
         make_plan(SETTINGS, LAPTOP, classes=["cpu-bf16"])
     monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
     assert [each.hardware for each in make_plan(SETTINGS, LAPTOP, classes=["cpu-bf16"]).workers] == ["cpu-bf16"]
+
+
+def test_a_gateway_has_the_class_and_the_model_of_the_settings_if_a_worker_has() -> None:
+    for hardware, models, variables in (
+        ("auto", ["other", SETTINGS.model], f"auto EMBEDCTL_MODEL={SETTINGS.model}"),
+        ("cpu-int8", ["other", "third"], "auto EMBEDCTL_MODEL=other"),
+        ("cpu", ["other"], "cpu EMBEDCTL_MODEL=other"),
+    ):
+        settings = SETTINGS.replace(hardware=hardware)
+        plan = with_gateway(make_plan(settings, LAPTOP, classes=["cpu"], models=models), settings)
+        assert plan.gateway is not None
+        assert plan.gateway.address == "127.0.0.1:8080"
+        assert str(plan).endswith(f"  EMBEDCTL_HARDWARE={variables} embedctl gateway")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from urllib.parse import urlsplit
 
 import click
 
 from embedctl.broker import Broker
 from embedctl.local import state_of, watched_redis
 from embedctl_config.command_group import one_line_errors
-from embedctl_config.errors import ModelError
+from embedctl_config.errors import ModelError, SettingsError
+from embedctl_config.redis_url import secret_url
 from embedctl_config.settings import ENV_PREFIX, Settings, load_settings
 from embedctl_workers.commands.options import log_level_option
 from embedctl_workers.machine.devices import Accelerator, format_cpus
@@ -23,7 +25,8 @@ from embedctl_workers.models.cache import cache_folder
 from embedctl_workers.models.files import resolve_model
 from embedctl_workers.models.tuning import advised_workers
 from embedctl_workers.serving import logs
-from embedctl_workers.supervising.plan import Plan, make_plan
+from embedctl_workers.supervising.gateway import GatewayProcess
+from embedctl_workers.supervising.plan import Plan, make_plan, with_gateway
 from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.supervisor import Supervisor
 
@@ -56,6 +59,13 @@ _OF_ONE_WORKER = frozenset(
     help="CPUs that the workers share, such as 0-3. Default: all.",
 )
 @click.option(
+    "--gateway",
+    is_flag=True,
+    envvar="EMBEDCTL_GATEWAY",
+    show_envvar=True,
+    help="Also answer requests over HTTP, as `embedctl gateway` does with its settings. Needs the extra `gateway`.",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     envvar="EMBEDCTL_DRY_RUN",
@@ -64,7 +74,9 @@ _OF_ONE_WORKER = frozenset(
 )
 @log_level_option
 @one_line_errors("embedctl up")
-def main(classes: tuple[str, ...], models: tuple[str, ...], cpus: str | None, log_level: str, *, dry_run: bool) -> None:
+def main(
+    classes: tuple[str, ...], models: tuple[str, ...], cpus: str | None, log_level: str, *, gateway: bool, dry_run: bool
+) -> None:
     """Keep a worker running on each device of this machine until stopped with SIGTERM or Ctrl-C.
 
     A worker that dies is started again. If EMBEDCTL_REDIS_URL is not set, a private Redis runs as well. In that
@@ -80,6 +92,9 @@ def main(classes: tuple[str, ...], models: tuple[str, ...], cpus: str | None, lo
         models=models,
         advice=partial(workers_as_tuned, settings),
     )
+    if gateway:
+        _check_user(settings)
+        plan = with_gateway(plan, settings)
     for note in plan.notes:
         log.warning("%s", note)
     if dry_run:
@@ -93,6 +108,7 @@ def _up(settings: Settings, plan: Plan, log_level: str) -> None:
 
     Raises:
         BrokerUnavailable, WorkerError: see :meth:`Supervisor.run`.
+        WorkerError: the gateway can't start.
         MissingExtra: no redis-server is installed.
     """
     own = {name: value for name, value in os.environ.items() if name not in _OF_ONE_WORKER}
@@ -101,6 +117,7 @@ def _up(settings: Settings, plan: Plan, log_level: str) -> None:
             own |= {"EMBEDCTL_REDIS_URL": ours.redis_url, "EMBEDCTL_REDIS_PASSWORD_FILE": ""}
         broker = Broker.connect(ours)
         broker.connection.now_ms()  # so that nothing is started if the URL or the password is wrong
+        gateway = _started_gateway(settings, {**own, **plan.gateway.environment}) if plan.gateway else None
         registry = RegistryLink(broker)
 
         def say_ready() -> None:
@@ -118,10 +135,31 @@ def _up(settings: Settings, plan: Plan, log_level: str) -> None:
                 options=("--log-level", log_level),
                 on_ready=say_ready,
                 check=check,
+                gateway=gateway,
             ).run()
         finally:
             registry.close()
             broker.close()
+
+
+def _check_user(settings: Settings) -> None:
+    """See that the user of Redis may also submit jobs.
+
+    Raises:
+        SettingsError: it is the workers' own user, who may not.
+    """
+    if settings.redis_url and urlsplit(secret_url(settings)).username == "worker":
+        raise SettingsError(
+            "--gateway: Redis' user worker may not submit jobs, as a gateway does: leave --gateway out, and run "
+            "`embedctl gateway` as the user producer"
+        )
+
+
+def _started_gateway(settings: Settings, environment: Mapping[str, str]) -> GatewayProcess:
+    # A gateway needs a little longer to end than its requests.
+    gateway = GatewayProcess(environment, patience_s=settings.gateway_timeout_s + 15)
+    gateway.start()
+    return gateway
 
 
 @contextmanager

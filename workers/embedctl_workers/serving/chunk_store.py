@@ -67,7 +67,7 @@ class ChunkStore:
         return self._patiently(held, lambda: self._broker.jobs.bytes_of(claim.input))
 
     def complete(self, claimed: ClaimedChunk, encoded: EncodedChunk) -> None:
-        """Store the result of a chunk, and send the tickets that this makes possible.
+        """Store the result of a chunk. Its ticket is over then, and others can be sent.
 
         Raises:
             BrokerUnavailable, BrokerRefused: as by :meth:`renew`.
@@ -101,7 +101,6 @@ class ChunkStore:
         )
         if answer != "ok":
             log.info("the chunk's result was not needed: %s", answer, extra=held.fields)
-        self._broker.send_issued(job, over=held.chunk)
 
     def give_back(self, held: Held, *, delay_s: float, trouble: str = "", doubts: Doubts | None = None) -> None:
         """End the lease of a chunk that this worker does not complete. If Redis is away, the lease lapses instead.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from embedctl.store.workers import HUNG_AFTER_S
+from embedctl.store.heartbeats import HUNG_AFTER_S
 from embedctl_config import keys
 from embedctl_workers.serving.in_hand import InHand
 

@@ -13,6 +13,7 @@ from embedctl.reaper import Reaper
 from embedctl.store import WorkerRow
 from embedctl_config.errors import BrokerRefused, EmbedctlError, ExitStatus
 from embedctl_workers.serving.in_hand import InHand
+from embedctl_workers.serving.limits import Limits
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Heartbeat:
         self._return_tickets = return_tickets
         self._interval_s = min(INTERVAL_S, broker.settings.lease_s / 3)
         self._reaper = Reaper(broker)
+        self._limits = Limits(broker)
         self._stop = threading.Event()
         #: By the monotonic clock: when its thread last began a step, when it began the last beat that Redis took, and
         #: when the reaper last began a round.
@@ -89,11 +91,14 @@ class Heartbeat:
 
     def _reap(self) -> None:
         while True:
-            for step in (self._wake, self._reaper.round):
+            for step in (self._state_limits, self._wake, self._reaper.round):
                 self.reaped_at = time.monotonic()
                 self._do("reaper", step)
             if self._stop.wait(self._interval_s):
                 return
+
+    def _state_limits(self) -> None:
+        self._limits.round(self._describe().name)
 
     def _wake(self) -> None:
         """Have chunks that wait for a worker of these queues looked at again."""

@@ -124,9 +124,13 @@ class ChunkRunner:
                 self._returned.append(ticket)
                 return
             joined: list[_Joined] = []
-            self._safely(held, ticket, lambda: self._run(held, ticket, joined))
+            over: list[_Over] = []
+            self._safely(held, ticket, lambda: self._run(held, ticket, joined, over))
             for each in joined:
-                self._safely(each.claimed.held, each.ticket, partial(self._finish, each.claimed, each.share))
+                self._safely(
+                    each.claimed.held, each.ticket, partial(self._finish, each.claimed, each.ticket, over, each.share)
+                )
+            self._send_what_follows(over)
         if rest_s := max(each.rest_s for each in (held, *(other.claimed.held for other in joined))):
             self.draining.wait(rest_s)
 
@@ -185,8 +189,25 @@ class ChunkRunner:
         finally:
             self.in_hand.drop(held)
 
-    def _run(self, held: Held, ticket: Ticket, joined: list[_Joined]) -> None:
-        """Do what a ticket says; `joined` gets chunks that were claimed to be encoded with its own."""
+    def _send_what_follows(self, over: list[_Over]) -> None:
+        """Send the tickets that have room because others are over. If that fails, those come again and find it so."""
+        if not over:
+            return
+        try:
+            self._broker.send_issued_over([(job, ticket.chunk) for job, ticket in over])
+        except Exception as error:
+            log.warning(  # (its message may quote a text)
+                "the tickets that follow have to wait (%s)", type(error).__name__, exc_info=redacted_exc_info(error)
+            )
+            self._returned.extend(ticket for _, ticket in over)
+
+    def _run(self, held: Held, ticket: Ticket, joined: list[_Joined], over: list[_Over]) -> None:
+        """Do what a ticket says.
+
+        Args:
+            joined: gets chunks that were claimed to be encoded with its own.
+            over: gets the ticket once its chunk has ended.
+        """
         job = self._job(held.job_id)
         if job.precision != self._hardware.precision:
             # Two hosts configure a class of this name differently.
@@ -210,12 +231,19 @@ class ChunkRunner:
             share, *shares = self._encoding.encode_together([claimed, *(each.claimed for each in joined)])
             for each, its_share in zip(joined, shares, strict=True):
                 each.share = its_share
-        self._finish(claimed, share)
+        self._finish(claimed, ticket, over, share)
 
     def _claimed(self, held: Held, job: JobStatus, ticket: Ticket) -> ClaimedChunk | None:
         """Claim a chunk and read its text; None if Redis says no, or the text is damaged."""
-        claim = self._claim(held, ticket)
-        if claim is None:
+        fingerprint = self._encoders[held.model].backend.fingerprint
+        claim = self._broker.jobs.claim(
+            held.job_id, held.chunk, token=held.token, instance=self._instance, fingerprint=fingerprint
+        )
+        return self._read(held, job, ticket, claim)
+
+    def _read(self, held: Held, job: JobStatus, ticket: Ticket, claim: Claim) -> ClaimedChunk | None:
+        """Read the text of a chunk; None if it could not be claimed, or the text is damaged."""
+        if not self._is_ours(held, ticket, claim):
             self._broker.send_issued(job, over=held.chunk)  # other jobs may wait for the room that its ticket had
             return None
         self.in_hand.take(held)
@@ -231,28 +259,36 @@ class ChunkRunner:
 
     def _gather(self, claimed: ClaimedChunk, joined: list[_Joined]) -> None:
         """Claim waiting chunks that may be encoded with this one. If that fails, it is encoded with fewer."""
-        queue = claimed.job.queue
         try:
-            for candidate in self._gathering.candidates(claimed):
-                found = self._take(candidate, claimed.held.model)
-                joined += [found] if found else []
-            self._gathering.took(queue, [each.queued for each in joined])
+            found = [(each, self._to_hold(each, claimed.held.model)) for each in self._gathering.candidates(claimed)]
+            wanted = [(held.job_id, held.chunk, held.token) for _, held in found]
+            fingerprint = claimed.encoder.backend.fingerprint
+            claims = self._broker.jobs.claim_all(wanted, instance=self._instance, fingerprint=fingerprint)
+            for (candidate, held), claim in zip(found, claims, strict=True):
+                if isinstance(claim, Claim):
+                    taken = self._take(candidate, held, claim)
+                    joined += [taken] if taken else []
+            self._gathering.took(claimed.job.queue, [each.queued for each in joined])
         except (BrokerUnavailable, NotPermitted) as error:
             log.info("no more chunks are joined to it: %s", error, extra=claimed.held.fields)
 
-    def _take(self, candidate: Candidate, model: str) -> _Joined | None:
-        """Claim a waiting chunk; None if it is left to its ticket."""
+    def _to_hold(self, candidate: Candidate, model: str) -> Held:
+        return Held(candidate.ticket.job_id, candidate.ticket.chunk, secrets.token_hex(8), model)
+
+    def _take(self, candidate: Candidate, held: Held, claim: Claim) -> _Joined | None:
+        """Read a waiting chunk that was asked for; None if it is left to its ticket."""
         queued, job = candidate.ticket, candidate.job
         ticket = Ticket(job.queue, queued.job_id, queued.chunk, queued.facts)
-        held = Held(queued.job_id, queued.chunk, secrets.token_hex(8), model)
         try:
-            claimed = self._claimed(held, job, ticket)
+            claimed = self._read(held, job, ticket, claim)
             if claimed is not None and may_be_joined(claimed):
                 return _Joined(queued, ticket, claimed)
             if claimed is not None:  # it has failed since we looked
                 self._store.give_back(held, delay_s=0)
         except JobError as error:
             log.info("the chunk is not wanted: %s", error, extra=held.fields)
+        except BrokerUnavailable as error:  # the lease lapses, and the others are claimed too
+            log.warning("the chunk has to wait: %s", error, extra=held.fields)
         except BaseException:
             self.in_hand.drop(held)
             raise
@@ -271,14 +307,9 @@ class ChunkRunner:
         named = (row.loaded.get(job.model) for row in self._broker.workers.alive(job.queue))
         return any(served is not None and served.fingerprint != ours for served in named)
 
-    def _claim(self, held: Held, ticket: Ticket) -> Claim | None:
-        """Claim a chunk; None if Redis says no."""
-        waited_s = self._age_s(ticket)
-        fingerprint = self._encoders[held.model].backend.fingerprint
-        claim = self._broker.jobs.claim(
-            held.job_id, held.chunk, token=held.token, instance=self._instance, fingerprint=fingerprint
-        )
-        self._telemetry.claimed(held.model, claim, waited_s)
+    def _is_ours(self, held: Held, ticket: Ticket, claim: Claim) -> bool:
+        """Whether a chunk was claimed; notes what the answer says of it."""
+        self._telemetry.claimed(held.model, claim, self._age_s(ticket))
         if claim.answer is not ClaimAnswer.OK:
             log.log(
                 logging.WARNING if claim.answer in (ClaimAnswer.MISMATCH, ClaimAnswer.LOST) else logging.DEBUG,
@@ -286,12 +317,16 @@ class ChunkRunner:
                 f"{claim.answer} {claim.fingerprint}".rstrip(),
                 extra=held.fields,
             )
-            return None
+            return False
         held.attempt, held.doubts = claim.attempt, claim.doubts
-        return claim
+        return True
 
-    def _finish(self, claimed: ClaimedChunk, share: Share | None = None) -> None:
-        """Encode a chunk, and store its result or leave it to another worker."""
+    def _finish(self, claimed: ClaimedChunk, ticket: Ticket, over: list[_Over], share: Share | None) -> None:
+        """Encode a chunk, and store its result or leave it to another worker. Raises as :meth:`ChunkStore.complete`.
+
+        Args:
+            over: gets the ticket if the chunk has ended.
+        """
         held, job = claimed.held, claimed.job
         encoded = self._encoding.encode(claimed, share)
         if encoded is None or self.sick is not None:  # another thread may have found out that these vectors are wrong
@@ -304,6 +339,7 @@ class ChunkRunner:
             self._unsure.end()
             self._telemetry.encoded(held.model, encoded.tokens, encoded.positions)
             self._store.complete(claimed, encoded)
+            over.append((job, ticket))
         else:
             self._ask_another(job, held, encoded)
 
@@ -393,6 +429,10 @@ class _Joined:
     ticket: Ticket
     claimed: ClaimedChunk
     share: Share | None = None
+
+
+#: A chunk that has ended: its job, and its ticket.
+_Over = tuple[JobStatus, Ticket]
 
 
 class _NotForMe(Exception):

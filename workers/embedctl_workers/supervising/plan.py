@@ -74,19 +74,47 @@ class PlannedWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedGateway:
+    """A gateway beside the workers.
+
+    Attributes:
+        address: where it listens, with the port.
+        model: the model of calls that name none.
+        hardware: the class that it uses, or `auto`.
+    """
+
+    address: str
+    model: str
+    hardware: str
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The environment variables that only the gateway gets."""
+        return {f"{ENV_PREFIX}HARDWARE": self.hardware, f"{ENV_PREFIX}MODEL": self.model}
+
+    @property
+    def command(self) -> str:
+        """The command that starts it by hand."""
+        return shlex.join([*(f"{name}={value}" for name, value in self.environment.items()), "embedctl", "gateway"])
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The workers to start, and notes for the operator about the choice."""
+    """The workers to start, notes for the operator about the choice, and the gateway if one is to run."""
 
     workers: Sequence[PlannedWorker]
     notes: Sequence[str] = ()
+    gateway: PlannedGateway | None = None
 
     def __str__(self) -> str:
-        """A table with a line for each worker."""
+        """A table with a line for each worker, and one for the gateway."""
         rows = [("class", "device", "cpus", "threads", "models", "command")]
         for worker in self.workers:
             pinned = worker.pinned
             models = ",".join(worker.models)
             rows.append((worker.hardware, pinned.device, pinned.cpu_list, str(pinned.threads), models, worker.command))
+        if self.gateway is not None:
+            rows.append(("gateway", self.gateway.address, "-", "-", self.gateway.model, self.gateway.command))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -144,6 +172,18 @@ def make_plan(
         planned += here
     planned.sort(key=lambda worker: worker.accelerator is None)
     return Plan(_with_ports(planned, settings.metrics_port), notes)
+
+
+def with_gateway(plan: Plan, settings: Settings) -> Plan:
+    """The plan with a gateway. The settings' class and model are its own only if a worker of the plan serves them."""
+    classes = {worker.hardware for worker in plan.workers}
+    models = [model for worker in plan.workers for model in worker.models]
+    gateway = PlannedGateway(
+        address=f"{settings.gateway_address}:{settings.gateway_port}",
+        model=settings.model if settings.model in models else models[0],
+        hardware=settings.hardware if settings.hardware in classes else "auto",
+    )
+    return replace(plan, gateway=gateway)
 
 
 def _chosen_classes(settings: Settings, machine: Machine, asked: Sequence[str]) -> tuple[list[str], list[str]]:

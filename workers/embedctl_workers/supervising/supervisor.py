@@ -16,6 +16,7 @@ from typing import Self
 
 from embedctl.child import guarded
 from embedctl_config.errors import WorkerError
+from embedctl_workers.supervising.gateway import GatewayProcess
 from embedctl_workers.supervising.plan import PlannedWorker
 from embedctl_workers.supervising.registry_link import RegistryLink
 from embedctl_workers.supervising.restarts import HOPELESS, Pace, Restarts, how_it_ended, makes_suspect
@@ -57,6 +58,7 @@ class Supervisor:
         options: of every worker, beside those of the plan.
         on_ready: called once, when each worker is ready or given up, and at least one is ready.
         check: called in each round of the loop; what it raises ends the supervisor.
+        gateway: runs beside the workers; it has been started.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Supervisor:
         pace: Pace | None = None,
         on_ready: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
+        gateway: GatewayProcess | None = None,
     ) -> None:
         self._pace = pace or Pace()
         host = socket.gethostname()
@@ -78,6 +81,7 @@ class Supervisor:
         self._options = options
         self._on_ready = on_ready
         self._check = check
+        self._gateway = gateway
         self._said_ready = False
 
     def run(self) -> None:
@@ -93,6 +97,8 @@ class Supervisor:
                     self._check()
                     for place in self._places:
                         self._tend(place)
+                    if self._gateway is not None:
+                        self._gateway.tend()
                     self._give_up_if_none_is_left()
                     self._say_ready()
                     signals.wait(self._until_next())
@@ -165,10 +171,17 @@ class Supervisor:
                 wait = min(wait, max(0.0, place.restarts.next_at - now))
             elif place.process is not None and place.restarts.ready_at is None:
                 wait = min(wait, _POLL_S)
+        if self._gateway is not None and (next_at := self._gateway.next_at()) is not None:
+            wait = min(wait, max(0.0, next_at - now))
         return wait
 
     def _drain(self, signals: _Signals) -> None:
-        """Let each worker finish its chunk; kill those that take too long, or all of them on another Ctrl-C."""
+        """Let each worker finish its chunk; kill those that take too long, or all of them on another Ctrl-C.
+
+        The gateway ends first: it needs the workers for the requests in flight.
+        """
+        if self._gateway is not None:
+            self._gateway.stop(signals.wait, lambda: signals.kill)
         running = [(place, place.process) for place in self._places if place.process is not None]
         for _, process in running:
             process.terminate()

@@ -1,0 +1,83 @@
+"""The paths of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from embedctl.polling import in_shared_thread
+from embedctl_gateway import batch_calls, file_calls, openai_calls, own_calls, tei_calls
+from embedctl_gateway.calls import Endpoint, Gateway, Handler
+from embedctl_gateway.refusals import Refusal, Style, as_openai, as_tei
+
+#: Method, path, what answers and the form of its errors. The paths of OpenAI and infinity exist below /v1 too.
+CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
+    ("POST", "/embeddings", openai_calls.embeddings, as_openai),
+    ("GET", "/models", openai_calls.models, as_openai),
+    ("GET", "/models/{name:path}", openai_calls.model, as_openai),
+    ("POST", "/files", file_calls.create, as_openai),
+    ("GET", "/files", file_calls.listed, as_openai),
+    ("GET", "/files/{id}", file_calls.retrieve, as_openai),
+    ("DELETE", "/files/{id}", file_calls.delete, as_openai),
+    ("GET", "/files/{id}/content", file_calls.content, as_openai),
+    ("POST", "/batches", batch_calls.create, as_openai),
+    ("GET", "/batches", batch_calls.listed, as_openai),
+    ("GET", "/batches/{id}", batch_calls.retrieve, as_openai),
+    ("POST", "/batches/{id}/cancel", batch_calls.cancel, as_openai),
+    ("POST", "/embed", tei_calls.embed, as_tei),
+    ("POST", "/", tei_calls.embed, as_tei),
+    ("GET", "/info", tei_calls.info, as_tei),
+    ("POST", "/predict", tei_calls.predict, as_tei),
+    ("GET", "/health", own_calls.health, as_openai),
+    ("GET", "/ready", own_calls.ready, as_openai),
+    ("GET", "/metrics", own_calls.metrics, as_openai),
+    ("GET", "/openapi.json", own_calls.description, as_openai),
+    ("GET", "/docs", own_calls.page, as_openai),
+)
+#: What needs no key: what a probe asks, and what is the same at every gateway.
+_OPEN = (own_calls.health, own_calls.ready, own_calls.description, own_calls.page)
+_BELOW_V1 = ("/embeddings", "/models", "/files", "/batches", "/health")
+
+
+def application(gateway: Gateway) -> Starlette:
+    """The gateway as an ASGI application."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        gateway.runner.start()
+        yield
+        await in_shared_thread(gateway.runner.stop)
+        await gateway.embedder.close()
+
+    app = Starlette(routes=list(_routes(gateway)), exception_handlers={HTTPException: _no_such_call}, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    return app
+
+
+def _routes(gateway: Gateway) -> Iterator[Route]:
+    for method, path, handler, style in CALLS:
+        endpoint = Endpoint(gateway, path, handler, style, is_open=handler in _OPEN)
+        yield Route(path, endpoint, methods=[method])
+        if path.startswith(_BELOW_V1):
+            yield Route(f"/v1{path}", endpoint, methods=[method])
+
+
+async def _no_such_call(request: Request, error: Exception) -> Response:
+    """The answer to a path or a method that there is not."""
+    assert isinstance(error, HTTPException)
+    unknown = error.status_code == 404
+    said = "there is no such path" if unknown else f"this path takes {_allowed(error)} only"
+    style = next((style for _, path, _, style in CALLS if path == request.url.path), as_openai)
+    return style(
+        Refusal(error.status_code, said, "not_found" if error.status_code == 404 else None, None, error.headers)
+    )
+
+
+def _allowed(error: HTTPException) -> str:
+    return (error.headers or {}).get("Allow", "another method")

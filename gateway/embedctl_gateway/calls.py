@@ -1,0 +1,294 @@
+"""What all calls have in common: who asks, bounds, errors, and a caller who may go away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from embedctl.broker import Broker
+from embedctl.cut import BYTES_PER_TOKEN
+from embedctl.daemons import DaemonThreads
+from embedctl.store.batches import BatchStore
+from embedctl.store.stored_files import FileStore
+from embedctl_config.errors import EmbedctlError
+from embedctl_config.settings import Settings
+from embedctl_gateway.access import Access
+from embedctl_gateway.admission import Admission, Bytes
+from embedctl_gateway.catalogue import Catalogue, Served
+from embedctl_gateway.embedding import Asked, Embedded, Embedder
+from embedctl_gateway.refusals import Refusal, Style, broken, invalid, refusal_of, refuse, timed_out
+from embedctl_gateway.runner import Runner
+from embedctl_gateway.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Of a request's JSON.
+MAX_BODY_BYTES = 16 * 1024 * 1024
+#: A body that takes longer is given up (seconds).
+BODY_S = 30.0
+#: Most tokens of a request, as at OpenAI.
+MAX_TOKENS = 300_000
+#: About as many bytes of an answer a component takes as text, with its comma.
+_BYTES_PER_NUMBER = 13
+#: Threads that move the bytes of files.
+_MOVERS = 8
+#: The status of a request whose caller is gone, for the log of a proxy; nobody reads it.
+_GONE = 499
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What all calls share."""
+
+    settings: Settings
+    access: Access
+    admission: Admission
+    catalogue: Catalogue
+    embedder: Embedder
+    telemetry: Telemetry
+    files: FileStore
+    batches: BatchStore
+    runner: Runner
+    #: Seconds that a body may take, or of an upload each piece of it.
+    body_s: float = field(default=BODY_S)
+    _movers: DaemonThreads = field(default_factory=lambda: DaemonThreads(_MOVERS, "files"))
+    _tidying: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Gateway:
+        """The gateway of these settings.
+
+        Raises:
+            SettingsError: other machines can reach it, and it has no keys; or the file of keys is not valid.
+        """
+        admission = Admission(settings.gateway_in_flight)
+        broker = Broker.shared(settings)
+        files = FileStore(broker.connection, broker.data)
+        batches = BatchStore(broker.connection)
+        return cls(
+            settings,
+            Access(settings),
+            admission,
+            Catalogue(settings),
+            Embedder(settings),
+            Telemetry(lambda: admission.requests, lambda: admission.held),
+            files,
+            batches,
+            Runner(broker, files, batches),
+        )
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do what moves the bytes of a file, which must not keep the requests for vectors from their threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._movers, work)
+
+    def tidy(self, work: Callable[[], None]) -> None:
+        """Free what a request has left; nobody waits for that. What can't be freed goes with its time to live."""
+
+        async def free() -> None:
+            with suppress(EmbedctlError):
+                await self.in_thread(work)
+
+        task = asyncio.create_task(free())
+        self._tidying.add(task)
+        task.add_done_callback(self._tidying.discard)
+
+
+class Call:
+    """A request, its tenant, and what it may take."""
+
+    def __init__(self, gateway: Gateway, request: Request, tenant: str, held: Bytes) -> None:
+        self.gateway = gateway
+        self.request = request
+        self.tenant = tenant
+        self._held = held
+
+    @property
+    def is_further_try(self) -> bool:
+        """Whether an earlier try of this request may have been carried out. OpenAI's clients say that it is not the
+        first; a caller who names the request by a key says it each time."""
+        return bool(self.idempotency_key) or self.request.headers.get("x-stainless-retry-count", "0") != "0"
+
+    @property
+    def idempotency_key(self) -> str:
+        """What names the request for all its tries; empty if the caller gives nothing."""
+        return self.request.headers.get("idempotency-key", "")
+
+    def hold(self, count: int) -> None:
+        """Count bytes of the request or of its answer; see :meth:`Admission.hold`."""
+        self._held.hold(count)
+
+    async def fields(self) -> dict[str, Any]:
+        """The body, which is a JSON object.
+
+        Raises:
+            Refusal: it is none, is too large, or takes too long.
+        """
+        self.gateway.admission.check(self.tenant)  # before the caller has sent what nobody will answer
+        body = await self._body()
+        try:
+            fields = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            refuse(f"the body is not valid JSON in UTF-8: {error}", "invalid_json")
+        if not isinstance(fields, dict):
+            refuse("the body is no JSON object", "invalid_json")
+        return fields
+
+    async def embed(self, asked: Asked) -> Embedded:
+        """The vectors that a caller asks for, as long as the caller waits.
+
+        Raises:
+            Refusal: there is no such model, no room, or no answer in time; or the request is wrong.
+            CallerGone: the caller is gone.
+        """
+        with self.gateway.admission.answering(self.tenant):
+            limit = self.gateway.settings.gateway_timeout_s
+            try:
+                async with asyncio.timeout(limit):
+                    return await while_caller_waits(self.request, self._embed(asked))
+            except TimeoutError:
+                raise timed_out(limit) from None
+
+    async def _embed(self, asked: Asked) -> Embedded:
+        served = await self.gateway.catalogue.find(asked.model)
+        check_sizes(asked, served)
+        self._held.hold(len(asked.texts) * (asked.dimensions or served.dim) * _BYTES_PER_NUMBER)
+        embedded = await self.gateway.embedder.embed(asked, served, self.tenant)
+        self.gateway.telemetry.embedded(served.name, len(asked.texts), embedded.tokens)
+        return embedded
+
+    async def _body(self) -> bytes:
+        length = self.request.headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+            raise _too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.gateway.body_s):
+                async for piece in self.request.stream():
+                    body += piece
+                    self._held.hold(len(piece))
+                    if len(body) > MAX_BODY_BYTES:
+                        raise _too_large()
+        except TimeoutError:
+            raise invalid(f"the body took longer than {self.gateway.body_s:g} s", "timeout", None, 408) from None
+        return bytes(body)
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+
+
+class Endpoint:
+    """A call as an ASGI application: every way in which it can end is a response.
+
+    Args:
+        path: for the metrics.
+        style: the form of errors.
+        is_open: whether it needs no key.
+    """
+
+    def __init__(self, gateway: Gateway, path: str, handler: Handler, style: Style, *, is_open: bool = False) -> None:
+        self._gateway = gateway
+        self._path = path
+        self._handler = handler
+        self._style = style
+        self._is_open = is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        with self._gateway.admission.bytes_held() as held:
+            response = await self._response(Request(scope, receive), held)
+            response.headers["x-request-id"] = f"req_{secrets.token_hex(12)}"
+            await response(scope, receive, send)
+        self._gateway.telemetry.answered(self._path, response.status_code, time.perf_counter() - began)
+
+    async def _response(self, request: Request, held: Bytes) -> Response:
+        try:
+            tenant = "" if self._is_open else self._gateway.access.tenant_of(request)
+            return await self._handler(Call(self._gateway, request, tenant, held))
+        except Refusal as refusal:
+            return self._style(refusal)
+        except (ClientDisconnect, CallerGone):
+            return Response(status_code=_GONE)
+        except EmbedctlError as error:
+            told = refusal_of(error)
+            if told.status == 500:
+                _log_failure(error)
+            return self._style(told)
+        except Exception as error:  # noqa: BLE001  (a caller is told that it was not the request)
+            _log_failure(error)
+            return self._style(broken())
+
+
+class CallerGone(Exception):
+    """Raised when the caller of a request has closed the connection."""
+
+
+async def while_caller_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns. If the caller goes away, it is cancelled.
+
+    Raises:
+        CallerGone: the caller went away before.
+    """
+    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise CallerGone
+        return await task
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def check_sizes(asked: Asked, served: Served) -> None:
+    """Refuse more than a model or a request can have.
+
+    A gateway has no tokenizer, so it estimates tokens from bytes, up to those that the model takes of a text.
+
+    Raises:
+        Refusal: it is too much.
+    """
+    if asked.dimensions is not None and asked.dimensions > served.dim:
+        refuse(f"vectors of {served.name} have {served.dim} dimensions", "invalid_value", "dimensions")
+    most = 0 if asked.truncation == "mean" else served.max_tokens
+    if tokens_of(asked.texts, most) > MAX_TOKENS:
+        refuse(
+            f"the texts have more than {MAX_TOKENS:,} tokens by their length; divide them among requests",
+            "max_tokens_per_request",
+            "input",
+        )
+
+
+def tokens_of(texts: Sequence[str], most: int) -> float:
+    """About as many tokens as texts have, of each up to `most`; 0 means that there is no such bound."""
+    return sum(min(len(text.encode()) / BYTES_PER_TOKEN, most or math.inf) for text in texts)
+
+
+def _too_large() -> Refusal:
+    return invalid(f"the body has more than {MAX_BODY_BYTES:,} bytes", "request_too_large", None, 413)
+
+
+def _log_failure(error: BaseException) -> None:
+    """Log where the gateway failed. Without the message, which may quote a text."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    log.error("a request failed with %s:\n%s", type(error).__name__, where)

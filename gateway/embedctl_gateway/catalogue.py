@@ -1,0 +1,135 @@
+"""The models that live workers serve."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from embedctl.broker import Broker
+from embedctl.polling import in_shared_thread
+from embedctl.routing import near_models
+from embedctl.store.connection import answers_by
+from embedctl.store.workers import OFFERS_S
+from embedctl_config import keys
+from embedctl_config.hardware import PRECISIONS
+from embedctl_config.model_names import did_you_mean
+from embedctl_config.settings import Settings, check_model_name
+from embedctl_config.tenants import INTERACTIVE
+from embedctl_config.wire import version_for
+from embedctl_gateway.refusals import Refusal, invalid, unavailable
+
+#: A Redis that does not answer for so long counts as away (seconds).
+_LOOK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model that live workers serve.
+
+    Attributes:
+        precision: the most accurate one of those in which they do.
+        dim: the dimensions of its vectors.
+        max_tokens: longer texts are truncated; 0 if no worker says so.
+        spelling_of: the model's name, if this one is another spelling of it; else empty.
+    """
+
+    name: str
+    precision: str
+    dim: int
+    max_tokens: int
+    spelling_of: str
+
+
+class Catalogue:
+    """Asks Redis what workers offer, once for all requests of a second."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._broker = Broker.shared(settings)
+        self._known: Mapping[str, Served] = {}
+        self._known_until = 0.0
+        self._looking: asyncio.Task[Mapping[str, Served]] | None = None
+
+    async def served(self) -> Mapping[str, Served]:
+        """The models by name, other spellings included.
+
+        Raises:
+            Refusal: Redis does not answer.
+            BrokerUnavailable: Redis can't be reached.
+        """
+        if self._known and time.monotonic() < self._known_until:
+            return self._known
+        if self._looking is None:
+            self._looking = asyncio.create_task(in_shared_thread(self._look))
+            self._looking.add_done_callback(self._looked)
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                return await asyncio.shield(self._looking)  # others wait for it too
+        except TimeoutError:
+            raise unavailable("the queue does not answer") from None
+
+    async def find(self, name: str | None) -> Served:
+        """A model; the setting's, or the only one, if the caller names none.
+
+        Raises:
+            Refusal: no live worker serves it, or Redis does not answer.
+            BrokerUnavailable: Redis can't be reached.
+        """
+        served = await self.served()
+        if name is None:
+            return self._default(served)
+        if name not in served:
+            raise await in_shared_thread(lambda: self._missing(name))
+        return served[name]
+
+    def _looked(self, task: asyncio.Task[Mapping[str, Served]]) -> None:
+        self._looking = None
+        if not task.cancelled() and task.exception() is None:
+            self._known, self._known_until = task.result(), time.monotonic() + OFFERS_S
+
+    def _look(self) -> Mapping[str, Served]:
+        with answers_by(time.monotonic() + _LOOK_S):
+            return self._served()
+
+    def _served(self) -> Mapping[str, Served]:
+        found: dict[str, Served] = {}
+        for (hardware, name, precision), offer in sorted(self._broker.workers.offers().items()):
+            needed = version_for({"lane": INTERACTIVE}, precision)
+            if not self._takes(hardware) or all(version < needed for version in offer.versions):
+                continue
+            one = Served(name, precision, offer.dim, offer.max_tokens, offer.spelling_of)
+            if name not in found or _rank(one) < _rank(found[name]):
+                found[name] = one
+        return found
+
+    def _takes(self, hardware: str) -> bool:
+        chosen = self._settings.hardware
+        return hardware in self._settings.classes if chosen == "auto" else hardware == chosen
+
+    def _default(self, served: Mapping[str, Served]) -> Served:
+        names = [name for name, each in served.items() if not each.spelling_of]
+        if self._settings.model in served:
+            return served[self._settings.model]
+        if len(names) == 1:
+            return served[names[0]]
+        if not names:
+            raise unavailable("no live worker serves a model")
+        raise invalid(f"name a model: {', '.join(names)}", "missing_required_parameter", "model")
+
+    def _missing(self, name: str) -> Refusal:
+        """The refusal of a model that no live worker serves: for now, if one did lately, or it is the settings'."""
+        if check_model_name(name):
+            return invalid("no model has such a name", "model_not_found", "model", 404)
+        workers = self._broker.workers
+        queues = [keys.queue(each, name) for each in self._settings.classes if self._takes(each)]
+        if name == self._settings.model or name in self._settings.models or workers.served_lately(queues):
+            return unavailable(f"no live worker serves the model {name} now", "model_unavailable")
+        near = near_models(workers.offers(), name)
+        hint = f". {did_you_mean(near)}" if near else ""
+        return invalid(f"no live worker serves a model {name}{hint}", "model_not_found", "model", 404)
+
+
+def _rank(served: Served) -> int:
+    return PRECISIONS.index(served.precision) if served.precision in PRECISIONS else len(PRECISIONS)

@@ -1,0 +1,69 @@
+"""Connections of clients that are slow on purpose, or gone without a word."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+#: A request's line and headers may take this long, and a client that reads nothing is waited for as long (seconds).
+PATIENCE_S = 20.0
+#: Open connections; a further one is closed at once.
+MAX_CONNECTIONS = 900
+
+
+class PatientProtocol(H11Protocol):
+    """Closes a connection that begins no request for :data:`PATIENCE_S`, or takes nothing of its answer for as long.
+
+    uvicorn alone waits for both without end. The body of a request has a limit of its own.
+    """
+
+    patience_s = PATIENCE_S
+    max_connections = MAX_CONNECTIONS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._unread = 0
+        self._check: asyncio.TimerHandle | None = None
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+            return
+        self._look_later()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._check is not None:
+            self._check.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def _look_later(self) -> None:
+        self._check = self.loop.call_later(self.patience_s / 4, self._look)
+
+    def _look(self) -> None:
+        if self._has_moved():
+            self._since = self.loop.time()
+        elif self.loop.time() - self._since >= self.patience_s:
+            self.transport.abort()
+            return
+        self._look_later()
+
+    def _has_moved(self) -> bool:
+        """Whether nothing is to be expected of the client, or it has read something since the last look."""
+        unread, before = _unread(self.transport), self._unread
+        self._unread = unread
+        if unread:
+            return unread != before
+        answering = self.cycle is not None and not self.cycle.response_complete
+        # uvicorn has a limit of its own for this.
+        between_requests = self.timeout_keep_alive_task is not None and self.conn.their_state is h11.IDLE
+        return answering or between_requests
+
+
+def _unread(transport: Any) -> int:
+    return int(transport.get_write_buffer_size())

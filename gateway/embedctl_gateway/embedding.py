@@ -1,0 +1,126 @@
+"""The vectors of a request: a job of its own in the interactive lane, which is gone with the request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedctl import AsyncJob, TruncatedRecord, aenqueue_embeddings
+from embedctl.enqueue import Truncation
+from embedctl.results import Vectors
+from embedctl_config.errors import EmbedctlError
+from embedctl_config.settings import Settings
+from embedctl_config.tenants import INTERACTIVE
+from embedctl_gateway.catalogue import Served
+from embedctl_gateway.refusals import refusal_of_record, unavailable
+
+log = logging.getLogger(__name__)
+
+#: How long Redis keeps the vectors of a request that no gateway has freed, because it died (seconds).
+RESULT_TTL_S = 300.0
+#: How long a gateway that ends goes on freeing what its requests have left in Redis (seconds).
+_TIDY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for. `dimensions`: all if None."""
+
+    texts: list[str]
+    model: str | None = None
+    dimensions: int | None = None
+    truncation: Truncation = "truncate"
+    normalize: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The answer to a request.
+
+    Attributes:
+        vectors: float32, texts × dimensions.
+        tokens: how many tokens of all texts were encoded.
+        truncations: the texts of which only the first tokens were, in order.
+    """
+
+    vectors: Vectors
+    tokens: int
+    truncations: list[TruncatedRecord]
+
+
+class Embedder:
+    """Makes vectors through the library."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._freeing: set[asyncio.Task[None]] = set()
+
+    async def embed(self, asked: Asked, served: Served, tenant: str) -> Embedded:
+        """The vectors of all texts. A task that is cancelled here cancels the job.
+
+        Raises:
+            Refusal: a text has failed, or somebody ended the job.
+            EmbedctlError: as the library raises it.
+        """
+        submitting = asyncio.create_task(self._submit(asked, served, tenant))
+        try:
+            # Shielded, because a task that is cancelled as its job is made would not know the job.
+            return await _read(await asyncio.shield(submitting), len(asked.texts))
+        finally:
+            freeing = asyncio.create_task(_free(submitting))
+            self._freeing.add(freeing)
+            freeing.add_done_callback(self._freeing.discard)
+
+    async def close(self) -> None:
+        """Wait until nothing is left to be freed."""
+        if self._freeing:
+            await asyncio.wait(self._freeing, timeout=_TIDY_S)
+
+    async def _submit(self, asked: Asked, served: Served, tenant: str) -> AsyncJob:
+        return await aenqueue_embeddings(
+            asked.texts,
+            model=served.name,
+            # A class has one precision; `auto` takes fp32 unless another one is named.
+            precision=served.precision if self._settings.hardware == "auto" else None,
+            truncation=asked.truncation,
+            normalize=asked.normalize,
+            dimensions=asked.dimensions,
+            ttl=RESULT_TTL_S,
+            count_tokens=True,
+            tenant=tenant,
+            lane=INTERACTIVE,
+            timeout=self._settings.gateway_timeout_s,
+            settings=self._settings,
+        )
+
+
+async def _read(job: AsyncJob, count: int) -> Embedded:
+    vectors: Vectors | None = None
+    tokens = read = 0
+    truncations: list[TruncatedRecord] = []
+    async for chunk in job.iter_results():
+        if chunk.errors:
+            raise refusal_of_record(chunk.errors[0], count)
+        if vectors is None:
+            vectors = np.empty((count, chunk.vectors.shape[1]), np.float32)
+        vectors[chunk.positions] = chunk.vectors
+        tokens += 0 if chunk.tokens is None else int(chunk.tokens.sum())
+        truncations += chunk.truncations
+        read += len(chunk.positions)
+    if vectors is None or read < count:
+        raise unavailable("the request's job was ended by somebody else", "stopped")
+    return Embedded(vectors, tokens, truncations)
+
+
+async def _free(submitting: asyncio.Task[AsyncJob]) -> None:
+    """Cancel a request's job if it has not ended, and free what Redis holds of it."""
+    await asyncio.wait({submitting})
+    if submitting.cancelled() or submitting.exception() is not None:
+        return  # the library has cancelled what it had begun
+    try:
+        await submitting.result().discard()
+    except EmbedctlError as error:  # Redis is away; the job's time to live frees it
+        log.debug("nothing freed: %s", type(error).__name__)

@@ -1,0 +1,69 @@
+"""The fields of requests that all calls for vectors have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embedctl.records import kind_of
+from embedctl_gateway.refusals import refuse
+
+#: Most texts of a request, as at OpenAI.
+MAX_INPUTS = 2048
+
+_IDS_OF_TOKENS = (
+    "{name} holds token ids, and this gateway takes texts: ids of another model's tokenizer would give wrong vectors. "
+    "With LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False"
+)
+
+
+def texts_of(given: object, name: str) -> list[str]:
+    """The texts of a request: a string, or an array of strings.
+
+    Args:
+        name: of the field.
+
+    Raises:
+        Refusal: it is neither, has none, one of them is empty, or there are too many.
+    """
+    texts: list[Any] = given if isinstance(given, list) else [given]
+    if isinstance(given, list) and any(map(_are_token_ids, given)):  # first: ids may be more than there may be texts
+        refuse(_IDS_OF_TOKENS.format(name=name), "invalid_type", name)
+    if not 1 <= len(texts) <= MAX_INPUTS:
+        status = 413 if len(texts) > MAX_INPUTS else 400
+        code = "too_many_inputs" if texts else "empty_input"
+        refuse(f"{name} has {len(texts):,} texts; a request has 1 to {MAX_INPUTS:,}", code, name, status)
+    for index, text in enumerate(texts):
+        where = f"{name}[{index}]" if isinstance(given, list) else name
+        if not isinstance(text, str):
+            refuse(f"{where} is {kind_of(text)}, not a string", "invalid_type", name)
+        if not text:
+            refuse(f"{where} is an empty string", "empty_input", name)
+    return texts
+
+
+def _are_token_ids(given: object) -> bool:
+    return type(given) is int or (isinstance(given, list) and all(type(each) is int for each in given))
+
+
+def dimensions_of(fields: Mapping[str, Any]) -> int | None:
+    """The field `dimensions`.
+
+    Raises:
+        Refusal: it is no number of dimensions.
+    """
+    dimensions = fields.get("dimensions")
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        refuse("dimensions is not a whole number from 1 on", "invalid_value", "dimensions")
+    return dimensions
+
+
+def check_known(fields: Mapping[str, Any], taken: tuple[str, ...]) -> None:
+    """Refuse a field that would be ignored, unless it is null.
+
+    Raises:
+        Refusal: there is one.
+    """
+    for name, value in fields.items():
+        if name not in taken and value is not None:
+            refuse(f"{name[:100]} is not a field of this call: leave it out", "unsupported_parameter", name[:100])

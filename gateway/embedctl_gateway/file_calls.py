@@ -1,0 +1,177 @@
+"""OpenAI's calls of files."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from embedctl.store.stored_files import PART_BYTES, PartWriter, StoredFile, digest_of
+from embedctl_gateway.calls import Call, CallerGone
+from embedctl_gateway.multipart import FILE, Form
+from embedctl_gateway.objects import after_of, file_object, is_id, limit_of, missing, page_of, ttl_of_form
+from embedctl_gateway.ranges import Span, Unsatisfiable, span_of
+from embedctl_gateway.refusals import Refusal, invalid, refuse
+
+#: The largest file.
+MAX_FILE_BYTES = 512 * 1024 * 1024
+#: The fields of a form, and what stands around them.
+_AROUND_BYTES = 1024 * 1024
+#: An upload that takes longer is given up (seconds).
+UPLOAD_S = 3600.0
+_MOST_LISTED = 10_000
+_KIND = "file-"
+
+
+async def create(call: Call) -> Response:
+    """`POST /v1/files`."""
+    length = call.request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > MAX_FILE_BYTES + _AROUND_BYTES:
+        raise _too_large()
+    call.hold(2 * PART_BYTES)
+    form = Form(call.request.headers.get("content-type", ""))
+    writer = await call.gateway.in_thread(call.gateway.files.writer)
+    kept = False
+    try:
+        await _receive(call, form, writer)
+        ttl_s = ttl_of_form(form.fields)
+        if form.file_name is None:
+            refuse("no file: send it as the field file", "missing_required_parameter", FILE)
+        name, purpose, tenant = form.file_name, form.fields["purpose"], call.tenant
+        file = await call.gateway.in_thread(
+            lambda: writer.finish(tenant=tenant, name=name, purpose=purpose, ttl_s=ttl_s)
+        )
+        request = call.idempotency_key or digest_of(file.sha256, name, ttl_s)
+        kept = True  # if Redis does not answer, it may have made the file all the same
+        made = await call.gateway.in_thread(lambda: call.gateway.files.make(file, request, again=call.is_further_try))
+        kept = made == file.id
+    finally:
+        if not kept:
+            call.gateway.tidy(writer.discard)
+    return JSONResponse(file_object(file if made == file.id else await _file(call, made)))
+
+
+async def listed(call: Call) -> Response:
+    """`GET /v1/files`."""
+    asked = call.request.query_params
+    limit, after = limit_of(asked.get("limit"), _MOST_LISTED, _MOST_LISTED), after_of(asked.get("after"), _KIND)
+    if asked.get("order", "desc") not in ("asc", "desc"):
+        refuse("order is neither asc nor desc", "invalid_value", "order")
+    found = await call.gateway.in_thread(
+        lambda: call.gateway.files.newest(
+            call.tenant,
+            limit + 1,
+            after,
+            descending=asked.get("order") != "asc",
+            purpose=asked.get("purpose") or None,
+        )
+    )
+    return JSONResponse(page_of([file_object(each) for each in found], limit))
+
+
+async def retrieve(call: Call) -> Response:
+    """`GET /v1/files/ID`."""
+    return JSONResponse(file_object(await _file(call, call.request.path_params["id"])))
+
+
+async def delete(call: Call) -> Response:
+    """`DELETE /v1/files/ID`."""
+    file = await _file(call, call.request.path_params["id"])
+    await call.gateway.in_thread(lambda: call.gateway.files.remove(file))
+    return JSONResponse({"id": file.id, "object": "file", "deleted": True})
+
+
+async def content(call: Call) -> Response:
+    """`GET /v1/files/ID/content`: all of it, or the range that is asked for."""
+    file = await _file(call, call.request.path_params["id"])
+    etag = f'"{file.sha256}"'
+    headers = {"etag": etag, "accept-ranges": "bytes", "content-type": "application/octet-stream"}
+    asked = call.request.headers
+    try:
+        span = span_of(asked.get("range"), asked.get("if-range"), etag, file.size)
+    except Unsatisfiable:
+        told = {"content-range": f"bytes */{file.size}", "accept-ranges": "bytes"}
+        raise Refusal(416, "the file ends before this range", "range_not_satisfiable", None, told) from None
+    if span is not None:
+        headers["content-range"] = f"bytes {span.first}-{span.end - 1}/{file.size}"
+    part_of_it = span or Span(0, file.size)
+    headers["content-length"] = str(part_of_it.end - part_of_it.first)
+    status = 200 if span is None else 206
+    if call.request.method == "HEAD" or part_of_it.end == part_of_it.first:
+        return Response(None, status, headers)
+    call.hold(2 * PART_BYTES)
+    pieces = _pieces(call, file, part_of_it)
+    first = await anext(pieces)  # what fails now is still told
+    return StreamingResponse(_chained(first, pieces), status, headers)
+
+
+async def _receive(call: Call, form: Form, writer: PartWriter) -> None:
+    """Take the body, as fast as the place of the parts takes it.
+
+    Raises:
+        Refusal: it is no form, is too large, or takes too long.
+        CallerGone: the caller went away before its end.
+    """
+    deadline = time.monotonic() + UPLOAD_S
+    pieces = call.request.stream()
+    try:
+        while (piece := await _next_piece(call, pieces)) is not None:
+            form.add(piece)
+            if writer.size + len(form.data) > MAX_FILE_BYTES:
+                raise _too_large()
+            if time.monotonic() > deadline:
+                raise invalid(f"the upload took longer than {UPLOAD_S:g} s", "timeout", None, 408)
+            if len(form.data) >= PART_BYTES:
+                await _write(call, form, writer)
+    except ClientDisconnect:
+        raise CallerGone from None
+    if not form.complete:
+        refuse("the form ends before its last part does", "invalid_form")
+    await _write(call, form, writer)
+
+
+async def _next_piece(call: Call, pieces: AsyncIterator[bytes]) -> bytes | None:
+    try:
+        async with asyncio.timeout(call.gateway.body_s):
+            return await anext(pieces, None)
+    except TimeoutError:
+        raise invalid(f"nothing of the body came for {call.gateway.body_s:g} s", "timeout", None, 408) from None
+
+
+async def _write(call: Call, form: Form, writer: PartWriter) -> None:
+    data = form.taken()
+    await call.gateway.in_thread(lambda: writer.add(data))
+
+
+async def _file(call: Call, file_id: str) -> StoredFile:
+    """A file of the caller's.
+
+    Raises:
+        Refusal: the caller has no such file.
+    """
+    file = None
+    if is_id(file_id, _KIND):
+        file = await call.gateway.in_thread(lambda: call.gateway.files.get(file_id, call.tenant))
+    if file is None:
+        raise missing("file")
+    return file
+
+
+async def _pieces(call: Call, file: StoredFile, span: Span) -> AsyncIterator[bytes]:
+    for number in range(span.first // PART_BYTES, (span.end - 1) // PART_BYTES + 1):
+        part = await call.gateway.in_thread(lambda number=number: call.gateway.files.part(file, number))  # type: ignore[misc]
+        begin = number * PART_BYTES
+        yield part[max(0, span.first - begin) : span.end - begin]
+
+
+async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+def _too_large() -> Refusal:
+    return invalid(f"the file has more than {MAX_FILE_BYTES:,} bytes", "request_too_large", FILE, 413)

@@ -1,0 +1,131 @@
+"""The file of the gateway's keys: names, tenants and hashes, never a key itself."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from embedctl_config.errors import SettingsError
+from embedctl_config.tenants import check_tenant
+
+#: What a key begins with, so that people and scanners of secrets recognise it.
+PREFIX = "embedctl-"
+_HEAD = "# Keys of `embedctl gateway`: name, tenant, day, hash. Written by `embedctl gateway key`.\n"
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as the file has it: whose it is, and its hash. A key is random enough for a plain SHA-256."""
+
+    name: str
+    tenant: str
+    day: str
+    hashed: str
+
+    @property
+    def line(self) -> str:
+        """Its line in the file."""
+        return f"{self.name} {self.tenant} {self.day} {self.hashed}\n"
+
+
+def hash_of(key: str) -> str:
+    """The hash of a key, as it stands in the file."""
+    return f"sha256:{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()}"
+
+
+def read_keys(path: Path) -> list[Key]:
+    """The keys of a file.
+
+    Raises:
+        SettingsError: it can't be read, others may write to it, or a line is none of ours.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_mode & 0o022:
+                raise SettingsError(f"gateway_keys_file: others may write to {path}: chmod go-w {path}")
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise SettingsError(f"gateway_keys_file: {path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise SettingsError(f"gateway_keys_file: {path} is not UTF-8") from None
+    return [
+        _key(line, f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("#")
+    ]
+
+
+def add_key(path: Path, name: str, tenant: str) -> str:
+    """Make a key and write its hash; returns the key, which is nowhere else.
+
+    Raises:
+        SettingsError: the name or the tenant is wrong, there is such a key already, or the file can't be written.
+    """
+    if check_tenant(name):  # the same alphabet, for the same reason: it is a word of a line
+        raise SettingsError(f"key {name!r}: use 1 to 64 characters, only letters, digits and . _ - / @")
+    if wrong := check_tenant(tenant):
+        raise SettingsError(wrong)
+    key = PREFIX + secrets.token_urlsafe(32)
+    with _changing(path) as keys:
+        if any(each.name == name for each in keys):
+            raise SettingsError(f"there is a key {name!r} already: remove it first, or take another name")
+        keys.append(Key(name, tenant, f"{datetime.now(UTC):%Y-%m-%d}", hash_of(key)))
+    return key
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Remove a key.
+
+    Raises:
+        SettingsError: there is none of this name, or the file can't be written.
+    """
+    with _changing(path, must_exist=True) as keys:
+        left = [each for each in keys if each.name != name]
+        if len(left) == len(keys):
+            raise SettingsError(f"there is no key {name!r} in {path}")
+        keys[:] = left
+
+
+@contextmanager
+def _changing(path: Path, *, must_exist: bool = False) -> Iterator[list[Key]]:
+    """The keys of a file, to be changed. Other commands wait; a gateway reads the old file or the new one."""
+    try:
+        with path.with_name(f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            keys = read_keys(path) if must_exist or path.exists() else []
+            yield keys
+            _write(path, _HEAD + "".join(key.line for key in keys))
+    except OSError as error:
+        raise SettingsError(f"gateway_keys_file: {path} can't be written: {error.strerror}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.unlink(missing_ok=True)
+    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
+        if path.exists():
+            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def _key(line: str, where: str) -> Key:
+    words = line.split()
+    if len(words) == 4 and not any(map(check_tenant, words[:2])):
+        key = Key(*words)
+        if _DAY.fullmatch(key.day) and _HASH.fullmatch(key.hashed):
+            return key
+    # The line is not shown: somebody may have written a key itself there.
+    raise SettingsError(f"gateway_keys_file: {where} is none that `embedctl gateway key` wrote")

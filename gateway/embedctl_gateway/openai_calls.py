@@ -1,0 +1,91 @@
+"""OpenAI's calls: embeddings and models."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, get_args
+
+import orjson
+from starlette.responses import JSONResponse, Response
+
+from embedctl.enqueue import Truncation
+from embedctl.results import Vectors
+from embedctl_gateway.answers import ROWS, answered, floats
+from embedctl_gateway.calls import Call
+from embedctl_gateway.catalogue import Served
+from embedctl_gateway.embedding import Asked, Embedded
+from embedctl_gateway.fields import check_known, dimensions_of, texts_of
+from embedctl_gateway.refusals import refuse
+
+#: The fields of a request. `user` names whose request it is, and changes no vector.
+_TAKEN = ("model", "input", "dimensions", "encoding_format", "user", "truncation")
+#: When this gateway was started, which is when its models were "created".
+_STARTED = int(time.time())
+
+
+async def embeddings(call: Call) -> Response:
+    """`POST /v1/embeddings`."""
+    fields = await call.fields()
+    asked = _asked(fields)
+    numbers = _base64 if fields.get("encoding_format") == "base64" else floats
+    del fields
+    return await answered(_lines(asked, await call.embed(asked), numbers), len(asked.texts))
+
+
+async def models(call: Call) -> Response:
+    """`GET /v1/models`."""
+    served = await call.gateway.catalogue.served()
+    data = [_model(each) for each in served.values() if not each.spelling_of]
+    return JSONResponse({"object": "list", "data": data})
+
+
+async def model(call: Call) -> Response:
+    """`GET /v1/models/NAME`."""
+    return JSONResponse(_model(await call.gateway.catalogue.find(call.request.path_params["name"])))
+
+
+def _asked(fields: Mapping[str, Any]) -> Asked:
+    check_known(fields, _TAKEN)
+    if "input" not in fields:
+        refuse("no input: give a text, or an array of texts", "missing_required_parameter", "input")
+    name = fields.get("model")
+    if name is None:
+        refuse("no model: give the name of one of /v1/models", "missing_required_parameter", "model")
+    if not isinstance(name, str):
+        refuse("model is not the name of one", "invalid_type", "model")
+    if fields.get("encoding_format") not in (None, "float", "base64"):
+        refuse("encoding_format is neither float nor base64", "invalid_value", "encoding_format")
+    if not isinstance(fields.get("user"), str | None):
+        refuse("user is not a string", "invalid_type", "user")
+    truncation: Any = fields.get("truncation") or "truncate"
+    if truncation not in get_args(Truncation):
+        refuse(f"truncation is none of {', '.join(get_args(Truncation))}", "invalid_value", "truncation")
+    return Asked(texts_of(fields["input"], "input"), name, dimensions_of(fields), truncation)
+
+
+async def _lines(asked: Asked, embedded: Embedded, numbers: Callable[[Vectors], bytes]) -> AsyncIterator[bytes]:
+    yield b'{"object":"list","data":['
+    for at in range(0, len(embedded.vectors), ROWS):
+        rows = enumerate(embedded.vectors[at : at + ROWS], at)
+        yield (b"," if at else b"") + b",".join(
+            b'{"object":"embedding","index":%d,"embedding":%b}' % (index, numbers(row)) for index, row in rows
+        )
+    told: dict[str, Any] = {
+        "model": asked.model,
+        "usage": {"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens},
+    }
+    if embedded.truncations:
+        cut = [{"index": each.position, "used": each.used, "lost": each.lost} for each in embedded.truncations]
+        told["embedctl"] = {"truncated": cut}
+    yield b"]," + orjson.dumps(told)[1:]
+
+
+def _base64(vector: Vectors) -> bytes:
+    return b'"%b"' % base64.b64encode(vector.astype("<f4", copy=False).tobytes())
+
+
+def _model(served: Served) -> dict[str, Any]:
+    facts = {"dimensions": served.dim, "max_tokens": served.max_tokens or None, "precision": served.precision}
+    return {"id": served.name, "object": "model", "created": _STARTED, "owned_by": "embedctl", "embedctl": facts}

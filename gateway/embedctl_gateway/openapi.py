@@ -1,0 +1,352 @@
+"""The calls in OpenAPI's form, and as a page for people."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from embedctl_config import __version__
+from embedctl_gateway.fields import MAX_INPUTS
+from embedctl_gateway.objects import LONGEST_S, SHORTEST_S
+
+_TEXT = {"type": "string", "minLength": 1}
+_TEXTS = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
+_WHOLE = {"type": "integer", "minimum": 0}
+_VECTOR = {"type": "array", "items": {"type": "number"}}
+
+
+def _object(required: str, /, **properties: Any) -> dict[str, Any]:
+    """An object's schema. `required` names its required fields."""
+    return {"type": "object", "required": required.split(), "properties": properties}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _or_null(**schema: Any) -> dict[str, Any]:
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def _list_of(name: str) -> dict[str, Any]:
+    """A page of a list."""
+    return _object(
+        "object data first_id last_id has_more",
+        object={"const": "list"},
+        data={"type": "array", "items": _ref(name)},
+        first_id=_or_null(type="string"),
+        last_id=_or_null(type="string"),
+        has_more={"type": "boolean"},
+    )
+
+
+_ID = {"type": "string"}
+_TTL_S = {"type": "integer", "minimum": SHORTEST_S, "maximum": LONGEST_S}
+
+_SCHEMAS: Mapping[str, dict[str, Any]] = {
+    "EmbeddingsRequest": {
+        **_object(
+            "model input",
+            model={"type": "string", "description": "one of /v1/models"},
+            input=_TEXTS,
+            dimensions=_or_null(type="integer", minimum=1, description="keep so many leading components"),
+            encoding_format={"enum": ["float", "base64", None], "description": "base64: float32, little-endian"},
+            user=_or_null(type="string", description="ignored"),
+            truncation={
+                "enum": ["truncate", "error", "mean", None],
+                "description": "of a text that is too long: encode its beginning, refuse it, or encode all of it",
+            },
+        ),
+        "additionalProperties": False,
+    },
+    "Embeddings": _object(
+        "object data model usage",
+        object={"const": "list"},
+        data={
+            "type": "array",
+            "items": _object(
+                "object index embedding",
+                object={"const": "embedding"},
+                index=_WHOLE,
+                embedding={"oneOf": [_VECTOR, {"type": "string"}]},
+            ),
+        },
+        model={"type": "string"},
+        usage=_object("prompt_tokens total_tokens", prompt_tokens=_WHOLE, total_tokens=_WHOLE),
+        embedctl=_object(
+            "truncated",
+            truncated={"type": "array", "items": _object("index used lost", index=_WHOLE, used=_WHOLE, lost=_WHOLE)},
+        ),
+    ),
+    "Model": _object(
+        "id object created owned_by",
+        id={"type": "string"},
+        object={"const": "model"},
+        created=_WHOLE,
+        owned_by={"type": "string"},
+        embedctl=_object(
+            "dimensions max_tokens precision",
+            dimensions=_WHOLE,
+            max_tokens=_or_null(type="integer"),
+            precision={"enum": ["fp32", "fp16", "int8"]},
+        ),
+    ),
+    "Models": _object("object data", object={"const": "list"}, data={"type": "array", "items": _ref("Model")}),
+    "FileRequest": {
+        **_object(
+            "file purpose",
+            file={"type": "string", "description": "the file, at most 512 MiB"},
+            purpose={"enum": ["batch"]},
+            **{
+                "expires_after[anchor]": {"enum": ["created_at"], "description": "only with the seconds"},
+                "expires_after[seconds]": {**_TTL_S, "description": "when the file expires; 30 days by default"},
+            },
+        ),
+        "additionalProperties": False,
+    },
+    "File": _object(
+        "id object bytes created_at expires_at filename purpose status",
+        id=_ID,
+        object={"const": "file"},
+        bytes=_WHOLE,
+        created_at=_WHOLE,
+        expires_at=_WHOLE,
+        filename={"type": "string"},
+        purpose={"enum": ["batch", "batch_output"]},
+        status={"const": "processed"},
+        status_details={"type": "null"},
+    ),
+    "Files": _list_of("File"),
+    "Deleted": _object("id object deleted", id=_ID, object={"const": "file"}, deleted={"const": True}),
+    "BatchRequest": {
+        **_object(
+            "input_file_id endpoint completion_window",
+            input_file_id=_ID,
+            endpoint={"enum": ["/v1/embeddings"]},
+            completion_window={"enum": ["24h"]},
+            metadata=_or_null(
+                type="object",
+                additionalProperties={"type": "string", "maxLength": 512},
+                maxProperties=16,
+                description="your own names and values, at most 16",
+            ),
+            output_expires_after=_or_null(
+                **_object("anchor seconds", anchor={"enum": ["created_at"]}, seconds=_TTL_S),
+                description="when the files of answers expire; 30 days by default",
+            ),
+        ),
+        "additionalProperties": False,
+    },
+    "Batch": _object(
+        "id object endpoint input_file_id completion_window status created_at expires_at request_counts",
+        id=_ID,
+        object={"const": "batch"},
+        endpoint={"type": "string"},
+        model=_or_null(type="string"),
+        errors=_or_null(type="object"),
+        input_file_id=_ID,
+        completion_window={"type": "string"},
+        status={
+            "enum": [
+                "validating",
+                "failed",
+                "in_progress",
+                "finalizing",
+                "completed",
+                "expired",
+                "cancelling",
+                "cancelled",
+            ]
+        },
+        output_file_id=_or_null(type="string"),
+        error_file_id=_or_null(type="string"),
+        created_at=_WHOLE,
+        expires_at=_WHOLE,
+        request_counts=_object("total completed failed", total=_WHOLE, completed=_WHOLE, failed=_WHOLE),
+        metadata=_or_null(type="object"),
+        usage={"type": "object"},
+    ),
+    "Batches": _list_of("Batch"),
+    "EmbedRequest": {
+        **_object(
+            "inputs",
+            inputs=_TEXTS,
+            normalize=_or_null(type="boolean", description="true by default"),
+            truncate=_or_null(type="boolean", description="encode the beginning of a text that is too long"),
+            truncation_direction={"enum": ["right", "Right", None]},
+            prompt_name={"type": "null"},
+            dimensions=_or_null(type="integer", minimum=1),
+        ),
+        "additionalProperties": False,
+    },
+    "PredictRequest": {**_object("inputs", inputs=_TEXTS), "additionalProperties": False},
+    "Vectors": {"type": "array", "items": _VECTOR},
+    "Info": _object("model_id max_input_length max_client_batch_size version", model_id={"type": "string"}),
+    "Status": _object("status", status={"type": "string"}),
+    "Error": _object(
+        "error",
+        error=_object(
+            "message type param code",
+            message={"type": "string"},
+            type={"type": "string"},
+            param=_or_null(type="string"),
+            code=_or_null(type="string"),
+        ),
+    ),
+    "TeiError": _object(
+        "error error_type",
+        error={"type": "string"},
+        error_type={"enum": ["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]},
+    ),
+}
+
+#: Method, path, what it does, the schemas of its body, its answer (None: bytes) and its errors.
+_CALLS: tuple[tuple[str, str, str, str | None, str | None, str], ...] = (
+    ("POST", "/v1/embeddings", "Vectors, as OpenAI gives them", "EmbeddingsRequest", "Embeddings", "Error"),
+    ("GET", "/v1/models", "The models that live workers serve", None, "Models", "Error"),
+    ("GET", "/v1/models/{name}", "One of them", None, "Model", "Error"),
+    ("POST", "/v1/files", "Uploads a file, as a form (multipart/form-data)", "FileRequest", "File", "Error"),
+    ("GET", "/v1/files", "The files, the newest first", None, "Files", "Error"),
+    ("GET", "/v1/files/{id}", "One of them", None, "File", "Error"),
+    ("DELETE", "/v1/files/{id}", "Deletes a file", None, "Deleted", "Error"),
+    ("GET", "/v1/files/{id}/content", "The bytes of a file, or a range of them", None, None, "Error"),
+    ("POST", "/v1/batches", "Answers the requests of a file", "BatchRequest", "Batch", "Error"),
+    ("GET", "/v1/batches", "The batches, the newest first", None, "Batches", "Error"),
+    ("GET", "/v1/batches/{id}", "How far a batch is", None, "Batch", "Error"),
+    ("POST", "/v1/batches/{id}/cancel", "Ends a batch, and keeps what is done", None, "Batch", "Error"),
+    ("POST", "/embed", "Vectors, as TEI gives them", "EmbedRequest", "Vectors", "TeiError"),
+    ("GET", "/info", "The model of the calls that name none, as TEI describes it", None, "Info", "TeiError"),
+    ("POST", "/predict", "Vectors, as HF Infinity gives them", "PredictRequest", "Vectors", "TeiError"),
+    ("GET", "/health", "Whether the process answers", None, "Status", "Error"),
+    ("GET", "/ready", "Whether Redis answers and a worker serves a model", None, "Status", "Error"),
+)
+_OPEN = ("/health", "/ready")
+#: The parameters of calls that have some.
+_PAGE_OF: Mapping[str, dict[str, Any]] = {"after": _ID, "limit": {"type": "integer", "minimum": 1}}
+_QUERIES: Mapping[tuple[str, str], Mapping[str, dict[str, Any]]] = {
+    ("GET", "/v1/files"): {**_PAGE_OF, "order": {"enum": ["asc", "desc"]}, "purpose": {"type": "string"}},
+    ("GET", "/v1/batches"): _PAGE_OF,
+}
+#: The statuses that calls with a body have, and those of the others.
+_STATUSES = ("400", "401", "403", "404", "408", "413", "422", "424", "429", "500", "503")
+_STATUSES_OF_GET = ("401", "403", "404", "500", "503")
+
+
+def document() -> dict[str, Any]:
+    """The description of all calls, in OpenAPI 3.1."""
+    paths: dict[str, dict[str, Any]] = {}
+    for method, path, summary, body, answer, error in _CALLS:
+        statuses: tuple[str, ...] = _STATUSES_OF_GET if body is None and (method, path) not in _QUERIES else _STATUSES
+        if "{id}/" in path:
+            statuses = (*_STATUSES_OF_GET, "400", "416")
+        call: dict[str, Any] = {
+            "summary": summary,
+            "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_"),
+            "responses": {
+                "200": _content(answer, "the answer"),
+                **{status: _content(error, "a refusal") for status in statuses},
+            },
+            "security": [{}] if path in _OPEN else [{}, {"key": []}],
+        }
+        if answer is None:
+            call["responses"]["206"] = _content(None, "the range that is asked for")
+        if body is not None:
+            call["requestBody"] = {"required": True, **_content(body)}
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": _ID} for name in re.findall(r"{(\w+)}", path)
+        ]
+        parameters += [
+            {"name": name, "in": "query", "schema": schema} for name, schema in _QUERIES.get((method, path), {}).items()
+        ]
+        if parameters:
+            call["parameters"] = parameters
+        paths.setdefault(path, {})[method.lower()] = call
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "embedctl gateway", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": dict(_SCHEMAS),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def page() -> str:
+    """The same for people: one HTML page that loads nothing."""
+    return _PAGE.format(version=escape(__version__), calls="".join(_sections()))
+
+
+def _content(schema: str | None, description: str = "") -> dict[str, Any]:
+    told = {"description": description} if description else {}
+    if schema is None:
+        return {**told, "content": {"application/octet-stream": {}}}
+    kind = "multipart/form-data" if schema == "FileRequest" else "application/json"
+    return {**told, "content": {kind: {"schema": _ref(schema)}}}
+
+
+def _sections() -> Iterator[str]:
+    for method, path, summary, body, answer, _ in _CALLS:
+        yield f"<section><h2><b>{method}</b> <code>{escape(path)}</code></h2><p>{escape(summary)}.</p>"
+        if body is not None:
+            yield _fields(_SCHEMAS[body])
+        if answer is not None:
+            yield f"<details><summary>The answer's schema</summary><pre>{_shown(answer)}</pre></details>"
+        yield "</section>"
+
+
+def _fields(schema: Mapping[str, Any]) -> str:
+    rows = (
+        f"<tr><td><code>{name}</code>{' (required)' if name in schema['required'] else ''}</td>"
+        f"<td>{escape(_in_words(facts))}</td></tr>"
+        for name, facts in schema["properties"].items()
+    )
+    return f"<table><tr><th>field</th><th>takes</th></tr>{''.join(rows)}</table>"
+
+
+def _in_words(facts: Mapping[str, Any]) -> str:
+    if facts is _TEXTS:
+        return f"a text, or a list of 1 to {MAX_INPUTS:,} texts"
+    kinds = facts.get("enum") or facts["type"]
+    shown = kinds if isinstance(kinds, list) else [kinds]
+    told = f": {facts['description']}" if "description" in facts else ""
+    return ", ".join("null" if each is None else str(each) for each in shown) + told
+
+
+def _shown(schema: str) -> str:
+    return escape(json.dumps(_SCHEMAS[schema], indent=1))
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>embedctl gateway</title>
+<style>
+:root {{ color-scheme: light dark; --line: light-dark(#d0d5dd, #3a4250); --soft: light-dark(#f4f6f8, #1c222b); }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem;
+  background: light-dark(#fff, #12161c); color: light-dark(#1b2430, #e3e8ef); }}
+h2 {{ font-size: 1.1rem; margin: 0; }}
+section {{ border: 1px solid var(--line); border-radius: 8px; padding: 1rem; margin: 1rem 0; }}
+table {{ border-collapse: collapse; width: 100%; }}
+th, td {{ text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; border-top: 1px solid var(--line); }}
+pre {{ background: var(--soft); padding: .8rem; border-radius: 6px; overflow-x: auto; font-size: .85rem; }}
+code {{ background: var(--soft); padding: .1rem .3rem; border-radius: 4px; }}
+a {{ color: light-dark(#0b5fc4, #7ab7ff); }}
+</style>
+</head>
+<body>
+<h1>embedctl gateway {version}</h1>
+<p>Embeddings over HTTP. OpenAI's clients need only this address, with <code>/v1</code>, as their base URL. A gateway
+with keys wants one of them as <code>Authorization: Bearer KEY</code>. For programs: <a href="openapi.json">OpenAPI</a>.
+The paths below <code>/v1</code> exist without it too.</p>
+<pre>curl ADDRESS/v1/embeddings -H 'content-type: application/json' \\
+  -d '{{"model": "MODEL", "input": "A cat sat on the mat."}}'</pre>
+{calls}
+</body>
+</html>
+"""

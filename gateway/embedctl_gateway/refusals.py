@@ -1,0 +1,130 @@
+"""Why a request gets no vectors, and how clients of OpenAI and of TEI are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from starlette.responses import JSONResponse, Response
+
+from embedctl.output.batch import CODES_OF_REQUESTS
+from embedctl.results import FailedRecord
+from embedctl_config.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    EmbedctlError,
+    InputError,
+    JobCancelled,
+    JobNotFound,
+    QuotaExceeded,
+    SettingsError,
+    WaitTimeout,
+)
+
+#: OpenAI's clients come again after as long as they are told, if that is at most 120 s (seconds).
+BUSY_S, AWAY_S = 1, 5
+
+
+class Refusal(Exception):
+    """Raised in place of an answer.
+
+    Args:
+        status: of HTTP.
+        code, param: as OpenAI names them; None if there is none.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's type of the error."""
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+
+#: Makes the response of a refusal.
+Style = Callable[[Refusal], Response]
+
+
+def invalid(message: str, code: str, param: str | None = None, status: int = 400) -> Refusal:
+    """The refusal of a request that would be refused each time."""
+    return Refusal(status, message, code, param)
+
+
+def refuse(message: str, code: str, param: str | None = None, status: int = 400) -> NoReturn:
+    """Raise :func:`invalid`."""
+    raise invalid(message, code, param, status)
+
+
+def busy(message: str) -> Refusal:
+    """The refusal of a request for which there is no room now."""
+    return Refusal(429, message, "rate_limit_exceeded", None, {"retry-after": str(BUSY_S)})
+
+
+def unavailable(message: str, code: str = "unavailable") -> Refusal:
+    """The refusal of a request that may be answered later."""
+    return Refusal(503, message, code, None, {"retry-after": str(AWAY_S)})
+
+
+def broken() -> Refusal:
+    """The refusal after an error of the gateway's own."""
+    return Refusal(500, "the gateway failed; its log says where", "internal_error")
+
+
+def timed_out(limit_s: float) -> Refusal:
+    """The refusal of a request whose time is over."""
+    return unavailable(f"no answer within {limit_s:g} s (gateway_timeout_s): the workers are busy, or gone", "timeout")
+
+
+def refusal_of(error: EmbedctlError) -> Refusal:
+    """What a caller is told of an error of the library. Only messages that are about the request are passed on."""
+    if isinstance(error, BrokerUnavailable) and not isinstance(error, BrokerRefused):
+        return unavailable("the queue can't be reached now")
+    if isinstance(error, WaitTimeout | JobNotFound):  # it is not found if Redis lost it
+        return unavailable("the vectors were not ready in time", "timeout")
+    if isinstance(error, QuotaExceeded):
+        return busy(str(error))
+    if isinstance(error, JobCancelled):
+        return unavailable("the request's job was ended by somebody else", "stopped")
+    if isinstance(error, SettingsError | InputError):
+        return invalid(str(error), "invalid_value")
+    return broken()
+
+
+def refusal_of_record(error: FailedRecord, inputs: int) -> Refusal:
+    """What a caller is told if one of the inputs of a request has failed."""
+    code = CODES_OF_REQUESTS.get(error.code)
+    message = error.message if inputs == 1 else f"input[{error.position}]: {error.message}"
+    return Refusal(400 if code else 500, message, code or error.code.value, "input" if code else None)
+
+
+def as_openai(refusal: Refusal) -> Response:
+    """OpenAI's form, all four fields."""
+    told = {"message": refusal.message, "type": refusal.kind, "param": refusal.param, "code": refusal.code}
+    return JSONResponse({"error": told}, refusal.status, refusal.headers)
+
+
+#: The statuses and types that TEI has for what OpenAI gives codes.
+_OF_CODE = {"empty_input": (400, "Empty"), "context_length_exceeded": (413, "Validation")}
+_OF_STATUS = {400: (422, "Validation"), 429: (429, "Overloaded"), 500: (424, "Backend"), 503: (503, "Unhealthy")}
+
+
+def as_tei(refusal: Refusal) -> Response:
+    """TEI's form."""
+    status, kind = _OF_CODE.get(refusal.code or "") or _OF_STATUS.get(refusal.status, (refusal.status, "Validation"))
+    return JSONResponse({"error": refusal.message, "error_type": kind}, status, refusal.headers)

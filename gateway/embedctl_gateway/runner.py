@@ -1,0 +1,509 @@
+"""Runs batches: each gateway has a few threads that take one after the other, and do its next step.
+
+Every step can be done again. So if a gateway dies, another one goes on as soon as the lease has lapsed, and the job of
+a batch goes on by itself meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from embedctl import enqueue
+from embedctl.broker import Broker
+from embedctl.corpus import KEPT_OF_REQUEST, BatchCorpus, open_corpus
+from embedctl.job import Job
+from embedctl.notices import Reminder
+from embedctl.output.not_run import EXPIRED, STOPPED, Reason
+from embedctl.store import JobStatus
+from embedctl.store.batches import BatchStore, Step, StoredBatch
+from embedctl.store.stored_files import FileGone, FileStore, StoredFile
+from embedctl_config import keys
+from embedctl_config.errors import (
+    BatchFileError,
+    BrokerRefused,
+    BrokerUnavailable,
+    EmbedctlError,
+    InputError,
+    JobCancelled,
+    JobFailed,
+    JobLost,
+    JobNotFound,
+    JobStopped,
+    NotPermitted,
+    QuotaExceeded,
+    SettingsError,
+)
+from embedctl_config.hardware import PRECISIONS
+from embedctl_config.tenants import NORMAL
+from embedctl_gateway.answering import AnswerFiles, Written
+
+log = logging.getLogger(__name__)
+
+#: Batches that a gateway works on at once. One whose job goes on by itself takes no place.
+_THREADS = 3
+#: Seconds between two looks for a batch, between two looks at what a long step should know, and after a failure.
+_LOOK_S, _CHECK_S, _PAUSE_S = 0.5, 1.0, 2.0
+#: A job is looked at after this part of the time that it has taken, within these bounds (seconds).
+_PART, _SHORTEST_S, _LONGEST_S = 1 / 20, 0.3, 5.0
+#: A batch that its tenant's limits leave no room for, or that has met a fault, is tried again after this (seconds).
+_NO_ROOM_S = 10.0
+#: A submission that takes longer gives way to other batches (seconds).
+_TURN_S = 60.0
+#: How long the results of a batch's job are kept until they are files (seconds).
+_RESULTS_TTL_S = 24 * 3600.0
+#: Lines that are named if they are refused.
+_NAMED = 200
+#: How long a gateway that ends waits for its threads (seconds).
+_STOP_S = 3.0
+
+
+class _Lost(Exception):
+    """Raised when another runner has the batch, or it is gone."""
+
+
+class _Turn(Exception):
+    """Raised when the batch is to be looked at again: its state has changed, others wait, or this process ends."""
+
+
+class _Refused(Exception):
+    """Raised with what is wrong with a batch, as OpenAI lists it."""
+
+
+class Runner:
+    """The threads of one gateway that run batches.
+
+    Args:
+        lease_s: a runner that is silent for so long counts as dead (seconds).
+    """
+
+    def __init__(
+        self, broker: Broker, files: FileStore, batches: BatchStore, lease_s: float = keys.BATCH_LEASE_S
+    ) -> None:
+        self._broker = broker
+        self._files = files
+        self._batches = batches
+        self._lease_s = lease_s
+        self._remind = Reminder(log.warning)
+        self._stopping = threading.Event()
+        self._work = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin."""
+        self._stopping.clear()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"batches-{number}", daemon=True) for number in range(_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self) -> None:
+        """Look for a batch now."""
+        self._work.set()
+
+    def stop(self) -> None:
+        """End soon. What is not done goes on in another gateway, or in the next one."""
+        self._stopping.set()
+        self._work.set()
+        deadline = time.monotonic() + _STOP_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if not self._one():
+                    self._work.wait(_LOOK_S)
+                    self._work.clear()
+            except NotPermitted as error:  # the access list may be older than this gateway
+                self._remind(f"no batch is run: {error}")
+                self._stopping.wait(_NO_ROOM_S)
+            except Exception as error:  # noqa: BLE001  (the other batches go on)
+                _log_failure(error)
+                self._stopping.wait(_PAUSE_S)
+
+    def _one(self) -> bool:
+        """Do a step of a batch; false if none waits for one."""
+        token = secrets.token_hex(8)
+        batch = self._batches.take(token, self._lease_s)
+        if batch is None:
+            return False
+        with _Held(self._batches, batch, token, self._lease_s, self._stopping) as held:
+            pause_s = _PAUSE_S
+            try:
+                _Work(self._broker, self._files, held, self._batches.are_due).step()
+                return True
+            except _Lost:
+                return True
+            except _Turn:
+                pause_s = 0.0
+            except QuotaExceeded:
+                pause_s = _NO_ROOM_S
+            except Exception as error:  # noqa: BLE001  (this batch is tried again, until its time is over)
+                pause_s = _PAUSE_S if isinstance(error, BrokerUnavailable) else _NO_ROOM_S
+                _log_failure(error)
+            with suppress(_Lost):
+                held.release(pause_s)
+        return True
+
+
+class _Held:
+    """A batch that this process runs: renews its lease. A context manager."""
+
+    def __init__(
+        self, batches: BatchStore, batch: StoredBatch, token: str, lease_s: float, stopping: threading.Event
+    ) -> None:
+        self.batch = batch
+        self._batches = batches
+        self._token = token
+        self._lease_s = lease_s
+        self._stopping = stopping
+        self._lost = threading.Event()
+        self._over = threading.Event()
+        self._checked = time.monotonic()
+        self._renewer = threading.Thread(target=self._renew, name="batch-lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._renewer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._renewer.join(1.0)
+
+    def check(self) -> None:
+        """See that this process is to go on; asks Redis once in a second.
+
+        Raises:
+            _Lost: it has lost the batch.
+            _Turn: the batch's state is another one, or the process ends.
+        """
+        if self._lost.is_set():
+            raise _Lost
+        if self._stopping.is_set():
+            raise _Turn
+        now = time.monotonic()
+        if now - self._checked > _CHECK_S:
+            self._checked = now
+            if self._batches.status(self.batch) != self.batch.status:
+                raise _Turn
+
+    def note(self, facts: Mapping[str, object]) -> None:
+        """Note facts, if the batch has the state that this process knows.
+
+        Raises:
+            _Lost, _Turn: it has lost the batch, or the state is another one.
+        """
+        self._step(Step(facts, before=self.batch.status, next_s=self._lease_s))
+        known = {name: str(value) for name, value in facts.items()}
+        self.batch = StoredBatch(self.batch.id, {**self.batch.facts, **known})
+
+    def release(self, after_s: float, facts: Mapping[str, object] | None = None) -> None:
+        """Leave the batch; a runner may look at it again after some time (seconds). Raises as :meth:`note`."""
+        woken = self.batch.status != "cancelling"
+        self._over.set()
+        self._step(Step(facts or {}, after="release", next_s=after_s, woken=woken))
+
+    def end(self, facts: Mapping[str, object], written: Written | None = None) -> None:
+        """End the batch, and make its files. Raises as :meth:`note`."""
+        files = () if written is None else written.files
+        self._over.set()
+        self._step(Step(facts, before=self.batch.status, after="end", files=files))
+
+    def _step(self, step: Step) -> None:
+        status = self._batches.note(self.batch, self._token, step)
+        if status is None:
+            raise _Lost
+        if step.before and status != step.facts.get("status", step.before):
+            raise _Turn
+
+    def _renew(self) -> None:
+        while not self._over.wait(self._lease_s / 3):
+            with suppress(EmbedctlError):
+                if self._batches.note(self.batch, self._token, Step(next_s=self._lease_s)) is None:
+                    if not self._over.is_set():
+                        self._lost.set()
+                    return
+
+
+class _Work:
+    """One step of a batch."""
+
+    def __init__(self, broker: Broker, files: FileStore, held: _Held, others_wait: Callable[[], bool]) -> None:
+        self._broker = broker
+        self._files = files
+        self._held = held
+        self._others_wait = others_wait
+        self._began = self._looked = time.monotonic()
+
+    @property
+    def _batch(self) -> StoredBatch:
+        return self._held.batch
+
+    def step(self) -> None:
+        """Do the next step.
+
+        Raises:
+            _Lost, _Turn, QuotaExceeded: it is to be tried again, or by another process.
+            EmbedctlError: likewise.
+        """
+        status = self._batch.status
+        if status == "cancelling":
+            self._wind_up("cancelled", STOPPED)
+        elif status in ("validating", "in_progress") and self._is_late():
+            self._wind_up("expired", EXPIRED)
+        elif status == "finalizing":
+            self._finish("completed", self._batch.facts["job"], STOPPED)
+        elif status == "in_progress" and self._batch.number("submitted"):
+            self._look()
+        elif "total" in self._batch.facts and self._waits_for_workers():
+            self._held.release(_PAUSE_S)
+        else:
+            self._prepare()
+
+    def _discard(self, job_id: str) -> None:
+        """Free a job, if there is one."""
+        if job_id:
+            with suppress(EmbedctlError):  # otherwise its time to live frees it
+                Job(job_id, self._broker).discard()
+
+    def _waits_for_workers(self) -> bool:
+        """Whether there is no job yet, and nobody serves its model, so that it is not known in which class it is to be.
+
+        The class of a job stays.
+        """
+        if self._batch.facts.get("job") or self._broker.settings.hardware != "auto":
+            return False
+        return not self._precisions(self._batch.facts["model"])
+
+    def _is_late(self) -> bool:
+        return time.time() >= self._batch.number("expires_at")
+
+    def _prepare(self) -> None:
+        """Check the requests, all of them, and queue them."""
+        try:
+            with self._copied() as corpus:
+                if "total" not in self._batch.facts:
+                    self._validate(corpus)
+                if not self._waits_for_workers():
+                    self._submit(corpus)
+        except _Refused as refused:
+            self._discard(self._batch.facts.get("job", ""))
+            self._held.end({"status": "failed", "failed_at": int(time.time()), "errors": json.dumps(refused.args[0])})
+            return
+        self._begin({})
+        self._held.release(0.0)
+
+    def _validate(self, corpus: BatchCorpus) -> None:
+        try:
+            model, dimensions = corpus.check()
+        except InputError as error:
+            found = error.data if isinstance(error, BatchFileError) else [_told("invalid_value", str(error))]
+            folder = f"{Path(corpus.files[0].path).parent}/"
+            raise _Refused([{**each, "message": str(each["message"]).replace(folder, "")} for each in found]) from None
+        model = model or self._broker.settings.model
+        facts = {"total": corpus.checked, "inputs": corpus.inputs, "model": model, "dimensions": dimensions or ""}
+        self._held.note(facts)
+
+    def _precisions(self, model: str) -> list[str]:
+        """Those in which live workers serve a model, the best first."""
+        settings = self._broker.settings
+        offered = {
+            precision
+            for hardware, name, precision in self._broker.workers.offers()
+            if name == model and hardware in settings.classes
+        }
+        return [each for each in PRECISIONS if each in offered]
+
+    def _submit(self, corpus: BatchCorpus) -> None:
+        if "precision" not in self._batch.facts:  # the same each time, and as for single requests
+            is_auto = self._broker.settings.hardware == "auto"
+            self._held.note({"precision": self._precisions(self._batch.facts["model"])[0] if is_auto else ""})
+        facts = self._batch.facts
+        options = enqueue.JobOptions(
+            model=facts["model"],
+            dimensions=self._batch.number("dimensions") or None,
+            precision=facts["precision"] or None,
+            truncation="error",
+            ttl=_RESULTS_TTL_S,
+            idempotency_key=self._key,
+            keep=KEPT_OF_REQUEST,
+            count_tokens=True,
+            batch_file=True,
+            tenant=self._batch.tenant,
+            lane=NORMAL,
+        )
+        try:
+            enqueue.submit(self._broker, corpus.records(), options, self._submitting, taking_up=self._taking_up)
+        except (JobFailed, JobStopped, JobCancelled):
+            pass  # somebody has ended it: what is not done is told so
+        except QuotaExceeded:
+            self._held.note({"job": ""})  # the library has cancelled it
+            raise
+        except (SettingsError, InputError) as error:
+            raise _Refused([_told("invalid_value", str(error))]) from None
+        self._held.note({"submitted": 1})
+
+    @property
+    def _key(self) -> str:
+        """The job's idempotency key: a runner that submits it again goes on with this job."""
+        return f"gateway {self._batch.id}"
+
+    def _taking_up(self, job: JobStatus) -> None:
+        self._held.note({"job": job.id})
+
+    def _submitting(self, records: int, _: str) -> None:
+        self._held.check()
+        if records and self._batch.status == "validating":
+            self._begin({})
+        now = time.monotonic()
+        if now - self._looked > _PAUSE_S:
+            self._looked = now
+            if self._is_late() or (now - self._began > _TURN_S and self._others_wait()):
+                raise _Turn
+            self._held.note(self._counts(self._broker.jobs.status(self._batch.facts["job"])))
+
+    def _begin(self, facts: Mapping[str, object]) -> None:
+        if self._batch.status == "validating":
+            facts = {**facts, "status": "in_progress", "in_progress_at": int(time.time())}
+        self._held.note(facts)
+
+    def _look(self) -> None:
+        """See how far the job is."""
+        try:
+            job = self._broker.jobs.status(self._batch.facts["job"])
+        except JobNotFound:  # Redis has forgotten it
+            self._held.release(0.0, {"submitted": 0, "job": ""})
+            return
+        if job.lost_chunks is not None:
+            self._held.release(_PAUSE_S, {"submitted": 0})
+        elif job.state.ended:
+            self._held.note({"status": "finalizing", "finalizing_at": int(time.time())})
+            self._finish("completed", job.id, STOPPED)
+        else:
+            age_s = time.time() - self._batch.number("in_progress_at")
+            self._held.release(min(_LONGEST_S, max(_SHORTEST_S, age_s * _PART)), self._counts(job))
+
+    def _counts(self, job: JobStatus) -> dict[str, object]:
+        """The counts of requests, from those of records: exact where each request has one text."""
+        share = self._batch.number("total") / max(1, self._batch.number("inputs"))
+        return {"completed": int(job.done * share), "failed": int(job.failed * share)}
+
+    def _wind_up(self, status: str, reason: Reason) -> None:
+        """End the job of a batch before its end, and keep what is done."""
+        job_id = self._batch.facts.get("job") or self._broker.jobs.with_key(self._key, self._batch.tenant)
+        if job_id:
+            try:
+                Job(job_id, self._broker).stop()
+            except JobCancelled:
+                pass
+            except JobNotFound:
+                job_id = None
+        self._finish(status, job_id or "", reason)
+
+    def _finish(self, status: str, job_id: str, reason: Reason) -> None:
+        """Write the files of a batch whose job has ended, and end it.
+
+        Args:
+            job_id: empty if there is no job; then nothing was run.
+            reason: why requests were not run, if the job does not tell.
+        """
+        job = Job(job_id, self._broker) if job_id else None
+        with tempfile.TemporaryDirectory(prefix="embedctl-batch-") as folder:
+            files = AnswerFiles(self._files, self._batch, self._held.check)
+            try:
+                written = files.write(job, self._reader(Path(folder)), reason)
+            except JobNotFound as error:
+                self._lost_results(status, reason, lost=isinstance(error, JobLost))
+                return
+        facts = {
+            "status": status,
+            f"{status}_at": int(time.time()),
+            "completed": written.completed,
+            "failed": written.failed,
+            "tokens": written.tokens,
+            "output_file_id": written.output.id if written.output else "",
+            "error_file_id": written.error.id if written.error else "",
+        }
+        try:
+            self._held.end(facts, written)
+        except (_Lost, _Turn):
+            if not self._is_made(written):
+                files.discard()
+                raise
+        self._discard(job_id)
+
+    def _is_made(self, written: Written) -> bool:
+        """Whether the step was done, and only the answer lost."""
+        return bool(written.files) and self._files.get(written.files[0].id, self._batch.tenant) is not None
+
+    def _lost_results(self, status: str, reason: Reason, *, lost: bool) -> None:
+        """Redis has lost results, or all of the job: submit it again, or end the batch without what it has done."""
+        if status == "completed":
+            again = {"submitted": 0, **({} if lost else {"job": ""})}
+            self._held.note({"status": "in_progress", **again})
+            self._held.release(_PAUSE_S)
+        else:
+            self._finish(status, "", reason)
+
+    def _reader(self, folder: Path) -> Callable[[], Iterator[tuple[str, int]]] | None:
+        """Reads the requests, if they are needed; None if they were not valid, or their file is gone."""
+        file = self._input() if "total" in self._batch.facts else None
+        return None if file is None else lambda: self._corpus(self._copy(file, folder)).requests()
+
+    @contextmanager
+    def _copied(self) -> Iterator[BatchCorpus]:
+        """The requests, in a file of this machine.
+
+        Raises:
+            _Refused: their file is gone.
+        """
+        gone = _told("invalid_input_file", "the input file has been deleted, or has expired")
+        file = self._input()
+        if file is None:
+            raise _Refused([gone])
+        with tempfile.TemporaryDirectory(prefix="embedctl-batch-") as folder:
+            try:
+                path = self._copy(file, Path(folder))
+            except FileGone:
+                raise _Refused([gone]) from None
+            yield self._corpus(path)
+
+    def _input(self) -> StoredFile | None:
+        return self._files.get(self._batch.facts["input_file_id"], self._batch.tenant)
+
+    def _copy(self, file: StoredFile, folder: Path) -> Path:
+        path = folder / "input.jsonl"
+        with path.open("wb") as stream:
+            for part in self._files.read(file):
+                self._held.check()
+                stream.write(part)
+        return path
+
+    def _corpus(self, path: Path) -> BatchCorpus:
+        most = self._broker.settings.max_text_bytes
+        files = open_corpus(str(path), file_format="jsonl", max_bytes=most).files
+        return BatchCorpus(files, most, None, unique=True, named=_NAMED)
+
+
+def _told(code: str, message: str) -> dict[str, object]:
+    return {"code": code, "message": message, "param": None, "line": None}
+
+
+def _log_failure(error: BaseException) -> None:
+    """Log what went wrong, without the message, which may quote a text."""
+    if isinstance(error, BrokerUnavailable) and not isinstance(error, BrokerRefused):
+        log.debug("batches wait for Redis: %s", type(error).__name__)
+        return
+    where = "".join(traceback.format_tb(error.__traceback__))
+    log.error("a batch is tried again after %s:\n%s", type(error).__name__, where)

@@ -1,0 +1,123 @@
+"""Runs the gateway: listens, answers, stops cleanly."""
+
+from __future__ import annotations
+
+import logging
+import math
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+
+from embedctl.broker import Broker
+from embedctl_config.errors import MissingExtra, SettingsError
+from embedctl_config.settings import Settings, expanded
+
+try:
+    from uvicorn import Config, Server
+
+    from embedctl_gateway.application import application
+    from embedctl_gateway.calls import Gateway
+    from embedctl_gateway.connections import PatientProtocol
+except ModuleNotFoundError as error:
+    raise MissingExtra("gateway", "`embedctl gateway`") from error
+
+#: A request's line and headers together.
+MAX_HEAD_BYTES = 32 * 1024
+#: An idle connection stays open for this long: longer than those of most proxies, which would otherwise use one that
+#: closes (seconds).
+_KEEP_ALIVE_S = 75
+_OPEN_FILES = 4096
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
+    """Answer until SIGTERM or Ctrl-C; what is in flight then is answered still.
+
+    Args:
+        say: called with one line that says where the gateway is.
+
+    Raises:
+        SettingsError: no Redis is configured; the address is taken; other machines can reach it, and there are no
+            keys; or the keys or the certificate can't be read.
+        KeyboardInterrupt: it was stopped with Ctrl-C.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what strangers send is no warning
+    Broker.shared(settings)
+    gateway = Gateway.of(settings)
+    server = make_server(settings, gateway)
+    _raise_limit_of_files()
+    with listening(settings) as listener:
+        whom = "the holders of its keys" if gateway.access.has_keys else "everyone on this machine"
+        say(f"the gateway is at {url_of(settings, listener)}/v1 for {whom}; stop with Ctrl-C")
+        # uvicorn raises the signal again after a clean end; SIGTERM is no error.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        server.run([listener])
+
+
+def make_server(settings: Settings, gateway: Gateway) -> Server:
+    """The server, not yet running.
+
+    Raises:
+        SettingsError: the certificate or its key can't be read.
+    """
+    config = Config(
+        application(gateway),
+        http=PatientProtocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(settings.gateway_timeout_s) + 1,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        ssl_certfile=_file(settings.gateway_tls_cert_file, "gateway_tls_cert_file"),
+        ssl_keyfile=_file(settings.gateway_tls_key_file, "gateway_tls_key_file"),
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror or type(error).__name__
+        raise SettingsError(f"gateway_tls_cert_file, gateway_tls_key_file: can't be used: {reason}") from error
+    return Server(config)
+
+
+def listening(settings: Settings) -> socket.socket:
+    """The socket of the gateway.
+
+    Raises:
+        SettingsError: the address is none of this machine, or the port is taken.
+    """
+    host, port = settings.gateway_address, settings.gateway_port
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no address"
+        raise SettingsError(
+            f"gateway_address, gateway_port: can't listen at {host!r}, port {port}: {reason}. Give others with "
+            "--address and --port, or EMBEDCTL_GATEWAY_ADDRESS and EMBEDCTL_GATEWAY_PORT"
+        ) from error
+
+
+def url_of(settings: Settings, listener: socket.socket) -> str:
+    """Where callers find the gateway."""
+    scheme = "https" if settings.gateway_tls_cert_file else "http"
+    host = f"[{settings.gateway_address}]" if ":" in settings.gateway_address else settings.gateway_address
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+def _file(path: str, setting: str) -> str | None:
+    return str(expanded(path, setting)) if path else None
+
+
+def _raise_limit_of_files() -> None:
+    """Room for connections: many systems allow 1,024 files unless a process asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,98 @@
+"""The calls of TEI (Text Embeddings Inference) and of HF Infinity, which have an array of vectors as their answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from embedctl_config import __version__
+from embedctl_gateway.answers import ROWS, answered, floats
+from embedctl_gateway.calls import MAX_TOKENS, Call
+from embedctl_gateway.embedding import Asked, Embedded
+from embedctl_gateway.fields import MAX_INPUTS, check_known, dimensions_of, texts_of
+from embedctl_gateway.refusals import refuse
+
+_TAKEN = ("inputs", "normalize", "truncate", "truncation_direction", "dimensions")
+_NOT_HERE = "prompt_name"
+
+
+async def embed(call: Call) -> Response:
+    """TEI's `POST /embed`."""
+    began = time.perf_counter()
+    fields = await call.fields()
+    asked = _asked(fields)
+    del fields
+    embedded = await call.embed(asked)
+    ms = f"{(time.perf_counter() - began) * 1000:.0f}"
+    headers = {
+        "x-compute-type": "embedctl",
+        "x-compute-time": ms,
+        "x-total-time": ms,
+        "x-compute-characters": str(sum(map(len, asked.texts))),
+        "x-compute-tokens": str(embedded.tokens),
+    }
+    return await answered(_array(embedded), len(asked.texts), headers)
+
+
+async def predict(call: Call) -> Response:
+    """HF Infinity's `POST /predict`; `x-compute-time` is in milliseconds."""
+    began = time.perf_counter()
+    fields = await call.fields()
+    check_known(fields, ("inputs",))
+    asked = Asked(_inputs(fields))
+    del fields
+    embedded = await call.embed(asked)
+    took = {"x-compute-time": f"{(time.perf_counter() - began) * 1000:.2f}"}
+    return await answered(_array(embedded), len(asked.texts), took)
+
+
+async def info(call: Call) -> Response:
+    """TEI's `GET /info`, about the model of calls that name none."""
+    served = await call.gateway.catalogue.find(None)
+    return JSONResponse(
+        {
+            "model_id": served.name,
+            "model_sha": None,
+            "model_dtype": {"fp32": "float32", "fp16": "float16"}.get(served.precision, served.precision),
+            "model_type": {"embedding": {"pooling": "mean"}},
+            "max_concurrent_requests": call.gateway.settings.gateway_in_flight,
+            "max_input_length": served.max_tokens,
+            "max_batch_tokens": MAX_TOKENS,
+            "max_client_batch_size": MAX_INPUTS,
+            "auto_truncate": False,
+            "version": __version__,
+        }
+    )
+
+
+def _asked(fields: Mapping[str, Any]) -> Asked:
+    if fields.get(_NOT_HERE) is not None:
+        refuse("prompt_name can't be given: put the prompt before the text", "unsupported_parameter", _NOT_HERE)
+    check_known(fields, _TAKEN)
+    if str(fields.get("truncation_direction") or "right").lower() != "right":
+        refuse("truncation_direction: only right", "invalid_value", "truncation_direction")
+    truncate, normalize = (_flag(fields, "truncate", otherwise=False), _flag(fields, "normalize", otherwise=True))
+    return Asked(_inputs(fields), None, dimensions_of(fields), "truncate" if truncate else "error", normalize=normalize)
+
+
+def _inputs(fields: Mapping[str, Any]) -> list[str]:
+    if "inputs" not in fields:
+        refuse("no inputs: give a text, or an array of texts", "missing_required_parameter", "inputs")
+    return texts_of(fields["inputs"], "inputs")
+
+
+def _flag(fields: Mapping[str, Any], name: str, *, otherwise: bool) -> bool:
+    value = fields.get(name)
+    if not isinstance(value, bool | None):
+        refuse(f"{name} is neither true nor false", "invalid_type", name)
+    return otherwise if value is None else value
+
+
+async def _array(embedded: Embedded) -> AsyncIterator[bytes]:
+    yield b"["
+    for at in range(0, len(embedded.vectors), ROWS):
+        yield (b"," if at else b"") + b",".join(floats(row) for row in embedded.vectors[at : at + ROWS])
+    yield b"]"

@@ -1,0 +1,67 @@
+"""What the gateway counts for Prometheus. No label holds a tenant, a key or a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+_PREFIX = "embedctl_gateway_"
+#: From a single text on a GPU to the longest time limit (seconds).
+_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Telemetry:
+    """The metrics of one gateway.
+
+    Args:
+        requests, held: tell the requests in flight, and the bytes of bodies and answers.
+    """
+
+    def __init__(self, requests: Callable[[], float], held: Callable[[], float]) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._requests = Counter(
+            f"{_PREFIX}requests",
+            "Requests that were answered, by path and status",
+            ("path", "status"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            f"{_PREFIX}request_seconds",
+            "Time from a request's headers to the end of its answer",
+            ("path",),
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+        self._texts = Counter(f"{_PREFIX}texts", "Texts whose vectors were made", ("model",), registry=self._registry)
+        self._tokens = Counter(f"{_PREFIX}tokens", "Tokens of these texts", ("model",), registry=self._registry)
+        for name, meaning, value in (
+            ("in_flight", "Requests for vectors that wait for workers", requests),
+            ("held_bytes", "Bytes of bodies and answers in memory", held),
+        ):
+            Gauge(_PREFIX + name, meaning, registry=self._registry).set_function(value)
+
+    def answered(self, path: str, status: int, seconds: float) -> None:
+        """Count a request.
+
+        Args:
+            path: as the gateway knows it, with the names of parameters.
+        """
+        self._requests.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def embedded(self, model: str, texts: int, tokens: int) -> None:
+        """Count the texts of a request that has its vectors."""
+        self._texts.labels(model).inc(texts)
+        self._tokens.labels(model).inc(tokens)
+
+    def page(self, accept: str) -> tuple[str, bytes]:
+        """The content type and the body of the page of metrics.
+
+        Args:
+            accept: the request's header `Accept`.
+        """
+        encode, content_type = choose_encoder(accept)
+        return content_type, encode(self._registry)

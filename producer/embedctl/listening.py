@@ -1,0 +1,176 @@
+"""One thread hears the events of all jobs that the tasks of this process wait for, in one blocking read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from embedctl.store.connection import Connection
+from embedctl.store.events import Event, events_in
+from embedctl_config import keys
+from embedctl_config.errors import BrokerUnavailable, NotPermitted
+
+log = logging.getLogger(__name__)
+
+#: A read of events ends after this time (ms), and the next one begins.
+_BLOCK_MS = 1000
+#: The same if an access list of an older version does not let a read be ended early: so late is a new task at most.
+_SHORT_BLOCK_MS = 100
+#: Most jobs in one read; the tasks of further ones look by themselves.
+_MOST = 1000
+#: Most events of a job in one answer. A task needs none of them but the last.
+_MOST_EVENTS = keys.EVENTS_KEPT
+#: The thread ends when nobody has waited for this long (seconds).
+_IDLE_S = 2.0
+#: After an error, the next read begins so much later (seconds).
+_PAUSE_S = 0.5
+#: A read is to be ended that Redis may not have begun: so often, with this pause (seconds).
+_TRIES, _TRY_AGAIN_S = 20, 0.005
+
+
+@dataclass(eq=False, slots=True)
+class Listening:
+    """A task that waits for an event of a job.
+
+    Attributes:
+        seen: the id of the last event that it knows; `0` if it knows none.
+        until: when it stops to wait, by the monotonic clock.
+        wake: called once, in the thread, when the event has come.
+        only_end: whether it passes over events after which the job goes on.
+    """
+
+    job_id: str
+    seen: str
+    until: float
+    wake: Callable[[], None]
+    only_end: bool = False
+
+
+class Listener:
+    """Hears events. Its thread and its one connection exist only while somebody waits. Safe to share between threads.
+
+    Attributes:
+        process: the only one that may use it: a forked child has no such thread.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.process = os.getpid()
+        self._connection = connection
+        self._changed = threading.Condition()
+        self._waiting: dict[Listening, None] = {}
+        self._runs = False
+        #: The read that goes on, and the connection that it blocks, by Redis' number; None if it can't be ended early.
+        self._reads: int | None = None
+        self._number = 0
+        self._client_id: int | None = None
+        self._hurried: int | None = None
+
+    def add(self, listening: Listening) -> bool:
+        """Let a task wait. True if the caller is to :meth:`hurry` the thread, which does not know of it yet."""
+        with self._changed:
+            self._waiting[listening] = None
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="embedctl-events", daemon=True).start()
+            self._changed.notify()
+            return self._reads is not None and self._reads != self._hurried and self._client_id is not None
+
+    def remove(self, listening: Listening) -> None:
+        """The task waits no more."""
+        with self._changed:
+            self._waiting.pop(listening, None)
+
+    def hurry(self) -> None:
+        """End the read that goes on, so that the next one includes who has come since. Asks Redis."""
+        with self._changed:
+            number = self._reads
+            if number is None or number == self._hurried:
+                return
+            self._hurried = number
+        for _ in range(_TRIES):
+            with self._changed:
+                client_id = self._client_id
+                if self._reads != number or client_id is None:
+                    return
+            try:
+                with self._connection.client() as client:
+                    if client.client_unblock(client_id):
+                        return
+            except (BrokerUnavailable, NotPermitted) as error:
+                log.debug("the read of events goes on: %s", error)
+                return
+            time.sleep(_TRY_AGAIN_S)
+
+    def _run(self) -> None:
+        while self._runs:
+            try:
+                self._listen()
+            except Exception as error:  # noqa: BLE001  (the tasks look by themselves meanwhile, and see what is wrong)
+                log.debug("no events are heard: %s", error)
+                with self._changed:
+                    self._reads = None
+                    self._changed.wait_for(lambda: False, _PAUSE_S)
+                    self._runs = bool(self._waiting)
+
+    def _somebody_waits(self) -> bool:
+        """Wait for somebody who waits. False if nobody came, and the thread is to end."""
+        with self._changed:
+            self._runs = bool(self._changed.wait_for(lambda: self._waiting, _IDLE_S))
+            return self._runs
+
+    def _listen(self) -> None:
+        """Read events until nobody has waited for a while."""
+        with self._connection.client() as shared, closing(shared.client()) as client:
+            self._client_id = self._id_of(client)
+            block_ms = _SHORT_BLOCK_MS if self._client_id is None else _BLOCK_MS
+            while self._somebody_waits():
+                if streams := self._begin():
+                    answer = client.xread(streams, block=block_ms, count=_MOST_EVENTS)
+                    self._end(events_in(answer))
+
+    def _id_of(self, client: Any) -> int | None:
+        try:
+            with self._connection.client():
+                return int(client.client_id())
+        except NotPermitted:
+            return None
+
+    def _begin(self) -> dict[str, str]:
+        """The streams to read, each from the event after those that all of its tasks know."""
+        with self._changed:
+            now = time.monotonic()
+            for over in [each for each in self._waiting if each.until + _BLOCK_MS / 1000 < now]:
+                del self._waiting[over]  # its event loop has ended without it
+            streams: dict[str, str] = {}
+            for each in self._waiting:
+                name = keys.events(each.job_id)
+                if name in streams:
+                    streams[name] = min(streams[name], each.seen, key=_order)
+                elif len(streams) < _MOST:
+                    streams[name] = each.seen
+            self._number += 1
+            self._reads = self._number if streams else None
+            return streams
+
+    def _end(self, found: dict[bytes, list[Event]]) -> None:
+        with self._changed:
+            self._reads = None
+            for each in list(self._waiting) if found else ():
+                events = found.get(keys.events(each.job_id).encode(), ())
+                new = [event for event in events if _order(event.id) > _order(each.seen)]
+                if new:
+                    each.seen = new[-1].id
+                    if any(event.may_end or not each.only_end for event in new):
+                        del self._waiting[each]
+                        each.wake()
+
+
+def _order(event_id: str) -> tuple[int, int]:
+    first, _, second = event_id.partition("-")
+    return int(first), int(second or 0)

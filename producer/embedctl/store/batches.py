@@ -1,0 +1,179 @@
+"""Batches of the gateway: their facts in Redis, and which process runs them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from embedctl.store.connection import Connection
+from embedctl.store.stored_files import StoredFile, digest_of, facts_of, ids_in, make
+from embedctl_config import keys
+
+#: Most batches that are looked at for one whose turn it is.
+_LOOKED_AT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch.
+
+    Attributes:
+        facts: name → text, as its hash holds them.
+    """
+
+    id: str
+    facts: Mapping[str, str]
+
+    @property
+    def tenant(self) -> str:
+        """Whom it belongs to."""
+        return self.facts["tenant"]
+
+    @property
+    def status(self) -> str:
+        """As OpenAI names it."""
+        return self.facts["status"]
+
+    def number(self, name: str) -> int:
+        """A fact that is a number; 0 if it is not there."""
+        return int(self.facts.get(name) or 0)
+
+    def parsed(self, name: str) -> Any:
+        """A fact that is JSON; None if it is not there."""
+        text = self.facts.get(name)
+        return json.loads(text) if text else None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a runner notes of a batch.
+
+    Attributes:
+        facts: the new ones.
+        before: the status that it must still have; any if empty.
+        after: whether the runner keeps the batch, releases it, or has ended it.
+        next_s: when somebody is to look at it (seconds from now); of `keep`, the length of the lease.
+        woken: whether a look comes at once if the batch is being cancelled meanwhile.
+        files: which are made with the step.
+    """
+
+    facts: Mapping[str, object] = field(default_factory=dict)
+    before: str = ""
+    after: Literal["keep", "release", "end"] = "keep"
+    next_s: float = keys.BATCH_LEASE_S
+    woken: bool = True
+    files: Sequence[StoredFile] = ()
+
+
+class BatchStore:
+    """All batches. Threads may share it. Every method raises BrokerUnavailable if Redis can't be reached."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def make(self, batch_id: str, facts: Mapping[str, object], request: str, *, again: bool) -> str:
+        """Make a batch that somebody is to run; as :meth:`FileStore.make`.
+
+        Args:
+            facts: `tenant` and `status` are among them.
+        """
+        tenant = str(facts["tenant"])
+        script_keys = [
+            keys.batch(batch_id),
+            keys.batches(tenant),
+            keys.made(digest_of("batch", tenant, request)),
+            keys.UNFINISHED,
+        ]
+        fields = _flat(facts)
+        return make(
+            self._connection, script_keys, batch_id, keys.FILE_TTL_S * 1000, keys.batch(""), fields, again=again
+        )
+
+    def get(self, batch_id: str, tenant: str) -> StoredBatch | None:
+        """A tenant's batch; None if it has no such batch."""
+        found = self._found(batch_id)
+        return found if found is not None and found.tenant == tenant else None
+
+    def newest(self, tenant: str, count: int, after: str = "") -> list[StoredBatch]:
+        """Up to `count` of a tenant's batches, the newest first, from the one after `after` on."""
+        found: list[StoredBatch] = []
+        for ids in ids_in(self._connection, keys.batches(tenant), after, descending=True, size=count):
+            facts = facts_of(self._connection, [keys.batch(each) for each in ids], keys.batches(tenant), ids)
+            found += [_parse(batch_id, each) for batch_id, each in zip(ids, facts, strict=True) if each]
+            if len(found) >= count:
+                return found[:count]
+        return found
+
+    def cancel(self, batch_id: str, tenant: str) -> str | None:
+        """Ask for the end of a batch. Returns its status; None if the tenant has no such batch."""
+        args = [batch_id, tenant, int(time.time())]
+        answer, _ = self._connection.script("cancel_batch", [keys.batch(batch_id), keys.UNFINISHED], args)
+        return None if answer == "gone" else answer
+
+    def take(self, token: str, lease_s: float) -> StoredBatch | None:
+        """Take a batch that somebody is to look at; None if there is none.
+
+        Args:
+            token: of the runner, for this batch.
+        """
+        for batch_id in self._due():
+            args = [batch_id, token, int(lease_s * 1000)]
+            answer, _ = self._connection.script("take_batch", [keys.batch(batch_id), keys.UNFINISHED], args)
+            if answer == "taken":
+                return self._found(batch_id)
+        return None
+
+    def are_due(self) -> bool:
+        """Whether batches wait for a runner."""
+        return bool(self._due())
+
+    def note(self, batch: StoredBatch, token: str, step: Step) -> str | None:
+        """Note a step.
+
+        Returns:
+            The batch's status now, which differs from what the step was to make of it if the step came too late to be
+            noted; None if the runner has lost the batch, and nothing was noted.
+        """
+        told = {
+            "before": step.before or None,
+            "after": step.after,
+            "next_ms": int(step.next_s * 1000),
+            "woken": step.woken,
+            "fields": _flat(step.facts),
+            "ttl_ms": keys.FILE_TTL_S * 1000,
+            "files": [{"id": each.id, "ttl_ms": each.ttl_ms, "fields": each.fields()} for each in step.files],
+        }
+        if step.before == "":
+            del told["before"]
+        script_keys = [keys.batch(batch.id), keys.UNFINISHED, keys.files(batch.tenant)]
+        script_keys += [keys.file(each.id) for each in step.files]
+        answer, rest = self._connection.script("step_batch", script_keys, [batch.id, token, json.dumps(told)])
+        return None if answer == "lost" else str(rest[0].decode())
+
+    def status(self, batch: StoredBatch) -> str:
+        """The status now; empty if the batch is gone."""
+        with self._connection.client() as client:
+            found = client.hget(keys.batch(batch.id), "status")
+        return "" if found is None else str(found.decode())
+
+    def _due(self) -> list[str]:
+        now_ms = self._connection.recent_now_ms()
+        with self._connection.client() as client:
+            found = client.zrangebyscore(keys.UNFINISHED, "-inf", now_ms, start=0, num=_LOOKED_AT)
+        return [each.decode() for each in found]
+
+    def _found(self, batch_id: str) -> StoredBatch | None:
+        with self._connection.client() as client:
+            facts = client.hgetall(keys.batch(batch_id))
+        return _parse(batch_id, facts) if facts else None
+
+
+def _parse(batch_id: str, facts: Mapping[bytes, bytes]) -> StoredBatch:
+    return StoredBatch(batch_id, {name.decode(): value.decode() for name, value in facts.items()})
+
+
+def _flat(facts: Mapping[str, object]) -> list[str]:
+    return [str(each) for pair in facts.items() for each in pair]

@@ -1,0 +1,163 @@
+"""The limits of tenants: stated by workers, held by the scripts, corrected by whoever meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from embedctl.store.connection import Connection, ScriptCall
+from embedctl.store.sweeps import next_slice
+from embedctl_config import keys
+from embedctl_config.errors import NotPermitted, QuotaExceeded
+from embedctl_config.tenants import LIMITS, TenantEntry
+
+#: A worker that has stated nothing for this long no longer decides (seconds).
+SILENT_S = 120.0
+#: Jobs of one tenant that are corrected at once.
+_SLICE = 100
+#: Slices that are corrected before a new job is refused.
+_MOST_SLICES = 10
+#: Tenants that are corrected in one round of the reaper.
+_TENANTS = 20
+_WHAT = dict(zip(LIMITS, ("jobs that have not ended", "waiting records", "bytes of waiting text"), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A tenant's limits, and what it has.
+
+    Attributes:
+        by: the worker whose settings these limits are.
+        limits: limit → its value; only those that are set.
+        used: limit → what the tenant has, as it is noted.
+    """
+
+    tenant: str
+    by: str
+    limits: Mapping[str, int]
+    used: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Overruled:
+    """Other limits of a tenant hold: those of a worker that was started later."""
+
+    by: str
+    limits: tuple[int, ...]
+
+
+class Quotas:
+    """What Redis holds of the limits of tenants. Every method raises BrokerUnavailable if Redis can't be reached."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def state(self, tenant: str, entry: TenantEntry, *, by: str, since_ms: int) -> Overruled | None:
+        """State a tenant's limits.
+
+        Args:
+            by: the name of the worker that states them.
+            since_ms: when it was started, by Redis' clock: the worker that was started last decides.
+
+        Returns:
+            What holds instead, if another worker decides; else None.
+        """
+        args = [tenant, since_ms, by, *entry.limits.values(), keys.QUOTA_TTL_S * 1000, int(SILENT_S * 1000)]
+        answer, rest = self._connection.script("quota", [keys.quota(tenant), keys.QUOTAS], args)
+        return None if answer == "ok" else Overruled(rest[0].decode(), tuple(int(each) for each in rest[1:]))
+
+    def take_turn(self, digest: str, held_s: float) -> bool:
+        """Whether it is up to this worker to state the limits, among all that have the same ones.
+
+        Args:
+            held_s: for so long, it is not up to another one (seconds).
+        """
+        with self._connection.client() as client:
+            return bool(client.set(keys.stating(digest), 1, nx=True, px=max(1, int(held_s * 1000))))
+
+    def correct(self, tenant: str) -> None:
+        """Correct what is noted of a tenant's jobs: of all of them, or of as many as can be done at once.
+
+        A user that may not read some of these jobs, because an older version made them, leaves that to workers.
+        """
+        with suppress(NotPermitted):
+            self._correct(tenant)
+
+    def _correct(self, tenant: str) -> None:
+        ends = 0
+        for _ in range(_MOST_SLICES):
+            answer, rest = self._connection.script("tally", [keys.quota(tenant)], [tenant, _SLICE])
+            if answer == "none":
+                return
+            ends += rest[0]
+            if ends == 2:  # the first slice was perhaps not the first of all
+                return
+
+    def round(self, jobs: Sequence[tuple[str, str]]) -> None:
+        """Correct a part of what is noted: of these jobs, and of a slice of the jobs of some tenants.
+
+        Args:
+            jobs: the ids of active jobs, and their tenants.
+        """
+        named: dict[str, list[str]] = {
+            tenant: [] for tenant, _ in next_slice(self._connection, keys.QUOTAS, "quotas", _TENANTS)
+        }
+        for tenant in self._limited({tenant for _, tenant in jobs}):
+            named.setdefault(tenant, [])
+        for job_id, tenant in jobs:
+            if tenant in named:
+                named[tenant].append(job_id)
+        self._connection.scripts(
+            [ScriptCall("tally", [keys.quota(tenant)], [tenant, _SLICE, *ids]) for tenant, ids in named.items()]
+        )
+
+    def _limited(self, tenants: set[str]) -> list[str]:
+        """Those among these tenants that have limits."""
+        names = sorted(tenants)
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            for tenant in names:
+                pipe.zscore(keys.QUOTAS, tenant)
+            answers = pipe.execute() if names else []
+        return [tenant for tenant, stated in zip(names, answers, strict=True) if stated is not None]
+
+    def all(self, most: int) -> list[Quota]:
+        """The tenants whose limits workers have stated, at most so many; only itself for a tenant's own user.
+
+        There are none for a user of an older access list.
+        """
+        with suppress(NotPermitted):
+            return self._all(most)
+        return []
+
+    def _all(self, most: int) -> list[Quota]:
+        only = self._connection.tenant
+        with self._connection.client() as client:
+            stated = [] if only else client.zrange(keys.QUOTAS, 0, most - 1)
+            tenants = [only] if only else [tenant.decode() for tenant in stated]
+            pipe = client.pipeline(transaction=False)
+            for tenant in tenants:
+                pipe.hmget(keys.quota(tenant), "by", *LIMITS, "jobs", "records", "bytes")
+            answers = pipe.execute() if tenants else []
+        found = []
+        for tenant, (by, *facts) in zip(tenants, answers, strict=True):
+            if by is not None:
+                values = [int(fact or 0) for fact in facts]
+                limits = {name: value for name, value in zip(LIMITS, values[:3], strict=True) if value}
+                found.append(Quota(tenant, by.decode(), limits, dict(zip(LIMITS, values[3:], strict=True))))
+        return found
+
+
+def exceeded(tenant: str, rest: Sequence[Any]) -> QuotaExceeded:
+    """The error for a script's answer `full`."""
+    limit, most, used = rest[0].decode(), int(rest[1]), int(rest[2])
+    return QuotaExceeded(
+        f"tenant {tenant} has {used:,} of at most {most:,} {_WHAT[limit]} ({limit}): wait until some are done, discard "
+        f"jobs (`embedctl list --tenant {tenant}`), or raise the limit in the settings of the workers",
+        tenant=tenant,
+        limit=limit,
+        most=most,
+        used=used,
+    )

@@ -1,0 +1,323 @@
+"""Files of the gateway's callers: their facts are in Redis, and their bytes in parts, in Redis or outside of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embedctl.data import DataPlane, Upload, Where
+from embedctl.data.references import MOST_BYTES, parse_reference
+from embedctl.store.connection import Connection
+from embedctl_config import keys, wire
+from embedctl_config.errors import BrokerUnavailable, WireError
+
+#: Bytes of a part, the last one apart.
+PART_BYTES = 4 * 1024 * 1024
+#: What every part begins with, as chunks do, so that a reference to it is told from it.
+_HEAD = wire.MAGIC + bytes([wire.ELSEWHERE]) + bytes(wire.PREFIX_BYTES - len(wire.MAGIC) - 1)
+#: Parts, or files of a list, that are asked for at once.
+_SLICE = 200
+#: A file's parts outlive its facts by this (seconds).
+_LONGER_S = 60
+
+
+class FileGone(BrokerUnavailable):
+    """Raised when a file that was there a moment ago has been deleted, or has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A complete file.
+
+    Attributes:
+        size: bytes.
+        sha256: in hexadecimal.
+        created_s, expires_s: seconds since 1970.
+        parts: their number.
+        data: what the names of the parts begin with.
+    """
+
+    id: str
+    tenant: str
+    name: str
+    purpose: str
+    size: int
+    sha256: str
+    created_s: int
+    expires_s: int
+    parts: int
+    data: str
+
+    def fields(self) -> list[str]:
+        """Fields and values of its hash."""
+        facts = {
+            "tenant": self.tenant,
+            "name": self.name,
+            "purpose": self.purpose,
+            "bytes": self.size,
+            "sha256": self.sha256,
+            "created": self.created_s,
+            "expires": self.expires_s,
+            "parts": self.parts,
+            "data": self.data,
+        }
+        return [str(each) for pair in facts.items() for each in pair]
+
+    @property
+    def ttl_ms(self) -> int:
+        """Its time to live, from its making."""
+        return (self.expires_s - self.created_s) * 1000
+
+
+class FileStore:
+    """All files. Threads may share it. Every method raises BrokerUnavailable if Redis, or the place of the parts, can't
+    be reached."""
+
+    def __init__(self, connection: Connection, data: DataPlane) -> None:
+        self._connection = connection
+        self._data = data
+
+    def writer(self) -> PartWriter:
+        """Takes the bytes of a new file."""
+        self._data.made_store()
+        return PartWriter(self._connection, self._data)
+
+    def make(self, file: StoredFile, request: str, *, again: bool) -> str:
+        """Make a file whose parts are there, unless this is a further try of a request that has made it.
+
+        Args:
+            request: names the request, for all its tries.
+            again: whether this is a further try.
+
+        Returns:
+            The file's id, which is another one if the request has made a file before.
+        """
+        return make(
+            self._connection,
+            [keys.file(file.id), keys.files(file.tenant), keys.made(digest_of("file", file.tenant, request))],
+            file.id,
+            file.ttl_ms,
+            keys.file(""),
+            file.fields(),
+            again=again,
+        )
+
+    def get(self, file_id: str, tenant: str) -> StoredFile | None:
+        """A tenant's file; None if it has no such file."""
+        with self._connection.client() as client:
+            found = _parse(file_id, client.hgetall(keys.file(file_id)))
+        return found if found is not None and found.tenant == tenant else None
+
+    def newest(
+        self, tenant: str, count: int, after: str = "", *, descending: bool = True, purpose: str | None = None
+    ) -> list[StoredFile]:
+        """Up to `count` of a tenant's files, in the order of their ids, from the one after `after` on."""
+        found: list[StoredFile] = []
+        for ids in ids_in(self._connection, keys.files(tenant), after, descending=descending):
+            for file in self._existing(tenant, ids):
+                if purpose is None or file.purpose == purpose:
+                    found.append(file)
+                    if len(found) == count:
+                        return found
+        return found
+
+    def part(self, file: StoredFile, number: int) -> bytes:
+        """A part of a file.
+
+        Raises:
+            FileGone: the file has been deleted, or has expired.
+        """
+        with self._connection.client() as client:
+            value = client.get(keys.chunk_result(file.data, number))
+        try:
+            data = None if value is None else self._data.get(value)
+        except WireError as error:
+            raise BrokerUnavailable(f"part {number} of {file.id} can't be read: {error}") from error
+        if data is None:
+            raise FileGone(f"{file.id} is gone")
+        return data[len(_HEAD) :]
+
+    def read(self, file: StoredFile) -> Iterator[bytes]:
+        """All of its bytes, part by part. Raises as :meth:`part` does."""
+        return (self.part(file, number) for number in range(file.parts))
+
+    def remove(self, file: StoredFile) -> None:
+        """Remove a file. If the process dies meanwhile, what is left of it goes with its time to live."""
+        with self._connection.client() as client:
+            client.unlink(keys.file(file.id))
+            client.zrem(keys.files(file.tenant), file.id)
+        remove_parts(self._connection, self._data, file.data, file.parts)
+
+    def _existing(self, tenant: str, ids: Sequence[str]) -> list[StoredFile]:
+        facts = facts_of(self._connection, [keys.file(each) for each in ids], keys.files(tenant), ids)
+        files = (_parse(file_id, each) for file_id, each in zip(ids, facts, strict=True))
+        return [file for file in files if file is not None]
+
+
+class PartWriter:
+    """Takes the bytes of a file, and keeps them in parts. Memory holds one part, or what is added at once.
+
+    Nobody sees them before they are made a file. Parts that are not go with their time to live. Raises as
+    :class:`FileStore` does.
+
+    Attributes:
+        size: bytes so far.
+    """
+
+    def __init__(self, connection: Connection, data: DataPlane) -> None:
+        self._connection = connection
+        self._data = data
+        self._name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(5)}"
+        self._held = bytearray()
+        self._hash = hashlib.sha256()
+        self._parts = 0
+        self.size = 0
+
+    def add(self, data: bytes | bytearray) -> None:
+        """Take more bytes."""
+        self._hash.update(data)
+        self.size += len(data)
+        self._held += data
+        while len(self._held) >= PART_BYTES:
+            self._put(self._held[:PART_BYTES])
+            del self._held[:PART_BYTES]
+
+    def finish(self, *, tenant: str, name: str, purpose: str, ttl_s: int) -> StoredFile:
+        """The file of all bytes, whose parts now live as long as it. It is not made yet."""
+        if self._held:
+            self._put(self._held)
+            self._held = bytearray()
+        for numbers in _slices(self._parts):
+            with self._connection.client() as client:
+                pipe = client.pipeline(transaction=False)
+                for number in numbers:
+                    pipe.pexpire(keys.chunk_result(self._name, number), (ttl_s + _LONGER_S) * 1000)
+                if not all(pipe.execute()):
+                    raise FileGone("the upload took longer than its parts live")
+        now_s = int(time.time())
+        return StoredFile(
+            id=new_id("file-"),
+            tenant=tenant,
+            name=name,
+            purpose=purpose,
+            size=self.size,
+            sha256=self._hash.hexdigest(),
+            created_s=now_s,
+            expires_s=now_s + ttl_s,
+            parts=self._parts,
+            data=self._name,
+        )
+
+    def discard(self) -> None:
+        """Remove the parts."""
+        remove_parts(self._connection, self._data, self._name, self._parts)
+
+    def _put(self, data: bytes | bytearray) -> None:
+        upload = Upload(self._data, Where(self._name, "out", self._parts), _HEAD + bytes(data))
+        value = upload.value()
+        with self._connection.client() as client:
+            key = keys.chunk_result(self._name, self._parts)
+            client.set(key, value, px=keys.UNFINISHED_FILE_TTL_S * 1000)
+        upload.noted()
+        self._parts += 1
+
+
+def new_id(prefix: str) -> str:
+    """A new id, which sorts behind those that were made in an earlier millisecond."""
+    return f"{prefix}{time.time_ns() // 1_000_000:011x}{secrets.token_hex(7)[:13]}"
+
+
+def digest_of(*facts: Any) -> str:
+    """A name for a request, without anything of it in clear."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def make(
+    connection: Connection,
+    script_keys: Sequence[str],
+    made_id: str,
+    ttl_ms: int,
+    prefix: str,
+    fields: Sequence[Any],
+    *,
+    again: bool,
+) -> str:
+    """Make a file or a batch; returns its id, or that of the one that the same request has made before."""
+    args = [made_id, ttl_ms, prefix, int(again), keys.MADE_TTL_S * 1000, *fields]
+    _, rest = connection.script("make", script_keys, args)
+    found: str = rest[0].decode()
+    return found
+
+
+def ids_in(
+    connection: Connection, key: str, after: str, *, descending: bool, size: int = _SLICE
+) -> Iterator[list[str]]:
+    """The ids of a set, in their order, in slices. Others may come and go meanwhile."""
+    while True:
+        first = f"({after}" if after else ("+" if descending else "-")
+        last = "-" if descending else "+"
+        with connection.client() as client:
+            found = client.zrange(key, first, last, desc=descending, bylex=True, offset=0, num=min(size, _SLICE))
+        if not found:
+            return
+        ids = [each.decode() for each in found]
+        yield ids
+        after = ids[-1]
+
+
+def facts_of(
+    connection: Connection, hashes: Sequence[str], within: str, ids: Sequence[str]
+) -> list[Mapping[bytes, bytes]]:
+    """What some hashes hold. The ids of those that are gone leave the set."""
+    with connection.client() as client:
+        pipe = client.pipeline(transaction=False)
+        for each in hashes:
+            pipe.hgetall(each)
+        found: list[Mapping[bytes, bytes]] = pipe.execute()
+        if gone := [each for each, facts in zip(ids, found, strict=True) if not facts]:
+            client.zrem(within, *gone)
+    return found
+
+
+def remove_parts(connection: Connection, data: DataPlane, name: str, parts: int) -> None:
+    """Remove the parts of a file, wherever they are."""
+    for numbers in _slices(parts):
+        names = [keys.chunk_result(name, number) for number in numbers]
+        values: list[bytes] = []
+        with connection.client() as client:
+            if data.is_outside:
+                pipe = client.pipeline(transaction=False)
+                for each in names:
+                    pipe.getrange(each, 0, MOST_BYTES - 1)
+                values = [value for value in pipe.execute() if parse_reference(value) is not None]
+            client.unlink(*names)
+        data.delete(values)
+
+
+def _parse(file_id: str, facts: Mapping[bytes, bytes]) -> StoredFile | None:
+    if not facts:
+        return None
+    text = {name.decode(): value.decode() for name, value in facts.items()}
+    numbers = [int(text[name]) for name in ("bytes", "created", "expires", "parts")]
+    size, created_s, expires_s, parts = numbers
+    return StoredFile(
+        id=file_id,
+        tenant=text["tenant"],
+        name=text["name"],
+        purpose=text["purpose"],
+        size=size,
+        sha256=text["sha256"],
+        created_s=created_s,
+        expires_s=expires_s,
+        parts=parts,
+        data=text["data"],
+    )
+
+
+def _slices(count: int) -> Iterator[range]:
+    return (range(at, min(at + _SLICE, count)) for at in range(0, count, _SLICE))

@@ -1,0 +1,45 @@
+-- Shared by the scripts about a tenant's limits, and by the prelude: what is noted of a tenant's jobs in its quota.
+
+-- The limits of a tenant, the sums of what is noted, and what is noted of a job.
+local function quota_of(quota, id)
+  return redis.call('HMGET', quota, 'max_jobs', 'max_waiting_records', 'max_waiting_bytes', 'jobs', 'records', 'bytes',
+    'since', 'job:' .. id)
+end
+
+-- Note how many records and bytes of a job wait; nil if it has ended or is gone. What was noted of it before leaves the
+-- sums, so the same note twice changes nothing. Without limits, nothing is noted.
+local function note(quota, id, known, records, bytes)
+  if not known[7] then return end
+  local field, had, before_records, before_bytes = 'job:' .. id, 0, 0, 0
+  if known[8] then
+    had = 1
+    before_records, before_bytes = known[8]:match('^(%d+) (%d+)$')
+  elseif not records then
+    return
+  end
+  local function sum(at, less, more)
+    return string.format('%.0f', math.max(0, (tonumber(known[at]) or 0) - (tonumber(less) or 0) + more))
+  end
+  local sums = {'jobs', sum(4, had, records and 1 or 0), 'records', sum(5, before_records, records or 0),
+    'bytes', sum(6, before_bytes, bytes or 0)}
+  if records then
+    redis.call('HSET', quota, field, string.format('%.0f %.0f', records, bytes), unpack(sums))
+  else
+    redis.call('HDEL', quota, field)  -- first: in a full Redis, a script that begins by freeing may go on
+    redis.call('HSET', quota, unpack(sums))
+  end
+end
+
+-- How many records and bytes of a job wait. Its text from before it was stopped does not, until it is added again.
+local function waiting_of(records, done, failed, bytes, resumed)
+  local left = (tonumber(records) or 0) - (tonumber(done) or 0) - (tonumber(failed) or 0) - (tonumber(resumed) or 0)
+  return math.max(0, left), math.max(0, tonumber(bytes) or 0)
+end
+
+-- The first limit that leaves no room: its name, its value, and what the tenant has; nil if there is room.
+local function without_room(known, has_room)
+  for at, name in ipairs({'max_jobs', 'max_waiting_records', 'max_waiting_bytes'}) do
+    local most, used = tonumber(known[at]) or 0, tonumber(known[at + 3]) or 0
+    if most > 0 and not has_room(name, most, used) then return {'full', name, most, used} end
+  end
+end

@@ -1,0 +1,37 @@
+"""A small job that is made as a whole, in one round trip, because all its text is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from embedctl.broker import Broker
+from embedctl.chunking import chunks_of
+from embedctl.cut import ReadAhead
+from embedctl.routing import cut_by_work
+from embedctl.store import JobSpec, WholeJob
+from embedctl_config import wire
+
+#: A small job has at most so many records and bytes. A larger one is not held up by a few round trips.
+_MOST_RECORDS, _MOST_BYTES = 256, 32 * 1024
+
+
+def begun_whole(broker: Broker, specify: Callable[[], JobSpec], ahead: ReadAhead, token: str) -> WholeJob | None:
+    """Make a job of the records of `ahead`, which stay there; None if they are not one small chunk.
+
+    Args:
+        specify: gives the job's specification, without an idempotency key.
+        token: the producer's token.
+
+    Raises:
+        BrokerUnavailable: Redis can't be reached, and may have made the job; or it is full, and has not.
+    """
+    records = ahead.whole_within(_MOST_RECORDS, _MOST_BYTES)
+    if not records:
+        return None
+    spec = cut_by_work(broker.settings, broker.workers, specify(), ahead)
+    options = spec.options
+    chunk, *others = chunks_of(records, max_rows=options["chunk_size"], max_bytes=options["chunk_bytes"])
+    if others or spec.data is not None:
+        return None
+    payload = wire.encode_input(chunk, spec.version)
+    return broker.jobs.create_whole(spec, payload, digest=wire.digest_of(payload), rows=len(chunk), token=token)

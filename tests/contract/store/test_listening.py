@@ -1,0 +1,269 @@
+"""Tasks of event loops that wait for jobs: they hear events, and neither poll nor leave anything behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import redis as redis_py
+
+from embedctl import AsyncJob, Job, JobNotFound, JobState, aenqueue_embeddings
+from embedctl import listening as listening_module
+from embedctl.broker import Broker
+from embedctl.listening import Listener, Listening
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.support.redis_server import RedisServer
+from tests.support.store import claim, complete, new_job, row, work
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.in_redis
+
+
+def calls(raw: redis_py.Redis, name: str) -> int:
+    return int(raw.info("commandstats").get(f"cmdstat_{name}", {}).get("calls", 0))
+
+
+def work_on_first(broker: Broker, job_id: str) -> None:
+    work(broker, job_id, 0)
+
+
+def listeners() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "embedctl-events"]
+
+
+@pytest.fixture(autouse=True)
+def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening_module, "_IDLE_S", 0.1)
+    eventually(lambda: not listeners())
+
+
+@pytest.fixture
+def broker(settings: Settings) -> Iterator[Broker]:
+    """With the usual lease: with the short one of other tests, tasks look each third of that."""
+    broker = Broker.connect(settings.replace(lease_s=15.0))
+    yield broker
+    broker.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await asyncio.to_thread(eventually, condition)
+
+
+async def blocked(broker: Broker) -> None:
+    """Wait until the thread is in a read."""
+    await until(lambda: broker.listener._reads is not None)
+
+
+def test_a_waiting_task_looks_no_oftener_than_each_second(broker: Broker, raw: redis_py.Redis) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, 1)
+
+    async def main() -> float:
+        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait(60))
+        await blocked(broker)
+        raw.config_resetstat()
+        began = time.monotonic()
+        await asyncio.sleep(2)
+        asked, passed_s = calls(raw, "hgetall"), time.monotonic() - began
+        await asyncio.to_thread(work, broker, job_id, 0)
+        assert (await waiting).state is JobState.COMPLETED
+        return asked / passed_s
+
+    assert asyncio.run(main()) <= 2  # once a second by the task, and now and then by the reaper
+
+
+def test_the_end_is_heard_before_the_next_look(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.workers.beat(row())
+    monkeypatch.setattr("embedctl.waiting.LOOK_EVERY_S", 60.0)
+    job_id = new_job(broker, 1)
+
+    async def main() -> None:
+        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
+        await blocked(broker)
+        await asyncio.to_thread(work, broker, job_id, 0)
+        assert (await asyncio.wait_for(waiting, 30)).state is JobState.COMPLETED
+
+    asyncio.run(main())
+
+
+def test_a_thousand_tasks_share_a_thread_and_few_connections(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.workers.beat(row())
+    jobs = [new_job(broker, 1) for _ in range(200)]
+    monkeypatch.setattr("embedctl.waiting.LOOK_EVERY_S", 60.0)
+
+    async def main() -> None:
+        waiting = [asyncio.create_task(AsyncJob(Job(jobs[at % 200], broker)).wait()) for at in range(1000)]
+        await until(lambda: len(broker.listener._waiting) == 1000)
+        assert len(listeners()) == 1
+        assert raw.info("clients")["connected_clients"] < 30
+        await asyncio.to_thread(lambda: [*map(partial(work_on_first, broker), jobs)])
+        ended = await asyncio.wait_for(asyncio.gather(*waiting), 60)
+        assert {status.state for status in ended} == {JobState.COMPLETED}
+        assert not broker.listener._waiting
+
+    asyncio.run(main())
+
+
+def test_a_new_task_does_not_wait_for_the_read_that_goes_on(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.workers.beat(row())
+    monkeypatch.setattr("embedctl.waiting.LOOK_EVERY_S", 60.0)
+    monkeypatch.setattr(listening_module, "_BLOCK_MS", 9000)
+    first, second = new_job(broker, 1), new_job(broker, 1)
+
+    async def main() -> None:
+        waits = asyncio.create_task(AsyncJob(Job(first, broker)).wait())
+        await blocked(broker)
+        began = time.monotonic()
+        later = asyncio.create_task(AsyncJob(Job(second, broker)).wait())
+        await until(lambda: len(broker.listener._waiting) == 2)
+        await asyncio.to_thread(work, broker, second, 0)
+        await later
+        assert time.monotonic() - began < 8
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+        await asyncio.to_thread(broker.listener.hurry)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_task_leaves_nothing_behind(broker: Broker) -> None:
+    job_id = new_job(broker, 1)
+
+    async def main() -> None:
+        waiting = [asyncio.create_task(AsyncJob(Job(job_id, broker)).wait()) for _ in range(20)]
+        await until(lambda: len(broker.listener._waiting) == 20)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert not broker.listener._waiting
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    eventually(lambda: not listeners())
+    pool = broker.connection._redis.connection_pool
+    eventually(lambda: not pool._in_use_connections)
+
+
+def test_a_loop_that_is_closed_around_its_waits_is_forgotten(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening_module, "_BLOCK_MS", 100)
+    job_id = new_job(broker, 1)
+    loop = asyncio.new_event_loop()
+    listener = broker.listener
+
+    async def wait() -> None:
+        await AsyncJob(Job(job_id, broker)).wait()
+
+    loop.create_task(wait())._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.run_until_complete(blocked(broker))
+    assert listener._waiting
+    loop.close()
+    eventually(lambda: not listener._waiting)
+    eventually(lambda: not listeners())
+
+
+def test_two_loops_hear_of_one_job(broker: Broker) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, 1)
+    states: list[JobState] = []
+
+    def loop() -> None:
+        async def main() -> None:
+            states.append((await AsyncJob(Job(job_id, broker)).wait(60)).state)
+
+        asyncio.run(main())
+
+    threads = [threading.Thread(target=loop) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(broker.listener._waiting) == 2)
+    work(broker, job_id, 0)
+    for thread in threads:
+        thread.join(30)
+    assert states == [JobState.COMPLETED] * 2
+
+
+def test_a_job_that_is_discarded_is_not_waited_for(broker: Broker) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, 1)
+
+    async def main() -> None:
+        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
+        await blocked(broker)
+        await asyncio.to_thread(Job(job_id, broker).discard)
+        (ended,) = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 30)
+        # It may be looked at between its cancelling and its end.
+        assert isinstance(ended, JobNotFound) or ended.state is JobState.CANCELLED  # type: ignore[union-attr]
+
+    asyncio.run(main())
+
+
+def test_a_redis_that_restarts_is_heard_again(own_redis: RedisServer, settings: Settings) -> None:
+    broker = Broker.connect(settings.replace(redis_url=own_redis.url))
+    broker.workers.beat(row())
+    job_id = new_job(broker, 1)
+
+    async def main() -> None:
+        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
+        await blocked(broker)
+        await asyncio.to_thread(own_redis.stop)
+        await until(lambda: broker.listener._reads is None)
+        await asyncio.to_thread(own_redis.start)
+        await asyncio.to_thread(work, broker, job_id, 0)
+        assert (await asyncio.wait_for(waiting, 60)).state is JobState.COMPLETED
+
+    asyncio.run(main())
+    broker.close()
+
+
+def test_a_child_has_a_listener_of_its_own(broker: Broker) -> None:
+    broker.workers.beat(row())
+    job_id = new_job(broker, 1)
+
+    async def main() -> int:
+        waiting = asyncio.create_task(AsyncJob(Job(job_id, broker)).wait())
+        await blocked(broker)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if broker.listener.process == os.getpid() and not broker.listener._waiting else 1)
+        await asyncio.to_thread(work, broker, job_id, 0)
+        await asyncio.wait_for(waiting, 30)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert asyncio.run(main()) == 0
+
+
+def test_a_user_who_may_not_end_reads_has_short_ones(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Listener, "_id_of", lambda *_: None)
+    first, second = new_job(broker, 1), new_job(broker, 1)
+    heard = [threading.Event(), threading.Event()]
+    listener = broker.listener
+    one = Listening(first, "0", time.monotonic() + 60, heard[0].set, only_end=True)
+    assert not listener.add(one)
+    eventually(lambda: listener._reads is not None)
+    assert not listener.add(Listening(second, "0", time.monotonic() + 60, heard[1].set, only_end=True))
+    assert claim(broker, second, 0).answer == "ok"
+    assert complete(broker, second, 0) == "ok"
+    assert heard[1].wait(30)
+    assert not heard[0].is_set()
+    listener.remove(one)
+
+
+def test_a_small_job_awaited_from_its_submission_to_its_vectors(settings: Settings, broker: Broker) -> None:
+    broker.workers.beat(row())
+
+    async def main() -> None:
+        job = await aenqueue_embeddings(["one", "two"], settings=settings)
+        waiting = asyncio.create_task(job.wait())
+        await asyncio.to_thread(work, broker, job.id, 0)
+        assert (await asyncio.wait_for(waiting, 30)).done == 2
+        assert keys.is_job_id(job.id)
+
+    asyncio.run(main())

@@ -1,0 +1,498 @@
+"""The limits of tenants: what is new is refused, what has begun waits, and what is noted of jobs never stays wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from embedctl import enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.reaper import Reaper
+from embedctl.store import Added
+from embedctl.store.quotas import Quota
+from embedctl_config import keys
+from embedctl_config.errors import BrokerFull, JobCancelled, JobLost, QuotaExceeded, WaitTimeout
+from embedctl_config.settings import Settings
+from embedctl_config.tenants import TenantEntry
+from embedctl_workers.serving import limits as limits_module
+from embedctl_workers.serving.limits import Limits
+from tests.support.store import add, claim, complete, new_job, payload, spec, work
+from tests.support.waiting import eventually
+
+TENANT = "search"
+
+
+def limit(broker: Broker, tenant: str = TENANT, *, since_ms: int = 1, by: str = "w", **limits: int) -> None:
+    assert broker.quotas.state(tenant, TenantEntry(**limits), by=by, since_ms=since_ms) is None
+
+
+def noted(broker: Broker, tenant: str = TENANT) -> tuple[int, ...]:
+    """Jobs, records and bytes of a tenant, as they are noted."""
+    (quota,) = [each for each in broker.quotas.all(100) if each.tenant == tenant]
+    return tuple(quota.used.values())
+
+
+def fully_noted(raw: Any, tenant: str = TENANT) -> dict[bytes, bytes]:
+    return {name: value for name, value in raw.hgetall(keys.quota(tenant)).items() if name.startswith(b"job:")}
+
+
+def create(broker: Broker, **changes: Any) -> str:
+    return broker.jobs.create(spec(tenant=TENANT, **changes))[0]
+
+
+def size(index: int, rows: int = 2) -> int:
+    return len(payload(index, rows))
+
+
+def test_one_job_more_than_the_limit_is_refused_and_other_tenants_go_on(broker: Broker) -> None:
+    limit(broker, max_jobs=2)
+    first, _ = create(broker), create(broker)
+    with pytest.raises(QuotaExceeded) as raised:
+        create(broker)
+    assert str(raised.value).startswith("tenant search has 2 of at most 2 jobs that have not ended (max_jobs): ")
+    assert "\n" not in str(raised.value)
+    assert (raised.value.tenant, raised.value.limit, raised.value.most, raised.value.used) == (TENANT, "max_jobs", 2, 2)
+    new_job(broker, tenant="other")
+    new_job(broker)
+    broker.jobs.cancel(first)
+    create(broker)
+
+
+def test_the_tenant_of_jobs_that_name_none_may_have_limits(broker: Broker) -> None:
+    limit(broker, "default", max_jobs=1)
+    job_id = new_job(broker, 1)
+    with pytest.raises(QuotaExceeded, match="tenant default has 1 of at most 1 jobs"):
+        new_job(broker)
+    work(broker, job_id, 0)
+    new_job(broker)
+
+
+def test_a_job_that_the_idempotency_key_finds_is_not_new(broker: Broker) -> None:
+    limit(broker, max_jobs=1)
+    job_id = create(broker, idempotency_key="k")
+    assert broker.jobs.create(spec(tenant=TENANT, idempotency_key="k")) == (job_id, False)
+    with pytest.raises(QuotaExceeded):
+        create(broker, idempotency_key="other")
+    broker.jobs.cancel(job_id)
+    assert broker.jobs.create(spec(tenant=TENANT, idempotency_key="other"))[1]  # the refusal left no key behind
+
+
+def end_by_completion(broker: Broker, job_id: str) -> None:
+    broker.jobs.seal(job_id, 2)
+    work(broker, job_id, 0, 1)
+
+
+def end_by_failures(broker: Broker, job_id: str) -> None:
+    assert claim(broker, job_id, 0).answer == "ok"
+    assert complete(broker, job_id, 0, failed=2) == "ok"
+    assert broker.jobs.status(job_id).stopped_by == "max_errors"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        end_by_completion,
+        end_by_failures,
+        lambda broker, job_id: broker.jobs.cancel(job_id),
+        lambda broker, job_id: broker.jobs.stop(job_id),
+    ],
+)
+def test_a_job_that_ends_leaves_nothing(
+    end: Callable[[Broker, str], object], broker: Broker, raw: redis_py.Redis
+) -> None:
+    limit(broker, max_jobs=1)
+    job_id = new_job(broker, 2, seal=False, tenant=TENANT, max_errors=1)
+    assert noted(broker) == (1, 4, size(0) + size(1))
+    end(broker, job_id)
+    assert noted(broker) == (0, 0, 0)
+    assert not fully_noted(raw)
+
+
+def test_an_empty_job_ends_as_it_is_sealed(broker: Broker) -> None:
+    limit(broker, max_jobs=1)
+    new_job(broker, 0, tenant=TENANT)
+    assert noted(broker) == (0, 0, 0)
+
+
+def test_what_waits_is_noted_chunk_by_chunk_and_nothing_counts_twice(broker: Broker) -> None:
+    limit(broker, max_waiting_records=100)
+    job_id = new_job(broker, 2, seal=False, tenant=TENANT)
+    assert add(broker, job_id, 1)[0] is Added.SKIPPED  # the answer was lost, and the producer adds it again
+    assert noted(broker) == (1, 4, size(0) + size(1))
+    work(broker, job_id, 0)
+    assert noted(broker) == (1, 2, size(1))
+    assert claim(broker, job_id, 1, "a").answer == "ok"
+    assert broker.jobs.release(job_id, 1, "a", delay_s=0.0)
+    assert noted(broker) == (1, 2, size(1))
+    assert complete(broker, job_id, 0) == "refused"
+    assert noted(broker) == (1, 2, size(1))
+
+
+def test_a_retry_counts_what_it_retries(broker: Broker) -> None:
+    limit(broker, max_jobs=1)
+    job_id = new_job(broker, 1, tenant=TENANT)
+    work(broker, job_id, 0, failed=1)
+    assert noted(broker) == (0, 0, 0)
+    assert broker.jobs.retry(job_id, 0, 1, "p") == 1
+    assert noted(broker)[:2] == (1, 1)
+    assert broker.jobs.retry(job_id, 0, 1, "p") == 1
+    assert noted(broker)[:2] == (1, 1)
+    broker.jobs.seal(job_id, 2)
+    assert claim(broker, job_id, 1).answer == "ok"
+    assert complete(broker, job_id, 1, rows=1) == "ok"
+    assert noted(broker) == (0, 0, 0)
+
+
+def test_a_stopped_job_counts_only_the_text_that_is_added_again(broker: Broker) -> None:
+    limit(broker, max_waiting_records=100)
+    job_id = new_job(broker, 3, tenant=TENANT)
+    work(broker, job_id, 0)
+    broker.jobs.stop(job_id)
+    assert broker.jobs.resume(job_id, "p")
+    assert noted(broker) == (1, 0, 0)
+    assert add(broker, job_id, 0)[0] is Added.SKIPPED
+    assert add(broker, job_id, 1)[0] is Added.OK
+    assert noted(broker) == (1, 2, size(1))
+    assert add(broker, job_id, 2)[0] is Added.OK
+    assert noted(broker) == (1, 4, size(1) + size(2))
+
+
+def test_a_chunk_that_was_added_again_and_lost_is_a_gap(broker: Broker, raw: redis_py.Redis) -> None:
+    """Its producer would otherwise wait for room, while its chunks wait for the producer to reach the lost one."""
+    job_id = new_job(broker, 2, seal=False, tenant=TENANT)
+    broker.jobs.stop(job_id)
+    assert broker.jobs.resume(job_id, "p")
+    before: Any = raw.dump(keys.job(job_id))
+    assert add(broker, job_id, 0)[0] is Added.OK
+    raw.restore(keys.job(job_id), 10**8, before, replace=True)  # Redis comes back without its last write
+    with pytest.raises(JobLost, match="only 0 of its first 1 chunks are left"):
+        add(broker, job_id, 1)
+    assert add(broker, job_id, 0)[0] is Added.OK
+    assert add(broker, job_id, 1)[0] is Added.OK
+
+
+def test_a_job_that_has_begun_leaves_a_tenth_to_new_jobs(broker: Broker) -> None:
+    limit(broker, max_waiting_records=20)
+    job_id = new_job(broker, 9, seal=False, tenant=TENANT)
+    with pytest.raises(QuotaExceeded, match="has 18 of at most 20 waiting records"):
+        add(broker, job_id, 9)
+    assert broker.jobs.status(job_id).chunks == 9
+    other = new_job(broker, 1, seal=False, tenant=TENANT)
+    with pytest.raises(QuotaExceeded):
+        add(broker, other, 1)
+    with pytest.raises(QuotaExceeded, match="has 20 of at most 20 waiting records"):
+        create(broker)
+    work(broker, job_id, 0, 1)
+    assert add(broker, job_id, 9)[0] is Added.OK
+
+
+def test_bytes_have_a_limit_too(broker: Broker) -> None:
+    limit(broker, max_waiting_bytes=2 * size(0))
+    job_id = new_job(broker, 1, seal=False, tenant=TENANT)
+    with pytest.raises(QuotaExceeded, match=f"has {size(0)} of at most {2 * size(0)} bytes of waiting text"):
+        add(broker, job_id, 1)
+    work(broker, job_id, 0)
+    assert add(broker, job_id, 1)[0] is Added.OK
+
+
+def test_a_chunk_that_is_larger_than_the_limit_goes_alone(broker: Broker) -> None:
+    limit(broker, max_waiting_records=1)
+    job_id = new_job(broker, 1, seal=False, tenant=TENANT)
+    with pytest.raises(QuotaExceeded):
+        add(broker, job_id, 1)
+    work(broker, job_id, 0)
+    assert add(broker, job_id, 1)[0] is Added.OK
+
+
+def test_lost_text_is_added_again_whatever_the_limit(broker: Broker, raw: redis_py.Redis) -> None:
+    """It counts as waiting all the time, so nothing would make room for it."""
+    limit(broker, max_waiting_records=4)
+    job_id = new_job(broker, 1, seal=False, tenant=TENANT)
+    raw.delete(keys.chunk_input(job_id, 0))
+    assert add(broker, job_id, 0)[0] is Added.OK
+    assert noted(broker) == (1, 2, size(0))
+
+
+def test_producers_at_once_never_exceed_the_limits(broker: Broker) -> None:
+    limit(broker, max_jobs=5, max_waiting_records=8)
+    start = threading.Barrier(8)
+
+    def begin(number: int) -> bool:
+        start.wait()
+        try:
+            job_id = create(broker)
+            return add(broker, job_id, 0, word=str(number))[0] is Added.OK
+        except QuotaExceeded:
+            return False
+
+    with ThreadPoolExecutor(8) as pool:
+        added = sum(pool.map(begin, range(8)))
+    jobs, records, _ = noted(broker)
+    assert added == 4
+    assert records == 8
+    assert jobs in (4, 5)  # the fifth is made, unless all that may wait does before
+
+
+def test_what_lapsed_or_was_lost_does_not_count_for_long(broker: Broker, raw: redis_py.Redis) -> None:
+    limit(broker, max_jobs=2)
+    create(broker)
+    doomed = create(broker)
+    raw.delete(keys.job(doomed))  # its time to live ran out
+    create(broker)  # a refusal is checked against the jobs first
+    assert noted(broker) == (2, 0, 0)
+
+
+@pytest.fixture
+def quick_sweeps(broker: Broker) -> Callable[[], None]:
+    def sweep() -> None:
+        broker.quotas.round(broker.upkeep.agenda.sweep(broker.connection.now_ms()))
+
+    return sweep
+
+
+def test_jobs_from_before_the_limits_are_found(
+    broker: Broker, raw: redis_py.Redis, quick_sweeps: Callable[[], None]
+) -> None:
+    """The same goes for jobs that an older version made, and for a quota that Redis lost."""
+    old = new_job(broker, 2, tenant=TENANT)
+    limit(broker, max_jobs=1)
+    assert noted(broker) == (0, 0, 0)
+    quick_sweeps()
+    assert noted(broker) == (1, 4, size(0) + size(1))
+    work(broker, old, 0, 1)
+    assert noted(broker) == (0, 0, 0)
+    raw.delete(keys.quota(TENANT))
+    another = new_job(broker, 1, tenant=TENANT)
+    limit(broker, max_jobs=1)
+    quick_sweeps()
+    assert noted(broker) == (1, 2, size(0))
+    assert list(fully_noted(raw)) == [f"job:{another}".encode()]
+
+
+def test_what_an_older_process_did_is_noted_in_the_next_round(
+    broker: Broker, raw: redis_py.Redis, quick_sweeps: Callable[[], None]
+) -> None:
+    limit(broker, max_jobs=3)
+    job_id, ended = new_job(broker, 2, seal=False, tenant=TENANT), create(broker)
+    raw.hset(keys.job(job_id), mapping={"done": 2, "waiting_bytes": size(1)})  # it completed a chunk
+    raw.hset(keys.job(ended), mapping={"state": "cancelled"})
+    assert noted(broker) == (2, 4, size(0) + size(1))
+    quick_sweeps()
+    assert noted(broker) == (1, 2, size(1))
+
+
+def test_a_round_corrects_a_slice_of_many_jobs_and_the_next_goes_on(broker: Broker, raw: redis_py.Redis) -> None:
+    limit(broker, max_jobs=10_000)
+    gone: dict[Any, Any] = {f"job:20260101-000000-{number:010x}": "1 10" for number in range(3000)}
+    raw.hset(keys.quota(TENANT), mapping={**gone, "jobs": 3000, "records": 3000, "bytes": 30_000})
+    seen = []
+    while noted(broker) != (0, 0, 0):
+        broker.quotas.round([])
+        seen.append(noted(broker)[0])
+    assert 10 < len(seen) < 100
+    assert all(0 < before - after < 500 for before, after in zip([3000, *seen], seen[:-1], strict=False))
+
+
+def test_the_reaper_corrects(broker: Broker, raw: redis_py.Redis) -> None:
+    new_job(broker, 2, tenant=TENANT)
+    limit(broker, max_jobs=1)
+
+    def corrected() -> bool:
+        Reaper(broker, interval_s=0.001).round()
+        return noted(broker)[0] == 1
+
+    eventually(corrected)
+
+
+def test_limits_cost_few_commands_and_none_where_there_are_none(broker: Broker, raw: redis_py.Redis) -> None:
+    commands_of_a_chunk(broker, raw)  # the scripts are loaded
+    plain = commands_of_a_chunk(broker, raw)
+    limit(broker, "other", max_waiting_records=100)
+    assert commands_of_a_chunk(broker, raw) == plain
+    limit(broker, max_waiting_records=100)
+    assert [more - before for more, before in zip(commands_of_a_chunk(broker, raw), plain, strict=True)] == [3, 0, 3]
+
+
+def commands_of_a_chunk(broker: Broker, raw: Any) -> list[int]:
+    """The commands of adding, claiming and completing a chunk, those inside of scripts included."""
+    job_id = new_job(broker, 2, seal=False, tenant=TENANT)
+    steps = (
+        lambda: add(broker, job_id, 2),
+        lambda: claim(broker, job_id, 2),
+        lambda: complete(broker, job_id, 2),
+    )
+    return [_commands(raw, step) for step in steps]
+
+
+def _commands(raw: Any, step: Callable[[], object]) -> int:
+    raw.config_resetstat()
+    step()
+    return sum(each["calls"] for name, each in raw.info("commandstats").items() if name != "cmdstat_config|resetstat")
+
+
+def test_the_worker_that_was_started_last_decides_while_it_lives(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(broker, by="old", since_ms=1, max_jobs=1)
+    limit(broker, by="new", since_ms=2, max_jobs=2)
+    other = broker.quotas.state(TENANT, TenantEntry(max_jobs=1), by="old", since_ms=1)
+    assert other is not None
+    assert (other.by, other.limits) == ("new", (2, 0, 0))
+    limit(broker, by="old", since_ms=1, max_jobs=2)  # the same is only renewed
+    assert [quota.by for quota in broker.quotas.all(10)] == ["new"]
+    monkeypatch.setattr("embedctl.store.quotas.SILENT_S", -1.0)  # it has been silent for long
+    limit(broker, by="old", since_ms=1, max_jobs=1)
+    assert [(quota.by, quota.limits) for quota in broker.quotas.all(10)] == [("old", {"max_jobs": 1})]
+
+
+def test_a_limit_of_0_takes_a_limit_away_and_keeps_what_is_noted(broker: Broker) -> None:
+    limit(broker, max_jobs=1)
+    create(broker)
+    limit(broker, since_ms=2, max_jobs=0)
+    create(broker)
+    assert broker.quotas.all(10) == [
+        Quota(TENANT, "w", {}, {"max_jobs": 2, "max_waiting_records": 0, "max_waiting_bytes": 0})
+    ]
+
+
+def test_a_table_without_limits_writes_nothing(broker: Broker, raw: redis_py.Redis) -> None:
+    limit(broker)
+    assert not raw.exists(keys.quota(TENANT), keys.QUOTAS)
+
+
+def test_no_key_of_quotas_lives_for_ever(broker: Broker, raw: redis_py.Redis) -> None:
+    limit(broker, max_jobs=3)
+    job_id = new_job(broker, 2, tenant=TENANT)
+    raw.delete(keys.quota(TENANT))
+    work(broker, job_id, 0)  # nobody makes half of it again
+    assert not raw.exists(keys.quota(TENANT))
+    limit(broker, max_jobs=3)
+    assert min(raw.ttl(keys.quota(TENANT)), raw.ttl(keys.QUOTAS)) > 6 * 24 * 3600
+
+
+def test_a_worker_states_its_limits_and_says_once_if_others_hold(
+    broker: Broker, settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_module, "INTERVAL_S", 0.0)
+    older, later = (
+        Limits(Broker.connect(settings.replace(tenants={TENANT: TenantEntry(max_jobs=most)}))) for most in (1, 2)
+    )
+    older.round("older")
+    eventually(lambda: broker.connection.now_ms() > older._since_ms)
+
+    def said() -> list[str]:
+        later.round("later")
+        older.round("older")
+        return [record.message for record in caplog.records if "tenant search" in record.message]
+
+    eventually(lambda: bool(said()))
+    assert [(quota.by, quota.limits) for quota in broker.quotas.all(10)] == [("later", {"max_jobs": 2})]
+    time.sleep(0.01)  # longer than a turn
+    (once,) = said()
+    assert "because worker later, which was started later, has others: max_jobs 2, " in once
+
+
+def test_workers_with_the_same_limits_take_turns(
+    broker: Broker, settings: Settings, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_module, "INTERVAL_S", 1000.0)
+    mine = settings.replace(tenants={TENANT: TenantEntry(max_jobs=1)})
+    workers = [Limits(Broker.connect(mine)) for _ in range(3)]
+    for number, worker in enumerate(workers):
+        worker.round(f"w{number}")  # each at its start
+    assert [quota.by for quota in broker.quotas.all(10)] == ["w2"]
+    stated = raw.hget(keys.quota(TENANT), "stated")
+    eventually(lambda: str(broker.connection.now_ms()).encode() > stated)
+    for worker in workers:
+        worker._next = 0.0
+        worker.round("again")
+    assert raw.hget(keys.quota(TENANT), "stated") == stated
+    raw.flushdb()  # Redis lost everything
+    for worker in workers:
+        worker._next = 0.0
+        worker.round("again")
+    assert [quota.limits for quota in broker.quotas.all(10)] == [{"max_jobs": 1}]
+
+
+def test_the_library_raises_and_leaves_no_job_behind(broker: Broker, settings: Settings) -> None:
+    limit(broker, max_waiting_records=4)
+    mine = settings.replace(tenant=TENANT)
+    enqueue_embeddings(["a", "b", "c"], settings=mine)
+    with pytest.raises(QuotaExceeded, match="has 3 of at most 4 waiting records"):
+        enqueue_embeddings(["d", "e"], settings=mine, idempotency_key="k")
+    assert noted(broker)[:2] == (1, 3)
+    assert broker.jobs.with_key("k", TENANT) is None
+    enqueue_embeddings(["d"], settings=mine, idempotency_key="k")
+    with pytest.raises(QuotaExceeded, match="has 4 of at most 4 waiting records"):
+        enqueue_embeddings(["e"], settings=mine)
+    assert noted(broker)[:2] == (2, 4)
+
+
+def test_a_job_that_has_begun_waits_for_room(broker: Broker, settings: Settings) -> None:
+    """An unbounded corpus flows against the limit: each chunk follows when one is done."""
+    limit(broker, max_waiting_records=4)
+    mine, told = settings.replace(tenant=TENANT), []
+    with ThreadPoolExecutor(1) as pool:
+        submitted = pool.submit(
+            enqueue_embeddings,
+            [f"text {number}" for number in range(6)],
+            settings=mine,
+            chunk_size=2,
+            progress=lambda added, why: told.append((added, why)),
+            timeout=60,
+        )
+        eventually(lambda: (2, "room within max_waiting_records of tenant search") in told)
+        (job_id,) = broker.upkeep.active_jobs()
+        for chunk in range(3):
+            eventually(partial(has_more_chunks, broker, job_id, chunk))
+            assert noted(broker)[1] <= 4
+            finish(broker, job_id, chunk)
+        assert submitted.result().status().state == "completed"
+    assert noted(broker) == (0, 0, 0)
+
+
+def has_more_chunks(broker: Broker, job_id: str, than: int) -> bool:
+    return broker.jobs.status(job_id).chunks > than
+
+
+def finish(broker: Broker, job_id: str, chunk: int) -> None:
+    text = broker.jobs.input(job_id, chunk)
+    assert claim(broker, job_id, chunk, f"t{chunk}").answer == "ok"
+    assert complete(broker, job_id, chunk, f"t{chunk}", text=text) == "ok"
+
+
+def test_a_wait_for_room_ends_by_its_timeout_or_with_the_job(broker: Broker, settings: Settings) -> None:
+    limit(broker, max_waiting_records=2)
+    mine = settings.replace(tenant=TENANT)
+
+    def submit(**more: Any) -> Any:
+        return enqueue_embeddings(["a", "b", "c", "d"], settings=mine, chunk_size=2, **more)
+
+    with pytest.raises(WaitTimeout, match="waits for room within max_waiting_records of tenant search"):
+        submit(timeout=0.5)
+    assert noted(broker) == (0, 0, 0)  # it was cancelled
+    with pytest.raises(JobCancelled):
+        submit(progress=lambda _, why: why and [broker.jobs.cancel(job_id) for job_id in broker.upkeep.active_jobs()])
+
+
+def test_a_full_redis_makes_no_job_and_lets_jobs_end(broker: Broker, raw: redis_py.Redis) -> None:
+    limit(broker, max_jobs=1)
+    job_id = new_job(broker, 1, tenant=TENANT)
+    raw.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(QuotaExceeded):
+            create(broker)
+        broker.jobs.cancel(job_id)
+        assert noted(broker) == (0, 0, 0)
+        with pytest.raises(BrokerFull):
+            create(broker)
+    finally:
+        raw.config_set("maxmemory", 0)
+    create(broker)

@@ -1,0 +1,222 @@
+"""Small jobs that are made in one round trip, and how much their callers ask of Redis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from embedctl import BrokerUnavailable, Job, JobNotFound, JobState, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.enqueue import JobOptions, submit
+from embedctl.records import records_of
+from embedctl.store.connection import Connection, ScriptCall, script_source
+from embedctl.tickets import TicketSender
+from embedctl_config import keys
+from embedctl_config.settings import Settings
+from tests.support.store import QUEUE, claim, complete, spec
+
+TEXTS = ["one", "two", "three", "four"]
+
+
+@pytest.fixture(autouse=True)
+def _scripts_are_known(raw: redis_py.Redis) -> None:
+    """Otherwise the first round trip of all runs none of them."""
+    for name in ("create", "add", "seal", "issue"):
+        raw.script_load(script_source(name))
+
+
+def scripts_run(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names of the scripts of each round trip, as they are run."""
+    trips: list[list[str]] = []
+    script, run = Connection.script, Connection._run_scripts
+
+    def one(self: Connection, name: str, *rest: Any) -> Any:
+        trips.append([name])
+        return script(self, name, *rest)
+
+    def several(self: Connection, calls: list[ScriptCall], put: None = None) -> Any:
+        trips.append([call.name for call in calls])
+        return run(self, calls)
+
+    monkeypatch.setattr(Connection, "script", one)
+    monkeypatch.setattr(Connection, "_run_scripts", several)
+    return trips
+
+
+def test_a_small_job_is_made_in_one_round_trip(
+    settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue_embeddings(TEXTS, settings=settings)
+    trips = scripts_run(monkeypatch)
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    assert trips == [["create", "add", "seal", "issue"]]
+    assert raw.llen(QUEUE) == 2
+    status = job.status()
+    assert (status.state, status.records, status.chunks, status.sealed) == (JobState.QUEUED, 4, 1, True)
+    assert not raw.exists(keys.producer(job.id))
+
+
+def test_a_redis_without_the_scripts_gets_them(settings: Settings, raw: redis_py.Redis) -> None:
+    raw.script_flush()
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    assert (job.status().state, raw.llen(QUEUE)) == (JobState.QUEUED, 1)
+
+
+def test_a_known_server_is_not_asked_what_it_is(settings: Settings, raw: redis_py.Redis) -> None:
+    enqueue_embeddings(TEXTS, settings=settings)
+    raw.config_resetstat()
+    enqueue_embeddings(TEXTS, settings=settings)
+    stats = raw.info("commandstats")
+    assert "cmdstat_info" not in stats
+    assert "cmdstat_hgetall" not in stats
+
+
+@pytest.mark.in_redis
+def test_the_end_of_a_new_job_is_heard_and_looked_at_once(
+    settings: Settings, broker: Broker, raw: redis_py.Redis
+) -> None:
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    assert claim(broker, job.id, 0).answer == "ok"
+    assert complete(broker, job.id, 0, rows=4) == "ok"
+    raw.config_resetstat()
+    assert job.wait(10).state is JobState.COMPLETED
+    assert raw.info("commandstats")["cmdstat_hgetall"]["calls"] <= 1 + 1  # and perhaps one of the reaper
+    assert raw.info("commandstats")["cmdstat_xread"]["calls"] == 1
+
+
+@pytest.mark.in_redis
+def test_vectors_after_a_wait_ask_no_status_again(settings: Settings, broker: Broker, raw: redis_py.Redis) -> None:
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    assert claim(broker, job.id, 0).answer == "ok"
+    assert complete(broker, job.id, 0, rows=4) == "ok"
+    assert job.wait(10).state is JobState.COMPLETED
+    raw.config_resetstat()
+    assert len(job.vectors()) == 4
+    assert "cmdstat_hgetall" not in raw.info("commandstats")
+    Job.get(job.id, settings).discard()  # by somebody else
+    with pytest.raises(JobNotFound):
+        job.vectors()
+
+
+@pytest.mark.parametrize("failing", ["add", "seal", "issue"])
+def test_a_step_that_fails_is_taken_by_itself(
+    settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    run = Connection._run_scripts
+
+    def forgetful(self: Connection, calls: list[ScriptCall], put: None = None) -> Any:
+        """Fails a step as a full Redis does."""
+        wrong = redis_py.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+        at = [call.name for call in calls].index(failing)
+        return [*run(self, calls[:at]), wrong, *run(self, calls[at + 1 :])]
+
+    monkeypatch.setattr(Connection, "_run_scripts", forgetful)
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    assert (job.status().state, job.status().records) == (JobState.QUEUED, 4)
+    assert raw.llen(QUEUE) == 1
+    assert raw.zcard(keys.JOBS) == 1
+
+
+def test_a_job_whose_answer_was_lost_is_made_once(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id, call = broker.jobs._creation(spec())
+    connection = broker.connection
+    assert connection.script(call.name, call.keys, call.args)[0] == "created"
+    raw.hset(keys.job(job_id), mapping={"added": 7, "state": "running"})
+    assert connection.script(call.name, call.keys, call.args)[0] == "created"
+    assert raw.hget(keys.job(job_id), "added") == b"7"
+
+
+def test_a_lost_answer_makes_neither_a_second_job_nor_a_second_chunk(
+    broker: Broker, settings: Settings, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Connection._run_scripts
+    lost: list[object] = []
+
+    def once_lost(self: Connection, calls: list[ScriptCall], put: None = None) -> Any:
+        answers = run(self, calls)
+        if not lost:
+            lost.append(answers)
+            return run(self, calls)  # as redis-py does after a lost connection
+        return answers
+
+    monkeypatch.setattr(Connection, "_run_scripts", once_lost)
+    job = submit(broker, records_of(TEXTS, max_bytes=1000), JobOptions(), at_hand=True)
+    assert (job.status().records, job.status().chunks, job.status().sealed) == (4, 1, True)
+    assert raw.zcard(keys.JOBS) == 1
+    assert raw.llen(QUEUE) == 1  # its ticket, which the lost answer named
+
+
+def test_a_job_that_nobody_would_know_is_cancelled(
+    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Connection._run_scripts
+
+    def interrupted(self: Connection, calls: list[ScriptCall], put: None = None) -> Any:
+        run(self, calls)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Connection, "_run_scripts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        enqueue_embeddings(TEXTS, settings=settings)
+    (job_id,) = broker.jobs.newest_ids(5)
+    assert broker.jobs.status(job_id).state is JobState.CANCELLED
+
+
+def test_a_job_whose_caller_wants_no_more_is_cancelled(settings: Settings, broker: Broker) -> None:
+    def progress(records: int, waits_for: str) -> None:
+        assert (records, waits_for) == (4, "")
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        enqueue_embeddings(TEXTS, progress=progress, settings=settings)
+    (job_id,) = broker.jobs.newest_ids(5)
+    assert broker.jobs.status(job_id).state is JobState.CANCELLED
+
+
+def test_tickets_that_can_not_be_sent_leave_a_job_that_goes_on(
+    settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise BrokerUnavailable("tickets can't be sent: away.")
+
+    monkeypatch.setattr(TicketSender, "forward", away)
+    monkeypatch.setattr("embedctl.patience.OUTAGE_S", 0.3)
+    with pytest.raises(BrokerUnavailable, match="goes on when Redis is back"):
+        enqueue_embeddings(TEXTS, settings=settings)
+    (job_id,) = broker.jobs.newest_ids(5)
+    assert broker.jobs.status(job_id).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"chunk_size": 2}, {"idempotency_key": "key"}, {"timeout": 60.0}, {"keep": ("n",)}, {"truncation": "mean"}],
+)
+def test_other_jobs_are_as_they_were(settings: Settings, options: dict[str, Any]) -> None:
+    texts = [{"text": text, "n": at} for at, text in enumerate(TEXTS)]
+    job = enqueue_embeddings(texts, **options, settings=settings)
+    assert (job.status().records, job.status().sealed) == (4, True)
+
+
+def test_an_input_that_is_wrong_leaves_no_job(settings: Settings, broker: Broker) -> None:
+    with pytest.raises(ValueError, match="no more"):
+        enqueue_embeddings(_Failing("abc"), settings=settings)
+    assert broker.jobs.count() == 0
+
+
+class _Failing(list[str]):
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+        raise ValueError("no more")
+
+
+def test_create_is_asked_with_an_age_of_seconds_at_most(broker: Broker, raw: redis_py.Redis) -> None:
+    connection = broker.connection
+    exact = connection.now_ms()
+    raw.config_resetstat()
+    assert abs(connection.recent_now_ms() - exact) < 5000
+    assert "cmdstat_time" not in raw.info("commandstats")
+    connection.close()
+    connection.recent_now_ms()
+    assert raw.info("commandstats")["cmdstat_time"]["calls"] == 1

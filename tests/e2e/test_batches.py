@@ -1,0 +1,597 @@
+"""Files and batches of the gateway, with the official client, a real Redis and real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+import redis
+from openai.types import Batch
+
+from embedctl import enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl.data.outside import Outside
+from embedctl.store.stored_files import PART_BYTES
+from embedctl.sweeper import Sweeper
+from embedctl_config import keys
+from embedctl_config.settings import Settings, load_settings
+from embedctl_config.tenants import TenantEntry
+from embedctl_gateway.key_file import add_key
+from tests.support.gateway import Running, running_gateway
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
+
+LONG = "word " * 300
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Any live worker will do."""
+    return settings.replace(hardware="auto")
+
+
+@pytest.fixture
+def gateway(settings: Settings) -> Iterator[Running]:
+    with running_gateway(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def client(gateway: Running) -> Iterator[openai.OpenAI]:
+    with client_of(gateway) as client:
+        yield client
+
+
+def client_of(gateway: Running, key: str = "none", retries: int = 0) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=retries)
+
+
+def lines_of(texts: Sequence[object], **body: Any) -> bytes:
+    """A batch file; the custom ids are r0, r1 and so on."""
+    rows = (
+        {
+            "custom_id": f"r{number}",
+            "method": "POST",
+            "url": "/v1/embeddings",
+            "body": {"model": "dummy", "input": text, **body},
+        }
+        for number, text in enumerate(texts)
+    )
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def upload(client: openai.OpenAI, data: bytes, name: str = "requests.jsonl") -> str:
+    return client.files.create(file=(name, data), purpose="batch").id
+
+
+def create(client: openai.OpenAI, file_id: str, **options: Any) -> Batch:
+    return client.batches.create(input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h", **options)
+
+
+def ended(client: openai.OpenAI, batch_id: str) -> Batch:
+    found: list[Batch] = []
+
+    def look() -> bool:
+        found[:] = [client.batches.retrieve(batch_id)]
+        return found[0].status in ENDED
+
+    eventually(look, what="the batch's end")
+    return found[0]
+
+
+def rows_in(client: openai.OpenAI, file_id: str | None) -> dict[str, dict[str, Any]]:
+    """The lines of a file by custom id, each of which is there once."""
+    assert file_id is not None
+    rows = [json.loads(line) for line in client.files.content(file_id).content.splitlines()]
+    found = {row["custom_id"]: row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def counts(batch: Batch) -> tuple[int, int, int]:
+    assert batch.request_counts is not None
+    return batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed
+
+
+def test_a_batch_from_its_upload_to_its_vectors(
+    client: openai.OpenAI, start_worker: StartWorker, broker: Broker
+) -> None:
+    start_worker()
+    texts = ["one", "two words", LONG, "", "three words here"]
+    file_id = upload(client, lines_of(texts))
+    made = create(
+        client, file_id, metadata={"for": "a test"}, output_expires_after={"anchor": "created_at", "seconds": 7200}
+    )
+    assert (made.status, made.object, made.metadata) == ("validating", "batch", {"for": "a test"})
+    batch = ended(client, made.id)
+    assert (batch.status, counts(batch), batch.model) == ("completed", (5, 3, 2), "dummy")
+    assert batch.usage is not None
+    assert (batch.usage.input_tokens, batch.usage.total_tokens) == (6, 6)
+    assert batch.created_at <= (batch.in_progress_at or 0) <= (batch.finalizing_at or 0) <= (batch.completed_at or 0)
+    good, bad = rows_in(client, batch.output_file_id), rows_in(client, batch.error_file_id)
+    assert (set(good), set(bad)) == ({"r0", "r1", "r4"}, {"r2", "r3"})
+    at_once = client.embeddings.create(input=[texts[0], texts[1], texts[4]], model="dummy")
+    vectors = [good[name]["response"]["body"]["data"][0]["embedding"] for name in ("r0", "r1", "r4")]
+    np.testing.assert_allclose(vectors, [each.embedding for each in at_once.data], atol=1e-6)
+    assert [bad[name]["response"]["body"]["error"]["code"] for name in ("r2", "r3")] == [
+        "context_length_exceeded",
+        "empty_input",
+    ]
+    output = client.files.retrieve(batch.output_file_id or "")
+    assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert output.expires_at == output.created_at + 7200
+    assert {each.id for each in client.files.list()} == {file_id, batch.output_file_id, batch.error_file_id}
+    assert [each.id for each in client.files.list(purpose="batch")] == [file_id]
+    eventually(lambda: not list(broker.jobs.newest()), what="the end of the batch's job")
+
+
+def test_every_bad_line_is_told_and_nothing_is_queued(client: openai.OpenAI, broker: Broker) -> None:
+    rows = lines_of(["one", "two", 3]).splitlines()
+    other = json.loads(rows[1])
+    other["body"]["model"] = "another"
+    other["custom_id"] = "r9"
+    bad = [*rows, b"{", rows[0], json.dumps(other).encode(), b"", b'{"custom_id": "x", "body": {"input": [[1]]}}']
+    batch = ended(client, create(client, upload(client, b"\n".join(bad))).id)
+    assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+    assert batch.failed_at is not None
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    told = [(each.line, each.code, each.param) for each in batch.errors.data]
+    assert told == [
+        (4, "invalid_json_line", None),
+        (5, "duplicate_custom_id", "custom_id"),
+        (6, "model_mismatch", "body.model"),
+        (8, "invalid_type", "body.input"),
+    ]
+    assert all("/" not in (each.message or "") for each in batch.errors.data)
+    assert not list(broker.jobs.newest())
+    empty = ended(client, create(client, upload(client, b"\n")).id)
+    assert empty.errors is not None
+    assert [each.code for each in empty.errors.data or []] == ["empty_batch"]
+
+
+@pytest.mark.slow
+def test_cancelling_keeps_what_is_done(settings: Settings, start_worker: StartWorker) -> None:
+    start_worker("slow")
+    with running_gateway(settings.replace(chunk_size=10)) as gateway, client_of(gateway) as client:
+        cancel_in_the_middle(client)
+
+
+def cancel_in_the_middle(client: openai.OpenAI) -> None:
+    texts = [f"{'word ' * 50} {number}" for number in range(400)]  # more than half a minute of work
+    made = create(client, upload(client, lines_of(texts)))
+    eventually(lambda: counts(client.batches.retrieve(made.id))[1] > 0, what="the first vectors")
+    asked = client.batches.cancel(made.id)
+    assert asked.status in ("cancelling", "cancelled")
+    batch = ended(client, made.id)
+    assert (batch.status, client.batches.cancel(made.id).status) == ("cancelled", "cancelled")
+    assert (batch.cancelling_at or 0) <= (batch.cancelled_at or 0)
+    good, bad = rows_in(client, batch.output_file_id), rows_in(client, batch.error_file_id)
+    assert counts(batch) == (400, len(good), len(bad))
+    assert {*good, *bad} == {f"r{number}" for number in range(400)}
+    assert {row["error"]["code"] for row in bad.values()} == {"batch_cancelled"}
+
+
+def test_a_batch_that_nobody_serves_waits_and_expires(client: openai.OpenAI, broker: Broker) -> None:
+    made = create(client, upload(client, lines_of(["one", "two"])))
+    eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the batch's job")
+    with broker.connection.client() as redis_client:
+        redis_client.hset(keys.batch(made.id), "expires_at", 1)
+    batch = ended(client, made.id)
+    assert (batch.status, counts(batch), batch.output_file_id) == ("expired", (2, 0, 2), None)
+    assert batch.expired_at is not None
+    assert {row["error"]["code"] for row in rows_in(client, batch.error_file_id).values()} == {"batch_expired"}
+    with pytest.raises(openai.BadRequestError, match="expired already"):
+        client.batches.cancel(made.id)
+
+
+def test_a_batch_whose_job_redis_has_forgotten_is_submitted_again(
+    start_worker: StartWorker, settings: Settings, broker: Broker, redis_server: RedisServer
+) -> None:
+    with running_gateway(settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
+        made = create(client, upload(client, lines_of(["one", "two"])))
+        eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the batch's job")
+        (job,) = broker.jobs.newest()
+        with redis.Redis.from_url(redis_server.url_of("admin")) as admin:
+            admin.unlink(*admin.keys(f"{keys.job(job.id)}*"), *admin.keys("embed:idempotency:*"))
+        start_worker()
+        assert counts(ended(client, made.id)) == (2, 2, 0)
+
+
+@pytest.mark.slow
+def test_pages_of_45_batches(client: openai.OpenAI, gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
+    file_id = upload(client, lines_of(["one"]))
+    made = [create(client, file_id).id for _ in range(45)]
+    assert len(set(made)) == 45
+    assert {each.id for each in client.batches.list(limit=20)} == set(made)
+    page = client.batches.list()
+    assert (len(page.data), page.has_more) == (20, True)
+    assert [each.created_at for each in page.data] == sorted((each.created_at for each in page.data), reverse=True)
+
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as other:
+            await other.files.create(file=("more.jsonl", lines_of(["two"])), purpose="batch")
+            return [each.id async for each in other.batches.list(limit=7)]
+
+    found = asyncio.run(ask())
+    assert (len(found), set(found)) == (45, set(made))
+    files = client.files.list(limit=1)
+    assert [each.filename for each in files] == ["more.jsonl", "requests.jsonl"]
+    assert [each.filename for each in client.files.list(order="asc", limit=1)] == ["requests.jsonl", "more.jsonl"]
+    raw = httpx2.get(f"{gateway.url}/v1/batches?limit=2").json()
+    assert (raw["first_id"], raw["last_id"], raw["has_more"]) == (raw["data"][0]["id"], raw["data"][1]["id"], True)
+
+
+#: Fields of a request for a batch → the status, the code and the field of its refusal.
+WRONG: list[tuple[dict[str, object], int, str, str]] = [
+    ({"endpoint": "/v1/completions"}, 400, "invalid_value", "endpoint"),
+    ({"completion_window": "1h"}, 400, "invalid_value", "completion_window"),
+    ({"completion_window": None}, 400, "missing_required_parameter", "completion_window"),
+    ({"input_file_id": 3}, 400, "invalid_type", "input_file_id"),
+    ({"input_file_id": "file-000000000000000000000000"}, 404, "not_found", "input_file_id"),
+    ({"input_file_id": "../x"}, 404, "not_found", "input_file_id"),
+    ({"metadata": {"a": 1}}, 400, "invalid_type", "metadata"),
+    ({"metadata": {str(number): "" for number in range(17)}}, 400, "invalid_value", "metadata"),
+    ({"metadata": {"a" * 65: ""}}, 400, "invalid_value", "metadata"),
+    ({"metadata": {"a": "b" * 513}}, 400, "invalid_value", "metadata"),
+    ({"output_expires_after": {"anchor": "created_at", "seconds": 10}}, 400, "invalid_value", "output_expires_after"),
+    ({"output_expires_after": {"seconds": 7200}}, 400, "invalid_value", "output_expires_after"),
+    ({"priority": 1}, 400, "unsupported_parameter", "priority"),
+]
+
+
+def test_wrong_requests_are_refused(gateway: Running, client: openai.OpenAI) -> None:
+    right = {
+        "input_file_id": upload(client, lines_of(["one"])),
+        "endpoint": "/v1/embeddings",
+        "completion_window": "24h",
+    }
+    with gateway.client() as raw:
+        for fields, status, code, param in WRONG:
+            answer = raw.post("/v1/batches", json={**right, **fields})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (status, code, param), fields
+        form = {"purpose": "batch"}
+        for data, files, code in (
+            ({}, {"file": b"x"}, "missing_required_parameter"),
+            ({"purpose": "fine-tune"}, {"file": b"x"}, "invalid_value"),
+            ({**form, "colour": "red"}, {"file": b"x"}, "unsupported_parameter"),
+            ({**form, "expires_after[seconds]": "7200"}, {"file": b"x"}, "invalid_value"),
+            (
+                {**form, "expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},
+                {"file": b"x"},
+                "invalid_value",
+            ),
+            (form, {"other": b"x"}, "unsupported_parameter"),
+            (form, {}, "invalid_content_type"),
+        ):
+            answer = raw.post("/v1/files", data=data, files=files or None)
+            assert (answer.status_code, answer.json()["error"]["code"] == code) in ((400, True),), answer.text
+        for path in ("/v1/files?limit=0", "/v1/files?limit=10001", "/v1/files?order=up", "/v1/files?after=x"):
+            assert raw.get(path).status_code == 400
+        for path in ("/v1/batches?limit=101", "/v1/batches?limit=x", "/v1/batches?after=file-000000000000000000000000"):
+            assert raw.get(path).status_code == 400
+        for path in ("files/file-1", "files/file-000000000000000000000000", "batches/batch_x", "files/x/content"):
+            assert raw.get(f"/v1/{path}").status_code == 404
+        assert [each["purpose"] for each in raw.get("/v1/files").json()["data"]] == ["batch"]
+
+
+def test_files_are_kept_as_long_as_asked_and_deleted(client: openai.OpenAI, redis_server: RedisServer) -> None:
+    data = lines_of(["one", "two"])
+    made = client.files.create(
+        file=("a.jsonl", data), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert (made.bytes, made.filename, made.object, made.status) == (len(data), "a.jsonl", "file", "processed")
+    assert made.expires_at == made.created_at + 3600
+    with redis.Redis.from_url(redis_server.url_of("admin")) as admin:
+        assert 3_500_000 < admin.pttl(keys.file(made.id)) <= 3_600_000
+        assert all(admin.pttl(key) > 0 for key in admin.keys("embed:*"))
+        batch = create(client, made.id)
+        deleted = client.files.delete(made.id)
+        assert (deleted.id, deleted.deleted, deleted.object) == (made.id, True, "file")
+        assert not list(client.files.list())
+        assert not admin.keys("embed:job:*:out:0")
+    for ask in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            ask(made.id)
+    client.batches.cancel(batch.id)
+
+
+def test_downloads_in_ranges(client: openai.OpenAI, gateway: Running) -> None:
+    data = bytes(range(256)) * ((2 * PART_BYTES + 1000) // 256)
+    file_id = upload(client, data)
+    etag = f'"{hashlib.sha256(data).hexdigest()}"'
+    with gateway.client() as raw:
+        url = f"/v1/files/{file_id}/content"
+        whole = raw.get(url)
+        assert (whole.status_code, whole.content == data) == (200, True)
+        assert whole.headers["content-type"] == "application/octet-stream"
+        assert (whole.headers["etag"], whole.headers["accept-ranges"]) == (etag, "bytes")
+        assert whole.headers["content-length"] == str(len(data))
+        head = raw.head(url)
+        assert (head.status_code, head.headers["content-length"], head.content) == (200, str(len(data)), b"")
+        got, step = b"", 3_000_000
+        while len(got) < len(data):  # as after broken downloads
+            part = raw.get(url, headers={"range": f"bytes={len(got)}-{len(got) + step - 1}", "if-range": etag})
+            assert part.status_code == 206
+            assert part.headers["content-range"] == f"bytes {len(got)}-{len(got) + len(part.content) - 1}/{len(data)}"
+            got += part.content
+        assert got == data
+        assert raw.get(url, headers={"range": "bytes=-10"}).content == data[-10:]
+        assert raw.get(url, headers={"range": "bytes=0-1", "if-range": '"other"'}).content == data
+        over = raw.get(url, headers={"range": f"bytes={len(data)}-"})
+        assert (over.status_code, over.headers["content-range"]) == (416, f"bytes */{len(data)}")
+    empty = upload(client, b"")
+    assert client.files.content(empty).content == b""
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(
+    gateway: Running, client: openai.OpenAI, redis_server: RedisServer
+) -> None:
+    head = "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=b\r\n"
+    begin = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n' + b"x" * (PART_BYTES + 10)
+    with redis.Redis.from_url(redis_server.url_of("admin")) as admin:
+        with gateway.connect() as connection:
+            connection.sendall(f"{head}content-length: 99999999\r\n\r\n".encode() + begin)
+            eventually(lambda: admin.keys("embed:job:*:out:0"), what="the first part")
+        eventually(lambda: not admin.keys("embed:job:*:out:0"), what="the end of the first part")
+        assert not list(client.files.list())
+        with gateway.client() as raw:  # a form without its end
+            short = raw.post("/v1/files", content=begin, headers={"content-type": "multipart/form-data; boundary=b"})
+            assert (short.status_code, short.json()["error"]["code"]) == (400, "invalid_form")
+    eventually(lambda: gateway.gateway.admission.held == 0)
+
+
+def test_a_large_file_is_refused(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl_gateway.file_calls.MAX_FILE_BYTES", 1000)
+    with gateway.client() as raw:
+        answer = raw.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x" * 1001})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+    with gateway.connect() as connection:
+        connection.sendall(b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9999999999\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 413"
+
+
+def test_a_second_try_finds_what_the_first_one_made(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
+    again = {"x-stainless-retry-count": "1"}
+    data = lines_of(["one"])
+    first = client.files.create(file=("a.jsonl", data), purpose="batch")
+    assert client.files.create(file=("a.jsonl", data), purpose="batch", extra_headers=again).id == first.id
+    assert client.files.create(file=("b.jsonl", data), purpose="batch", extra_headers=again).id != first.id
+    assert client.files.create(file=("a.jsonl", data), purpose="batch").id != first.id
+    one = create(client, first.id, metadata={"a": "1"})
+    assert create(client, first.id, metadata={"a": "1"}, extra_headers=again).id == one.id
+    assert create(client, first.id, metadata={"a": "2"}, extra_headers=again).id != one.id
+    late = create(client, first.id, extra_headers=again)  # the first try is still on its way
+    assert create(client, first.id).id == late.id
+    named = {"idempotency-key": "mine"}
+    assert create(client, first.id, extra_headers=named).id == create(client, first.id, extra_headers=named).id
+    assert client.files.content(first.id).content == data
+
+
+def test_a_dropped_answer_and_the_clients_own_retry_make_one_batch(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
+    dropped: list[str] = []
+
+    class Dropping(httpx2.HTTPTransport):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            answer = super().handle_request(request)
+            if request.method == "POST" and request.url.path not in dropped:
+                dropped.append(request.url.path)
+                answer.close()
+                raise httpx2.ReadError("the answer is lost")
+            return answer
+
+    with (
+        httpx2.Client(transport=Dropping()) as http,
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=1, http_client=http) as client,
+    ):
+        batch = create(client, upload(client, lines_of(["one"])))
+        assert [each.id for each in client.batches.list()] == [batch.id]
+        assert len(list(client.files.list())) == 1
+    assert dropped == ["/v1/files", "/v1/batches"]
+
+
+def test_two_keys_see_nothing_of_each_other(settings: Settings, start_worker: StartWorker, short_folder: Path) -> None:
+    start_worker()
+    path = short_folder / "keys"
+    mine, theirs = add_key(path, "alice", "search"), add_key(path, "bob", "ads")
+    with running_gateway(settings.replace(gateway_keys_file=str(path))) as gateway:
+        with client_of(gateway, mine) as alice, client_of(gateway, theirs) as bob:
+            file_id = upload(alice, lines_of(["one"]))
+            batch = ended(alice, create(alice, file_id).id)
+            assert batch.status == "completed"
+            for ask in (
+                lambda: bob.files.retrieve(file_id),
+                lambda: bob.files.content(file_id),
+                lambda: bob.files.content(batch.output_file_id or ""),
+                lambda: bob.files.delete(file_id),
+                lambda: create(bob, file_id),
+                lambda: bob.batches.retrieve(batch.id),
+                lambda: bob.batches.cancel(batch.id),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    ask()
+            assert (list(bob.files.list()), list(bob.batches.list())) == ([], [])
+            assert not list(bob.files.list(after=file_id))
+            assert alice.files.retrieve(file_id).id == file_id
+        with gateway.client() as nobody:
+            for path_of in ("files", f"files/{file_id}", f"files/{file_id}/content", "batches", f"batches/{batch.id}"):
+                assert nobody.get(f"/v1/{path_of}").status_code == 401
+            assert nobody.post("/v1/files").status_code == 401
+
+
+@pytest.mark.slow
+def test_parts_outside_of_redis(environment: dict[str, str], short_folder: Path, start_worker: StartWorker) -> None:
+    data = short_folder / "data"
+    environment |= {"EMBEDCTL_DATA_URL": str(data), "EMBEDCTL_DATA_INLINE_BYTES": "0"}
+    settings = load_settings(environment).replace(hardware="auto")
+    start_worker()
+
+    def kept() -> set[Path]:
+        return {path for path in data.rglob("*") if path.is_file() and "/out/" in str(path)}
+
+    broker = Broker.connect(settings)
+    with running_gateway(settings) as gateway, client_of(gateway) as client:
+        file_id = upload(client, lines_of(["one", "two"]) + b"\n" * PART_BYTES)
+        assert len(kept()) == 2
+        batch = ended(client, create(client, file_id).id)
+        assert len(rows_in(client, batch.output_file_id)) == 2
+        eventually(lambda: len(kept()) == 3, what="the end of the job's own chunks")
+        assert isinstance(broker.data, Outside)
+        sweeper = Sweeper(broker, broker.data, grace_s=0.0, rest_s=0.001, again_s=0.0)
+        sweep(sweeper, broker)
+        assert len(kept()) == 3
+        client.files.delete(file_id)
+        assert len(kept()) == 1
+        with broker.connection.client() as redis_client:  # as if its time to live were over
+            (part,) = kept()
+            redis_client.unlink(keys.chunk_result(part.parts[-4], 0))
+        sweep(sweeper, broker)
+        eventually(lambda: not kept(), what="the sweep")
+    broker.close()
+
+
+def sweep(sweeper: Sweeper, broker: Broker) -> None:
+    for _ in range(3):
+        with broker.connection.client() as client:
+            client.unlink(keys.SWEEP)
+            client.hdel(keys.NOTES, "data_next_ms")
+        sweeper.round()
+
+
+def test_a_gateway_that_ends_leaves_its_batches_to_the_next_one(settings: Settings, start_worker: StartWorker) -> None:
+    texts = [f"text {number}" for number in range(20)]
+    with running_gateway(settings) as first, client_of(first) as client:
+        made = create(client, upload(client, lines_of(texts)))
+        eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the batch's job")
+    start_worker()
+    with running_gateway(settings) as second, client_of(second) as client:
+        batch = ended(client, made.id)
+        assert set(rows_in(client, batch.output_file_id)) == {f"r{number}" for number in range(20)}
+
+
+#: Runs a gateway with short leases that stops at one moment of a batch, and says so.
+STOPS = """
+import sys, time
+from embedctl_config import keys
+keys.BATCH_LEASE_S = keys.PRODUCER_LEASE_S = 1
+from embedctl_gateway import runner
+from embedctl_gateway.__main__ import main
+def stop(*_, **__):
+    print("here", file=sys.stderr, flush=True)
+    time.sleep(600)
+where = sys.argv[1]
+if where == "validating":
+    runner._Work._validate = stop
+if where == "submitting":
+    runner._Work._submitting = stop
+if where == "submitted":
+    runner._Work._begin = stop
+if where == "in_progress":
+    runner._Work._look = stop
+if where == "finalizing":
+    runner._Held.end = stop
+main(["--port", "0"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("where", ["validating", "submitting", "submitted", "in_progress", "finalizing"])
+def test_another_gateway_goes_on_after_a_kill(
+    where: str, environment: dict[str, str], settings: Settings, start_worker: StartWorker, broker: Broker
+) -> None:
+    start_worker()
+    environment = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "50"}
+    texts = [f"text {number}" for number in range(500)]
+    command = [sys.executable, "-c", STOPS, where]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            url = re.search(r"http://127\.0\.0\.1:\d+", said)
+            assert url, said
+            with openai.OpenAI(base_url=f"{url[0]}/v1", api_key="none", max_retries=0) as client:
+                made = create(client, upload(client, lines_of(texts)))
+            assert "here\n" in process.stderr
+        finally:
+            process.kill()
+    with running_gateway(settings.replace(chunk_size=50)) as second, client_of(second) as client:
+        batch = ended(client, made.id)
+        assert (batch.status, counts(batch)) == ("completed", (500, 500, 0))
+        assert set(rows_in(client, batch.output_file_id)) == {f"r{number}" for number in range(500)}
+        assert [each.id for each in client.batches.list()] == [made.id]
+        assert len(list(client.files.list())) == 2
+    eventually(lambda: not list(broker.jobs.newest()), what="the end of the batch's job")
+
+
+def test_a_line_that_is_too_long_fails_the_batch(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl.corpus.streams.MAX_LINE_BYTES", 1000)
+    batch = ended(client, create(client, upload(client, lines_of(["one", "x" * 2000]))).id)
+    assert (batch.status, batch.errors is not None) == ("failed", True)
+
+
+def test_cancelling_in_the_middle_of_the_submission(settings: Settings) -> None:
+    small = settings.replace(hardware="dummy", chunk_size=10, high_water_bytes=1024)
+    texts = [f"{'word ' * 50} {number}" for number in range(100)]
+    with running_gateway(small) as gateway, client_of(gateway) as client:
+        made = create(client, upload(client, lines_of(texts)))
+        eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the first chunks")
+        client.batches.cancel(made.id)
+        batch = ended(client, made.id)
+        assert (batch.status, counts(batch), batch.output_file_id) == ("cancelled", (100, 0, 100), None)
+        bad = rows_in(client, batch.error_file_id)
+        assert set(bad) == {f"r{number}" for number in range(100)}
+        assert {row["error"]["code"] for row in bad.values()} == {"batch_cancelled"}
+
+
+def test_a_batch_waits_while_its_tenant_has_no_room(
+    settings: Settings, start_worker: StartWorker, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl_gateway.runner._NO_ROOM_S", 0.2)
+    broker.quotas.state("default", TenantEntry(max_jobs=1), by="a test", since_ms=1)
+    first = enqueue_embeddings(["one"], settings=settings.replace(hardware="dummy"))
+    with running_gateway(settings.replace(hardware="dummy")) as gateway, client_of(gateway) as client:
+        made = create(client, upload(client, lines_of(["one", "two"])))
+        eventually(lambda: counts(client.batches.retrieve(made.id))[0] == 2, what="the check of the requests")
+        time.sleep(1)
+        assert client.batches.retrieve(made.id).status == "validating"
+        first.discard()
+        start_worker()
+        assert counts(ended(client, made.id)) == (2, 2, 0)
+
+
+@pytest.mark.slow
+def test_redis_is_away(own_redis: RedisServer, settings: Settings) -> None:
+    with running_gateway(settings.replace(redis_url=own_redis.url)) as gateway, client_of(gateway) as client:
+        file_id = upload(client, lines_of(["one"]))
+        own_redis.stop()
+        for ask in (
+            lambda: upload(client, lines_of(["two"])),
+            lambda: create(client, file_id),
+            lambda: client.files.content(file_id),
+            lambda: client.files.list(),
+            lambda: client.batches.list(),
+        ):
+            with pytest.raises(openai.InternalServerError) as away:
+                ask()
+            assert (away.value.status_code, away.value.response.headers["retry-after"]) == (503, "5")

@@ -1,0 +1,606 @@
+"""The gateway with real clients, a real Redis and real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import json
+import logging
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import jsonschema
+import numpy as np
+import openai
+import pytest
+import trustme
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from embedctl import JobStatus, enqueue_embeddings
+from embedctl.broker import Broker
+from embedctl_config.errors import SettingsError
+from embedctl_config.settings import Settings
+from embedctl_gateway.calls import Gateway
+from embedctl_gateway.key_file import add_key
+from tests.support.gateway import Running, request_bytes, running_gateway
+from tests.support.jobs import reference
+from tests.support.packages import need
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
+
+PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
+TEXTS = ["one", "two words", "three words here"]
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Any live worker will do."""
+    return settings.replace(hardware="auto")
+
+
+@pytest.fixture
+def gateway(settings: Settings) -> Iterator[Running]:
+    with running_gateway(settings) as running:
+        yield running
+
+
+def jobs_left(broker: Broker) -> list[str]:
+    return [job.id for job in broker.jobs.newest()]
+
+
+def first_job(broker: Broker) -> JobStatus:
+    found: list[JobStatus] = []
+
+    def look() -> bool:
+        found.extend(broker.jobs.newest())
+        return bool(found)
+
+    eventually(look, what="the request's job")
+    return found[0]
+
+
+def error_of(response: httpx2.Response) -> dict[str, Any]:
+    """An error of OpenAI's form, all of whose fields are there."""
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.client(
+    "openai",
+    "lists models; embeds, as base64 and as floats, with `dimensions`: the vectors of the library",
+)
+def test_the_official_client_gets_the_vectors_of_the_library(
+    gateway: Running, settings: Settings, start_worker: StartWorker, broker: Broker
+) -> None:
+    start_worker()
+    job = enqueue_embeddings(TEXTS, settings=settings)
+    job.wait(timeout=60)
+    expected = job.vectors()
+    job.discard()
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        assert [each.id for each in client.models.list()] == ["dummy"]
+        assert client.models.retrieve("dummy").owned_by == "embedctl"
+        answer = client.embeddings.create(input=TEXTS, model="dummy")  # asks for base64
+        plain = client.embeddings.create(input=TEXTS, model="dummy", encoding_format="float")
+        one = client.embeddings.create(input=TEXTS[1], model="dummy", dimensions=4, user="somebody")
+    assert answer.model == "dummy"
+    assert [each.index for each in answer.data] == [0, 1, 2]
+    assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (6, 6)
+    for got in (answer, plain):
+        np.testing.assert_allclose([each.embedding for each in got.data], expected, atol=1e-6)
+    shorter = expected[1, :4] / np.linalg.norm(expected[1, :4])
+    np.testing.assert_allclose(one.data[0].embedding, shorter, atol=1e-6)
+    eventually(lambda: not jobs_left(broker), what="the end of the requests' jobs")
+
+
+@pytest.mark.client("openai", "16 requests at once of the asynchronous client, to two gateways")
+def test_the_asynchronous_client_and_two_gateways(settings: Settings, start_worker: StartWorker) -> None:
+    start_worker()
+
+    async def ask(url: str, number: int) -> list[float]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            return (await client.embeddings.create(input=f"text {number}", model="dummy")).data[0].embedding
+
+    async def ask_all(urls: list[str]) -> list[list[float]]:
+        return await asyncio.gather(*(ask(urls[number % 2], number) for number in range(16)))
+
+    with running_gateway(settings) as one, running_gateway(settings) as other:
+        got = asyncio.run(ask_all([one.url, other.url]))
+    np.testing.assert_allclose(got, reference([f"text {number}" for number in range(16)]), atol=1e-6)
+
+
+@pytest.mark.client("raw HTTP", "2,048 texts in one request; one more is refused")
+def test_a_call_with_as_many_inputs_as_there_may_be(gateway: Running, start_worker: StartWorker) -> None:
+    start_worker()
+    texts = [f"text {number}" for number in range(2048)]
+    with gateway.client() as client:
+        answer = client.post("/embeddings", json={"input": texts, "model": "dummy", "encoding_format": "base64"})
+        assert answer.status_code == 200, answer.text
+        rows = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in answer.json()["data"]]
+        np.testing.assert_allclose(rows, reference(texts), atol=1e-6)
+        assert answer.json()["usage"]["prompt_tokens"] == 4096
+        refused = client.post("/embeddings", json={"input": [*texts, "one more"], "model": "dummy"})
+    assert (refused.status_code, error_of(refused)["code"]) == (413, "too_many_inputs")
+
+
+@pytest.mark.client("raw HTTP", "a text that is too long is told, or refused")
+def test_a_text_that_was_cut_is_told_or_refused(gateway: Running, start_worker: StartWorker) -> None:
+    start_worker()
+    texts = ["short", "word " * 300]
+    with gateway.client() as client:
+        answer = client.post("/v1/embeddings", json={"input": texts, "model": "dummy"}).json()
+        assert answer["embedctl"] == {"truncated": [{"index": 1, "used": 256, "lost": 44}]}
+        assert answer["usage"]["prompt_tokens"] == 257
+        refused = client.post("/v1/embeddings", json={"input": texts, "model": "dummy", "truncation": "error"})
+        assert (refused.status_code, error_of(refused)["code"]) == (400, "context_length_exceeded")
+        assert error_of(refused)["message"].startswith("input[1]: ")
+        at_tei = client.post("/embed", json={"inputs": texts})
+        assert (at_tei.status_code, at_tei.json()["error_type"]) == (413, "Validation")
+        assert len(client.post("/embed", json={"inputs": texts, "truncate": True}).json()) == 2
+
+
+#: Fields of a request → the status, the code and the field of its refusal.
+WRONG: list[tuple[dict[str, object], int, str, str]] = [
+    ({"input": ["one"]}, 400, "missing_required_parameter", "model"),
+    ({"input": ["one"], "model": 3}, 400, "invalid_type", "model"),
+    ({"input": ["one"], "model": "dumy"}, 404, "model_not_found", "model"),
+    ({"input": ["one"], "model": "no model"}, 404, "model_not_found", "model"),
+    ({"model": "dummy"}, 400, "missing_required_parameter", "input"),
+    ({"input": [], "model": "dummy"}, 400, "empty_input", "input"),
+    ({"input": "", "model": "dummy"}, 400, "empty_input", "input"),
+    ({"input": ["one", ""], "model": "dummy"}, 400, "empty_input", "input"),
+    ({"input": ["one", "  "], "model": "dummy"}, 400, "empty_input", "input"),
+    ({"input": ["one", None], "model": "dummy"}, 400, "invalid_type", "input"),
+    ({"input": {"a": 1}, "model": "dummy"}, 400, "invalid_type", "input"),
+    ({"input": "one", "model": "dummy", "dimensions": 0}, 400, "invalid_value", "dimensions"),
+    ({"input": "one", "model": "dummy", "dimensions": True}, 400, "invalid_value", "dimensions"),
+    ({"input": "one", "model": "dummy", "dimensions": 17}, 400, "invalid_value", "dimensions"),
+    ({"input": "one", "model": "dummy", "encoding_format": "hex"}, 400, "invalid_value", "encoding_format"),
+    ({"input": "one", "model": "dummy", "user": 1}, 400, "invalid_type", "user"),
+    ({"input": "one", "model": "dummy", "truncation": ["x"]}, 400, "invalid_value", "truncation"),
+    ({"input": "one", "model": "dummy", "input_type": "query"}, 400, "unsupported_parameter", "input_type"),
+]
+
+
+@pytest.mark.client("raw HTTP", "wrong requests, token ids among them, are refused with OpenAI's four fields")
+def test_wrong_requests_are_refused_with_all_four_fields(gateway: Running, start_worker: StartWorker) -> None:
+    start_worker()
+    with gateway.client() as client:
+        for fields, status, code, param in WRONG:
+            answer = client.post("/v1/embeddings", json=fields)
+            error = error_of(answer)
+            assert (answer.status_code, error["code"], error["param"]) == (status, code, param), fields
+            assert error["type"] == "invalid_request_error"
+            assert answer.headers["x-request-id"].startswith("req_")
+        tokens = client.post("/v1/embeddings", json={"input": [[101, 7592]], "model": "dummy"})
+        assert "check_embedding_ctx_length=False" in error_of(tokens)["message"]
+        for body in (b"", b"{", b'{"input": "\xff"}', b'{"input": "\\ud800"}', b"[" * 100_000, b"[]", b'"one"', b"NaN"):
+            answer = client.post("/v1/embeddings", content=body)
+            assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_json"), body[:20]
+        assert (client.get("/v1/embeddings").status_code, client.get("/v1/embeddings").headers["allow"]) == (
+            405,
+            "POST",
+        )
+        assert error_of(client.get("/v1/chat"))["code"] == "not_found"
+        assert client.get("/v1/models/dumy").status_code == 404
+
+
+@pytest.mark.client(
+    "raw HTTP",
+    "TEI's `/embed`, `/` and `/info`, HF Infinity's `/predict` with `x-compute-time`, infinity's paths",
+)
+def test_the_calls_of_tei_infinity_and_hf_infinity(gateway: Running, start_worker: StartWorker) -> None:
+    start_worker()
+    with gateway.client() as client:
+        for path in ("/embed", "/", "/predict"):
+            answer = client.post(path, json={"inputs": TEXTS})
+            np.testing.assert_allclose(answer.json(), reference(TEXTS), atol=1e-6)
+            assert float(answer.headers["x-compute-time"]) >= 0
+        raw = client.post("/embed", json={"inputs": TEXTS[0], "normalize": False, "prompt_name": None})
+        assert np.linalg.norm(raw.json()) != pytest.approx(1, abs=1e-3)
+        facts = client.get("/info").json()
+        assert (facts["model_id"], facts["max_input_length"], facts["model_dtype"]) == ("dummy", 256, "float32")
+        assert (client.head("/health").status_code, client.head("/health").content) == (200, b"")
+        for path in ("/health", "/v1/health", "/ready"):
+            assert client.get(path).status_code == 200
+        assert [each["id"] for each in client.get("/models").json()["data"]] == ["dummy"]
+        refused = [
+            (client.post("/embed", json=fields), status, kind)
+            for fields, status, kind in (
+                ({"inputs": []}, 400, "Empty"),
+                ({"inputs": ""}, 400, "Empty"),
+                ({"inputs": ["a"] * 2049}, 413, "Validation"),
+                ({"inputs": [1, 2]}, 422, "Validation"),
+                ({"inputs": "a", "prompt_name": "query"}, 422, "Validation"),
+                ({"inputs": "a", "truncate": "yes"}, 422, "Validation"),
+                ({"inputs": "a", "truncation_direction": "Left"}, 422, "Validation"),
+                ({}, 422, "Validation"),
+            )
+        ]
+    for answer, status, kind in refused:
+        assert (answer.status_code, answer.json()["error_type"]) == (status, kind), answer.text
+        assert set(answer.json()) == {"error", "error_type"}
+
+
+@pytest.mark.client("huggingface_hub", "`InferenceClient.feature_extraction`, with and without `/embed`")
+def test_the_client_of_hugging_face(gateway: Running, start_worker: StartWorker) -> None:
+    hub = need("huggingface_hub")
+    start_worker()
+    for path in ("", "/embed"):
+        got = hub.InferenceClient(model=gateway.url + path).feature_extraction("two words", truncate=True)
+        np.testing.assert_allclose(got, reference(["two words"]), atol=1e-6)
+
+
+def test_nobody_serves_and_redis_is_away(own_redis: RedisServer, settings: Settings, start_worker: StartWorker) -> None:
+    apart = settings.replace(redis_url=own_redis.url)
+    with running_gateway(apart) as gateway, gateway.client() as client:
+        none = client.post("/v1/embeddings", json={"input": "one", "model": "dummy"})
+        assert (none.status_code, error_of(none)["code"]) == (503, "model_unavailable")
+        assert client.post("/v1/embeddings", json={"input": "one", "model": "other"}).status_code == 404
+        assert (client.get("/ready").status_code, client.get("/health").status_code) == (503, 200)
+        own_redis.stop()
+        away = client.post("/v1/embeddings", json={"input": "one", "model": "dummy"})
+        assert (away.status_code, error_of(away)["type"]) == (503, "server_error")
+        assert 0 < int(away.headers["retry-after"]) <= 120
+        assert client.post("/embed", json={"inputs": "one"}).json()["error_type"] == "Unhealthy"
+        assert (client.get("/ready").status_code, client.get("/health").status_code) == (503, 200)
+
+
+def test_a_redis_that_hangs_is_told_soon_and_harms_no_request_that_can_wait(
+    own_redis: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedctl_gateway.catalogue._LOOK_S", 0.2)
+    assert own_redis.process is not None
+    with running_gateway(settings.replace(redis_url=own_redis.url)) as gateway, gateway.client() as client:
+        own_redis.process.send_signal(signal.SIGSTOP)
+        try:
+            for answer in (client.get("/ready"), client.post("/embed", json={"inputs": "one"})):
+                assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+            assert client.get("/health").status_code == 200
+        finally:
+            own_redis.process.send_signal(signal.SIGCONT)
+        eventually(lambda: "serves" in client.get("/ready").text, what="Redis' answer")
+
+
+def test_a_worker_that_dies_in_the_middle(gateway: Running, start_worker: StartWorker) -> None:
+    first = start_worker("slow")
+    texts = [f"{'word ' * 50} {number}" for number in range(10)]
+    with gateway.client() as client, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.post, "/v1/embeddings", json={"input": texts, "model": "dummy"})
+        eventually(lambda: waiting.done() or first.row().holding, what="the chunk in hand")
+        first.kill()
+        start_worker("slow")
+        answer = waiting.result().json()
+    np.testing.assert_allclose([each["embedding"] for each in answer["data"]], reference(texts), atol=1e-6)
+
+
+def test_a_caller_who_goes_away_cancels_its_records(
+    gateway: Running, start_worker: StartWorker, broker: Broker
+) -> None:
+    start_worker("slow")
+    texts = [f"{'word ' * 50} {number}" for number in range(500)]  # minutes of work
+    with gateway.connect() as connection:
+        connection.sendall(request_bytes("/v1/embeddings", {"input": texts, "model": "dummy"}))
+        eventually(lambda: jobs_left(broker), what="the request's job")
+    eventually(lambda: not jobs_left(broker), what="the end of the request's job")
+    eventually(lambda: gateway.gateway.admission.requests == 0)
+    assert gateway.gateway.admission.held == 0
+
+
+def test_more_than_the_limit_is_asked_to_come_again(settings: Settings, start_worker: StartWorker) -> None:
+    start_worker("slow")
+    long = {"input": [f"{'word ' * 50} {number}" for number in range(500)], "model": "dummy"}
+    with running_gateway(settings.replace(gateway_in_flight=1)) as gateway, gateway.connect() as busy:
+        busy.sendall(request_bytes("/v1/embeddings", long))
+        eventually(lambda: gateway.gateway.admission.requests == 1)
+        with gateway.client() as client:
+            refused = client.post("/v1/embeddings", json={"input": "one", "model": "dummy"})
+            assert (refused.status_code, error_of(refused)["type"]) == (429, "rate_limit_error")
+            assert 0 < int(refused.headers["retry-after"]) <= 120
+            assert client.post("/embed", json={"inputs": "one"}).json()["error_type"] == "Overloaded"
+            assert client.get("/health").status_code == 200
+
+
+def test_a_tenant_that_has_all_places_leaves_those_that_come_free_to_others(
+    settings: Settings, start_worker: StartWorker, short_folder: Path
+) -> None:
+    start_worker("slow")
+    keys = short_folder / "keys"
+    greedy, modest = add_key(keys, "alice", "search"), add_key(keys, "bob", "ads")
+    long = {"input": [f"{'word ' * 50} {number}" for number in range(500)], "model": "dummy"}  # minutes of work
+    short = {"input": "one", "model": "dummy"}
+    guarded = settings.replace(gateway_in_flight=3, gateway_keys_file=str(keys))
+    with running_gateway(guarded) as gateway, ExitStack() as open_connections:
+        admission = gateway.gateway.admission
+        connections = [open_connections.enter_context(gateway.connect()) for _ in range(3)]
+        for connection in connections:
+            connection.sendall(request_bytes("/v1/embeddings", long, authorization=f"Bearer {greedy}"))
+        eventually(lambda: admission.requests == 3, what="all places taken by one tenant")
+        with gateway.client(modest) as other, gateway.client(greedy) as same:
+            assert other.post("/v1/embeddings", json=short).status_code == 429
+            connections[0].close()
+            eventually(lambda: admission.requests == 2)
+            refused = same.post("/v1/embeddings", json=short)
+            assert (refused.status_code, error_of(refused)["code"]) == (429, "rate_limit_exceeded")
+            assert "your tenant has its share" in error_of(refused)["message"]
+        newcomer = open_connections.enter_context(gateway.connect())
+        newcomer.sendall(request_bytes("/v1/embeddings", long, authorization=f"Bearer {modest}"))
+        eventually(lambda: admission.requests == 3, what="the other tenant's place")
+
+
+def test_a_request_that_takes_too_long_ends(settings: Settings, start_worker: StartWorker, broker: Broker) -> None:
+    start_worker("slow")
+    long = {"input": [f"{'word ' * 50} {number}" for number in range(500)], "model": "dummy"}
+    with running_gateway(settings.replace(gateway_timeout_s=0.5)) as gateway, gateway.client() as client:
+        late = client.post("/v1/embeddings", json=long)
+        assert (late.status_code, error_of(late)["code"]) == (503, "timeout")
+        eventually(lambda: not jobs_left(broker), what="the end of the request's job")
+
+
+def test_what_is_in_flight_at_the_end_is_answered(settings: Settings, start_worker: StartWorker) -> None:
+    start_worker("slow")
+    asked = {"input": [f"{'word ' * 50} {number}" for number in range(8)], "model": "dummy"}
+    with ThreadPoolExecutor() as pool:
+        with running_gateway(settings) as gateway:
+            answer = pool.submit(httpx2.post, f"{gateway.url}/v1/embeddings", json=asked, timeout=60)
+            eventually(lambda: gateway.gateway.admission.requests == 1 or answer.done())
+        assert len(answer.result().json()["data"]) == 8
+
+
+@pytest.mark.client("raw HTTP", "two requests on one connection, without waiting")
+def test_two_requests_on_one_connection_without_waiting(gateway: Running, start_worker: StartWorker) -> None:
+    start_worker()
+    one, two = ({"input": text, "model": "dummy"} for text in TEXTS[:2])
+    with gateway.connect() as connection:
+        connection.sendall(
+            request_bytes("/v1/embeddings", one) + request_bytes("/v1/embeddings", two, connection="close")
+        )
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    bodies = [json.loads(part.partition(b"\r\n\r\n")[2]) for part in received.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+    np.testing.assert_allclose([each["data"][0]["embedding"] for each in bodies], reference(TEXTS[:2]), atol=1e-6)
+
+
+def test_a_connection_without_a_request_is_closed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl_gateway.connections.PatientProtocol.patience_s", 0.2)
+    with running_gateway(settings) as running:
+        for sent in (b"", b"POST /embed HTTP/1.1\r\nhost: lo"):
+            with running.connect() as connection, suppress(ConnectionError):
+                connection.sendall(sent)
+                assert connection.recv(65536) == b""
+
+
+def test_slow_and_large_requests_are_refused(settings: Settings) -> None:
+    whole = request_bytes("/v1/embeddings", {"input": "one", "model": "dummy"})
+    with running_gateway(settings, dataclasses.replace(Gateway.of(settings), body_s=0.2)) as running:
+        for sent, status in (
+            (whole[:-5], b"408"),  # a body that does not end
+            (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 100_000, b"400"),
+            (b"GET /" + b"x" * 100_000, b"400"),
+            (b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n", b"413"),
+            (b"no request\r\n\r\n", b"400"),
+        ):
+            with running.connect() as connection:
+                with suppress(ConnectionError):
+                    connection.sendall(sent)
+                assert connection.recv(12).removeprefix(b"HTTP/1.1 ") == status, sent[:50]
+        eventually(lambda: running.gateway.admission.held == 0)
+
+
+@pytest.mark.slow
+def test_a_connection_may_be_idle_between_requests(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl_gateway.connections.PatientProtocol.patience_s", 3)
+    with running_gateway(settings) as gateway, gateway.connect() as connection:
+        for _ in range(2):
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                piece = connection.recv(65536)
+                assert piece
+                received += piece
+            assert received.startswith(b"HTTP/1.1 200")
+            time.sleep(8)
+
+
+def test_there_are_not_endlessly_many_connections(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedctl_gateway.connections.PatientProtocol.max_connections", 1)
+    with running_gateway(settings) as gateway, gateway.connect() as first:
+        first.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert first.recv(65536).startswith(b"HTTP/1.1 200")
+        with gateway.connect() as second, suppress(ConnectionError):
+            assert second.recv(65536) == b""
+
+
+def test_a_body_of_unknown_length_is_bounded(gateway: Running) -> None:
+    parts = (b'{"input": "' if at == 0 else b"x" * 1024 * 1024 for at in range(18))
+    with gateway.client() as client:
+        assert client.post("/v1/embeddings", content=parts).status_code == 413
+    eventually(lambda: gateway.gateway.admission.held == 0)
+
+
+def test_pages_of_other_sites_are_refused_without_keys(gateway: Running) -> None:
+    with gateway.client() as client:
+        for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}):
+            assert client.get("/v1/models", headers=headers).status_code == 403
+        assert client.get("/v1/models", headers={"host": "localhost:1"}).status_code == 200
+
+
+def test_no_text_and_no_message_of_a_fault_stands_in_the_log(
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(fields: dict[str, str], _: object) -> None:
+        raise RuntimeError(fields["input"])
+
+    monkeypatch.setattr("embedctl_gateway.openai_calls.check_known", fail)
+    with caplog.at_level(logging.DEBUG), running_gateway(settings) as gateway, gateway.client() as client:
+        answer = client.post("/v1/embeddings", json={"input": "a secret text", "model": "dummy"})
+    assert (answer.status_code, error_of(answer)["code"]) == (500, "internal_error")
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text + answer.text
+
+
+def test_answers_are_as_described_and_counted(gateway: Running, start_worker: StartWorker) -> None:
+    start_worker()
+    texts = ["short", "word " * 300]
+    with gateway.client() as client:
+        described = client.get("/openapi.json").json()
+        for method, path, fields in (
+            ("post", "/v1/embeddings", {"input": texts, "model": "dummy", "dimensions": None}),
+            ("post", "/v1/embeddings", {"input": "one", "model": "dummy", "encoding_format": "base64"}),
+            ("post", "/v1/embeddings", {"input": "one"}),
+            ("get", "/v1/models", None),
+            ("get", "/v1/models/{name}", None),
+            ("post", "/embed", {"inputs": texts, "truncate": True}),
+            ("post", "/embed", {"inputs": texts}),
+            ("get", "/info", None),
+            ("post", "/predict", {"inputs": "one"}),
+            ("get", "/health", None),
+            ("get", "/ready", None),
+        ):
+            call = described["paths"][path][method]
+            answer = client.request(method, path.format(name="dummy"), json=fields)
+            schema = call["responses"][str(answer.status_code)]["content"]["application/json"]["schema"]
+            jsonschema.validate(answer.json(), {**schema, "components": described["components"]})
+            if fields is not None and answer.status_code == 200:
+                body = call["requestBody"]["content"]["application/json"]["schema"]
+                jsonschema.validate(fields, {**body, "components": described["components"]})
+        assert "default-src 'none'" in client.get("/docs").headers["content-security-policy"]
+        metrics = client.get("/metrics").text
+    documented = set(re.findall(r"^\| `(embedctl_gateway_\w+)` \| (\w+) \|", PAGE.read_text("utf-8"), re.MULTILINE))
+    served = re.findall(r"^# TYPE (embedctl_gateway_\w+) (\w+)$", metrics, re.MULTILINE)
+    assert documented == {(name, kind) for name, kind in served if not name.endswith("_created")}
+    for line in (
+        'embedctl_gateway_requests_total{path="/embeddings",status="200"} 2.0',
+        'embedctl_gateway_requests_total{path="/embeddings",status="400"} 1.0',
+        'embedctl_gateway_request_seconds_count{path="/embed"} 2.0',
+        'embedctl_gateway_texts_total{model="dummy"} 6.0',
+        "embedctl_gateway_in_flight 0.0",
+        "embedctl_gateway_held_bytes 0.0",
+    ):
+        assert line in metrics, metrics
+
+
+#: Anything that may stand in a request.
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ("model", "input", "inputs", "dimensions", "encoding_format", "user", "truncation", "normalize", "truncate")
+ANY = st.dictionaries(st.sampled_from(FIELDS), VALUES | st.just("dummy") | st.lists(st.text(max_size=9)), max_size=6)
+NEARLY_RIGHT = st.fixed_dictionaries(
+    {"model": st.just("dummy"), "input": VALUES | st.lists(st.text(max_size=9))},
+    optional={"dimensions": st.integers(-1, 17) | VALUES, "truncation": st.sampled_from(["error", "mean"]) | VALUES},
+)
+
+
+def fuzz(gateway: Running, examples: int) -> None:
+    with gateway.client() as client:
+
+        @given(path=st.sampled_from(["/v1/embeddings", "/embed", "/predict"]), fields=ANY | NEARLY_RIGHT)
+        @hypothesis_settings(max_examples=examples)
+        def ask(path: str, fields: dict[str, Any]) -> None:
+            answer = client.post(path, json=fields)
+            assert answer.status_code in (200, 400, 404, 413, 422), answer.text
+            answer.json()
+
+        @given(body=st.binary(max_size=200), path=st.text("v1embdings%. ", max_size=20))
+        @hypothesis_settings(max_examples=examples)
+        def ask_anything(body: bytes, path: str) -> None:
+            assert client.post(f"/{path}", content=body).status_code in (400, 404, 405, 422)
+
+        ask()
+        ask_anything()
+
+
+def test_whatever_is_asked_is_answered(gateway: Running, start_worker: StartWorker) -> None:
+    start_worker()
+    fuzz(gateway, 15)
+
+
+@pytest.mark.slow
+def test_much_is_asked_and_nothing_stays_behind(gateway: Running, start_worker: StartWorker, broker: Broker) -> None:
+    start_worker()
+    fuzz(gateway, 300)
+    eventually(lambda: not jobs_left(broker), what="the end of the requests' jobs")
+    assert (gateway.gateway.admission.requests, gateway.gateway.admission.held) == (0, 0)
+
+
+@pytest.fixture
+def certificate(short_folder: Path) -> Path:
+    """A certificate with its key for localhost, and beside it the authority's."""
+    authority = trustme.CA()
+    path = short_folder / "gateway.pem"
+    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(path))
+    authority.cert_pem.write_to_path(str(path.with_name("ca.pem")))
+    return path
+
+
+@pytest.mark.client("raw HTTP", "keys and tenants, over TLS")
+def test_keys_tenants_and_tls(
+    settings: Settings, start_worker: StartWorker, broker: Broker, short_folder: Path, certificate: Path
+) -> None:
+    start_worker("slow")
+    keys = short_folder / "keys"
+    key = add_key(keys, "alice", "search")
+    guarded = settings.replace(gateway_keys_file=str(keys), gateway_tls_cert_file=str(certificate))
+    trusted = ssl.create_default_context(cafile=certificate.with_name("ca.pem"))
+    with running_gateway(guarded) as gateway:
+        assert gateway.url.startswith("https://")
+        with httpx2.Client(base_url=gateway.url, verify=trusted, timeout=60) as client:
+            for path in ("/v1/models", "/info", "/v1/models/dummy"):
+                assert client.get(path).status_code == 401
+            for path in ("/v1/embeddings", "/embed", "/", "/predict"):
+                refused = client.post(path, json={"inputs": "one"}, headers={"authorization": "Bearer wrong"})
+                assert refused.status_code == 401
+            assert error_of(client.post("/v1/embeddings"))["code"] == "invalid_api_key"
+            assert [client.get(path).status_code for path in ("/health", "/ready")] == [200, 200]
+            client.headers["authorization"] = f"Bearer {key}"
+            # Behind a proxy the name is another one, and pages of other sites have no key.
+            assert client.get("/v1/models", headers={"host": "gateway.example"}).status_code == 200
+            texts = [f"{'word ' * 50} {number}" for number in range(500)]  # minutes of work
+            with ThreadPoolExecutor() as pool:
+                asked = pool.submit(client.post, "/v1/embeddings", json={"input": texts, "model": "dummy"})
+                seen = first_job(broker)
+                broker.jobs.cancel(seen.id)
+                ended = asked.result()
+            assert (seen.tenant, seen.lane) == ("search", "interactive")
+            assert (ended.status_code, error_of(ended)["code"]) == (503, "stopped")
+    wrong = settings.replace(gateway_tls_cert_file=str(short_folder / "none.pem"))
+    with pytest.raises(SettingsError, match="gateway_tls_cert_file"), running_gateway(wrong):
+        pass
+
+
+def test_the_command_answers_and_stops(environment: dict[str, str], short_folder: Path) -> None:
+    run_until(signal.SIGTERM, 0, environment, short_folder)
+
+
+@pytest.mark.slow
+def test_the_command_is_interrupted(environment: dict[str, str], short_folder: Path) -> None:
+    run_until(signal.SIGINT, 130, environment, short_folder)
+
+
+def run_until(number: int, status: int, environment: dict[str, str], folder: Path) -> None:
+    command = [sys.executable, "-m", "embedctl", "gateway", "--port", "0"]
+    with subprocess.Popen(command, env=environment, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        url = re.search(r"the gateway is at (http://127\.0\.0\.1:\d+)/v1 for everyone on this machine", said)
+        assert url, said
+        assert httpx2.get(f"{url[1]}/health").json() == {"status": "ok"}
+        process.send_signal(number)
+        assert process.wait(60) == status

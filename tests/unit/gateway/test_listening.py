@@ -1,0 +1,36 @@
+"""The address of the gateway."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from embedctl_config.errors import SettingsError
+from embedctl_config.settings import Settings
+from embedctl_gateway.serve import listening, url_of
+
+
+@pytest.mark.parametrize(
+    ("address", "host"), [("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("::1", "[::1]")]
+)
+def test_the_url_is_one_that_can_be_opened(address: str, host: str) -> None:
+    settings = Settings(gateway_address=address, gateway_port=0)
+    with listening(settings) as listener:
+        port = listener.getsockname()[1]
+        assert url_of(settings, listener) == f"http://{host}:{port}"
+        with socket.create_connection((address, port), timeout=30):
+            pass
+
+
+@pytest.mark.parametrize("address", ["203.0.113.1", "a" * 300])
+def test_an_address_of_another_machine_is_refused(address: str) -> None:
+    with pytest.raises(SettingsError, match="gateway_address, gateway_port: can't listen at"):
+        listening(Settings(gateway_address=address, gateway_port=0))
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"port {port}: Address already in use"):
+            listening(Settings(gateway_port=port))

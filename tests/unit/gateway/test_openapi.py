@@ -1,0 +1,53 @@
+"""The description of the gateway's calls is that of the calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+
+from embedctl_gateway import objects, openai_calls, openapi, tei_calls
+from embedctl_gateway.application import CALLS
+
+DOCUMENT = openapi.document()
+#: Other names of calls, and what describes them.
+ALIASES = {("POST", "/"), ("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/docs")}
+
+
+def described() -> set[tuple[str, str]]:
+    return {(method.upper(), path) for path, calls in DOCUMENT["paths"].items() for method in calls}
+
+
+def test_every_call_is_described_and_no_other() -> None:
+    calls = {(method, path.replace(":path", "")) for method, path, _, _ in CALLS} - ALIASES
+    assert {(method, path.removeprefix("/v1")) for method, path in described()} == calls
+
+
+def test_all_references_lead_somewhere_and_schemas_are_schemas() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    named = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(DOCUMENT)))
+    assert named == set(schemas)
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    identifiers = [call["operationId"] for calls in DOCUMENT["paths"].values() for call in calls.values()]
+    assert len(set(identifiers)) == len(identifiers)
+
+
+def test_the_described_fields_are_those_that_are_taken() -> None:
+    def fields(name: str) -> set[str]:
+        schema: dict[str, Any] = DOCUMENT["components"]["schemas"][name]
+        return set(schema["properties"])
+
+    assert fields("EmbeddingsRequest") == set(openai_calls._TAKEN)
+    assert fields("BatchRequest") == set(objects._TAKEN)
+    assert fields("EmbedRequest") == {*tei_calls._TAKEN, "prompt_name"}
+
+
+def test_the_page_shows_every_call_and_loads_nothing() -> None:
+    page = openapi.page()
+    assert all(f"<b>{method}</b> <code>{path}</code>" in page for method, path in described())
+    assert not re.search(r"<(script|link|img|iframe)|url\(|@import|https?://", page)
+    assert "color-scheme: light dark" in page
+    assert "{" not in re.sub(r"<(pre|style)>.*?</\1>|/v1/\w+/\{\w+\}", "", page, flags=re.DOTALL)
