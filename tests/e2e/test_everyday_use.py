@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,12 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
             text=True,
         )
 
+    def reading() -> set[str]:
+        return {client["id"] for client in raw.client_list() if client["cmd"] == "xread"}
+
+    def another_reads(known: set[str]) -> bool:
+        return bool(reading() - known)
+
     # Shells show 130 for both: Python ends itself by the signal where that came while it ran code from a string, as
     # `dataclass` does, whatever became of the exception.
     interrupted = (130, -signal.SIGINT)
@@ -182,10 +189,9 @@ def test_interrupting_a_submission_cancels_it_and_interrupting_a_wait_does_not(
 
     job = enqueue_embeddings(["text"], settings=settings)
     for verb in (["wait", job.id], ["fetch", job.id, "-o", "out.npy"]):
-        # The connection of the command before may still stand in the list.
-        before = {client["id"] for client in raw.client_list()}
+        known = reading()  # the connection of the command before may still stand in the list
         waiting = start(*verb)
-        eventually(lambda: any(client["cmd"] == "xread" and client["id"] not in before for client in raw.client_list()))
+        eventually(partial(another_reads, known))
         waiting.send_signal(signal.SIGINT)
         _, told = waiting.communicate(timeout=60)
         assert waiting.returncode in interrupted, told
