@@ -376,6 +376,20 @@ def batches(tenant: str) -> str:
 UNFINISHED = _shared("embed:batches_unfinished", _PRODUCER)
 
 
+#: Lifetime of an event that is to be told: longer than all tries (seconds).
+EVENT_TTL_S = 7 * 24 * 3600
+
+
+@_used_by(_PRODUCER)
+def webhook_event(event_id: str) -> str:
+    """Hash: the facts of an event that a webhook is to tell, and the token of the process that tells it."""
+    return f"embed:webhook:{event_id}"
+
+
+#: Sorted set of the events that are to be told, by the time in ms of their next try.
+UNTOLD = _shared("embed:webhooks_untold", _PRODUCER)
+
+
 @_used_by(_PRODUCER)
 def made(digest: str) -> str:
     """String: the file or the batch that a request has made, and whether that request was a further try."""

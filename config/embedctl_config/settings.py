@@ -238,6 +238,16 @@ class Settings:
     gateway_tls_key_file: str = _setting(
         "", "a PEM file with the key of that certificate. Empty: it is in the same file", guarded=True
     )
+    gateway_webhook_url: str = _setting(
+        "",
+        "where the gateway tells that a batch has ended, as Standard Webhooks does. Empty: it tells nobody",
+        guarded=True,
+    )
+    gateway_webhook_secret_file: str = _setting(
+        "",
+        "a file with the secret that signs what is told, `whsec_` and then 24 to 64 bytes in base64",
+        guarded=True,
+    )
     gateway_in_flight: int = _setting(
         256,
         "maximum requests that the gateway answers at once; it asks callers of more to come again",

@@ -30,6 +30,8 @@ CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
     ("GET", "/batches", batch_calls.listed, as_openai),
     ("GET", "/batches/{id}", batch_calls.retrieve, as_openai),
     ("POST", "/batches/{id}/cancel", batch_calls.cancel, as_openai),
+    ("GET", "/batches/{id}/results", batch_calls.results, as_openai),
+    ("POST", "/batches/{id}/retry", batch_calls.retry, as_openai),
     ("POST", "/embed", tei_calls.embed, as_tei),
     ("POST", "/", tei_calls.embed, as_tei),
     ("GET", "/info", tei_calls.info, as_tei),
@@ -50,9 +52,9 @@ def application(gateway: Gateway) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        gateway.runner.start()
+        gateway.start()
         yield
-        await in_shared_thread(gateway.runner.stop)
+        await in_shared_thread(gateway.stop)
         await gateway.embedder.close()
 
     app = Starlette(routes=list(_routes(gateway)), exception_handlers={HTTPException: _no_such_call}, lifespan=lifespan)

@@ -23,6 +23,7 @@ from embedctl.cut import BYTES_PER_TOKEN
 from embedctl.daemons import DaemonThreads
 from embedctl.store.batches import BatchStore
 from embedctl.store.stored_files import FileStore
+from embedctl.store.webhook_events import EventStore
 from embedctl_config.errors import EmbedctlError
 from embedctl_config.settings import Settings
 from embedctl_gateway.access import Access
@@ -32,6 +33,7 @@ from embedctl_gateway.embedding import Asked, Embedded, Embedder
 from embedctl_gateway.refusals import Refusal, Style, broken, invalid, refusal_of, refuse, timed_out
 from embedctl_gateway.runner import Runner
 from embedctl_gateway.telemetry import Telemetry
+from embedctl_gateway.webhooks import Webhooks, receiver_of
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Gateway:
     files: FileStore
     batches: BatchStore
     runner: Runner
+    webhooks: Webhooks | None
     #: Seconds that a body may take, or of an upload each piece of it.
     body_s: float = field(default=BODY_S)
     _movers: DaemonThreads = field(default_factory=lambda: DaemonThreads(_MOVERS, "files"))
@@ -74,23 +77,39 @@ class Gateway:
         """The gateway of these settings.
 
         Raises:
-            SettingsError: other machines can reach it, and it has no keys; or the file of keys is not valid.
+            SettingsError: other machines can reach it, and it has no keys; or the file of keys, or what is set of
+                webhooks, is not valid.
         """
+        receiver = receiver_of(settings)
         admission = Admission(settings.gateway_in_flight)
         broker = Broker.shared(settings)
         files = FileStore(broker.connection, broker.data)
         batches = BatchStore(broker.connection)
+        telemetry = Telemetry(lambda: admission.requests, lambda: admission.held)
         return cls(
             settings,
             Access(settings),
             admission,
             Catalogue(settings),
             Embedder(settings),
-            Telemetry(lambda: admission.requests, lambda: admission.held),
+            telemetry,
             files,
             batches,
-            Runner(broker, files, batches),
+            Runner(broker, files, batches, tells=receiver is not None),
+            None if receiver is None else Webhooks(receiver, EventStore(broker.connection), telemetry.webhook),
         )
+
+    def start(self) -> None:
+        """Begin with what it does besides answering."""
+        self.runner.start()
+        if self.webhooks is not None:
+            self.webhooks.start()
+
+    def stop(self) -> None:
+        """End that."""
+        self.runner.stop()
+        if self.webhooks is not None:
+            self.webhooks.stop()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do what moves the bytes of a file, which must not keep the requests for vectors from their threads."""

@@ -157,6 +157,8 @@ def batch_object(batch: StoredBatch) -> dict[str, Any]:
         "request_counts": {name: batch.number(name) for name in ("total", "completed", "failed")},
         "metadata": batch.parsed("metadata"),
     }
+    if "retry_of" in facts:
+        shown["embedctl"] = {"retry_of": facts["retry_of"]}
     if "tokens" in facts:
         shown["usage"] = {
             "input_tokens": tokens,
@@ -194,6 +196,19 @@ def facts_of_batch(fields: Mapping[str, Any], now_s: int) -> dict[str, object]:
         "output_ttl_s": keys.FILE_TTL_S if expiry is None else expiry_of(expiry, "output_expires_after"),
         "created_at": now_s,
         "expires_at": now_s + _WINDOW_S,
+    }
+
+
+def facts_of_retry(batch: StoredBatch, now_s: int) -> dict[str, object]:
+    """The facts of a new batch of the requests that an ended one has no vectors of."""
+    same = ("tenant", "input_file_id", "endpoint", "completion_window", "metadata", "output_ttl_s")
+    return {
+        **{name: batch.facts[name] for name in same},
+        "status": "validating",
+        "created_at": now_s,
+        "expires_at": now_s + _WINDOW_S,
+        "retry_of": batch.id,
+        "retried_file_id": batch.facts["error_file_id"],
     }
 
 

@@ -44,6 +44,7 @@ def _list_of(name: str) -> dict[str, Any]:
 
 
 _ID = {"type": "string"}
+_AFTER = r"^[0-9]{1,12}(\.[0-9]{1,12}\.[0-9]{1,12})?$"
 _TTL_S = {"type": "integer", "minimum": SHORTEST_S, "maximum": LONGEST_S}
 
 _SCHEMAS: Mapping[str, dict[str, Any]] = {
@@ -168,6 +169,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
         request_counts=_object("total completed failed", total=_WHOLE, completed=_WHOLE, failed=_WHOLE),
         metadata=_or_null(type="object"),
         usage={"type": "object"},
+        embedctl=_object("retry_of", retry_of=_ID),
     ),
     "Batches": _list_of("Batch"),
     "EmbedRequest": {
@@ -217,6 +219,8 @@ _CALLS: tuple[tuple[str, str, str, str | None, str | None, str], ...] = (
     ("GET", "/v1/batches", "The batches, the newest first", None, "Batches", "Error"),
     ("GET", "/v1/batches/{id}", "How far a batch is", None, "Batch", "Error"),
     ("POST", "/v1/batches/{id}/cancel", "Ends a batch, and keeps what is done", None, "Batch", "Error"),
+    ("GET", "/v1/batches/{id}/results", "The answers so far, in the order of the requests", None, None, "Error"),
+    ("POST", "/v1/batches/{id}/retry", "Makes a batch of the requests without vectors", None, "Batch", "Error"),
     ("POST", "/embed", "Vectors, as TEI gives them", "EmbedRequest", "Vectors", "TeiError"),
     ("GET", "/info", "The model of the calls that name none, as TEI describes it", None, "Info", "TeiError"),
     ("POST", "/predict", "Vectors, as HF Infinity gives them", "PredictRequest", "Vectors", "TeiError"),
@@ -229,6 +233,7 @@ _PAGE_OF: Mapping[str, dict[str, Any]] = {"after": _ID, "limit": {"type": "integ
 _QUERIES: Mapping[tuple[str, str], Mapping[str, dict[str, Any]]] = {
     ("GET", "/v1/files"): {**_PAGE_OF, "order": {"enum": ["asc", "desc"]}, "purpose": {"type": "string"}},
     ("GET", "/v1/batches"): _PAGE_OF,
+    ("GET", "/v1/batches/{id}/results"): {"after": {"type": "string", "pattern": _AFTER}},
 }
 #: The statuses that calls with a body have, and those of the others.
 _STATUSES = ("400", "401", "403", "404", "408", "413", "422", "424", "429", "500", "503")
@@ -241,7 +246,7 @@ def document() -> dict[str, Any]:
     for method, path, summary, body, answer, error in _CALLS:
         statuses: tuple[str, ...] = _STATUSES_OF_GET if body is None and (method, path) not in _QUERIES else _STATUSES
         if "{id}/" in path:
-            statuses = (*_STATUSES_OF_GET, "400", "416")
+            statuses = (*_STATUSES_OF_GET, "400", *(["416"] if path.endswith("/content") else []))
         call: dict[str, Any] = {
             "summary": summary,
             "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_"),
@@ -251,7 +256,7 @@ def document() -> dict[str, Any]:
             },
             "security": [{}] if path in _OPEN else [{}, {"key": []}],
         }
-        if answer is None:
+        if path.endswith("/content"):
             call["responses"]["206"] = _content(None, "the range that is asked for")
         if body is not None:
             call["requestBody"] = {"required": True, **_content(body)}

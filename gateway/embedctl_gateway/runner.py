@@ -46,6 +46,7 @@ from embedctl_config.errors import (
 from embedctl_config.hardware import PRECISIONS
 from embedctl_config.tenants import NORMAL
 from embedctl_gateway.answering import AnswerFiles, Written
+from embedctl_gateway.line_files import lines_of, only
 
 log = logging.getLogger(__name__)
 
@@ -84,15 +85,23 @@ class Runner:
 
     Args:
         lease_s: a runner that is silent for so long counts as dead (seconds).
+        tells: whether a webhook is to tell that a batch has ended.
     """
 
     def __init__(
-        self, broker: Broker, files: FileStore, batches: BatchStore, lease_s: float = keys.BATCH_LEASE_S
+        self,
+        broker: Broker,
+        files: FileStore,
+        batches: BatchStore,
+        lease_s: float = keys.BATCH_LEASE_S,
+        *,
+        tells: bool = False,
     ) -> None:
         self._broker = broker
         self._files = files
         self._batches = batches
         self._lease_s = lease_s
+        self._tells = tells
         self._remind = Reminder(log.warning)
         self._stopping = threading.Event()
         self._work = threading.Event()
@@ -138,7 +147,7 @@ class Runner:
         batch = self._batches.take(token, self._lease_s)
         if batch is None:
             return False
-        with _Held(self._batches, batch, token, self._lease_s, self._stopping) as held:
+        with _Held(self._batches, batch, token, self._lease_s, self._stopping, tells=self._tells) as held:
             pause_s = _PAUSE_S
             try:
                 _Work(self._broker, self._files, held, self._batches.are_due).step()
@@ -161,13 +170,21 @@ class _Held:
     """A batch that this process runs: renews its lease. A context manager."""
 
     def __init__(
-        self, batches: BatchStore, batch: StoredBatch, token: str, lease_s: float, stopping: threading.Event
+        self,
+        batches: BatchStore,
+        batch: StoredBatch,
+        token: str,
+        lease_s: float,
+        stopping: threading.Event,
+        *,
+        tells: bool,
     ) -> None:
         self.batch = batch
         self._batches = batches
         self._token = token
         self._lease_s = lease_s
         self._stopping = stopping
+        self._tells = tells
         self._lost = threading.Event()
         self._over = threading.Event()
         self._checked = time.monotonic()
@@ -218,7 +235,7 @@ class _Held:
         """End the batch, and make its files. Raises as :meth:`note`."""
         files = () if written is None else written.files
         self._over.set()
-        self._step(Step(facts, before=self.batch.status, after="end", files=files))
+        self._step(Step(facts, before=self.batch.status, after="end", files=files, told=self._tells))
 
     def _step(self, step: Step) -> None:
         status = self._batches.note(self.batch, self._token, step)
@@ -468,7 +485,7 @@ class _Work:
         Raises:
             _Refused: their file is gone.
         """
-        gone = _told("invalid_input_file", "the input file has been deleted, or has expired")
+        gone = _told("invalid_input_file", "the input file, or that of the requests to retry, is deleted or expired")
         file = self._input()
         if file is None:
             raise _Refused([gone])
@@ -483,9 +500,20 @@ class _Work:
         return self._files.get(self._batch.facts["input_file_id"], self._batch.tenant)
 
     def _copy(self, file: StoredFile, folder: Path) -> Path:
+        """The requests, in a file of a folder.
+
+        Raises:
+            FileGone: their file is gone, or that of the answers that they are to replace.
+        """
         path = folder / "input.jsonl"
+        parts: Iterator[bytes] = self._files.read(file)
+        if retried_id := self._batch.facts.get("retried_file_id"):
+            retried = self._files.get(retried_id, self._batch.tenant)
+            if retried is None:
+                raise FileGone(f"{retried_id} is gone")
+            parts = only(lines_of(parts), lines_of(self._files.read(retried)))
         with path.open("wb") as stream:
-            for part in self._files.read(file):
+            for part in parts:
                 self._held.check()
                 stream.write(part)
         return path

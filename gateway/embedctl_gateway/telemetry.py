@@ -37,6 +37,12 @@ class Telemetry:
         )
         self._texts = Counter(f"{_PREFIX}texts", "Texts whose vectors were made", ("model",), registry=self._registry)
         self._tokens = Counter(f"{_PREFIX}tokens", "Tokens of these texts", ("model",), registry=self._registry)
+        self._webhooks = Counter(
+            f"{_PREFIX}webhooks",
+            "Tries to tell that a batch has ended, by result: delivered, failed (it is tried again) or given_up",
+            ("result",),
+            registry=self._registry,
+        )
         for name, meaning, value in (
             ("in_flight", "Requests for vectors that wait for workers", requests),
             ("held_bytes", "Bytes of bodies and answers in memory", held),
@@ -56,6 +62,10 @@ class Telemetry:
         """Count the texts of a request that has its vectors."""
         self._texts.labels(model).inc(texts)
         self._tokens.labels(model).inc(tokens)
+
+    def webhook(self, result: str) -> None:
+        """Count a try to tell that a batch has ended."""
+        self._webhooks.labels(result).inc()
 
     def page(self, accept: str) -> tuple[str, bytes]:
         """The content type and the body of the page of metrics.

@@ -99,7 +99,7 @@ _SUBMITTING = (
     "drop",
 )
 #: Those of files and batches.
-_OF_GATEWAY = ("make", "take_batch", "step_batch", "cancel_batch")
+_OF_GATEWAY = ("make", "take_batch", "step_batch", "cancel_batch", "note_event")
 _BINDINGS = tuple(f"{table}.embed.*" for table in BINDINGS)
 
 USERS: Mapping[str, User] = {

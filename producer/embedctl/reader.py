@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -99,6 +101,19 @@ class ResultReader:
                 f"job {self._job_id} was ended by its error budget after {status.failed} failed records; "
                 f"`embedctl errors {self._job_id}` lists them"
             )
+
+    def ready(self, start: int) -> Iterator[ChunkVectors]:
+        """Those results from a chunk on that are there already; see :meth:`Job.iter_ready`."""
+        status = self._waiter.status()
+        refuse_cancelled(status)
+        with suppress(_NotThere):
+            for index in itertools.count(start):
+                if (chunks := _chunks_to_read(status)) is not None and index >= chunks:
+                    return
+                chunk = self._chunk(index, status, _give_up)
+                if chunk is None:
+                    return
+                yield chunk
 
     def empty_vectors(self) -> tuple[JobStatus, Vectors]:
         """The status of an ended job, and an array for its vectors: float32, records × dimensions, filled with NaN.
@@ -205,6 +220,14 @@ class ResultReader:
 
             self._drained = DrainedChunks(self._broker.drains, self._job_id, place)
         return self._drained
+
+
+class _NotThere(Exception):
+    """Raised when a chunk of retried records is not there yet."""
+
+
+def _give_up(_: int) -> NoReturn:
+    raise _NotThere
 
 
 def check_fingerprint(waiter: Waiter, status: JobStatus, index: int, result: ChunkResult) -> None:

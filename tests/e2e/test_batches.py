@@ -9,16 +9,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import numpy as np
 import openai
 import pytest
 import redis
-from openai.types import Batch
 
 from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
@@ -29,13 +27,13 @@ from embedctl_config import keys
 from embedctl_config.settings import Settings, load_settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_gateway.key_file import add_key
+from tests.support.batches import client_of, counts, create, ended, lines_of, rows_in, upload
 from tests.support.gateway import Running, running_gateway
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
 LONG = "word " * 300
-ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 @pytest.fixture
@@ -54,57 +52,6 @@ def gateway(settings: Settings) -> Iterator[Running]:
 def client(gateway: Running) -> Iterator[openai.OpenAI]:
     with client_of(gateway) as client:
         yield client
-
-
-def client_of(gateway: Running, key: str = "none", retries: int = 0) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=retries)
-
-
-def lines_of(texts: Sequence[object], **body: Any) -> bytes:
-    """A batch file; the custom ids are r0, r1 and so on."""
-    rows = (
-        {
-            "custom_id": f"r{number}",
-            "method": "POST",
-            "url": "/v1/embeddings",
-            "body": {"model": "dummy", "input": text, **body},
-        }
-        for number, text in enumerate(texts)
-    )
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
-def upload(client: openai.OpenAI, data: bytes, name: str = "requests.jsonl") -> str:
-    return client.files.create(file=(name, data), purpose="batch").id
-
-
-def create(client: openai.OpenAI, file_id: str, **options: Any) -> Batch:
-    return client.batches.create(input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h", **options)
-
-
-def ended(client: openai.OpenAI, batch_id: str) -> Batch:
-    found: list[Batch] = []
-
-    def look() -> bool:
-        found[:] = [client.batches.retrieve(batch_id)]
-        return found[0].status in ENDED
-
-    eventually(look, what="the batch's end")
-    return found[0]
-
-
-def rows_in(client: openai.OpenAI, file_id: str | None) -> dict[str, dict[str, Any]]:
-    """The lines of a file by custom id, each of which is there once."""
-    assert file_id is not None
-    rows = [json.loads(line) for line in client.files.content(file_id).content.splitlines()]
-    found = {row["custom_id"]: row for row in rows}
-    assert len(found) == len(rows)
-    return found
-
-
-def counts(batch: Batch) -> tuple[int, int, int]:
-    assert batch.request_counts is not None
-    return batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed
 
 
 def test_a_batch_from_its_upload_to_its_vectors(
@@ -433,7 +380,11 @@ def test_two_keys_see_nothing_of_each_other(settings: Settings, start_worker: St
             assert (list(bob.files.list()), list(bob.batches.list())) == ([], [])
             assert not list(bob.files.list(after=file_id))
             assert alice.files.retrieve(file_id).id == file_id
+            with gateway.client(theirs) as raw:
+                assert raw.get(f"/v1/batches/{batch.id}/results").status_code == 404
+                assert raw.post(f"/v1/batches/{batch.id}/retry").status_code == 404
         with gateway.client() as nobody:
+            assert nobody.get(f"/v1/batches/{batch.id}/results").status_code == 401
             for path_of in ("files", f"files/{file_id}", f"files/{file_id}/content", "batches", f"batches/{batch.id}"):
                 assert nobody.get(f"/v1/{path_of}").status_code == 401
             assert nobody.post("/v1/files").status_code == 401

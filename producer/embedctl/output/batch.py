@@ -128,8 +128,8 @@ class Answers:
             tokens = 0 if chunk.tokens is None else int(chunk.tokens[row])
             self.open.inputs.append(_Input(position, chunk.vectors[row].copy(), errors.get(position), tokens))
             if index == size - 1:
-                yield self._answer(self.open)
-                self.open = None
+                complete, self.open = self.open, None
+                yield self._answer(complete)
 
     def lines(self, chunk: ChunkVectors) -> Iterator[bytes]:
         """The lines alone."""

@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 from embedctl.store.connection import Connection
 from embedctl.store.stored_files import StoredFile, digest_of, facts_of, ids_in, make
+from embedctl.store.turns import due, take
+from embedctl.store.webhook_events import new_event
 from embedctl_config import keys
-
-#: Most batches that are looked at for one whose turn it is.
-_LOOKED_AT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,7 @@ class Step:
         next_s: when somebody is to look at it (seconds from now); of `keep`, the length of the lease.
         woken: whether a look comes at once if the batch is being cancelled meanwhile.
         files: which are made with the step.
+        told: whether the batch's end is an event that a webhook is to tell.
     """
 
     facts: Mapping[str, object] = field(default_factory=dict)
@@ -66,6 +66,7 @@ class Step:
     next_s: float = keys.BATCH_LEASE_S
     woken: bool = True
     files: Sequence[StoredFile] = ()
+    told: bool = False
 
 
 class BatchStore:
@@ -119,16 +120,12 @@ class BatchStore:
         Args:
             token: of the runner, for this batch.
         """
-        for batch_id in self._due():
-            args = [batch_id, token, int(lease_s * 1000)]
-            answer, _ = self._connection.script("take_batch", [keys.batch(batch_id), keys.UNFINISHED], args)
-            if answer == "taken":
-                return self._found(batch_id)
-        return None
+        batch_id = take(self._connection, keys.UNFINISHED, keys.batch, token, lease_s)
+        return None if batch_id is None else self._found(batch_id)
 
     def are_due(self) -> bool:
         """Whether batches wait for a runner."""
-        return bool(self._due())
+        return bool(due(self._connection, keys.UNFINISHED))
 
     def note(self, batch: StoredBatch, token: str, step: Step) -> str | None:
         """Note a step.
@@ -137,7 +134,7 @@ class BatchStore:
             The batch's status now, which differs from what the step was to make of it if the step came too late to be
             noted; None if the runner has lost the batch, and nothing was noted.
         """
-        told = {
+        told: dict[str, Any] = {
             "before": step.before or None,
             "after": step.after,
             "next_ms": int(step.next_s * 1000),
@@ -148,7 +145,11 @@ class BatchStore:
         }
         if step.before == "":
             del told["before"]
+        event_id = batch.id.replace("batch_", "evt_", 1)
+        if step.told:
+            told |= {"event": new_event(event_id, batch.id, str(step.facts["status"]))}
         script_keys = [keys.batch(batch.id), keys.UNFINISHED, keys.files(batch.tenant)]
+        script_keys += [keys.UNTOLD, keys.webhook_event(event_id)]
         script_keys += [keys.file(each.id) for each in step.files]
         answer, rest = self._connection.script("step_batch", script_keys, [batch.id, token, json.dumps(told)])
         return None if answer == "lost" else str(rest[0].decode())
@@ -158,12 +159,6 @@ class BatchStore:
         with self._connection.client() as client:
             found = client.hget(keys.batch(batch.id), "status")
         return "" if found is None else str(found.decode())
-
-    def _due(self) -> list[str]:
-        now_ms = self._connection.recent_now_ms()
-        with self._connection.client() as client:
-            found = client.zrangebyscore(keys.UNFINISHED, "-inf", now_ms, start=0, num=_LOOKED_AT)
-        return [each.decode() for each in found]
 
     def _found(self, batch_id: str) -> StoredBatch | None:
         with self._connection.client() as client:

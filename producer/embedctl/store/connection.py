@@ -63,7 +63,7 @@ _BACKGROUND_S = 60
 #: Script → the parts that it includes besides the prelude.
 _SHARED_BY = {"reap": ("deaths", "rest"), "add": ("repair",)}
 #: Scripts that are not about a job, and include nothing.
-_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch")
+_PLAIN_SCRIPTS = ("quota", "make", "take_batch", "step_batch", "cancel_batch", "note_event")
 #: The errors that :meth:`Connection.explained` explains. Any other error is a bug of ours.
 _EXPLAINED = (
     redis.exceptions.ConnectionError,

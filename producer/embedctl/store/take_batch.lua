@@ -1,5 +1,5 @@
--- Take a batch that somebody is to look at.
--- KEYS: batch, unfinished. ARGV: id, token, length of the lease.
+-- Take a batch that somebody is to look at, or an event that somebody is to tell.
+-- KEYS: batch, unfinished; or event, the untold events. ARGV: id, token, length of the lease.
 -- → taken | later | gone
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -17,6 +17,7 @@ from embedctl.store import upkeep
 from embedctl.store.batches import BatchStore, Step
 from embedctl.store.stored_files import FileStore, new_id
 from embedctl.store.upkeep import ActiveJob
+from embedctl.store.webhook_events import EventStore
 from embedctl_config import keys
 from embedctl_config.errors import JobNotFound
 from embedctl_config.settings import Settings
@@ -424,11 +425,22 @@ def test_files_and_batches_live_for_a_time(broker: Broker, raw: redis_py.Redis) 
     steps: list[Callable[[], str | None]] = [
         lambda: batches.note(taken, "token", Step({"status": "in_progress"}, after="keep")),
         lambda: batches.cancel(batch_id, "a"),
-        lambda: batches.note(taken, "token", Step({"status": "cancelled"}, after="end", files=[answers])),
+        lambda: batches.note(taken, "token", Step({"status": "cancelled"}, after="end", files=[answers], told=True)),
     ]
     for step in steps:
         assert step() is not None
         assert not {name for name in set(raw.scan_iter()) - before if raw.pttl(name) < 0}
+    events = EventStore(broker.connection)
+    event = events.take("token", 30.0)
+    assert event is not None
+    assert (event.type, event.batch_id, event.tries) == ("batch.cancelled", batch_id, 0)
+    events.note(event, "another token", None)
+    for next_s in (0.0, None):
+        events.note(event, "token", next_s)
+        assert not {name for name in set(raw.scan_iter()) - before if raw.pttl(name) < 0}
+        assert (raw.exists(keys.UNTOLD) == 1) == (next_s == 0.0)
+        later = events.take("token", 30.0)
+        assert (later.tries if later else None) == (1 if next_s == 0.0 else None)
 
 
 def test_every_script_is_covered_by_the_tests_above() -> None:
@@ -440,6 +452,7 @@ def test_every_script_is_covered_by_the_tests_above() -> None:
         for name in """
             prelude deaths repair rest create hold add seal issue claim renew part release complete reap audit cancel
             settle retry stop resume drainer drain drop sums tally quota make take_batch step_batch cancel_batch
+            note_event
             """.split()  # noqa: SIM905
     }
 

@@ -53,6 +53,7 @@ ARGUMENTS = {
     "version": 2,
     "file_id": "file-019ab2c3d4e0123456789abc",
     "batch_id": "batch_019ab2c3d4e0123456789abc",
+    "event_id": "evt_019ab2c3d4e0123456789abc",
 }
 
 

@@ -1,0 +1,71 @@
+"""The events that a webhook is to tell: the ends of batches."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from embedctl.store.connection import Connection
+from embedctl.store.turns import take
+from embedctl_config import keys
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The end of a batch.
+
+    Attributes:
+        type: as OpenAI names it, such as `batch.completed`.
+        created_s: seconds since 1970.
+        tries: how often it was told in vain.
+    """
+
+    id: str
+    type: str
+    batch_id: str
+    created_s: int
+    tries: int
+
+
+class EventStore:
+    """All events that are to be told. Threads may share it. Every method raises BrokerUnavailable if Redis can't be
+    reached."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def take(self, token: str, lease_s: float) -> Event | None:
+        """Take an event that is to be told now; None if there is none. As :func:`embedctl.store.turns.take`."""
+        event_id = take(self._connection, keys.UNTOLD, keys.webhook_event, token, lease_s)
+        if event_id is None:
+            return None
+        with self._connection.client() as client:
+            found = client.hgetall(keys.webhook_event(event_id))
+        facts = {name.decode(): value.decode() for name, value in found.items()}
+        if "type" not in facts:  # it has expired meanwhile
+            return None
+        return Event(event_id, facts["type"], facts["batch"], int(facts["created"]), int(facts.get("tries", 0)))
+
+    def note(self, event: Event, token: str, next_s: float | None) -> None:
+        """Note a try. Counts for nothing if another process has taken the event since.
+
+        Args:
+            next_s: when it is to be tried again (seconds from now); None if it is told, or given up.
+        """
+        next_ms = -1 if next_s is None else int(next_s * 1000)
+        self._connection.script("note_event", [keys.webhook_event(event.id), keys.UNTOLD], [event.id, token, next_ms])
+
+
+def new_event(event_id: str, batch_id: str, status: str) -> dict[str, Any]:
+    """An event for the script that ends the batch.
+
+    Args:
+        status: that of the batch, such as `completed`.
+    """
+    facts = {"type": f"batch.{status}", "batch": batch_id, "created": int(time.time())}
+    return {
+        "id": event_id,
+        "ttl_ms": keys.EVENT_TTL_S * 1000,
+        "fields": [str(each) for pair in facts.items() for each in pair],
+    }

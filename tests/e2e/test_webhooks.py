@@ -1,0 +1,174 @@
+"""What the operator's URL is told when batches end, read with the official client."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import redis
+from openai.types import Batch
+
+from embedctl_config.settings import Settings
+from embedctl_gateway import webhooks
+from tests.support.batches import client_of, create, ended, lines_of, upload
+from tests.support.gateway import running_gateway
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
+from tests.support.workers import StartWorker
+
+SECRET = "whsec_" + base64.b64encode(b"a secret of the test, of 34 bytes.").decode()
+
+
+class Told:
+    """The requests that came, and how the next ones are answered."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[dict[str, str], str]] = []
+        self.statuses: list[int] = []
+
+
+@contextmanager
+def receiving(told: Told) -> Iterator[str]:
+    """A receiver of webhooks; gives its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"])).decode()
+            told.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            self.send_response(told.statuses.pop(0) if told.statuses else 204)
+            self.send_header("location", f"http://127.0.0.1:{self.server.server_port}/elsewhere")  # type: ignore[attr-defined]  # an HTTPServer's
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/told?by=us"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    monkeypatch.setattr(webhooks, "PAUSES_S", (0.1, 0.1, 0.1))
+    monkeypatch.setattr(webhooks, "_LOOK_S", 0.05)
+    return Told()
+
+
+@pytest.fixture
+def settings(settings: Settings, told: Told, short_folder: Path) -> Iterator[Settings]:
+    secret = short_folder / "secret"
+    secret.write_text(SECRET + "\n")
+    with receiving(told) as url:
+        yield settings.replace(hardware="auto", gateway_webhook_url=url, gateway_webhook_secret_file=str(secret))
+
+
+def run(client: openai.OpenAI, data: bytes) -> Batch:
+    return ended(client, create(client, upload(client, data)).id)
+
+
+def events(told: Told) -> list[tuple[str, str]]:
+    """The types of the events that came and their batches, as the official client reads them."""
+    with openai.OpenAI(api_key="none", webhook_secret=SECRET) as client:
+        read: list[Any] = [client.webhooks.unwrap(body, headers) for headers, body in told.requests]
+    assert all(each.object == "event" for each in read)
+    return [(each.type, each.data.id) for each in read]
+
+
+def is_quiet(server: RedisServer) -> bool:
+    """Whether nothing is to be told."""
+    with redis.Redis.from_url(server.url_of("admin")) as admin:
+        return not admin.keys("embed:webhook*")
+
+
+def test_ends_of_batches_are_told(
+    settings: Settings, told: Told, start_worker: StartWorker, redis_server: RedisServer
+) -> None:
+    start_worker()
+    with running_gateway(settings) as gateway, client_of(gateway) as client:
+        good, bad = run(client, lines_of(["one", ""])), run(client, b"{")
+        cancelled = create(client, upload(client, lines_of(["one"]).replace(b"dummy", b"nobody-serves-it")))
+        client.batches.cancel(cancelled.id)
+        ended(client, cancelled.id)
+        eventually(lambda: len(told.requests) == 3 and is_quiet(redis_server), what="three webhooks")
+        assert events(told) == [
+            ("batch.completed", good.id),
+            ("batch.failed", bad.id),
+            ("batch.cancelled", cancelled.id),
+        ]
+        assert "texts" not in told.requests[0][1]
+        with gateway.client() as raw:
+            assert 'embedctl_gateway_webhooks_total{result="delivered"} 3.0' in raw.get("/metrics").text
+
+
+def test_a_receiver_that_fails_is_told_again_with_the_same_id(
+    settings: Settings, told: Told, start_worker: StartWorker, redis_server: RedisServer
+) -> None:
+    start_worker()
+    told.statuses = [500, 302, 404]  # a redirect is a failure: the operator has not named where it leads
+    with running_gateway(settings) as gateway, client_of(gateway) as client:
+        batch = run(client, lines_of(["one"]))
+        eventually(lambda: len(told.requests) == 4 and is_quiet(redis_server), what="the fourth try")
+        assert events(told) == [("batch.completed", batch.id)] * 4
+        assert len({headers["webhook-id"] for headers, _ in told.requests}) == 1
+        assert len({body for _, body in told.requests}) == 1
+
+
+def test_a_webhook_is_given_up(
+    settings: Settings,
+    told: Told,
+    start_worker: StartWorker,
+    redis_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    start_worker()
+    told.statuses = [503] * 10
+    with running_gateway(settings) as gateway, client_of(gateway) as client:
+        batch = run(client, lines_of(["one"]))
+        eventually(lambda: is_quiet(redis_server), what="the last try")
+        assert len(told.requests) == 4
+    assert f"the webhook of {batch.id} is given up after 4 tries: status 503" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_another_gateway_tells_what_the_first_one_could_not(
+    settings: Settings,
+    told: Told,
+    start_worker: StartWorker,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one dies between its try and its note."""
+    monkeypatch.setattr(webhooks, "_LEASE_S", 0.5)
+    start_worker()
+    with monkeypatch.context() as patched:
+        patched.setattr("embedctl.store.webhook_events.EventStore.note", lambda *_: None)
+        with running_gateway(settings) as gateway, client_of(gateway) as client:
+            batch = run(client, lines_of(["one"]))
+            eventually(lambda: told.requests, what="the first try")
+    assert not is_quiet(redis_server)
+    with running_gateway(settings):
+        eventually(lambda: is_quiet(redis_server), what="the second gateway's try")
+    assert set(events(told)) == {("batch.completed", batch.id)}
+    assert len({headers["webhook-id"] for headers, _ in told.requests}) == 1
+
+
+def test_nothing_is_noted_without_a_url(
+    settings: Settings, start_worker: StartWorker, redis_server: RedisServer
+) -> None:
+    start_worker()
+    with running_gateway(settings.replace(gateway_webhook_url="")) as gateway, client_of(gateway) as client:
+        assert run(client, lines_of(["one"])).status == "completed"
+        assert is_quiet(redis_server)
