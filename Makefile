@@ -29,7 +29,7 @@ test: $(VENV)/.dev ## the quick tests
 	$(PY) -m pytest $(SIDE) -m "not slow and not browser" $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(VENV)/.dev browser redis promtool compose ## the slow tests and those that need a browser
+test-slow: $(VENV)/.dev browser redis promtool compose schemathesis ## the slow tests and those that need a browser
 	@$(PY) -m pytest $(SIDE) -m "slow or browser" $(ARGS)
 	@$(PY) -m pytest $(SIDE) --acl -m "not slow and not browser" $(AS_USERS:%=tests/e2e/test_%.py) $(ARGS)
 	@$(PY) -m pytest $(SIDE) --data s3 -m "not slow and not browser" $(OUTSIDE:%=tests/%.py) $(ARGS)
@@ -50,6 +50,11 @@ redis:
 .PHONY: promtool
 promtool:
 	@tests/support/get-promtool.sh || echo "no promtool: the tests that need it are skipped"
+
+# What makes requests from the gateway's description, where PyPI has it.
+.PHONY: schemathesis
+schemathesis:
+	@tests/support/get-schemathesis.sh || echo "no schemathesis: the test that needs it is skipped"
 
 # Debian's Chromium, where it is missing and we may install it; elsewhere the tests that need it say so and are skipped.
 .PHONY: browser
@@ -108,6 +113,10 @@ docs: $(VENV)/.dev ## write docs/cli.md and docs/settings.md from the source
 clients-table: $(VENV)/.dev ## try the gateway's clients, and write the table of docs/gateway.md
 	@tests/support/get-clients.sh || echo "not every client could be installed: the others are tried"
 	$(PY) -m pytest -q -m client tests/e2e --clients-table docs/gateway.md $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(VENV)/.dev schemathesis ## 10,000 generated requests to the gateway
+	$(PY) -m pytest -q -s --fuzz-cases 10000 tests/e2e/test_fuzzed_gateway.py $(ARGS)
 
 .PHONY: site
 site: $(VENV)/.dev ## build the pages as a site with a search: build/site/index.html

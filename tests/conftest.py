@@ -84,6 +84,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where jobs keep the bytes of their chunks, however small",
     )
     parser.addoption(clients.OPTION, metavar="FILE", help="write the results of the tests of clients into FILE")
+    parser.addoption(
+        "--fuzz-cases",
+        metavar="N",
+        type=int,
+        default=1,
+        help="requests that schemathesis makes at least: 1 means a round",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Self
 
-from embedctl.job import Job
+from embedctl.broker import Broker
 from embedctl.output.batch import Answers
+from embedctl.reader import ResultReader
+from embedctl.waiting import Waiter
 from embedctl_gateway.refusals import refuse
 
 #: A page ends with the answer that makes it as long (bytes).
@@ -46,27 +48,28 @@ class Place(NamedTuple):
         return f"{self.line}.{self.chunk}.{self.position}"
 
 
-def page(job: Job, after: Place) -> tuple[bytes, Place]:
+def page(broker: Broker, job_id: str, after: Place) -> tuple[bytes, Place]:
     """The next answers that are there, and the place behind them. Does not wait.
 
     Raises:
         JobNotFound, JobCancelled: the job is gone: Redis has lost it, or its batch has ended.
         BrokerUnavailable: Redis can't be reached.
     """
-    lines, place, gap = _page(job, after)
+    waiter = Waiter(job_id, broker)
+    lines, place, gap = _page(waiter, after)
     if gap and not lines and after.chunk:  # the job was submitted again, and cut in another way
-        lines, place, _ = _page(job, after._replace(chunk=0))
+        lines, place, _ = _page(waiter, after._replace(chunk=0))
     return b"".join(lines), place
 
 
-def _page(job: Job, after: Place) -> tuple[list[bytes], Place, bool]:
+def _page(waiter: Waiter, after: Place) -> tuple[list[bytes], Place, bool]:
     """The same, and whether there is a gap before the next answer that is there."""
-    status = job.status()
+    status = waiter.status()
     to_skip = 0 if after.position or not after.line else after.line
-    answers = Answers(status, job.status, begin=after.position, known=after.position)
+    answers = Answers(status, waiter.status, begin=after.position, known=after.position)
     lines: list[bytes] = []
     place, size = after, 0
-    for index, chunk in enumerate(job.iter_ready(after.chunk), after.chunk):
+    for index, chunk in enumerate(ResultReader(waiter).ready(after.chunk), after.chunk):
         for answer in answers.of(chunk):
             if answers.left_out:
                 return lines, place, True

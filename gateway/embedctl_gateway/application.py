@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from embedctl.polling import in_shared_thread
 from embedctl_gateway import batch_calls, file_calls, openai_calls, own_calls, tei_calls
@@ -73,13 +73,19 @@ def _routes(gateway: Gateway) -> Iterator[Route]:
 async def _no_such_call(request: Request, error: Exception) -> Response:
     """The answer to a path or a method that there is not."""
     assert isinstance(error, HTTPException)
-    unknown = error.status_code == 404
-    said = "there is no such path" if unknown else f"this path takes {_allowed(error)} only"
+    if error.status_code == 404:
+        said, code, headers = "there is no such path", "not_found", error.headers
+    else:
+        allowed = ", ".join(_methods_of(request))
+        said, code, headers = f"this path takes {allowed} only", None, {"allow": allowed}
     style = next((style for _, path, _, style in CALLS if path == request.url.path), as_openai)
-    return style(
-        Refusal(error.status_code, said, "not_found" if error.status_code == 404 else None, None, error.headers)
-    )
+    return style(Refusal(error.status_code, said, code, None, headers))
 
 
-def _allowed(error: HTTPException) -> str:
-    return (error.headers or {}).get("Allow", "another method")
+def _methods_of(request: Request) -> list[str]:
+    """The methods that the path of a request takes: each call has a route of its own, which knows no other."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods
+    return sorted(found)

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from embedctl.broker import Broker
-from embedctl.job import Job
 from embedctl.polling import in_shared_thread
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import PART_BYTES, StoredFile, digest_of, new_id
@@ -88,9 +87,9 @@ async def results(call: Call) -> Response:
         lines, place = b"", after
         if job_id := batch.facts.get("job"):
             call.hold(2 * PART_BYTES)
-            job = Job(job_id, Broker.shared(call.gateway.settings))
+            broker = Broker.shared(call.gateway.settings)
             try:
-                lines, place = await call.gateway.in_thread(lambda: page(job, after))
+                lines, place = await call.gateway.in_thread(lambda: page(broker, job_id, after))
             except (JobNotFound, JobCancelled):
                 batch = await _batch(call, batch_id)  # it may have ended since
         if batch.status not in (*_ANSWERED, _REFUSED):

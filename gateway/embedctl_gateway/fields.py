@@ -52,10 +52,18 @@ def dimensions_of(fields: Mapping[str, Any]) -> int | None:
     Raises:
         Refusal: it is no number of dimensions.
     """
-    dimensions = fields.get("dimensions")
-    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+    given = fields.get("dimensions")
+    dimensions = whole(given)
+    if given is not None and (dimensions is None or dimensions < 1):
         refuse("dimensions is not a whole number from 1 on", "invalid_value", "dimensions")
     return dimensions
+
+
+def whole(given: object) -> int | None:
+    """A whole number, which JSON may write as 8, 8.0 or 8e0; None if it is none."""
+    if type(given) is int:
+        return given
+    return int(given) if isinstance(given, float) and given.is_integer() else None
 
 
 def check_known(fields: Mapping[str, Any], taken: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from embedctl.store.batches import StoredBatch
 from embedctl.store.stored_files import StoredFile
 from embedctl_config import keys
-from embedctl_gateway.fields import check_known
+from embedctl_gateway.fields import check_known, whole
 from embedctl_gateway.refusals import Refusal, invalid, refuse
 
 #: When a file may expire, from its making (seconds).
@@ -130,8 +130,8 @@ def expiry_of(given: object, param: str) -> int:
     """
     if not isinstance(given, Mapping) or set(given) != {"anchor", "seconds"} or given["anchor"] != "created_at":
         refuse(f"{param} is not an object with the anchor created_at, and seconds", "invalid_value", param)
-    seconds = given["seconds"]
-    if type(seconds) is not int or not SHORTEST_S <= seconds <= LONGEST_S:
+    seconds = whole(given["seconds"])
+    if seconds is None or not SHORTEST_S <= seconds <= LONGEST_S:
         refuse(f"{param}: seconds is not a whole number from {SHORTEST_S:,} to {LONGEST_S:,}", "invalid_value", param)
     return seconds
 

@@ -59,7 +59,7 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
         refuse("encoding_format is neither float nor base64", "invalid_value", "encoding_format")
     if not isinstance(fields.get("user"), str | None):
         refuse("user is not a string", "invalid_type", "user")
-    truncation: Any = fields.get("truncation") or "truncate"
+    truncation: Any = "truncate" if fields.get("truncation") is None else fields["truncation"]
     if truncation not in get_args(Truncation):
         refuse(f"truncation is none of {', '.join(get_args(Truncation))}", "invalid_value", "truncation")
     return Asked(texts_of(fields["input"], "input"), name, dimensions_of(fields), truncation)

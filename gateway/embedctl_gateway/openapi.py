@@ -12,7 +12,7 @@ from embedctl_config import __version__
 from embedctl_gateway.fields import MAX_INPUTS
 from embedctl_gateway.objects import LONGEST_S, SHORTEST_S
 
-_TEXT = {"type": "string", "minLength": 1}
+_TEXT = {"type": "string", "pattern": r"\S"}
 _TEXTS = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
 _WHOLE = {"type": "integer", "minimum": 0}
 _VECTOR = {"type": "array", "items": {"type": "number"}}
@@ -44,7 +44,9 @@ def _list_of(name: str) -> dict[str, Any]:
 
 
 _ID = {"type": "string"}
-_AFTER = r"^[0-9]{1,12}(\.[0-9]{1,12}\.[0-9]{1,12})?$"
+_ID_OF_FILE = {"type": "string", "pattern": "^(file-[0-9a-f]{24})?$"}
+_ID_OF_BATCH = {"type": "string", "pattern": "^(batch_[0-9a-f]{24})?$"}
+_AFTER = r"^([0-9]{1,12}(\.[0-9]{1,12}\.[0-9]{1,12})?)?$"
 _TTL_S = {"type": "integer", "minimum": SHORTEST_S, "maximum": LONGEST_S}
 
 _SCHEMAS: Mapping[str, dict[str, Any]] = {
@@ -107,6 +109,10 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
             },
         ),
         "additionalProperties": False,
+        "dependentRequired": {
+            "expires_after[anchor]": ["expires_after[seconds]"],
+            "expires_after[seconds]": ["expires_after[anchor]"],
+        },
     },
     "File": _object(
         "id object bytes created_at expires_at filename purpose status",
@@ -136,6 +142,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
             ),
             output_expires_after=_or_null(
                 **_object("anchor seconds", anchor={"enum": ["created_at"]}, seconds=_TTL_S),
+                additionalProperties=False,
                 description="when the files of answers expire; 30 days by default",
             ),
         ),
@@ -172,6 +179,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
         embedctl=_object("retry_of", retry_of=_ID),
     ),
     "Batches": _list_of("Batch"),
+    "Answers": {"type": "string", "description": "a JSON object on each line"},
     "EmbedRequest": {
         **_object(
             "inputs",
@@ -219,7 +227,7 @@ _CALLS: tuple[tuple[str, str, str, str | None, str | None, str], ...] = (
     ("GET", "/v1/batches", "The batches, the newest first", None, "Batches", "Error"),
     ("GET", "/v1/batches/{id}", "How far a batch is", None, "Batch", "Error"),
     ("POST", "/v1/batches/{id}/cancel", "Ends a batch, and keeps what is done", None, "Batch", "Error"),
-    ("GET", "/v1/batches/{id}/results", "The answers so far, in the order of the requests", None, None, "Error"),
+    ("GET", "/v1/batches/{id}/results", "The answers so far, in the order of the requests", None, "Answers", "Error"),
     ("POST", "/v1/batches/{id}/retry", "Makes a batch of the requests without vectors", None, "Batch", "Error"),
     ("POST", "/embed", "Vectors, as TEI gives them", "EmbedRequest", "Vectors", "TeiError"),
     ("GET", "/info", "The model of the calls that name none, as TEI describes it", None, "Info", "TeiError"),
@@ -228,11 +236,20 @@ _CALLS: tuple[tuple[str, str, str, str | None, str | None, str], ...] = (
     ("GET", "/ready", "Whether Redis answers and a worker serves a model", None, "Status", "Error"),
 )
 _OPEN = ("/health", "/ready")
+#: The content types of what is not JSON, by schema.
+_KINDS = {"FileRequest": "multipart/form-data", "Answers": "application/x-ndjson"}
 #: The parameters of calls that have some.
-_PAGE_OF: Mapping[str, dict[str, Any]] = {"after": _ID, "limit": {"type": "integer", "minimum": 1}}
 _QUERIES: Mapping[tuple[str, str], Mapping[str, dict[str, Any]]] = {
-    ("GET", "/v1/files"): {**_PAGE_OF, "order": {"enum": ["asc", "desc"]}, "purpose": {"type": "string"}},
-    ("GET", "/v1/batches"): _PAGE_OF,
+    ("GET", "/v1/files"): {
+        "after": _ID_OF_FILE,
+        "limit": {"type": "integer", "minimum": 1, "maximum": 10_000},
+        "order": {"enum": ["asc", "desc"]},
+        "purpose": {"type": "string"},
+    },
+    ("GET", "/v1/batches"): {
+        "after": _ID_OF_BATCH,
+        "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+    },
     ("GET", "/v1/batches/{id}/results"): {"after": {"type": "string", "pattern": _AFTER}},
 }
 #: The statuses that calls with a body have, and those of the others.
@@ -289,7 +306,7 @@ def _content(schema: str | None, description: str = "") -> dict[str, Any]:
     told = {"description": description} if description else {}
     if schema is None:
         return {**told, "content": {"application/octet-stream": {}}}
-    kind = "multipart/form-data" if schema == "FileRequest" else "application/json"
+    kind = _KINDS.get(schema, "application/json")
     return {**told, "content": {kind: {"schema": _ref(schema)}}}
 
 

@@ -72,7 +72,7 @@ def _asked(fields: Mapping[str, Any]) -> Asked:
     if fields.get(_NOT_HERE) is not None:
         refuse("prompt_name can't be given: put the prompt before the text", "unsupported_parameter", _NOT_HERE)
     check_known(fields, _TAKEN)
-    if str(fields.get("truncation_direction") or "right").lower() != "right":
+    if fields.get("truncation_direction") not in (None, "right", "Right"):
         refuse("truncation_direction: only right", "invalid_value", "truncation_direction")
     truncate, normalize = (_flag(fields, "truncate", otherwise=False), _flag(fields, "normalize", otherwise=True))
     return Asked(_inputs(fields), None, dimensions_of(fields), "truncate" if truncate else "error", normalize=normalize)

@@ -162,18 +162,6 @@ class Job:
         check_timeout(timeout)
         return self._reader.chunks(start, timeout, progress)
 
-    def iter_ready(self, start: int = 0) -> Iterator[ChunkVectors]:
-        """The results that are there already, in input order, up to the first chunk that is not there. Does not wait.
-
-        Args:
-            start: chunks to leave out.
-
-        Raises:
-            JobCancelled: the job was cancelled.
-            JobLost: Redis was restored from parts of two states.
-        """
-        return self._reader.ready(start)
-
     def drain(
         self,
         place: str | os.PathLike[str],

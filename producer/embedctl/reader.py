@@ -103,7 +103,11 @@ class ResultReader:
             )
 
     def ready(self, start: int) -> Iterator[ChunkVectors]:
-        """Those results from a chunk on that are there already; see :meth:`Job.iter_ready`."""
+        """Those results that are there already, from a chunk on up to the first that is not there. Does not wait.
+
+        Raises:
+            JobCancelled, JobLost: as for :meth:`Job.iter_results`.
+        """
         status = self._waiter.status()
         refuse_cancelled(status)
         with suppress(_NotThere):

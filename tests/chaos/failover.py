@@ -19,12 +19,21 @@ _LOOK_S = 0.1
 
 
 def kill_master(chaos: Chaos) -> Struck | None:
-    """Kill the master, in half of the cases after its replica missed some writes. It comes back as a replica."""
+    """Kill the master. It comes back as a replica."""
+    return _kill(chaos, 0.0)
+
+
+def kill_master_whose_replica_is_behind(chaos: Chaos) -> Struck | None:
+    """The same, after its replica missed some writes."""
+    return _kill(chaos, chaos.rng.uniform(*_PARTED_S))
+
+
+def _kill(chaos: Chaos, lacks_s: float) -> Struck | None:
+    """Kill the master, after its replica missed what was written in some seconds."""
     site = _ready(chaos)
     if site is None:
         return None
     waiters, began = wait_for_some(chaos), time.monotonic()
-    lacks_s = chaos.rng.choice((0.0, chaos.rng.uniform(*_PARTED_S)))
     if lacks_s:
         site.part()
         time.sleep(lacks_s)

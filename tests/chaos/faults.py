@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from embedctl_config import keys
 from tests.chaos.data import leave_store, sweep_store
-from tests.chaos.failover import freeze_master, kill_master
+from tests.chaos.failover import freeze_master, kill_master, kill_master_whose_replica_is_behind
 from tests.chaos.fault import Chaos, Fault, Struck, a_worker
 from tests.chaos.faults_of_jobs import (
     cancel_full_job,
@@ -299,7 +299,14 @@ FAULTS = (
         6,
         "Redis",
     ),
-    Fault("Redis: master killed, and a replica takes over", 5, kill_master, 6, "Redis"),
+    Fault("Redis: master killed, and a replica takes over", 3, kill_master, 6, "Redis"),
+    Fault(
+        "Redis: master killed, and a replica without its last writes takes over",
+        4,
+        kill_master_whose_replica_is_behind,
+        6,
+        "Redis",
+    ),
     Fault("Redis: master frozen, and a replica takes over", 4, freeze_master, 6, "Redis"),
     Fault("worker: sick, every batch fails", 2, start_sick_worker, 2, "worker: sick"),
     Fault("worker: out of file descriptors", 2, exhaust_files),

@@ -231,6 +231,8 @@ GUARDED = {
     "flower_auth_file": '"theirs"',
     "gateway_address": '"0.0.0.0"',
     "gateway_keys_file": '"theirs"',
+    "gateway_webhook_url": '"https://attacker.example"',
+    "gateway_webhook_secret_file": '"theirs"',
     "gateway_tls_cert_file": '"theirs.pem"',
     "gateway_tls_key_file": '"theirs.pem"',
 }
