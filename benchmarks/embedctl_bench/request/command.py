@@ -21,6 +21,9 @@ from embedctl_bench.peers.models import uncut
 from embedctl_bench.peers.registry import System, baselines_for, choose_peers, product_of
 from embedctl_bench.peers.tuned import reference_of
 from embedctl_bench.peers.workload import Workload
+from embedctl_bench.request.http import measure as over_http
+from embedctl_bench.request.http.report import report as http_report
+from embedctl_bench.request.http.results import HttpResult
 from embedctl_bench.request.report import report
 from embedctl_bench.request.results import TENTH, RequestPlan, RequestResult, RequestRun, RequestShape, RequestSystem
 from embedctl_bench.request.systems import RequestGround, kept
@@ -31,7 +34,13 @@ from embedctl_workers.models.cache import private_folder
 
 @click.command("request")
 @common(peers=True)
-def command(asked: Asked) -> None:
+@click.option(
+    "--http",
+    is_flag=True,
+    help="Measure `embedctl gateway` over HTTP instead, also with single texts and with many callers; "
+    "`--peers infinity` measures infinity's server beside it.",
+)
+def command(asked: Asked, http: bool) -> None:
     """Ten concurrent requests of 255 long texts: infinity's benchmark.
 
     Times each run from submit until the last vector is stored. Each class runs embedctl end to end: a private Redis,
@@ -39,6 +48,9 @@ def command(asked: Asked) -> None:
     the same texts on the same CPUs, in turn. On fewer than 16 CPUs, every system encodes a tenth of the texts three
     times; embedctl and the fastest other systems also encode all texts once.
     """
+    if http:
+        _over_http(asked)
+        return
     place = private_folder(peers_folder(asked.settings))
     peers, uninstalled = choose_peers(asked.peers, place)
     plan = RequestPlan.of(len(asked.cpus), quick=asked.quick)
@@ -56,6 +68,16 @@ def command(asked: Asked) -> None:
             found.append(result)
             measure(ground(result, asked, place, session), systems, result)
     conclude(report(found, asked), asked, session)
+
+
+def _over_http(asked: Asked) -> None:
+    cells = [(name, hardware) for name in asked.models for hardware in asked.classes]
+    session = asked.session("request-http", over_http.steps(asked) * len(cells), peers=requirements_digest())
+    found: list[HttpResult] = []
+    with suppress(KeyboardInterrupt), session:
+        for name, hardware in cells:
+            found.append(over_http.measure(name, hardware, asked, session))
+    conclude(http_report(found, asked), asked, session)
 
 
 def product(hardware: str, asked: Asked) -> System:

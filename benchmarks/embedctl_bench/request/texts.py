@@ -51,6 +51,11 @@ def request_texts(number: int, texts: int = TEXTS) -> list[str]:
     return [_text(draw) for _ in range(texts)]
 
 
+def draw_words(draw: random.Random, words: int) -> str:
+    """A text of so many words, each of which is one token of BERT's English vocabularies."""
+    return " ".join(_WORDS[_between(draw, 0, len(_WORDS) - 1)] for _ in range(words))
+
+
 def _text(draw: random.Random) -> str:
     """Sentences; the last one ends as soon as the text is long enough."""
     length = _between(draw, SHORTEST + max(map(len, _WORDS)) + 1, LONGEST)

@@ -1,0 +1,1 @@
+"""`embedctl bench request --http`: the gateway beside infinity's server, over HTTP."""

@@ -1,0 +1,120 @@
+"""The servers, which all run meanwhile, get each load by turns."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedctl_bench.measuring.asked import Asked
+from embedctl_bench.measuring.models import model_files, peers_folder
+from embedctl_bench.measuring.session import Session
+from embedctl_bench.peers.child import Unavailable
+from embedctl_bench.request.http.client import ask, vectors_of
+from embedctl_bench.request.http.loads import Load, large, loads
+from embedctl_bench.request.http.results import HttpResult, LoadResult, Turn
+from embedctl_bench.request.http.servers import INFINITY, SERVERS, Server, Site
+from embedctl_bench.request.results import RequestPlan
+from embedctl_config.errors import EmbedctlError
+from embedctl_workers.models.cache import private_folder
+
+#: Vectors that are further from each other are of another model, or of another precision than promised.
+_LEAST_COSINE = 0.999
+#: Texts whose vectors are compared before anything is timed.
+_CHECKED = 64
+
+
+def measure(name: str, hardware: str, asked: Asked, session: Session) -> HttpResult:
+    """All servers with one model and class; those that can't run are noted."""
+    plan = RequestPlan.of(len(asked.cpus), quick=asked.quick)
+    result = HttpResult(name, hardware)
+    wanted = list(loads(plan, quick=asked.quick))
+    with tempfile.TemporaryDirectory(prefix="embedctl-bench-") as folder, ExitStack() as stack:
+        site = Site(
+            asked.settings,
+            hardware,
+            model_files(name, asked.settings).folder,
+            sorted(asked.cpus),
+            private_folder(peers_folder(asked.settings)),
+            Path(folder),
+        )
+        servers = _started(site, stack, asked.peers, result, session)
+        _compare(servers, wanted, site.model.name, result)
+        for load in wanted:
+            result.loads.append(_rounds(load, servers, plan.rounds, result, site, session))
+        if plan.once is not None:
+            result.loads.append(_rounds(large(plan.once.sizes), servers, 1, result, site, session))
+    return result
+
+
+def steps(asked: Asked) -> int:
+    """Steps of a session for one model and class."""
+    plan = RequestPlan.of(len(asked.cpus), quick=asked.quick)
+    many = len(list(loads(plan, quick=asked.quick)))
+    return len(_wanted(asked.peers)) * (many * plan.rounds + (plan.once is not None))
+
+
+def _wanted(peers: Sequence[str] | None) -> list[str]:
+    """Names of the servers: infinity's only if it is asked for, since it is installed first."""
+    takes_all = peers is not None and ("all" in peers or INFINITY in peers)
+    return [each for each in SERVERS if each != INFINITY or takes_all]
+
+
+def _started(
+    site: Site, stack: ExitStack, peers: Sequence[str] | None, result: HttpResult, session: Session
+) -> list[Server]:
+    found: list[Server] = []
+    for name in _wanted(peers):
+        session.say(f"{result.name}: starting {name}")
+        try:
+            server = stack.enter_context(SERVERS[name](site))
+        except EmbedctlError as error:
+            result.failed[name] = str(error)
+            continue
+        found.append(server)
+        result.labels[name], result.versions[name] = server.label, server.versions
+    return found
+
+
+def _compare(servers: Sequence[Server], wanted: Sequence[Load], model: str, result: HttpResult) -> None:
+    """See that all servers give the same vectors.
+
+    Raises:
+        Unavailable: they do not.
+    """
+    texts = tuple(text for load in wanted for request in load.requests[:2] for text in request)[:_CHECKED]
+    check = Load("check", "texts whose vectors are compared", 1, (texts,))
+    first = None
+    for server in servers:
+        vectors = vectors_of(ask(server.url, model, check).bodies)
+        first = vectors if first is None else first
+        norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(first, axis=1)
+        result.cosines[server.name] = float(((vectors * first).sum(axis=1) / norms).min())
+        if result.cosines[server.name] < _LEAST_COSINE:
+            raise Unavailable(f"{server.label}: its vectors are others: cosine {result.cosines[server.name]:.4f}")
+
+
+def _rounds(
+    load: Load, servers: Sequence[Server], rounds: int, result: HttpResult, site: Site, session: Session
+) -> LoadResult:
+    found = LoadResult(load)
+    for number in range(rounds):
+        at = number % max(1, len(servers))
+        for server in (*servers[at:], *servers[:at]):  # none is always the first one
+            key = f"{result.name}/{result.hardware}/{load.name}/{server.name}/{number}"
+            done = session.step(key, partial(_turn, server, load, site.model.name))
+            found.turns.setdefault(server.name, []).append(Turn(**done))
+    return found
+
+
+def _turn(server: Server, load: Load, model: str) -> dict[str, Any]:
+    done = ask(server.url, model, load)
+    count = len(vectors_of(done.bodies))
+    if count != load.texts:
+        raise Unavailable(f"{server.label}: {count} vectors for {load.texts} texts")
+    return Turn(done.seconds, done.latencies).to_json()
