@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from embedctl.polling import in_shared_thread
-from embedctl_gateway import batch_calls, file_calls, openai_calls, own_calls, tei_calls
+from embedctl_gateway import batch_calls, file_calls, openai_calls, own_calls, result_calls, tei_calls
 from embedctl_gateway.calls import Endpoint, Gateway, Handler
 from embedctl_gateway.refusals import Refusal, Style, as_openai, as_tei
 
@@ -30,7 +30,7 @@ CALLS: tuple[tuple[str, str, Handler, Style], ...] = (
     ("GET", "/batches", batch_calls.listed, as_openai),
     ("GET", "/batches/{id}", batch_calls.retrieve, as_openai),
     ("POST", "/batches/{id}/cancel", batch_calls.cancel, as_openai),
-    ("GET", "/batches/{id}/results", batch_calls.results, as_openai),
+    ("GET", "/batches/{id}/results", result_calls.results, as_openai),
     ("POST", "/batches/{id}/retry", batch_calls.retry, as_openai),
     ("POST", "/embed", tei_calls.embed, as_tei),
     ("POST", "/", tei_calls.embed, as_tei),

@@ -47,6 +47,8 @@ BODY_S = 30.0
 MAX_TOKENS = 300_000
 #: About as many bytes of an answer a component takes as text, with its comma.
 _BYTES_PER_NUMBER = 13
+#: Between two tries to free something (seconds).
+_TIDY_PAUSE_S = 1.0
 #: Threads that move the bytes of files.
 _MOVERS = 8
 #: The status of a request whose caller is gone, for the log of a proxy; nobody reads it.
@@ -115,12 +117,22 @@ class Gateway:
         """Do what moves the bytes of a file, which must not keep the requests for vectors from their threads."""
         return await asyncio.get_running_loop().run_in_executor(self._movers, work)
 
-    def tidy(self, work: Callable[[], None]) -> None:
-        """Free what a request has left; nobody waits for that. What can't be freed goes with its time to live."""
+    def tidy(self, work: Callable[[], object], patience_s: float = 0.0) -> None:
+        """Free what a request has left; nobody waits for that. What can't be freed goes with its time to live.
+
+        Args:
+            patience_s: how long it is tried again.
+        """
 
         async def free() -> None:
-            with suppress(EmbedctlError):
-                await self.in_thread(work)
+            deadline = time.monotonic() + patience_s
+            while True:
+                with suppress(EmbedctlError):
+                    await self.in_thread(work)
+                    return
+                if time.monotonic() >= deadline:
+                    return
+                await asyncio.sleep(_TIDY_PAUSE_S)
 
         task = asyncio.create_task(free())
         self._tidying.add(task)

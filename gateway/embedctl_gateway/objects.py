@@ -27,6 +27,9 @@ _TIMES = (
     "cancelling_at",
     "cancelled_at",
 )
+#: The statuses of a batch that has ended, with and without answers, and of both.
+ANSWERED, REFUSED = ("completed", "expired", "cancelled"), "failed"
+ENDED = (*ANSWERED, REFUSED)
 _TAKEN = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
 _ENDPOINT, _WINDOW, _WINDOW_S = "/v1/embeddings", "24h", 24 * 3600
 #: Of metadata: most pairs, and the longest name and value (characters).

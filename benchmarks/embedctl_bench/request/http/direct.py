@@ -52,6 +52,7 @@ def main() -> None:
     engine = EngineAdapter(Path(facts["model"]), **facts["options"])
     engine.encode(["warm up"])
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the gateway does
     sys.stderr.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stderr.flush()
     Server(Config(application(engine, facts["name"]), log_level="warning", access_log=False)).run([listener])

@@ -1,0 +1,243 @@
+"""Kills of gateways, a worker and Redis while clients upload, create, cancel and download: each answer stays true."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tests.support.batches import ENDED, lines_of
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
+
+SEED, KILLS = 2611, 30
+#: Time from one kill to the next, and how long what was killed stays away (seconds).
+_BETWEEN_S, _AWAY_S = (0.3, 2.0), (0.0, 1.5)
+_CLIENTS = 4
+#: A batch has up to this many requests, of which some fail.
+_REQUESTS = 60
+
+
+@dataclass
+class Child:
+    """A process that is started again after a kill."""
+
+    command: list[str]
+    environment: dict[str, str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, env=self.environment, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Told:
+    """What clients were told. An attempt to create a batch is made once; its answer may be lost.
+
+    Attributes:
+        made: batches by the file of their requests.
+        refused: files for which a create was answered with 5xx.
+        lost: files for which no answer came.
+        cancelled: batches whose cancellation was confirmed.
+        sizes: requests by file.
+    """
+
+    made: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    cancelled: set[str] = field(default_factory=set)
+    sizes: dict[str, int] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def insisting(ask: Callable[[], Any]) -> Any:
+    """What a client gets that asks again until it gets something, as after its own retries."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return ask()
+        except (openai.APIConnectionError, openai.InternalServerError):
+            assert time.monotonic() < deadline, "no answer for two minutes"
+            time.sleep(0.2)
+
+
+class Client(threading.Thread):
+    """Uploads, creates, now and then cancels, and never gives up, except that it creates once."""
+
+    def __init__(self, number: int, urls: list[str], told: Told, over: threading.Event) -> None:
+        super().__init__()
+        self._draw = random.Random(SEED * 100 + number)
+        self._urls, self._told, self._over = urls, told, over
+
+    def run(self) -> None:
+        try:
+            while not self._over.is_set():
+                self._one()
+        except Exception as error:  # noqa: BLE001  (the test fails with it)
+            self._told.broken.append(repr(error))
+
+    def _one(self) -> None:
+        told, draw = self._told, self._draw
+        size = draw.randint(1, _REQUESTS)
+        data = lines_of([f"text {number}" if draw.random() < 0.9 else "" for number in range(size)])
+        with self._client() as client:
+            file_id = insisting(lambda: client.files.create(file=("requests.jsonl", data), purpose="batch")).id
+        told.sizes[file_id] = size
+        create = {"input_file_id": file_id, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        try:
+            answer = httpx2.post(f"{draw.choice(self._urls)}/v1/batches", json=create, timeout=60)
+        except httpx2.TransportError:
+            told.lost.add(file_id)
+            return
+        if answer.status_code >= 500:
+            told.refused.add(file_id)
+            return
+        assert answer.status_code == 200, answer.text
+        batch_id = answer.json()["id"]
+        told.made[file_id] = batch_id
+        if draw.random() < 0.3:
+            time.sleep(draw.random())
+            with self._client() as client, suppress(openai.BadRequestError):  # it has ended before
+                insisting(lambda: client.batches.cancel(batch_id))
+                told.cancelled.add(batch_id)
+        elif draw.random() < 0.5:
+            with self._client() as client:
+                assert insisting(lambda: client.files.content(file_id).content) == data
+
+    def _client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self._draw.choice(self._urls)}/v1", api_key="none", timeout=60)
+
+
+@contextmanager
+def stack(environment: dict[str, str], folder: Path) -> Iterator[tuple[list[str], dict[str, Child]]]:
+    """Two gateways and a worker; gives the gateways' URLs, and all of them by name."""
+    ports = [free_port(), free_port()]
+    own = {**environment, "EMBEDCTL_HARDWARE": "auto", "EMBEDCTL_CHUNK_SIZE": "10"}
+    gateway = [sys.executable, "-m", "embedctl_gateway", "--port"]
+    children = {
+        f"gateway-{at}": Child([*gateway, str(port)], own, folder / f"gateway-{at}.log")
+        for at, port in enumerate(ports)
+    }
+    worker = [sys.executable, "-m", "embedctl_workers", "--class", "dummy", "--model", "dummy"]
+    children["worker"] = Child(worker, own, folder / "worker.log")
+    try:
+        for child in children.values():
+            child.start()
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        eventually(lambda: all(map(serves, urls)), what="the gateways' and the worker's start")
+        yield urls, children
+    finally:
+        for child in children.values():
+            with suppress(AssertionError):
+                child.kill()
+
+
+def serves(url: str) -> bool:
+    """Whether a gateway knows a worker."""
+    with suppress(httpx2.TransportError):
+        return bool(httpx2.get(f"{url}/ready", timeout=5).status_code == 200)
+    return False
+
+
+def answered(url: str, batch_id: str) -> Counter[str]:
+    """How often each custom id is in the files of an ended batch, downloaded in ranges."""
+    found: Counter[str] = Counter()
+    with httpx2.Client(base_url=url, timeout=60) as client:
+        batch = client.get(f"/v1/batches/{batch_id}").json()
+        for name in ("output_file_id", "error_file_id"):
+            if batch[name]:
+                path = f"/v1/files/{batch[name]}"
+                ranges = [f"bytes={at}-{at + 9_999}" for at in range(0, client.get(path).json()["bytes"], 10_000)]
+                parts = [client.get(f"{path}/content", headers={"range": each}).content for each in ranges]
+                found.update(json.loads(line)["custom_id"] for line in b"".join(parts).splitlines())
+        listed = client.get(f"/v1/batches/{batch_id}/results").text
+        assert Counter(json.loads(line)["custom_id"] for line in listed.splitlines()) == found
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_a_gateway_has_answered_stays_true_under_kills(
+    environment: dict[str, str], own_redis: RedisServer, short_folder: Path, record_property: Any
+) -> None:
+    draw, told, over = random.Random(SEED), Told(), threading.Event()
+    environment = {**environment, "EMBEDCTL_REDIS_URL": own_redis.url}
+    with stack(environment, short_folder) as (urls, children):
+        clients = [Client(number, urls, told, over) for number in range(_CLIENTS)]
+        for client in clients:
+            client.start()
+        hit: Counter[str] = Counter()
+        for _ in range(KILLS):
+            time.sleep(draw.uniform(*_BETWEEN_S))
+            name = draw.choice([*children, "redis"])
+            hit[name] += 1
+            if name == "redis":
+                assert own_redis.process is not None
+                own_redis.process.kill()
+                own_redis.process.wait()
+                time.sleep(draw.uniform(*_AWAY_S))
+                own_redis.start()
+            else:
+                children[name].kill()
+                time.sleep(draw.uniform(*_AWAY_S))
+                children[name].start()
+        over.set()
+        for client in clients:
+            client.join()
+        assert told.broken == []
+        eventually(lambda: all(map(serves, urls)), what="the last start")
+        with openai.OpenAI(base_url=f"{urls[0]}/v1", api_key="none") as reader:
+            # Those that nobody was told of are among them.
+            everything = list(reader.batches.list(limit=100))
+            files = Counter(each.input_file_id for each in everything)
+            assert max(files.values()) == 1, "a batch was made twice"
+            assert not told.refused & set(files), "a batch runs whose create was refused"
+            assert set(told.made.values()) <= {each.id for each in everything}, "a batch is missing"
+            for each in everything:
+                eventually(
+                    lambda batch_id=each.id: reader.batches.retrieve(batch_id).status in ENDED,  # type: ignore[misc]
+                    timeout_s=120,
+                    what="the batch's end",
+                )
+                status = reader.batches.retrieve(each.id).status
+                allowed = ("completed", "cancelled") if each.id in told.cancelled else ("completed",)
+                assert status in allowed or each.id not in told.made.values(), (each.id, status)
+                expected = [f"r{number}" for number in range(told.sizes[each.input_file_id])]
+                assert answered(urls[1], each.id) == Counter(expected), each.id
+    facts = {
+        "kills": dict(hit),
+        "made": len(told.made),
+        "refused": len(told.refused),
+        "lost": len(told.lost),
+        "cancelled": len(told.cancelled),
+        "records": sum(told.sizes[each] for each in files),
+    }
+    print(facts)
+    record_property("facts", facts)
