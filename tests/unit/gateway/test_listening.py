@@ -23,6 +23,14 @@ def test_the_url_is_one_that_can_be_opened(address: str, host: str) -> None:
             pass
 
 
+def test_connections_send_at_once() -> None:
+    """An answer's body must not wait for the acknowledgement of its headers."""
+    with listening(Settings(gateway_port=0)) as listener, socket.create_connection(listener.getsockname(), timeout=30):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 @pytest.mark.parametrize("address", ["203.0.113.1", "a" * 300])
 def test_an_address_of_another_machine_is_refused(address: str) -> None:
     with pytest.raises(SettingsError, match="gateway_address, gateway_port: can't listen at"):
