@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -21,9 +22,11 @@ import redis
 from embedctl import enqueue_embeddings
 from embedctl.broker import Broker
 from embedctl.data.outside import Outside
+from embedctl.store.batches import BatchStore
 from embedctl.store.stored_files import PART_BYTES
 from embedctl.sweeper import Sweeper
 from embedctl_config import keys
+from embedctl_config.errors import BrokerUnavailable
 from embedctl_config.settings import Settings, load_settings
 from embedctl_config.tenants import TenantEntry
 from embedctl_gateway.key_file import add_key
@@ -529,6 +532,63 @@ def test_a_batch_waits_while_its_tenant_has_no_room(
         first.discard()
         start_worker()
         assert counts(ended(client, made.id)) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("lost", ["the making", "the reading"])
+def test_a_create_whose_answer_redis_lost_is_known_in_the_end(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    monkeypatch.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
+    file_id = upload(client, lines_of(["one"]))
+    calls: list[str] = []
+
+    def once_in_vain(done: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            found = done(*args, **options)
+            calls.append("")
+            if len(calls) == 1:
+                raise BrokerUnavailable("the answer is lost")
+            return found
+
+        return call
+
+    with monkeypatch.context() as patched:
+        name = "make" if lost == "the making" else "get"
+        patched.setattr(BatchStore, name, once_in_vain(getattr(BatchStore, name)))
+        made = create(client, file_id)
+        assert len(calls) == 2
+    assert [each.id for each in client.batches.list()] == [made.id]
+
+
+def test_a_create_that_fails_leaves_no_batch_that_runs(
+    gateway: Running, client: openai.OpenAI, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis makes the batch, and is gone before it says so."""
+    monkeypatch.setattr("embedctl_gateway.batch_calls._SURE_S", 0.0)
+    monkeypatch.setattr("embedctl_gateway.calls._TIDY_PAUSE_S", 0.05)
+    file_id = upload(client, lines_of(["one"]))
+    make, cancel, tries = BatchStore.make, BatchStore.cancel, iter(range(100))
+
+    def made_in_vain(*args: Any, **options: Any) -> str:
+        make(*args, **options)
+        raise BrokerUnavailable("the answer is lost")
+
+    def late(*args: Any) -> str | None:
+        if next(tries) < 3:
+            raise BrokerUnavailable("Redis is still away")
+        return cancel(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("embedctl_gateway.runner.Runner._one", lambda _: False)
+        patched.setattr(BatchStore, "make", made_in_vain)
+        patched.setattr(BatchStore, "cancel", late)
+        with pytest.raises(openai.InternalServerError) as refused:
+            create(client, file_id)
+        assert refused.value.status_code == 503
+        (batch,) = client.batches.list()
+        eventually(lambda: client.batches.retrieve(batch.id).status == "cancelling", what="the withdrawal")
+    start_worker()
+    assert (ended(client, batch.id).status, counts(client.batches.retrieve(batch.id))[1]) == ("cancelled", 0)
 
 
 @pytest.mark.slow
