@@ -98,6 +98,7 @@ class Embedder:
 
 
 async def _read(job: AsyncJob, count: int) -> Embedded:
+    await job.wait()  # so nobody looks at the job before its end, and it is known that it has ended
     vectors: Vectors | None = None
     tokens = read = 0
     truncations: list[TruncatedRecord] = []

@@ -308,8 +308,9 @@ class AsyncJob:
 
     async def discard(self) -> None:
         """Free the job and everything stored for it, now."""
+        ended = self._waiter.ended_lately()
         self._waiter.forget()
-        await in_shared_thread(self._job.discard)
+        await in_shared_thread(partial(self._job._discard, ended))
 
     def _relay(self, progress: Callable[[JobStatus], None] | None) -> ProgressRelay:
         """Passes statuses to `progress`; without that, a missing worker is logged."""

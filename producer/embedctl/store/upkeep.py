@@ -13,7 +13,7 @@ from embedctl.store.agenda import Agenda
 from embedctl.store.connection import Connection, ScriptCall
 from embedctl.store.jobs import Issued, issue_call, issued_of
 from embedctl.store.outside import unlink_with_bytes
-from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, lifetime_s
+from embedctl.store.status import BY_REQUEST, STUCK_AFTER, JobState, JobStatus, lifetime_s
 from embedctl.store.unused import UnusedQueues
 from embedctl_config import keys
 from embedctl_config.errors import BrokerRefused, DataUnavailable
@@ -27,6 +27,10 @@ AUDIT_AFTER_S = 60.0
 #: record is blamed only if it almost certainly killed a worker.
 PATIENCE = 3
 _SLICE = 500
+#: The most chunks of a job that is removed in one round trip.
+_SMALL = 16
+#: The states of a job of which every record was encoded, or has failed.
+_COMPLETE = (JobState.COMPLETED, JobState.COMPLETED_WITH_ERRORS)
 #: The queues that are filled in one round.
 _QUEUES = 100
 
@@ -292,8 +296,7 @@ class Upkeep:
         """Remove the remaining keys of a job after its chunks were freed, its id from all lists, and its tickets."""
         with self._connection.client() as client:
             idempotency, hardware, model = client.hmget(keys.job(job_id), "idempotency_key", "hardware", "model")
-            own = [key for key in keys.of_job(job_id) if key != keys.ACTIVE]
-            own += [keys.producer(job_id), keys.cursors(job_id), keys.drainer(job_id), *_of_drain(job_id)]
+            own = _own(job_id)
             if idempotency and client.get(idempotency) == job_id.encode():
                 own.append(idempotency)
             client.unlink(*own)
@@ -301,6 +304,29 @@ class Upkeep:
         self.forget(job_id)
         if hardware and model:
             self.queues.leave(keys.queue(hardware.decode(), model.decode()))
+
+    def remove_whole(self, job: JobStatus) -> bool:
+        """Free and remove a small job that is complete, in one round trip. False, and nothing is done, of any other.
+
+        Nobody adds to such a job, none of its chunks is retried, and no ticket of it is in its queue.
+
+        Args:
+            job: as it was a moment ago.
+        """
+        complete = job.state in _COMPLETE and job.chunks == job.original_chunks == job.chunks_done
+        if not complete or job.chunks > _SMALL or self._data.is_outside:
+            return False
+        chunks = [key(job.id, chunk) for chunk in range(job.chunks) for key in (keys.chunk_input, keys.chunk_result)]
+        with self._connection.client() as client:
+            pipe = client.pipeline(transaction=False)
+            pipe.hmget(keys.job(job.id), "idempotency_key")
+            pipe.unlink(*chunks, *_own(job.id))
+            for jobs in (keys.JOBS, keys.ACTIVE, keys.upkeep(job.version)):
+                pipe.zrem(jobs, job.id)
+            ((key,), *_) = pipe.execute()
+            if key and client.get(key) == job.id.encode():
+                client.unlink(key)
+        return True
 
     def _cursor(self, job_id: str, name: str) -> int:
         with self._connection.client() as client:
@@ -338,6 +364,12 @@ class Upkeep:
             keys.of_job(job_id),
             [job_id, at, keys.chunk_input(job_id, ""), keys.chunk_result(job_id, ""), _SLICE],
         )
+
+
+def _own(job_id: str) -> list[str]:
+    """A job's keys, apart from its chunks and lists of all jobs."""
+    own = [key for key in keys.of_job(job_id) if key != keys.ACTIVE]
+    return [*own, keys.producer(job_id), keys.cursors(job_id), keys.drainer(job_id), *_of_drain(job_id)]
 
 
 def _of_drain(job_id: str) -> list[str]:

@@ -232,8 +232,14 @@ def test_extending_makes_no_key_of_a_chunk_that_is_not_there(broker: Broker, raw
     assert not raw.exists(*(keys.chunk_input(job_id, chunk) for chunk in range(1, 10)))
 
 
-@pytest.mark.parametrize("end", ["completed", "running", "cancelled", "stopped", "submitting"])
-def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: redis_py.Redis, end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "waited"),
+    [
+        *((end, False) for end in ("completed", "running", "cancelled", "stopped", "submitting")),
+        *((end, True) for end in ("completed", "cancelled", "stopped")),  # who has seen the end asks less
+    ],
+)
+def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: redis_py.Redis, end: str, *, waited: bool) -> None:
     job_id = new_job(broker, 3, seal=end != "submitting", idempotency_key="nightly")
     if end != "submitting":
         broker.jobs.issue(job_id, QUEUE)
@@ -246,9 +252,12 @@ def test_discarding_leaves_nothing_of_a_job(broker: Broker, raw: redis_py.Redis,
         broker.jobs.cancel(job_id)
     if end == "stopped":
         broker.jobs.stop(job_id)
-    Job(job_id, broker).discard()
+    job = Job(job_id, broker)
+    if waited:
+        job.wait()
+    job.discard()
     assert keys_of(raw, job_id) == set()
-    assert raw.zscore(keys.ACTIVE, job_id) is None
+    assert not [name for name in (keys.ACTIVE, keys.JOBS, keys.upkeep(1)) if raw.zscore(name, job_id) is not None]
     assert not raw.exists(keys.idempotency("nightly"))
     with pytest.raises(JobNotFound):
         Job(job_id, broker).status()
@@ -260,6 +269,29 @@ def test_discarding_a_job_leaves_the_key_of_the_one_that_came_after_it(broker: B
     second = new_job(broker, 1, idempotency_key="nightly")
     Job(first, broker).discard()
     assert broker.jobs.create(spec(idempotency_key="nightly")) == (second, False)
+
+
+def test_discarding_a_job_whose_end_was_seen_is_one_round_trip(
+    broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its own idempotency key goes with it, and a retried or large job is removed step by step."""
+    jobs = [new_job(broker, 1, idempotency_key="mine"), new_job(broker, 17), new_job(broker, 1)]
+    retried = jobs[2]
+    for job_id, chunks in zip(jobs, (1, 17, 1), strict=True):
+        work(broker, job_id, *range(chunks - 1))
+        work(broker, job_id, chunks - 1, failed=1)
+    assert Job(retried, broker).retry_failed() == 1
+    work(broker, retried, 1)
+    raw.set(keys.idempotency("mine"), "another job")
+    steps: list[str] = []
+    monkeypatch.setattr(type(broker.upkeep), "remove", lambda _, job_id: steps.append(job_id))
+    for job_id in jobs:
+        job = Job(job_id, broker)
+        job.wait()
+        job.discard()
+    assert steps == jobs[1:]
+    assert not keys_of(raw, jobs[0])
+    assert raw.get(keys.idempotency("mine")) == b"another job"
 
 
 @pytest.mark.parametrize("end", ["completed", "max_errors", "cancelled", "stopped"])
