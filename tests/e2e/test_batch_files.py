@@ -287,6 +287,7 @@ def test_mistakes_are_printed_as_json_too(embedctl: RunEmbedctl, short_folder: P
     assert types.BatchError.model_validate(error).code == "url_mismatch"
 
 
+@pytest.mark.slow
 def test_ids_of_standard_input_are_checked_as_they_are_read(
     embedctl: RunEmbedctl, start_worker: StartWorker, short_folder: Path
 ) -> None:

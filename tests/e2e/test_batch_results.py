@@ -127,6 +127,7 @@ def test_pages_end_within_a_chunk_and_within_a_request(
     assert ask(gateway, made.id, "12")[0] == []
 
 
+@pytest.mark.slow
 def test_a_cancelled_batch_tells_what_is_done_and_what_is_not(
     gateway: Running, client: openai.OpenAI, start_worker: StartWorker
 ) -> None:

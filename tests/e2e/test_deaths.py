@@ -168,6 +168,7 @@ def test_ctrl_c_twice_is_no_error(settings: Settings, raw: redis_py.Redis, start
     assert "Traceback" not in leaving.log()
 
 
+@pytest.mark.slow
 def test_a_kill_from_outside_in_careful_mode_costs_the_record_at_hand_at_most(
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
@@ -307,6 +308,7 @@ def memory_group() -> Iterator[MemoryGroup]:
     group.folder.rmdir()
 
 
+@pytest.mark.slow
 def test_the_kernel_kills_a_worker_for_its_memory_and_one_record_alone_is_too_large(
     memory_group: MemoryGroup, hungry: Path, environment: dict[str, str], start_worker: StartWorker
 ) -> None:

@@ -115,6 +115,7 @@ def test_redis_goes_away_and_comes_back(
     np.testing.assert_array_equal(job.vectors(), reference(SLOW))
 
 
+@pytest.mark.slow
 def test_every_worker_holds_two_tickets_at_most(
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:

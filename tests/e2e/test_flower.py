@@ -156,6 +156,7 @@ def test_it_changes_nothing_and_answers_no_other_site(
         assert flower.stop(signal.SIGINT) == 130
 
 
+@pytest.mark.slow
 def test_it_refuses_to_start_where_others_could_look_and_without_redis(
     short_folder: Path, embedctl: RunEmbedctl
 ) -> None:

@@ -159,6 +159,7 @@ def test_a_run_starts_a_worker_if_it_is_told_its_cpus_or_none_serves_the_class(
     assert "Loading dummy" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_starts_a_worker_if_the_live_one_is_too_old_for_its_job(
     environment: dict[str, str], start_worker: StartWorker, short_folder: Path
 ) -> None:

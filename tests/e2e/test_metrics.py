@@ -141,6 +141,7 @@ def test_the_metrics_of_a_finished_job_are_exact(settings: Settings, page: Page,
     assert not [line for line in lines if "word" in line["message"]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("late")
 def test_a_worker_is_ready_from_when_it_consumes_until_it_drains(
     settings: Settings, page: Page, start_worker: StartWorker

@@ -305,6 +305,7 @@ def test_results_that_redis_lost_in_a_crash_are_made_again(
     assert worker.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_submission_that_redis_lost_in_a_crash_is_repaired_by_the_same_command(
     broker: Broker,
     redis_server: RedisServer,
@@ -427,6 +428,7 @@ def test_a_hole_is_found_and_repaired_by_the_same_corpus(
     assert_whole(job)
 
 
+@pytest.mark.slow
 def test_damaged_inputs_are_told_of_and_repaired_by_the_same_corpus(
     settings: Settings, broker: Broker, raw: redis_py.Redis, embedctl: RunEmbedctl, start_worker: StartWorker
 ) -> None:
@@ -492,6 +494,7 @@ def test_a_full_redis_makes_everybody_wait_and_nobody_drop_anything(
     assert worker.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_ticket_taken_from_a_full_redis_does_not_end_the_worker(
     settings: Settings, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:
@@ -558,6 +561,7 @@ def test_a_late_result_of_other_weights_is_refused(
     assert_whole(job, TEXTS[:20])
 
 
+@pytest.mark.slow
 def test_cancelling_in_the_middle_of_completions(
     settings: Settings, broker: Broker, raw: redis_py.Redis, start_worker: StartWorker
 ) -> None:

@@ -350,6 +350,7 @@ def test_one_that_comes_while_another_submits_waits_for_it(
     assert broker.jobs.status(job_id).claims == 10
 
 
+@pytest.mark.slow
 def test_a_slow_corpus_never_looks_like_a_dead_producer(
     settings: Settings, broker: Broker, monkeypatch: pytest.MonkeyPatch, start_worker: StartWorker
 ) -> None:
@@ -385,6 +386,7 @@ def test_a_slow_corpus_never_looks_like_a_dead_producer(
     assert_every_record_has_its_vector(job_id, settings)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_job_is_resumed_leaves_it_for_another_resume(
     settings: Settings,
     broker: Broker,

@@ -61,6 +61,7 @@ def next_bar(screen: Terminal) -> re.Match[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "piped"), [(80, False), (120, True)])
 def test_the_id_stands_whole_above_one_line_whose_time_left_fits_its_rate(
     columns: int, piped: bool, environment: dict[str, str], start_worker: StartWorker, corpus: Path
@@ -99,6 +100,7 @@ def test_a_narrower_terminal_and_ctrl_c_leave_one_line(
     job.cancel()
 
 
+@pytest.mark.slow
 def test_fetch_shows_what_it_writes_of_an_ended_job(
     environment: dict[str, str], start_worker: StartWorker, settings: Settings, short_folder: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_worker_that_is_sick_from_its_start_takes_nothing(mixed: Settings, sta
     assert job.status().claims == 40
 
 
+@pytest.mark.slow
 def test_a_job_waits_with_its_records_when_every_worker_is_sick(
     mixed: Settings, start: StartWorker, embedctl: RunEmbedctl
 ) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import redis as redis_py
 
 from embedctl import Job
@@ -19,6 +20,7 @@ from tests.support.workers import StartWorker
 TEXTS = [f"text {at} " + "word " * 60 for at in range(60)]
 
 
+@pytest.mark.slow
 def test_a_stopped_job_keeps_its_vectors_and_goes_on_with_its_corpus(
     settings: Settings, embedctl: RunEmbedctl, raw: redis_py.Redis, start_worker: StartWorker, short_folder: Path
 ) -> None:

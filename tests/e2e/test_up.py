@@ -517,6 +517,7 @@ def test_workers_that_start_together_choose_their_names_in_turn(
     eventually(lambda: any(broker.workers.here()))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1), which plays a terminal")
 def test_on_a_terminal_the_logs_are_text(environment: dict[str, str], short_folder: Path) -> None:
     configure(short_folder, BROKEN)

@@ -111,6 +111,7 @@ def all_of(raw: redis_py.Redis, job: Job) -> dict[bytes, object]:
     return {key: raw.dump(key) for key in raw.scan_iter(f"embed:job:{job.id}*")}
 
 
+@pytest.mark.slow
 def test_a_job_of_the_older_version_is_done_by_workers_of_both(
     settings: Settings,
     embedctl: RunEmbedctl,
@@ -342,6 +343,7 @@ def test_a_job_with_later_options_waits_for_a_worker_that_knows_them(
     assert kept == ([{"title": text[:7]} for text in TEXTS] if "keep" in options else [])
 
 
+@pytest.mark.slow
 def test_a_drained_job_is_left_to_workers_that_know_of_draining(
     raw: redis_py.Redis,
     settings: Settings,

@@ -143,6 +143,7 @@ def test_a_webhook_is_given_up(
     assert SECRET not in caplog.text
 
 
+@pytest.mark.slow
 def test_another_gateway_tells_what_the_first_one_could_not(
     settings: Settings,
     told: Told,

@@ -197,6 +197,7 @@ FILES: list[tuple[str, str, Sabotage, Precision]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "sabotage", "precision"),
     [

@@ -238,6 +238,7 @@ def test_a_full_disk_is_waited_for_and_leaves_nothing_half_written(
     assert plane.put(Where(JOB, "in", 0), chunk(100))
 
 
+@pytest.mark.slow
 def test_a_bucket_that_refuses_is_waited_for(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plane = outside(bucket)
     plane.made_store()

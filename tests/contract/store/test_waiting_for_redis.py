@@ -73,6 +73,7 @@ def test_a_full_redis_lets_a_producer_keep_its_right_and_store_nothing(broker: B
     assert broker.jobs.status(job_id).chunks == 1
 
 
+@pytest.mark.slow
 def test_a_producer_that_waits_for_a_full_redis_is_not_called_dead(
     settings: Settings, broker: Broker, raw: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +256,7 @@ def test_that_a_retry_waits_for_a_full_redis_is_logged(
     assert Job(job_id, broker).retry_failed(20) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["wait", "await wait"])
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_redis_that_hangs_holds_up_nobody_for_longer_than_a_sockets_time_out(

@@ -169,6 +169,7 @@ command()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_report_of_what_was_measured_and_the_same_command_goes_on(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", "-o", "out"]
