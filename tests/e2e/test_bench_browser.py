@@ -10,7 +10,7 @@ import pytest
 
 from embedctl_bench.report.files import write_report
 from tests.support.bench_reports import sample_report
-from tests.support.browser import chromium, errors_logged
+from tests.support.browser import CONTRAST, chromium, errors_logged
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -36,17 +36,6 @@ return [...document.querySelectorAll('figure svg')].flatMap(svg => {
     .forEach(text => out.push('too small: ' + text.textContent));
   return out;
 });
-"""
-CONTRAST = """
-const rgb = colour => colour.match(/[\\d.]+/g).slice(0, 3).map(Number);
-const light = colour => rgb(colour).map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-const behind = element => { const c = getComputedStyle(element).backgroundColor;
-  return c === 'rgba(0, 0, 0, 0)' && element.parentElement ? behind(element.parentElement) : c; };
-return [...document.querySelectorAll('h1, h2, h3, p, th, td, dt, dd, li, a, code, strong, .mark, .verdict')].map(e => {
-  const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
-  return [(a + 0.05) / (b + 0.05), e.outerHTML.slice(0, 80)];
-}).filter(([ratio]) => ratio < 4.5);
 """
 
 

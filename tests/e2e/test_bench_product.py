@@ -39,8 +39,10 @@ def environment(tiny_model: Callable[[Tiny], Path], short_folder: Path, tmp_path
     }
 
 
-def bench(environment: dict[str, str], folder: Path, name: str, peers: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, name, *OPTIONS, peers]
+def bench(
+    environment: dict[str, str], folder: Path, name: str, peers: str, *more: str
+) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, name, *OPTIONS, peers, *more]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400)
 
 
@@ -71,6 +73,21 @@ def test_a_class_goes_through_the_whole_product_and_a_second_run_measures_nothin
         table for table in json.loads((page.parent / "request.json").read_text())["tables"] if table["name"] == "rounds"
     )["rows"]
     assert same == row
+
+
+def test_requests_over_http(environment: dict[str, str], short_folder: Path) -> None:
+    done = bench(environment, short_folder, "request", "none", "--http")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((short_folder / done.stdout.strip()).with_suffix(".json").read_text())
+    rows, servers = (table["rows"] for table in report["tables"])
+    assert [row["server"] for row in servers] == [
+        "embedctl gateway, class cpu",
+        "the same engine in the server's process, class cpu",
+    ]
+    assert all(float(row["cosine"]) > 0.99999 for row in servers)
+    assert len(rows) == 6 * 2
+    assert all(0 < row["p50"] <= row["p90"] and row["texts_per_s"] > 0 for row in rows)
+    assert list((short_folder / "tmp").glob("embedctl-bench-*")) == []
 
 
 def test_engines_are_ranked_beside_the_floor_and_a_second_run_measures_nothing_again(

@@ -107,7 +107,11 @@ def _rounds(
         at = number % max(1, len(servers))
         for server in (*servers[at:], *servers[:at]):  # none is always the first one
             key = f"{result.name}/{result.hardware}/{load.name}/{server.name}/{number}"
-            done = session.step(key, partial(_turn, server, load, site.model.name))
+            try:
+                done = session.step(key, partial(_turn, server, load, site.model.name))
+            except Unavailable as error:
+                session.note(f"{server.label}: failed: {error}")
+                continue
             found.turns.setdefault(server.name, []).append(Turn(**done))
     return found
 

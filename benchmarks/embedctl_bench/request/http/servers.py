@@ -83,6 +83,7 @@ def gateway(site: Site) -> Iterator[Server]:
             local_worker(settings, hardware=site.hardware, model=site.model.name, cpus=cpus, log_file=log)
         )
         variables = {"EMBEDCTL_REDIS_URL": settings.redis_url, "EMBEDCTL_HARDWARE": site.hardware}
+        variables["EMBEDCTL_GATEWAY_TIMEOUT_S"] = "600"  # on few CPUs, large requests take longer than a minute
         command = [sys.executable, "-m", "embedctl_gateway", "--port", "0"]
         url = stack.enter_context(_child(command, site.folder / "gateway.log", variables))
         found = {name: version(name) for name in ("embedctl", "starlette", "uvicorn", "celery", "redis")}

@@ -1,0 +1,54 @@
+"""The gateway's page for people: on a wide screen, on a phone, in the dark, and without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from embedctl_config.settings import Settings
+from embedctl_gateway import openapi
+from tests.support.browser import CONTRAST, chromium, errors_logged
+from tests.support.gateway import Running, running_gateway
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install -e '.[dev]'")
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+CALLS = sum(len(calls) for calls in openapi.document()["paths"].values())
+
+
+@pytest.fixture
+def gateway(settings: Settings) -> Iterator[Running]:
+    with running_gateway(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def driver() -> Iterator[Chrome]:
+    with chromium("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1") as started:
+        yield started
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_the_page_can_be_read(driver: Chrome, gateway: Running, width: int, scheme: str, tmp_path: Path) -> None:
+    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    driver.get(f"{gateway.url}/docs")
+    driver.save_screenshot(str(tmp_path / f"{width}-{scheme}.png"))
+
+    assert driver.execute_script("return document.querySelectorAll('section').length") == CALLS
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    assert driver.execute_script(CONTRAST) == []
+    driver.execute_script("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width, "a schema scrolls in itself"
+    assert driver.execute_script("return performance.getEntriesByType('resource').map(each => each.name)") == []
+    assert [each for each in errors_logged(driver) if "favicon" not in each] == []
