@@ -102,15 +102,16 @@ def _compare(servers: Sequence[Server], wanted: Sequence[Load], model: str, resu
 def _rounds(
     load: Load, servers: Sequence[Server], rounds: int, result: HttpResult, site: Site, session: Session
 ) -> LoadResult:
-    found = LoadResult(load)
+    found, able = LoadResult(load), list(servers)
     for number in range(rounds):
-        at = number % max(1, len(servers))
-        for server in (*servers[at:], *servers[:at]):  # none is always the first one
+        at = number % max(1, len(able))
+        for server in (*able[at:], *able[:at]):  # none is always the first one
             key = f"{result.name}/{result.hardware}/{load.name}/{server.name}/{number}"
             try:
                 done = session.step(key, partial(_turn, server, load, site.model.name))
             except Unavailable as error:
                 session.note(f"{server.label}: failed: {error}")
+                able.remove(server)
                 continue
             found.turns.setdefault(server.name, []).append(Turn(**done))
     return found

@@ -41,7 +41,8 @@ def report(found: Sequence[HttpResult], asked: Asked) -> Report:
             "Every server runs on the same CPUs as the callers, with the same model, and gets each load by turns; the "
             "others are idle meanwhile. A caller has a connection of its own, sends a request to `/v1/embeddings`, and "
             "its next one when that is answered. Vectors come in base64, as OpenAI's clients ask for them; they are "
-            "read when the time is taken. The gateway may take ten minutes for an answer; its default is one. Texts are English words drawn at random, each one token of BERT's."
+            "read when the time is taken. The gateway may take ten minutes for an answer; its default is one. Texts "
+            "are English words drawn at random, each one token of BERT's."
         ),
         machine=asked.machine(),
         tables=[table for at, result in enumerate(measured) for table in _tables(result, f"-{at}" if at else "")],
