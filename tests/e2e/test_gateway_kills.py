@@ -106,7 +106,9 @@ class Client(threading.Thread):
     def _one(self) -> None:
         told, draw = self._told, self._draw
         size = draw.randint(1, _REQUESTS)
-        data = lines_of([f"text {number}" if draw.random() < 0.9 else "" for number in range(size)])
+        # Of equal files, a second try finds the first one; here each has a create of its own.
+        name = f"{self.name} {draw.random()}"
+        data = lines_of([f"{name} {number}" if draw.random() < 0.9 else "" for number in range(size)], user=name)
         with self._client() as client:
             file_id = insisting(lambda: client.files.create(file=("requests.jsonl", data), purpose="batch")).id
         told.sizes[file_id] = size
