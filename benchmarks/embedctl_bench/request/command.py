@@ -37,6 +37,8 @@ from embedctl_workers.models.cache import private_folder
 @click.option(
     "--http",
     is_flag=True,
+    envvar="EMBEDCTL_HTTP",
+    show_envvar=True,
     help="Measure `embedctl gateway` over HTTP instead, also with single texts and with many callers; "
     "`--peers infinity` measures infinity's server beside it.",
 )
