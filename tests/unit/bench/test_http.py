@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,6 +103,47 @@ def test_a_server_that_is_not_there_fails_the_load() -> None:
         pass
     with pytest.raises(Unavailable, match="Refused"):
         ask(url, "m", Load("few", "a few", 3, (("a",),) * 5))
+
+
+#: Says its URL, as the servers do, and answers that it has a model.
+_SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [1]}')
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(f"http://127.0.0.1:{server.server_port}", flush=True)
+server.serve_forever()
+"""
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from embedctl_bench.request.http.servers import _child
+with _child([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), {}) as url:
+    print(url.rpartition(":")[2], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel tells a child that its parent has ended")
+def test_a_killed_benchmark_leaves_no_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _KILLED, _SERVER, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 30
+    while listens(int(done.stdout)):
+        assert time.monotonic() < deadline, "the server is still there"
+        time.sleep(0.05)
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def result() -> HttpResult:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from embedctl.child import guarded
 from embedctl.local import local_worker, private_redis
 from embedctl_bench.peers.adapters.embedctl_adapters.embedctl_pipeline import config_text
 from embedctl_bench.peers.child import Unavailable
@@ -136,7 +137,7 @@ SERVERS = {GATEWAY: gateway, DIRECT: direct, INFINITY: infinity}
 
 @contextmanager
 def _child(command: Sequence[str], log: Path, variables: Mapping[str, str], url: str = "") -> Iterator[str]:
-    """A server's process; gives its URL when it answers.
+    """A server's process, which ends when this one does; gives its URL when it answers.
 
     Args:
         url: where it will be; else it says it itself.
@@ -146,7 +147,7 @@ def _child(command: Sequence[str], log: Path, variables: Mapping[str, str], url:
     """
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            command, env={**os.environ, **variables}, stdout=stream, stderr=stream, start_new_session=True
+            guarded(command), env={**os.environ, **variables}, stdout=stream, stderr=stream, start_new_session=True
         )
     try:
         deadline = time.monotonic() + _START_S
