@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def measure(name: str, hardware: str, asked: Asked, session: Session) -> HttpRes
     plan = RequestPlan.of(len(asked.cpus), quick=asked.quick)
     result = HttpResult(name, hardware)
     wanted = list(loads(plan, quick=asked.quick))
-    with tempfile.TemporaryDirectory(prefix="embedctl-bench-") as folder, ExitStack() as stack:
+    with _on(asked.cpus), tempfile.TemporaryDirectory(prefix="embedctl-bench-") as folder, ExitStack() as stack:
         site = Site(
             asked.settings,
             hardware,
@@ -44,7 +45,7 @@ def measure(name: str, hardware: str, asked: Asked, session: Session) -> HttpRes
             Path(folder),
         )
         servers = _started(site, stack, asked.peers, result, session)
-        _compare(servers, wanted, site.model.name, result)
+        servers = _alike(servers, wanted, site.model.name, result)
         for load in wanted:
             result.loads.append(_rounds(load, servers, plan.rounds, result, site, session))
         if plan.once is not None:
@@ -57,6 +58,17 @@ def steps(asked: Asked) -> int:
     plan = RequestPlan.of(len(asked.cpus), quick=asked.quick)
     many = len(list(loads(plan, quick=asked.quick)))
     return len(_wanted(asked.peers)) * (many * plan.rounds + (plan.once is not None))
+
+
+@contextmanager
+def _on(cpus: frozenset[int]) -> Iterator[None]:
+    """This process, the callers in it and all processes that it starts meanwhile run on these CPUs."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _wanted(peers: Sequence[str] | None) -> list[str]:
@@ -81,22 +93,25 @@ def _started(
     return found
 
 
-def _compare(servers: Sequence[Server], wanted: Sequence[Load], model: str, result: HttpResult) -> None:
-    """See that all servers give the same vectors.
-
-    Raises:
-        Unavailable: they do not.
-    """
+def _alike(servers: Sequence[Server], wanted: Sequence[Load], model: str, result: HttpResult) -> list[Server]:
+    """Those servers whose vectors are those of the first one; why another one is left out is noted."""
     texts = tuple(text for load in wanted for request in load.requests[:2] for text in request)[:_CHECKED]
     check = Load("check", "texts whose vectors are compared", 1, (texts,))
-    first = None
+    first, alike = None, []
     for server in servers:
-        vectors = vectors_of(ask(server.url, model, check).bodies)
+        try:
+            vectors = vectors_of(ask(server.url, model, check).bodies)
+        except Unavailable as error:
+            result.failed[server.name] = str(error)
+            continue
         first = vectors if first is None else first
         norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(first, axis=1)
-        result.cosines[server.name] = float(((vectors * first).sum(axis=1) / norms).min())
-        if result.cosines[server.name] < _LEAST_COSINE:
-            raise Unavailable(f"{server.label}: its vectors are others: cosine {result.cosines[server.name]:.4f}")
+        cosine = result.cosines[server.name] = float(((vectors * first).sum(axis=1) / norms).min())
+        if cosine < _LEAST_COSINE:
+            result.failed[server.name] = f"its vectors are others: least cosine {cosine:.4f}"
+        else:
+            alike.append(server)
+    return alike
 
 
 def _rounds(
