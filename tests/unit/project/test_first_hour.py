@@ -82,7 +82,7 @@ def test_what_takes_too_long_is_interrupted_and_keeps_what_it_had(tree: Path, fi
     figures = tree / "build" / "first-hour-figures"
     assert (figures / "3-bge-large-W2.txt").read_text() == "begun\nstopped\n"
     not_run = [f"{name} (not run: no time was left)" for name in ("3-bge-large-W1", "3-minilm-W1")]
-    stopped = re.search(r", FAILED: 3-bge-large-W2 \(stopped after [3-6] s\); (.+)\n", done.stdout)
+    stopped = re.search(r", FAILED: 3-bge-large-W2 \(stopped after \d+ s\); (.+)\n", done.stdout)
     assert stopped
     assert stopped[1] == "; ".join(not_run)
     assert sorted(path.name for path in figures.iterdir()) == ["3-bge-large-W2.txt", "step-3.txt"]
