@@ -79,7 +79,9 @@ class ResultReader:
             status: of the job, if it has just been looked at.
         """
         limit = TimeLimit(timeout, time.monotonic() if since is None else since)
-        status = status or self._waiter.ended_lately() or self._waiter.look(progress, limit.deadline)
+        if status is None and (status := self._waiter.ended_lately()) is not None and progress is not None:
+            progress(status)
+        status = status or self._waiter.look(progress, limit.deadline)
         refuse_cancelled(status)
         index, looked, cut_short = start, time.monotonic(), False
         while (chunks := _chunks_to_read(status)) is None or index < chunks:
