@@ -93,6 +93,7 @@ def test_answers_come_while_the_batch_runs_each_once_and_in_order(
         assert raw.get(f"/v1/batches/{made.id}/results?after=x").status_code == 400
 
 
+@pytest.mark.slow
 def test_pages_end_within_a_chunk_and_within_a_request(
     gateway: Running,
     client: openai.OpenAI,

@@ -90,6 +90,7 @@ def guarded_url(short_folder: Path) -> Iterator[str]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_with_users_nothing_is_shown_to_others_and_no_password_to_anybody(
     environment: dict[str, str], guarded_url: str, start_worker: StartWorker, short_folder: Path
 ) -> None:

@@ -253,6 +253,7 @@ def test_who_was_cut_off_too_takes_nobody_for_dead(
 # Redis without what it knew
 
 
+@pytest.mark.slow
 def test_a_redis_that_comes_back_empty(
     broker: Broker,
     redis_server: RedisServer,

@@ -80,6 +80,7 @@ def settings_of(settings: Settings, redis_server: RedisServer) -> Callable[[str]
     return lambda user: settings.replace(redis_url=redis_server.url_of(user))
 
 
+@pytest.mark.slow
 def test_a_tenant_does_all_of_its_work(
     settings_of: Callable[[str], Settings],
     become: Callable[[str], None],

@@ -75,6 +75,7 @@ def happens_at_step(step: int, connection: Connection, what: Callable[[], None],
     patch.setattr(connection, "client", counted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("happens", ENDS, ids=lambda happens: happens.__name__)
 @pytest.mark.parametrize("call", WAITS)
 def test_a_wait_ends_with_what_happens_between_any_two_of_its_steps(
