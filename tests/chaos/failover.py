@@ -108,7 +108,4 @@ def _has_left(site: Site, old: Instance) -> bool:
 
 
 def _follows(old: Instance) -> bool:
-    try:
-        return bool(old.client.info("replication")["role"] == "slave")
-    except OUTAGE:
-        return False
+    return bool(old.replication().get("role") == "slave")

@@ -93,7 +93,7 @@ def test_a_job_goes_on_after_its_master_was_killed(site: Site, job: Job) -> None
     assert states == [JobState.COMPLETED]
     assert took_s < 60
     old.server.start()  # the sentinels make it a replica of the new master
-    eventually(lambda: old.client.info("replication").get("master_link_status") == "up")
+    eventually(lambda: old.replication().get("master_link_status") == "up")
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_a_master_that_comes_back_as_a_replica_is_left(site: Site, job: Job, set
     site.wait_for_failover(old)
     old.send_signal(signal.SIGCONT)  # connections to it are still open
     assert_every_record_has_its_vector(job)
-    eventually(lambda: old.client.info("replication")["role"] == "slave")
+    eventually(lambda: old.replication().get("role") == "slave")
     later = enqueue_embeddings(TEXTS, hardware="slow", chunk_size=20, settings=settings)
     assert_every_record_has_its_vector(later)
 

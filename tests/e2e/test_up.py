@@ -274,8 +274,8 @@ def test_ctrl_c_twice_kills_and_blames_nobody(
 ) -> None:
     up = start_up("--class", "hung")
     worker = up.wait_ready("hung")["hung"]
-    job = enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
-    eventually(lambda: owners(raw, job))
+    enqueue_embeddings(["hang-encoder"], hardware="hung", settings=settings)
+    eventually(lambda: up.workers()["hung"].quiet_s > 0.5)  # a chunk whose encode has not begun is given back
     up.process.send_signal(signal.SIGINT)
     eventually(lambda: "stopping" in up.said())
     assert is_running(worker.pid)

@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import redis as redis_py
 
@@ -49,6 +50,16 @@ class Instance:
     def send_signal(self, number: int) -> None:
         assert self.server.process is not None
         self.server.process.send_signal(number)
+
+    def replication(self) -> dict[str, Any]:
+        """What it says of its replication; nothing while it is away.
+
+        Sentinels that change its role end its connections, so a question may be cut off at that moment.
+        """
+        try:
+            return self.client.info("replication")
+        except (redis_py.exceptions.ConnectionError, redis_py.exceptions.TimeoutError):
+            return {}
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -98,8 +109,8 @@ class Site:
 
     def in_step(self) -> bool:
         """Whether one instance follows the other."""
-        links = [each.client.info("replication").get("master_link_status") for each in self.instances]
-        return sorted(map(str, links)) == ["None", "up"]
+        said = [each.replication() for each in self.instances]
+        return all(said) and sorted(each.get("master_link_status", "none") for each in said) == ["none", "up"]
 
     def _start_sentinel(self, port: int, master: int) -> None:
         config = self.folder / f"sentinel-{port}.conf"
@@ -139,7 +150,7 @@ class Site:
     def has_left(self, old: Instance) -> bool:
         """Whether another instance than `old` is the master."""
         master = self.master
-        return master is not old and master.client.info("replication")["role"] == "master"
+        return master is not old and master.replication().get("role") == "master"
 
     def wait_for_failover(self, old: Instance) -> float:
         """Wait until another instance than `old` is the master; returns how long that took in seconds."""
