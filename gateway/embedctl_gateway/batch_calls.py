@@ -86,12 +86,13 @@ async def retry(call: Call) -> Response:
         refuse("nothing of the batch was run: mend its file, and create another batch", "invalid_value", "batch_id")
     if batch.status not in ANSWERED:
         refuse(f"the batch is {batch.status}: retry it when it has ended", "invalid_value", "batch_id")
-    if not batch.facts["error_file_id"]:
+    if "total" in batch.facts and batch.number("completed") == batch.number("total"):
         refuse("every request of the batch has its vectors", "invalid_value", "batch_id")
-    for name in ("input_file_id", "error_file_id"):
-        if await file_of(call, batch.facts[name]) is None:
+    facts = facts_of_retry(batch, int(time.time()))
+    for name, file_id in (("input_file_id", facts["input_file_id"]), ("error_file_id", facts["retried_file_id"])):
+        if file_id and await file_of(call, str(file_id)) is None:
             raise missing("file", name)
-    return await _made(call, facts_of_retry(batch, int(time.time())), digest_of("retry", batch.id))
+    return await _made(call, facts, digest_of("retry", batch.id))
 
 
 async def _made(call: Call, facts: dict[str, object], request: str) -> Response:

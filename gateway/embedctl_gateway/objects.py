@@ -205,13 +205,15 @@ def facts_of_batch(fields: Mapping[str, Any], now_s: int) -> dict[str, object]:
 def facts_of_retry(batch: StoredBatch, now_s: int) -> dict[str, object]:
     """The facts of a new batch of the requests that an ended one has no vectors of."""
     same = ("tenant", "input_file_id", "endpoint", "completion_window", "metadata", "output_ttl_s")
+    # A batch that ended before its requests were read has no answers: all that it was to run is left.
+    left = batch.facts["error_file_id"] if "total" in batch.facts else batch.facts.get("retried_file_id", "")
     return {
         **{name: batch.facts[name] for name in same},
         "status": "validating",
         "created_at": now_s,
         "expires_at": now_s + _WINDOW_S,
         "retry_of": batch.id,
-        "retried_file_id": batch.facts["error_file_id"],
+        "retried_file_id": left,
     }
 
 

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from embedctl.broker import Broker
 from embedctl_config.settings import Settings, load_settings
+from tests.support.batches import client_of
 from tests.support.forked import Forked, Process, can_be_forked, run_forked
+from tests.support.gateway import Running, running_gateway
 from tests.support.redis_server import RedisServer, as_user
 from tests.support.workers import CONFIG, StartWorker, WorkerProcess
 
@@ -87,6 +90,19 @@ def start_worker(environment: dict[str, str], broker: Broker, short_folder: Path
     yield start
     for worker in started:
         worker.kill()
+
+
+@pytest.fixture
+def gateway(settings: Settings) -> Iterator[Running]:
+    with running_gateway(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def client(gateway: Running) -> Iterator[openai.OpenAI]:
+    """OpenAI's client, which does not retry."""
+    with client_of(gateway) as client:
+        yield client
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -14,8 +14,8 @@ import pytest
 from embedctl.broker import Broker
 from embedctl_config import keys
 from embedctl_config.settings import Settings
-from tests.support.batches import client_of, counts, create, ended, lines_of, rows_in, upload
-from tests.support.gateway import Running, running_gateway
+from tests.support.batches import counts, create, ended, lines_of, rows_in, upload
+from tests.support.gateway import Running
 from tests.support.waiting import eventually
 from tests.support.workers import StartWorker
 
@@ -24,18 +24,6 @@ from tests.support.workers import StartWorker
 def settings(settings: Settings) -> Settings:
     """Small chunks, so that a batch has several."""
     return settings.replace(hardware="auto", chunk_size=10)
-
-
-@pytest.fixture
-def gateway(settings: Settings) -> Iterator[Running]:
-    with running_gateway(settings) as running:
-        yield running
-
-
-@pytest.fixture
-def client(gateway: Running) -> Iterator[openai.OpenAI]:
-    with client_of(gateway) as client:
-        yield client
 
 
 def ask(gateway: Running, batch_id: str, after: str | None = None) -> tuple[list[str], httpx2.Response]:
@@ -178,6 +166,7 @@ def test_a_retry_after_a_cancel_does_the_rest(
     gateway: Running, client: openai.OpenAI, start_worker: StartWorker
 ) -> None:
     made = create(client, upload(client, lines_of([f"text {number}" for number in range(30)])))
+    eventually(lambda: client.batches.retrieve(made.id).status == "in_progress", what="the reading of the requests")
     client.batches.cancel(made.id)
     ended(client, made.id)
     start_worker()
@@ -186,6 +175,30 @@ def test_a_retry_after_a_cancel_does_the_rest(
     assert set(rows_in(client, later.output_file_id)) == set(names(30))
     nothing = retried(gateway, later.id)
     assert (nothing.status_code, "has its vectors" in nothing.text) == (400, True)
+
+
+def test_what_was_cancelled_before_it_was_read_is_retried(
+    gateway: Running, client: openai.OpenAI, start_worker: StartWorker
+) -> None:
+    start_worker()
+
+    def cancelled(make: Callable[[], str]) -> str:
+        gateway.gateway.runner.stop()
+        batch_id = make()
+        client.batches.cancel(batch_id)
+        gateway.gateway.runner.start()
+        batch = ended(client, batch_id)
+        assert (batch.status, counts(batch), batch.error_file_id) == ("cancelled", (0, 0, 0), None)
+        return batch_id
+
+    unread = cancelled(lambda: create(client, upload(client, lines_of(["one", "", "two"]))).id)
+    whole = ended(client, retried(gateway, unread).json()["id"])
+    assert counts(whole) == (3, 2, 1)
+    # Of a retry, only what it was to do is left.
+    unread = cancelled(lambda: str(retried(gateway, whole.id).json()["id"]))
+    rest = ended(client, retried(gateway, unread).json()["id"])
+    assert set(rows_in(client, rest.error_file_id)) == {"r1"}
+    assert counts(rest) == (1, 0, 1)
 
 
 def test_a_retry_needs_the_files(gateway: Running, client: openai.OpenAI, start_worker: StartWorker) -> None:

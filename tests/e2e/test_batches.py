@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +42,6 @@ LONG = "word " * 300
 def settings(settings: Settings) -> Settings:
     """Any live worker will do."""
     return settings.replace(hardware="auto")
-
-
-@pytest.fixture
-def gateway(settings: Settings) -> Iterator[Running]:
-    with running_gateway(settings) as running:
-        yield running
-
-
-@pytest.fixture
-def client(gateway: Running) -> Iterator[openai.OpenAI]:
-    with client_of(gateway) as client:
-        yield client
 
 
 def test_a_batch_from_its_upload_to_its_vectors(

@@ -10,7 +10,7 @@ import pytest
 
 from embedctl_bench.report.files import write_report
 from tests.support.bench_reports import sample_report
-from tests.support.browser import CONTRAST, chromium, errors_logged
+from tests.support.browser import CONTRAST, chromium, emulate, errors_logged
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -53,10 +53,7 @@ def driver() -> Iterator[Chrome]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 400])
 def test_a_report_can_be_read(driver: Chrome, page: Path, width: int, scheme: str, tmp_path: Path) -> None:
-    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    emulate(driver, width, scheme)
     driver.get(page.as_uri())
     driver.save_screenshot(str(tmp_path / f"{width}-{scheme}.png"))
 

@@ -13,7 +13,6 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -50,12 +49,6 @@ TEXTS = ["one", "two words", "three words here"]
 def settings(settings: Settings) -> Settings:
     """Any live worker will do."""
     return settings.replace(hardware="auto")
-
-
-@pytest.fixture
-def gateway(settings: Settings) -> Iterator[Running]:
-    with running_gateway(settings) as running:
-        yield running
 
 
 def jobs_left(broker: Broker) -> list[str]:

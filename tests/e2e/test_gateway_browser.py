@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedctl_config.settings import Settings
 from embedctl_gateway import openapi
-from tests.support.browser import CONTRAST, chromium, errors_logged
-from tests.support.gateway import Running, running_gateway
+from tests.support.browser import CONTRAST, chromium, emulate, errors_logged
+from tests.support.gateway import Running
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -24,12 +23,6 @@ CALLS = sum(len(calls) for calls in openapi.document()["paths"].values())
 
 
 @pytest.fixture
-def gateway(settings: Settings) -> Iterator[Running]:
-    with running_gateway(settings) as running:
-        yield running
-
-
-@pytest.fixture
 def driver() -> Iterator[Chrome]:
     with chromium("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1") as started:
         yield started
@@ -38,10 +31,7 @@ def driver() -> Iterator[Chrome]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 400])
 def test_the_page_can_be_read(driver: Chrome, gateway: Running, width: int, scheme: str, tmp_path: Path) -> None:
-    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    emulate(driver, width, scheme)
     driver.get(f"{gateway.url}/docs")
     driver.save_screenshot(str(tmp_path / f"{width}-{scheme}.png"))
 

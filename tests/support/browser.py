@@ -50,6 +50,14 @@ def chromium(*arguments: str) -> Iterator[Chrome]:
         yield started
 
 
+def emulate(browser: Chrome, width: int, scheme: str) -> None:
+    """Have pages drawn `width` pixels wide, as on a phone if that is narrow, in the scheme `light` or `dark`."""
+    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
 def errors_logged(browser: Chrome) -> list[str]:
     """The errors on the browser's console since the last call."""
     log = browser.get_log("browser")  # type: ignore[no-untyped-call]  # Selenium has no types for it
