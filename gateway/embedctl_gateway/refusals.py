@@ -72,7 +72,7 @@ def refuse(message: str, code: str, param: str | None = None, status: int = 400)
 
 
 def busy(message: str) -> Refusal:
-    """The refusal of a request for which there is no room now."""
+    """The refusal of a request while the gateway has no room for it."""
     return Refusal(429, message, "rate_limit_exceeded", None, {"retry-after": str(BUSY_S)})
 
 

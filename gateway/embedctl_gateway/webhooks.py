@@ -123,7 +123,7 @@ class Webhooks:
                 self._stopping.wait(_PAUSE_S)
             except BrokerUnavailable:
                 self._stopping.wait(_PAUSE_S)
-            except Exception:
+            except Exception:  # nothing else tells the ends of batches: the thread must not end
                 log.exception("a webhook is tried again")
                 self._stopping.wait(_PAUSE_S)
 

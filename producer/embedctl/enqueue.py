@@ -370,7 +370,11 @@ def _given(options: JobOptions) -> dict[str, Any]:
 
 
 def tenant_for(settings: Settings, tenant: str | None) -> str:
-    """Whom a job belongs to for which this tenant is asked for.
+    """The tenant that a job is to belong to.
+
+    Args:
+        settings: they name a tenant, and the user of Redis.
+        tenant: the one that the caller asks for; None for that of the settings.
 
     Raises:
         SettingsError: the user of Redis sees the jobs of another tenant alone.

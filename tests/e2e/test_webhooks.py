@@ -31,6 +31,7 @@ class Told:
 
     def __init__(self) -> None:
         self.requests: list[tuple[dict[str, str], str]] = []
+        self.targets: list[str] = []
         self.statuses: list[int] = []
 
 
@@ -41,6 +42,7 @@ def receiving(told: Told) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"])).decode()
+            told.targets.append(self.path)
             told.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
             self.send_response(told.statuses.pop(0) if told.statuses else 204)
             self.send_header("location", f"http://127.0.0.1:{self.server.server_port}/elsewhere")  # type: ignore[attr-defined]  # an HTTPServer's
@@ -124,6 +126,23 @@ def test_a_receiver_that_fails_is_told_again_with_the_same_id(
         assert events(told) == [("batch.completed", batch.id)] * 4
         assert len({headers["webhook-id"] for headers, _ in told.requests}) == 1
         assert len({body for _, body in told.requests}) == 1
+
+
+def test_webhooks_go_through_the_proxy_of_the_environment(
+    settings: Settings,
+    told: Told,
+    start_worker: StartWorker,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start_worker()
+    monkeypatch.setenv("http_proxy", settings.gateway_webhook_url)  # the receiver plays the proxy
+    monkeypatch.setenv("no_proxy", "127.0.0.1")  # for the client of this test
+    elsewhere = settings.replace(gateway_webhook_url="http://receiver.invalid/told")
+    with running_gateway(elsewhere) as gateway, client_of(gateway) as client:
+        run(client, lines_of(["one"]))
+        eventually(lambda: is_quiet(redis_server), what="the webhook")
+    assert told.targets == ["http://receiver.invalid/told"]
 
 
 def test_a_webhook_is_given_up(
