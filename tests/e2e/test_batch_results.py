@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+import redis
 
 from embedctl.broker import Broker
 from embedctl_config import keys
@@ -177,25 +178,29 @@ def test_a_retry_after_a_cancel_does_the_rest(
     assert (nothing.status_code, "has its vectors" in nothing.text) == (400, True)
 
 
-def test_what_was_cancelled_before_it_was_read_is_retried(
-    gateway: Running, client: openai.OpenAI, start_worker: StartWorker
+@pytest.mark.parametrize("how", ["cancelled", "expired"])
+def test_what_ended_before_it_was_read_is_retried(
+    gateway: Running, client: openai.OpenAI, start_worker: StartWorker, raw: redis.Redis, how: str
 ) -> None:
     start_worker()
 
-    def cancelled(make: Callable[[], str]) -> str:
+    def unread_batch(make: Callable[[], str]) -> str:
         gateway.gateway.runner.stop()
         batch_id = make()
-        client.batches.cancel(batch_id)
+        if how == "cancelled":
+            client.batches.cancel(batch_id)
+        else:
+            raw.hset(keys.batch(batch_id), "expires_at", 1)
         gateway.gateway.runner.start()
         batch = ended(client, batch_id)
-        assert (batch.status, counts(batch), batch.error_file_id) == ("cancelled", (0, 0, 0), None)
+        assert (batch.status, counts(batch), batch.error_file_id) == (how, (0, 0, 0), None)
         return batch_id
 
-    unread = cancelled(lambda: create(client, upload(client, lines_of(["one", "", "two"]))).id)
+    unread = unread_batch(lambda: create(client, upload(client, lines_of(["one", "", "two"]))).id)
     whole = ended(client, retried(gateway, unread).json()["id"])
     assert counts(whole) == (3, 2, 1)
     # Of a retry, only what it was to do is left.
-    unread = cancelled(lambda: str(retried(gateway, whole.id).json()["id"]))
+    unread = unread_batch(lambda: str(retried(gateway, whole.id).json()["id"]))
     rest = ended(client, retried(gateway, unread).json()["id"])
     assert set(rows_in(client, rest.error_file_id)) == {"r1"}
     assert counts(rest) == (1, 0, 1)

@@ -1,4 +1,4 @@
-"""The limits of tenants. Workers state them, the scripts enforce them, and who meets a wrong count corrects it."""
+"""The limits of tenants. Workers state them, the scripts enforce them, and whoever meets a wrong count corrects it."""
 
 from __future__ import annotations
 
