@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from threading import RLock
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
@@ -102,8 +105,39 @@ class _OfSettings(Celery):
         return super().connection_for_write(_address(self._embedctl_settings)[0], **kwargs)
 
 
+class _KeepsClient:
+    """A mixin for kombu's channels to Redis: one client for all commands of a channel.
+
+    Kombu makes a client for each command, which takes longer than most commands.
+    """
+
+    _kept: Any = None
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        """As kombu's: `client`, or one that takes connections from the channel's pool."""
+        channel: Any = self  # with what it is mixed into
+        if client is None:
+            client = self._kept
+            if client is None or client.connection_pool is not channel.pool:  # a lost connection replaces the pool
+                client = self._kept = channel._create_client()
+        yield client
+
+
+@cache
+def _keeping_clients(transport: Any) -> Any:
+    """A class of kombu's transports to Redis, whose channels keep their clients."""
+    channel = type(transport.Channel.__name__, (_KeepsClient, transport.Channel), {})
+    return type(transport.__name__, (transport,), {"Channel": channel})
+
+
 class _DiscreetConnection(Connection):
     """Kombu's connection with a description that holds no secret: workers give it to anyone who inspects them."""
+
+    def get_transport_cls(self) -> type:
+        """The class of its transport."""
+        transport: type = _keeping_clients(super().get_transport_cls())  # type: ignore[arg-type]  # a class has a hash
+        return transport
 
     def info(self) -> dict[str, Any]:
         """The facts of a connection. `password` stays, for :meth:`as_uri`; Celery removes it from what it shows."""
