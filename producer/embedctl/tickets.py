@@ -150,6 +150,7 @@ class TicketSender:
             retry=False,
             # Operators read this in Flower. The suffix distinguishes tickets of the same chunk.
             task_id=f"{ticket.job_id}.{ticket.chunk}.{secrets.token_hex(3)}",
+            ignore_result=True,  # else Celery makes a backend in each thread that sends
             argsrepr=in_words(ticket.job_id, ticket.chunk),
             kwargsrepr=ticket.route,
         )
