@@ -1,11 +1,16 @@
-"""What comes from a queue and is no ticket is dropped; what instrumented programs add to a ticket is not."""
+"""What comes from a queue and is no ticket is dropped; what instrumented programs add to a ticket is not. The events
+of tasks are sent together."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from embedctl_config.celery_app import TASK
-from embedctl_workers.serving.messages import MAX_BODY_BYTES, MAX_HEADERS_LENGTH, flaw_of
+from embedctl_workers.serving.messages import MAX_BODY_BYTES, MAX_HEADERS_LENGTH, CheckingConsumer, flaw_of
 
 HEADERS = {"task": TASK, "id": "1", "lang": "py"}
 
@@ -36,3 +41,52 @@ def test_headers_are_bounded_one_by_one_and_together(more: dict[str, object]) ->
 )
 def test_what_is_no_ticket_has_a_flaw(headers: object, body: object) -> None:
     assert flaw_of(headers, body)
+
+
+class Hub:
+    """Celery's event loop, whose time stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.timers: list[Callable[[], None]] = []
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        call()
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        assert delay_s > 0
+        self.timers.append(call)
+
+    def ring(self) -> None:
+        rung, self.timers = self.timers, []
+        for call in rung:
+            call()
+
+
+class Dispatcher:
+    def __init__(self) -> None:
+        self.flushes = 0
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+
+def test_the_events_of_tasks_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    consumer: Any = CheckingConsumer.__new__(CheckingConsumer)
+    consumer.hub, consumer.event_dispatcher = hub, dispatcher = Hub(), Dispatcher()
+
+    for _ in range(10):
+        consumer.on_send_event_buffered()
+        now[0] += 0.005
+    assert (len(hub.timers), dispatcher.flushes) == (1, 0)
+    hub.ring()
+    assert dispatcher.flushes == 1
+
+    now[0] += 0.1
+    consumer.on_send_event_buffered()
+    hub.timers.clear()  # as Celery does when the connection is lost
+    now[0] += 0.2
+    consumer.on_send_event_buffered()
+    hub.ring()
+    assert dispatcher.flushes == 2
