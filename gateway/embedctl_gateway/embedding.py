@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: How long Redis keeps the vectors of a request that no gateway has freed, because it died (seconds).
 RESULT_TTL_S = 300.0
+#: What a request has left in Redis is freed so much later (seconds), when its answer is out.
+_ANSWER_FIRST_S = 0.01
 #: How long a gateway that ends goes on freeing what its requests have left in Redis (seconds).
 _TIDY_S = 5.0
 
@@ -98,11 +100,10 @@ class Embedder:
 
 
 async def _read(job: AsyncJob, count: int) -> Embedded:
-    await job.wait()  # so nobody looks at the job before its end, and it is known that it has ended
     vectors: Vectors | None = None
     tokens = read = 0
     truncations: list[TruncatedRecord] = []
-    async for chunk in job.iter_results():
+    for chunk in await job.results():
         if chunk.errors:
             raise refusal_of_record(chunk.errors[0], count)
         if vectors is None:
@@ -119,6 +120,7 @@ async def _read(job: AsyncJob, count: int) -> Embedded:
 async def _free(submitting: asyncio.Task[AsyncJob]) -> None:
     """Cancel a request's job if it has not ended, and free what Redis holds of it."""
     await asyncio.wait({submitting})
+    await asyncio.sleep(_ANSWER_FIRST_S)
     if submitting.cancelled() or submitting.exception() is not None:
         return  # the library has cancelled what it had begun
     try:

@@ -230,6 +230,11 @@ class AsyncJob:
             lambda at, since: self._reader.chunks(start + at, timeout, relay, since), relay, timeout=timeout
         )
 
+    async def results(self, timeout: float | None = None) -> list[ChunkVectors]:
+        """Wait until the job has ended; all its results in input order; see :meth:`Job.results`."""
+        limit, relay = TimeLimit.from_now(timeout), self._relay(None)
+        return await eventually(self._waiter, partial(self._reader.at_end, limit, relay), relay, limit.deadline)
+
     async def drain(
         self,
         place: str | os.PathLike[str],

@@ -162,6 +162,22 @@ class Job:
         check_timeout(timeout)
         return self._reader.chunks(start, timeout, progress)
 
+    def results(self, timeout: float | None = None) -> list[ChunkVectors]:
+        """Wait until the job has ended; its results in input order, chunk by chunk, all in memory.
+
+        For a small job that somebody waits for: this asks Redis less than :meth:`wait` and then :meth:`iter_results`.
+
+        Args:
+            timeout: seconds; None for no limit.
+
+        Raises:
+            WaitTimeout: the job did not end in time; it goes on.
+            JobCancelled: the job was cancelled.
+            JobFailed: the job's error budget ended it before it was done.
+            JobLost, JobStalled: as for :meth:`wait`.
+        """
+        return self._reader.at_end(TimeLimit.from_now(timeout), None)
+
     def drain(
         self,
         place: str | os.PathLike[str],

@@ -67,6 +67,7 @@ class ResultReader:
         progress: Progress | None = None,
         since: float | None = None,
         status: JobStatus | None = None,
+        first: bytes | None = None,
     ) -> Iterator[ChunkVectors]:
         """The results of one chunk after the other; see :meth:`Job.iter_results`.
 
@@ -77,6 +78,7 @@ class ResultReader:
             timeout: longest wait for one chunk (seconds); None for no limit.
             since: when the wait for the first chunk began, by the monotonic clock; None: when it is asked for.
             status: of the job, if it has just been looked at.
+            first: the result of its first chunk, if it was read with that.
         """
         limit = TimeLimit(timeout, time.monotonic() if since is None else since)
         if status is None and (status := self._waiter.ended_lately()) is not None and progress is not None:
@@ -86,7 +88,8 @@ class ResultReader:
         index, looked, cut_short = start, time.monotonic(), False
         while (chunks := _chunks_to_read(status)) is None or index < chunks:
             wait = partial(self._wait_for_chunk, limit=limit, progress=progress)
-            chunk = self._waiter.ask(partial(self._chunk, index, status, wait), limit.deadline)
+            read = None if index or first is None else self._knowing(wire.decode_result(first))
+            chunk = self._waiter.ask(partial(self._chunk, index, status, wait, read), limit.deadline)
             if chunk is None and status.stopped_by is not None:
                 chunk, cut_short = no_records(status.dim or 0), True
             if chunk is None:
@@ -103,6 +106,16 @@ class ResultReader:
                 f"job {self._job_id} was ended by its error budget after {status.failed} failed records; "
                 f"`embedctl errors {self._job_id}` lists them"
             )
+
+    def at_end(self, limit: TimeLimit, progress: Progress | None) -> list[ChunkVectors]:
+        """All results of a job, once it has ended; see :meth:`Job.results`."""
+        waiter = self._waiter
+        waiter.reads_result = waiter.sealed_with == 1
+        try:
+            status = waiter.until_ended(limit, progress, only_end=True)
+            return list(self.chunks(status=status, first=waiter.first_result))
+        finally:
+            waiter.reads_result, waiter.first_result = False, None
 
     def ready(self, start: int) -> Iterator[ChunkVectors]:
         """Those results that are there already, from a chunk on up to the first that is not there. Does not wait.
@@ -215,6 +228,10 @@ class ResultReader:
     def _whole(self, job_id: str, index: int) -> ChunkResult | None:
         data = self._broker.jobs.result(job_id, index)
         return None if data is None else wire.decode_result(data)
+
+    def _knowing(self, first: ChunkResult) -> _Read:
+        """Reads chunks, of which the first was read before."""
+        return lambda job_id, index: self._whole(job_id, index) if index else first
 
     def _is_drained(self, index: int) -> bool:
         return self._waiter.ask(partial(self._broker.drains.is_drained, self._job_id, index))

@@ -58,6 +58,9 @@ class Waiter:
         self.broker = broker
         self.sealed_with = sealed_with
         self.seen = seen or "0"
+        #: Whether the result of a job's first chunk is read with its status, and what was read of it.
+        self.reads_result = False
+        self.first_result: bytes | None = None
         self._reaper = Reaper.of_many(broker)
         self._new_until = 0.0 if sealed_with is None else time.monotonic() + _NEW_S
         self._stalled_since: float | None = None
@@ -86,7 +89,10 @@ class Waiter:
 
     def _facts(self) -> JobStatus:
         try:
-            return self.broker.jobs.status(self.job_id)
+            if not self.reads_result:
+                return self.broker.jobs.status(self.job_id)
+            status, self.first_result = self.broker.jobs.status_and_result(self.job_id)
+            return status
         except JobLost:
             raise
         except JobNotFound as error:

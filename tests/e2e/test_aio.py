@@ -18,6 +18,7 @@ from embedctl import (
     AsyncJob,
     ChunkVectors,
     InputError,
+    JobCancelled,
     JobNotFound,
     JobState,
     JobStatus,
@@ -154,6 +155,28 @@ def test_results_come_while_the_job_runs(settings: Settings, start_worker: Start
         assert unfinished
         assert told
         np.testing.assert_array_equal(np.concatenate(vectors), reference(texts))
+
+    asyncio.run(main())
+
+
+def test_the_results_of_a_small_job_come_at_its_end(settings: Settings, start_worker: StartWorker) -> None:
+    start_worker()
+
+    async def main() -> None:
+        job = await aenqueue_embeddings(["one", "", "three"], chunk_size=2, settings=settings)
+        first, second = await job.results(timeout=60)
+        assert (first.positions.tolist(), second.positions.tolist()) == ([0, 1], [2])
+        assert [(error.position, error.code) for error in first.errors] == [(1, "empty")]
+        np.testing.assert_array_equal(second.vectors, reference(["three"]))
+        await job.cancel()
+        await job.discard()
+
+        never = await aenqueue_embeddings(["text"], hardware="slow", settings=settings)
+        with pytest.raises(WaitTimeout):
+            await never.results(timeout=0.2)
+        await never.cancel()
+        with pytest.raises(JobCancelled):
+            await never.results(timeout=60)
 
     asyncio.run(main())
 

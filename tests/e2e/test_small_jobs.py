@@ -36,6 +36,21 @@ def test_two_workers_share_a_small_file(
     assert (again.returncode, again.stdout.split()[0]) == (0, job_id)
 
 
+def test_the_results_of_a_job_of_one_chunk_come_with_its_status(settings: Settings, start_worker: StartWorker) -> None:
+    job = enqueue_embeddings(["one", "", "three"], settings=settings)
+    start_worker()
+    (chunk,) = job.results(timeout=60)
+    np.testing.assert_array_equal(chunk.vectors[[0, 2]], reference(["one", "three"]))
+    assert [(error.position, error.code) for error in chunk.errors] == [(1, "empty")]
+    other = Job.get(job.id, settings)
+    assert [each.positions.tolist() for each in other.results()] == [[0, 1, 2]]
+
+    job.retry_failed()
+    (again,) = job.results(timeout=60)
+    np.testing.assert_array_equal(again.vectors[[0, 2]], chunk.vectors[[0, 2]])
+    assert [error.code for error in again.errors] == ["empty"]
+
+
 def test_a_heartbeat_tells_what_a_worker_sustains_and_the_longest_text(
     start_worker: StartWorker, settings: Settings
 ) -> None:

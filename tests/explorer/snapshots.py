@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
@@ -156,10 +156,18 @@ class ExplorerConnection(Connection):
     def scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
         return [self.script(call.name, call.keys, call.args) for call in calls]
 
-    def raw_scripts(self, calls: Sequence[ScriptCall], put: Put | None = None) -> list[Any]:
+    def raw_scripts(
+        self, calls: Sequence[ScriptCall], put: Put | None = None, ask: Callable[[Any], object] | None = None
+    ) -> list[Any]:
         if put is not None:
             self.queue("SET", put.key, put.value, "EX", put.ttl_s)
-        return self.scripts(calls)
+        answers = self.scripts(calls)
+        if ask is None:
+            return answers
+        with self.client() as client:
+            pipe = client.pipeline(transaction=False)
+            ask(pipe)
+            return [*answers, *pipe.execute()]
 
     @contextmanager
     def client(self) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from embedctl import Job, enqueue_embeddings
@@ -40,7 +40,8 @@ class Rig:
         self.metrics = Metrics("dummy", ENTRY, ["dummy"])
         encoder = ChunkEncoder(self.backend, 1024)
         encoder.known_good = KnownGood(self.backend, ENTRY.thresholds())
-        self.runner = ChunkRunner(self.broker, ENTRY, {"dummy": encoder}, "me", self.metrics)
+        entry = replace(ENTRY, prefetch=1)  # else a chunk that is alone here is taken for the only one that waits
+        self.runner = ChunkRunner(self.broker, entry, {"dummy": encoder}, "me", self.metrics)
         if not self.gathers:
             self.runner._gathering.candidates = lambda claimed: []  # type: ignore[method-assign]
         self.left: list[int] = []

@@ -1,12 +1,17 @@
 -- Lease a chunk to a worker. The answer holds the chunk's text and, if the chunk is suspect, the rows given up.
--- KEYS[9..10]: input, result. ARGV: job, chunk, token, instance, model fingerprint, lease, delay after a mismatch.
+-- KEYS[9..10]: input, result. ARGV: job, chunk, token, instance, model fingerprint, lease, delay after a mismatch; of a
+-- worker that does not know the job: its precision and its model.
 -- → ok <attempt> <input> [<rows, comma-separated, or nil> <doubts of earlier owners, or nil>] | done | busy
---   | mismatch <pinned fingerprint> | lost
+--   | mismatch <pinned fingerprint> | lost | other (the job has another precision or model)
 local chunk, token, instance, fingerprint = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 if ended or redis.call('EXISTS', KEYS[10]) == 1 then return {'done'} end
 if redis.call('GETBIT', counted, chunk) == 1 then  -- Redis lost only the result; the remaining input is not the whole text
   forget(chunk)
   return {is_drained(chunk) and 'done' or 'lost'}
+end
+if ARGV[8] then
+  local of = redis.call('HMGET', job, 'precision', 'model')
+  if of[1] ~= ARGV[8] or of[2] ~= ARGV[9] then return {'other'} end
 end
 local owner = redis.call('HGET', owners, chunk)
 -- If the owner has this claim's token, the answer was lost, and the client asks again. A lapsed lease is busy too: only

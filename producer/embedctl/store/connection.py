@@ -331,16 +331,19 @@ class Connection:
         """
         return [self.answer_of(answer) for answer in self.raw_scripts(calls)]
 
-    def raw_scripts(self, calls: Sequence[ScriptCall], put: Put | None = None) -> list[Any]:
+    def raw_scripts(
+        self, calls: Sequence[ScriptCall], put: Put | None = None, ask: Callable[[Any], object] | None = None
+    ) -> list[Any]:
         """The same, with the errors of redis-py among the answers: :meth:`answer_of` tells what they mean.
 
         Args:
             put: a value that is stored before the first script runs.
+            ask: adds commands to the pipeline, to be run after the scripts; their answers come last.
 
         Raises:
             BrokerUnavailable: as by :meth:`scripts`, or it can't be stored; the scripts may have run.
         """
-        answers = self._run_scripts(calls, put)
+        answers = self._run_scripts(calls, put, ask)
         unknown = [at for at, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
         if unknown:
             with self.client() as client:
@@ -364,17 +367,22 @@ class Connection:
         except BrokerRefused as refused:
             return refused
 
-    def _run_scripts(self, calls: Sequence[ScriptCall], put: Put | None = None) -> list[Any]:
+    def _run_scripts(
+        self, calls: Sequence[ScriptCall], put: Put | None = None, ask: Callable[[Any], object] | None = None
+    ) -> list[Any]:
         with self.client() as client:
             pipe = client.pipeline(transaction=False)
             if put is not None:
                 pipe.set(put.key, put.value, ex=put.ttl_s)
             for call in calls:
                 pipe.evalsha(self._script(call.name).sha, len(call.keys), *call.keys, *call.args)
+            if ask is not None:
+                ask(pipe)
             answers = pipe.execute(raise_on_error=False)
         if put is not None and isinstance(stored := self.answer_of(answers.pop(0)), BrokerRefused):
             raise stored
-        return [(answer[0].decode(), answer[1:]) if isinstance(answer, list) else answer for answer in answers]
+        ran, asked = answers[: len(calls)], answers[len(calls) :]
+        return [*((each[0].decode(), each[1:]) if isinstance(each, list) else each for each in ran), *asked]
 
     def _script(self, name: str) -> Any:
         script = self._scripts.get(name)

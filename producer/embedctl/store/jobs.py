@@ -17,7 +17,7 @@ from embedctl.data.references import MOST_BYTES, is_reference
 from embedctl.store.connection import Connection, Put, ScriptCall
 from embedctl.store.doubts import Doubts
 from embedctl.store.quotas import Quotas, exceeded
-from embedctl.store.reading import JobReader
+from embedctl.store.reading import JobReader, facts_asked
 from embedctl.store.status import COUNTS, JobState, JobStatus, lifetime_s
 from embedctl_config import keys, tenants, wire
 from embedctl_config.errors import (
@@ -104,6 +104,7 @@ class ClaimAnswer(StrEnum):
     DONE = "done"
     BUSY = "busy"
     MISMATCH = "mismatch"
+    OTHER = "other"
     LOST = "lost"
     GONE = "gone"
     CANCELLED = "cancelled"
@@ -474,6 +475,20 @@ class JobStore(JobReader):
         call = self._claim_call(job_id, chunk, token, instance, fingerprint)
         return _claim_of(*self._connection.script(call.name, call.keys, call.args))
 
+    def claim_of_new(
+        self, job_id: str, chunk: int, *, token: str, instance: str, fingerprint: str, precision: str, model: str
+    ) -> tuple[Claim, JobStatus]:
+        """The same for a job that the worker does not know, whose facts are read in the same round trip.
+
+        A job of another precision or model is not claimed; the answer is OTHER. Raises as :meth:`JobReader.status`.
+        """
+        call = self._claim_call(job_id, chunk, token, instance, fingerprint, precision, model)
+        answers = self._connection.raw_scripts([call], ask=lambda pipe: facts_asked(pipe, job_id))
+        claimed, *facts = map(self._connection.answer_of, answers)
+        if refused := next((each for each in (claimed, *facts) if isinstance(each, BrokerRefused)), None):
+            raise refused
+        return _claim_of(*claimed), self._known(job_id, *facts)
+
     def claim_all(
         self, wanted: Sequence[tuple[str, int, str]], *, instance: str, fingerprint: str
     ) -> list[Claim | BrokerRefused]:
@@ -484,11 +499,13 @@ class JobStore(JobReader):
         answers = self._connection.scripts(calls)
         return [answer if isinstance(answer, BrokerRefused) else _claim_of(*answer) for answer in answers]
 
-    def _claim_call(self, job_id: str, chunk: int, token: str, instance: str, fingerprint: str) -> ScriptCall:
+    def _claim_call(
+        self, job_id: str, chunk: int, token: str, instance: str, fingerprint: str, *expected: str
+    ) -> ScriptCall:
         return ScriptCall(
             "claim",
             [*keys.of_job(job_id), keys.chunk_input(job_id, chunk), keys.chunk_result(job_id, chunk)],
-            [job_id, chunk, token, instance, fingerprint, self._lease_ms, self._mismatch_ms],
+            [job_id, chunk, token, instance, fingerprint, self._lease_ms, self._mismatch_ms, *expected],
         )
 
     def renew(self, job_id: str, chunk: int, token: str, *, row: int | None = None) -> str:

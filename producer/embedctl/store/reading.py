@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
+from typing import Any
 
 from embedctl.data import DataPlane, InRedis
+from embedctl.data.references import is_reference
 from embedctl.store import job_ids
 from embedctl.store.connection import MAX_BLOCK_MS, Connection
 from embedctl.store.events import Event, events_in
@@ -41,11 +43,22 @@ class JobReader:
             JobLost: Redis' data is younger than the job.
             JobNotFound: Redis does not know the job.
         """
-        known = keys.is_job_id(job_id) and self._connection.sees(job_id)
-        status = self._find(job_id) if known else None
-        if status is None:
+        if not (keys.is_job_id(job_id) and self._connection.sees(job_id)):
             raise self.absent(job_id)
-        return status
+        with self._connection.client() as client:
+            facts = facts_asked(client.pipeline(transaction=False), job_id).execute()
+        return self._known(job_id, *facts)
+
+    def status_and_result(self, job_id: str) -> tuple[JobStatus, bytes | None]:
+        """A job's facts, and the result of its first chunk, in one round trip. Raises as :meth:`status`.
+
+        The result is None if there is none, or if its bytes are outside of Redis.
+        """
+        with self._connection.client() as client:
+            *facts, result = (
+                facts_asked(client.pipeline(transaction=False), job_id).get(keys.chunk_result(job_id, 0)).execute()
+            )
+        return self._known(job_id, *facts), None if result is None or is_reference(result) else result
 
     def find(self, ids: Sequence[str]) -> list[JobStatus]:
         """Those of these jobs that exist, in this order, read in slices.
@@ -258,8 +271,11 @@ class JobReader:
         with suppress(NotPermitted), self._connection.client() as client:
             client.zrem(keys.JOBS, *gone)
 
-    def _find(self, job_id: str) -> JobStatus | None:
-        (status,) = self._read([job_id])
+    def _known(self, job_id: str, raw: dict[bytes, bytes], ttl_ms: int, alive: int) -> JobStatus:
+        """What Redis answered to :func:`facts_asked`. Raises as :meth:`status`."""
+        status = self._parsed(job_id, raw, ttl_ms, alive)
+        if status is None:
+            raise self.absent(job_id)
         if isinstance(status, JobError):
             raise status
         return status
@@ -269,13 +285,22 @@ class JobReader:
         with self._connection.client() as client:
             pipe = client.pipeline(transaction=False)
             for job_id in ids:
-                pipe.hgetall(keys.job(job_id)).pttl(keys.job(job_id)).exists(keys.producer(job_id))
+                facts_asked(pipe, job_id)
             answers = pipe.execute()
         for job_id, raw, ttl_ms, alive in zip(ids, answers[::3], answers[1::3], answers[2::3], strict=True):
-            facts = {name.decode(): value.decode() for name, value in raw.items()}
-            try:
-                yield parse_status(job_id, facts, ttl_ms, bool(alive)) if facts else None
-            except (LookupError, ValueError):
-                if int(facts.get("version", 0)) <= wire.VERSION:
-                    raise
-                yield self._made_by_newer(job_id)
+            yield self._parsed(job_id, raw, ttl_ms, alive)
+
+    def _parsed(self, job_id: str, raw: dict[bytes, bytes], ttl_ms: int, alive: int) -> JobStatus | JobError | None:
+        """The same; see :meth:`_read`."""
+        facts = {name.decode(): value.decode() for name, value in raw.items()}
+        try:
+            return parse_status(job_id, facts, ttl_ms, bool(alive)) if facts else None
+        except (LookupError, ValueError):
+            if int(facts.get("version", 0)) <= wire.VERSION:
+                raise
+            return self._made_by_newer(job_id)
+
+
+def facts_asked(pipe: Any, job_id: str) -> Any:
+    """The pipeline, with the questions about a job's facts."""
+    return pipe.hgetall(keys.job(job_id)).pttl(keys.job(job_id)).exists(keys.producer(job_id))

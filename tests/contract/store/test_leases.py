@@ -395,7 +395,7 @@ def test_a_temporary_result_that_went_missing_is_written_again(
     answers: list[str] = []
     run = broker.connection._run_scripts
 
-    def losing_the_first(calls: list[ScriptCall], put: Put) -> list[Any]:
+    def losing_the_first(calls: list[ScriptCall], put: Put, _: object) -> list[Any]:
         found = run(calls, put if answers else None)
         answers.append(found[0][0])
         return found
@@ -415,7 +415,7 @@ def test_a_result_waits_under_its_temporary_name_for_a_while_only(
 
     run = broker.connection._run_scripts
 
-    def broken(_: list[ScriptCall], put: Put) -> None:
+    def broken(_: list[ScriptCall], put: Put, ask: object) -> None:
         run([], put)
         raise ConnectionError
 

@@ -36,7 +36,7 @@ def scripts_run(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         trips.append([name])
         return script(self, name, *rest)
 
-    def several(self: Connection, calls: list[ScriptCall], put: None = None) -> Any:
+    def several(self: Connection, calls: list[ScriptCall], *_: object) -> Any:
         trips.append([call.name for call in calls])
         return run(self, calls)
 
@@ -106,7 +106,7 @@ def test_a_step_that_fails_is_taken_by_itself(
 ) -> None:
     run = Connection._run_scripts
 
-    def forgetful(self: Connection, calls: list[ScriptCall], put: None = None) -> Any:
+    def forgetful(self: Connection, calls: list[ScriptCall], *_: object) -> Any:
         """Fails a step as a full Redis does."""
         wrong = redis_py.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
         at = [call.name for call in calls].index(failing)
@@ -134,7 +134,7 @@ def test_a_lost_answer_makes_neither_a_second_job_nor_a_second_chunk(
     run = Connection._run_scripts
     lost: list[object] = []
 
-    def once_lost(self: Connection, calls: list[ScriptCall], put: None = None) -> Any:
+    def once_lost(self: Connection, calls: list[ScriptCall], *_: object) -> Any:
         answers = run(self, calls)
         if not lost:
             lost.append(answers)
@@ -153,7 +153,7 @@ def test_a_job_that_nobody_would_know_is_cancelled(
 ) -> None:
     run = Connection._run_scripts
 
-    def interrupted(self: Connection, calls: list[ScriptCall], put: None = None) -> Any:
+    def interrupted(self: Connection, calls: list[ScriptCall], *_: object) -> Any:
         run(self, calls)
         raise KeyboardInterrupt
 

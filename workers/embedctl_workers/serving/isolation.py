@@ -33,6 +33,11 @@ class Isolation:
                 self._isolated = None
             self._changed.notify_all()
 
+    def has_others(self) -> bool:
+        """Whether another thread is in it, besides the calling one."""
+        with self._changed:
+            return self._inside > 1
+
     def isolate(self) -> bool:
         """Wait until all other threads have left, and keep them out until this one leaves.
 

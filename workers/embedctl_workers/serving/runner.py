@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from embedctl.broker import Broker
 from embedctl.store import Claim, ClaimAnswer, Doubts, JobStatus
@@ -40,6 +40,7 @@ from embedctl_workers.serving.claimed import ClaimedChunk
 from embedctl_workers.serving.gathering import Candidate, Gathering, is_small, may_be_joined
 from embedctl_workers.serving.in_hand import Held, InHand
 from embedctl_workers.serving.isolation import Isolation
+from embedctl_workers.serving.known_jobs import KnownJobs
 from embedctl_workers.serving.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -102,8 +103,7 @@ class ChunkRunner:
             broker.connection.about_now_ms,
         )
         self.speed = self._encoding.speed
-        # A job's options never change, and its chunks come one after the other.
-        self._job = lru_cache(maxsize=256)(broker.jobs.status)
+        self._jobs = KnownJobs(broker.jobs)
         # Once a job has a claimed chunk, its fingerprint is pinned, and no later answer changes anything.
         self._is_kept_apart = lru_cache(maxsize=256)(self._has_other_files)
 
@@ -208,22 +208,18 @@ class ChunkRunner:
             joined: gets chunks that were claimed to be encoded with its own.
             over: gets the ticket once its chunk has ended.
         """
-        job = self._job(held.job_id)
-        if job.precision != self._hardware.precision:
-            # Two hosts configure a class of this name differently.
-            raise _NotForMe(f"the job wants {job.precision}, and this worker offers {self._hardware.precision}")
-        if job.model != held.model and self._is_kept_apart(held.job_id, held.model):
-            raise _NotForMe(f"another live worker serves {job.model} with other files")
-        rest_s = self._doubted.pass_on(held.job_id, held.chunk, partial(self._others, job.queue))
+        rest_s = self._doubted.pass_on(held.job_id, held.chunk, partial(self._others, ticket.queue))
         if rest_s is not None:
             held.rest_s = rest_s
             self._broker.tickets.forward([ticket])
             return
-        claimed = self._claimed(held, job, ticket)
+        job, claim = self._claim(held)
+        claimed = self._read(held, job, ticket, claim)
         if claimed is None:
             return
         share = None
-        if is_small(claimed):
+        # A worker that handles one ticket and has room for another would have it, if one waited in the queue.
+        if is_small(claimed) and (self._hardware.prefetch == 1 or self._isolation.has_others()):
             self._encoding.wait_for_device()  # more chunks come meanwhile
             if not self.draining.is_set():
                 self._gather(claimed, joined)
@@ -233,13 +229,35 @@ class ChunkRunner:
                 each.share = its_share
         self._finish(claimed, ticket, over, share)
 
-    def _claimed(self, held: Held, job: JobStatus, ticket: Ticket) -> ClaimedChunk | None:
-        """Claim a chunk and read its text; None if Redis says no, or the text is damaged."""
-        fingerprint = self._encoders[held.model].backend.fingerprint
-        claim = self._broker.jobs.claim(
-            held.job_id, held.chunk, token=held.token, instance=self._instance, fingerprint=fingerprint
-        )
-        return self._read(held, job, ticket, claim)
+    def _claim(self, held: Held) -> tuple[JobStatus, Claim]:
+        """Claim a chunk. The facts of a job that is not known come with the answer.
+
+        Raises:
+            _NotForMe: another worker may take it.
+        """
+        asked: dict[str, Any] = {
+            "token": held.token,
+            "instance": self._instance,
+            "fingerprint": self._encoders[held.model].backend.fingerprint,
+        }
+        job = self._jobs.find(held.job_id)
+        if job is None:
+            precision = self._hardware.precision
+            claim, job = self._broker.jobs.claim_of_new(
+                held.job_id, held.chunk, **asked, precision=precision, model=held.model
+            )
+            self._jobs.add(job)
+            if claim.answer is not ClaimAnswer.OTHER:
+                return job, claim
+        self._check_for_me(job, held)
+        return job, self._broker.jobs.claim(held.job_id, held.chunk, **asked)
+
+    def _check_for_me(self, job: JobStatus, held: Held) -> None:
+        if job.precision != self._hardware.precision:
+            # Two hosts configure a class of this name differently.
+            raise _NotForMe(f"the job wants {job.precision}, and this worker offers {self._hardware.precision}")
+        if job.model != held.model and self._is_kept_apart(held.job_id, held.model):
+            raise _NotForMe(f"another live worker serves {job.model} with other files")
 
     def _read(self, held: Held, job: JobStatus, ticket: Ticket, claim: Claim) -> ClaimedChunk | None:
         """Read the text of a chunk; None if it could not be claimed, or the text is damaged."""
@@ -301,7 +319,7 @@ class ChunkRunner:
         This is so if a live worker was started with that name, and its settings keep the two spellings apart. If we
         claimed the first chunk, the job would be pinned to our files.
         """
-        job, ours = self._job(job_id), self._encoders[model].backend.fingerprint
+        job, ours = self._jobs.get(job_id), self._encoders[model].backend.fingerprint
         if job.model_fingerprint is not None:
             return False
         named = (row.loaded.get(job.model) for row in self._broker.workers.alive(job.queue))
