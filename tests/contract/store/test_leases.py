@@ -9,13 +9,15 @@ import pytest
 import redis as redis_py
 
 from embedctl.broker import Broker
-from embedctl.store import ClaimAnswer, JobState, connection
+from embedctl.store import Claim, ClaimAnswer, JobState, JobStatus, connection
 from embedctl.store.connection import Put, ScriptCall
 from embedctl_config import keys, wire
+from embedctl_config.errors import BrokerRefused, JobNotFound
 from embedctl_config.settings import Settings
 from tests.support.store import (
     DIM,
     MINE,
+    OPTIONS,
     OTHER,
     QUEUE,
     add,
@@ -545,3 +547,43 @@ def test_the_failed_rows_of_a_counted_chunk_are_not_taken_for_its_text(broker: B
     work(broker, job_id, 0, 1)
     assert broker.jobs.status(job_id).state is JobState.COMPLETED
     assert_consistent(broker, raw, job_id)
+
+
+def claim_of_new(broker: Broker, job_id: str, token: str = "t", **expected: str) -> tuple[Claim, JobStatus]:
+    wanted = {"precision": "fp32", "model": "dummy", **expected}
+    return broker.jobs.claim_of_new(job_id, 0, token=token, instance="w", fingerprint=MINE, **wanted)
+
+
+def test_the_facts_of_a_job_come_with_the_first_claim(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker)
+    for _ in range(2):  # the second time as redis-py asks after a lost answer
+        found, job = claim_of_new(broker, job_id)
+        assert (found.answer, found.input) == (ClaimAnswer.OK, payload(0))
+        assert (job.id, job.state, job.precision, job.options) == (job_id, JobState.RUNNING, "fp32", OPTIONS)
+    assert claim_of_new(broker, job_id, "another")[0].answer is ClaimAnswer.BUSY
+    assert complete(broker, job_id, 0) == "ok"
+    assert claim_of_new(broker, job_id, "late")[0].answer is ClaimAnswer.DONE
+    assert_consistent(broker, raw, job_id)
+
+
+@pytest.mark.parametrize("expected", [{"precision": "fp16"}, {"model": "another"}])
+def test_a_worker_does_not_claim_what_it_can_not_encode(
+    broker: Broker, raw: redis_py.Redis, expected: dict[str, str]
+) -> None:
+    job_id = new_job(broker)
+    before = {key: raw.dump(key) for key in raw.scan_iter()}
+    found, job = claim_of_new(broker, job_id, **expected)
+    assert (found.answer, job.state) == (ClaimAnswer.OTHER, JobState.QUEUED)
+    assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+
+
+def test_the_first_claim_of_a_job_that_is_gone_cancelled_or_unreadable(broker: Broker, raw: redis_py.Redis) -> None:
+    job_id = new_job(broker)
+    broker.jobs.cancel(job_id)
+    assert claim_of_new(broker, job_id)[0].answer is ClaimAnswer.CANCELLED
+    raw.delete(keys.job(job_id))
+    with pytest.raises(JobNotFound):
+        claim_of_new(broker, job_id)
+    raw.set(keys.job(job_id), "of another program")
+    with pytest.raises(BrokerRefused):
+        claim_of_new(broker, job_id)

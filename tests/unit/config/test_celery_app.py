@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 from kombu.transport.redis import Channel
+from redis import ConnectionPool, Redis
 
 from embedctl_config.celery_app import make_celery
 from embedctl_config.errors import SettingsError
@@ -105,6 +106,19 @@ def test_nothing_is_stored_by_celery_itself() -> None:
     assert app.conf.task_ignore_result is True
     assert app.conf.result_backend is None
     assert type(app.backend).__name__ == "DisabledBackend"
+
+
+def test_a_channel_keeps_its_client_until_its_connections_are_replaced() -> None:
+    transport: Any = make_celery(Settings(redis_url="redis://localhost")).connection_for_write().get_transport_cls()
+    channel = transport.Channel.__new__(transport.Channel)
+    pools = [ConnectionPool(), ConnectionPool()]
+    channel._pool, channel.Client = pools[0], Redis
+    with channel.conn_or_acquire() as first, channel.conn_or_acquire() as second, channel.conn_or_acquire(7) as given:
+        assert first is second
+        assert (first.connection_pool, given) == (pools[0], 7)
+    channel._pool = pools[1]  # as kombu does after a lost connection
+    with channel.conn_or_acquire() as third:
+        assert third.connection_pool is pools[1]
 
 
 def test_a_broker_that_hangs_is_noticed() -> None:
