@@ -198,3 +198,23 @@ def test_a_job_without_later_options_keeps_the_fingerprint_that_it_always_had() 
     options = {"prompt": None, "truncation": "truncate", "normalize": True}
     for without in (options, {**options, "dimensions": None}):
         assert job_fingerprint("ab" * 32, without) == "27771745537e0ee62381469e5c9cd1a7d19897c16cae372b9d66f02fc2cada32"
+
+
+def test_a_model_that_is_computed_by_its_author_s_code_is_refused(model: Path) -> None:
+    for code, sibling in (
+        ("Alibaba-NLP/new-impl--modeling.NewModel", "gte-multilingual-base"),
+        ("modeling_qwen.Qwen2Model", "Qwen3-Embedding-0.6B"),
+        ("jinaai/jina-bert-implementation--modeling_bert.JinaBertModel", "gte-modernbert-base"),
+    ):
+        write(model / "config.json", json.dumps({"model_type": "bert", "auto_map": {"AutoModel": code}}))
+        with pytest.raises(ModelError, match=f"config.json names '{code}', its author's own code.*{sibling}"):
+            fingerprint_of(model)
+    for harmless in ({"AutoModelForMaskedLM": "modeling.Other"}, None, [], "text"):
+        write(model / "config.json", json.dumps({"model_type": "bert", "auto_map": harmless}))
+        assert fingerprint_of(model)
+    native = {
+        "model_type": "nomic_bert",
+        "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--NomicBertModel"},
+    }
+    write(model / "config.json", json.dumps(native))
+    assert fingerprint_of(model)

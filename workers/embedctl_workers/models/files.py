@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -24,6 +24,14 @@ MODEL_PACKAGES = {
 _KINDS = "sentence_transformers."
 #: Files in which a module names others → the key of a single one; a router names several in `types`.
 _NAMING = {"router_config.json": "", "config.json": "", "wordembedding_config.json": "tokenizer_class"}
+#: Architectures whose models still name their author's code, and that transformers itself computes from the same files.
+_NATIVE = {"nomic_bert"}
+#: A part of the name of an author's code → a model that needs none.
+_SIBLINGS = {
+    "new-impl": "alibaba-nlp-community/gte-multilingual-base or Alibaba-NLP/gte-modernbert-base",
+    "qwen": "Qwen/Qwen3-Embedding-0.6B",
+    "": "Alibaba-NLP/gte-modernbert-base",
+}
 #: Files in a model's top folder that decide its vectors. READMEs, exports to other runtimes and training notes don't.
 _DECIDING = (
     "modules.json",
@@ -77,8 +85,8 @@ def fingerprint_of(folder: Path) -> str:
     """sha256 over the names and contents of the files that decide a model's vectors.
 
     Raises:
-        ModelError: the folder holds no sentence-transformers model with weights; or it names files outside itself, or
-            modules that are not part of sentence-transformers; or a file can't be read.
+        ModelError: the folder holds no sentence-transformers model with weights; or it names files outside itself,
+            modules that are not part of sentence-transformers, or its author's own code; or a file can't be read.
     """
     whole = hashlib.sha256()
     for path in deciding_files(folder):
@@ -127,11 +135,33 @@ def _check_named(file: Path) -> None:
         raise ModelError(f"{file} can't be read: {error!r}") from error
     if not isinstance(config, dict):
         return
+    if file.name == "config.json":
+        _check_code(file, config)
     kinds = config.get("types")
     single = _NAMING[file.name]
     _check_kinds(
         file, [*(kinds.values() if isinstance(kinds, dict) else ()), *([config[single]] if single in config else ())]
     )
+
+
+def _check_code(file: Path, config: Mapping[str, object]) -> None:
+    """Refuse a model that is computed by its author's code: without it, transformers may compute something else.
+
+    Raises:
+        ModelError: it is such a model.
+    """
+    named = config.get("auto_map")
+    code = (
+        next((str(named[name]) for name in ("AutoModel", "AutoConfig") if name in named), "")
+        if isinstance(named, dict)
+        else ""
+    )
+    if code and config.get("model_type") not in _NATIVE:
+        sibling = next(sibling for part, sibling in _SIBLINGS.items() if part in code.lower())
+        raise ModelError(
+            f"{file} names {code!r}, its author's own code, which embedctl does not run: choose a model that "
+            f"transformers computes by itself, such as {sibling}, or a copy that was converted for it"
+        )
 
 
 def _check_kinds(file: Path, kinds: Sequence[object]) -> None:

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts
-from embedctl_workers.backends.torch.backend import fast_tokenizer, load_sentence_transformer
+from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
 from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.longest import longest_text
 
 #: From opset 17 on, LayerNormalization is a single operator.
 _OPSET = 17
@@ -166,7 +167,7 @@ def write_facts(
     default = model.default_prompt_name
     facts = ModelFacts(
         dim=int(model.encode(["a"], show_progress_bar=False).shape[1]),
-        max_tokens=int(model.max_seq_length or tokenizer.model_max_length),
+        max_tokens=longest_text(model),
         keep="left" if tokenizer.truncation_side == "right" else "right",
         fillers={"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id},
         prompt=(model.prompts.get(default) or "") if default is not None else "",
