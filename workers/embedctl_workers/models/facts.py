@@ -53,7 +53,7 @@ def facts_of(folder: Path) -> ModelFacts:
         transformer = folders[0] if folders else folder
         config = _json(transformer / "config.json", {})
         return ModelFacts(
-            dimensions=_dimensions(kinds, folders, config),
+            dimensions=_cut(_dimensions(kinds, folders, config), folder),
             longest_text=_longest_text(transformer, config),
             size=size,
             architecture=config.get("model_type"),
@@ -74,6 +74,12 @@ def _dimensions(kinds: list[str], folders: list[Path], config: dict[str, Any]) -
             width = own.get("word_embedding_dimension", own.get("embedding_dimension", found))
             found = width * _ways(own) if width else found
     return found
+
+
+def _cut(dimensions: int | None, folder: Path) -> int | None:
+    """The dimensions that are left of a vector."""
+    kept = _json(folder / "config_sentence_transformers.json", {}).get("truncate_dim")
+    return min((int(each) for each in (dimensions, kept) if each), default=None)
 
 
 def _ways(pooling: dict[str, Any]) -> int:

@@ -38,7 +38,23 @@ def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
     except Exception as error:  # a model's files can make transformers raise anything
         raise ModelError(f"model {files.name!r} in {files.folder} can't be loaded: {_in_one_line(error)}") from error
     _refuse_missing(files, model, reports)
+    if model.truncate_dim is not None:
+        model.append(FirstDimensions(model.truncate_dim))
     return model.float().eval()
+
+
+class FirstDimensions(torch.nn.Module):
+    """Keeps the first dimensions of a vector, where a model's configuration says so (`truncate_dim`).
+
+    In sentence-transformers, `encode` does this after the last module.
+    """
+
+    def __init__(self, dimensions: int) -> None:
+        super().__init__()
+        self._dimensions = dimensions
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        return {**features, "sentence_embedding": features["sentence_embedding"][:, : self._dimensions]}
 
 
 def _in_one_line(error: Exception) -> str:
