@@ -190,12 +190,14 @@ def _config(tiny: Tiny, words: Words) -> Any:
             )
 
 
-def fill(model: torch.nn.Module, seed: int) -> None:
+def fill(model: Any, seed: int) -> None:
     """Fill the model with random weights, scaled so that every layer's output is about as large as its input."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, values in sorted(model.named_parameters()):
             noise = torch.randn(values.shape, generator=generator)
+            if name.endswith("Attention.q.weight"):  # T5 has the scale of its scores in this weight
+                noise /= model.config.d_kv**0.5
             if values.dim() > 1:
                 values.copy_(noise if "embed" in name else 1.5 * noise / values.shape[-1] ** 0.5)
             elif name.endswith("bias"):

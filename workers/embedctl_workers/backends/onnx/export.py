@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AttentionMaskInterface, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts
@@ -50,7 +52,7 @@ def export_own(files: ModelFiles, folder: Path) -> Exported:
     if excludes_prompt:
         names.append(POOLING_MASK)
     axes: dict[str, dict[int, str]] = {name: {0: "texts", 1: "tokens"} for name in names}
-    with torch.inference_mode():
+    with torch.inference_mode(), _traceable_masks():
         torch.onnx.export(
             WholeModel(model, names),
             tuple(_example(name, tokenizer) for name in names),
@@ -108,6 +110,20 @@ def versions(*packages: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+@contextmanager
+def _traceable_masks() -> Iterator[None]:
+    """A context in which transformers makes every attention mask by broadcasting.
+
+    It makes those that are joined of several by vmap, which can't be traced. Gemma's attention to both sides has such.
+    """
+    before = ALL_MASK_ATTENTION_FUNCTIONS["eager"]
+    AttentionMaskInterface.register("eager", lambda *args, **facts: before(*args, **{**facts, "use_vmap": False}))
+    try:
+        yield
+    finally:
+        AttentionMaskInterface.register("eager", before)
 
 
 class WholeModel(torch.nn.Module):
