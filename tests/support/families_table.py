@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 
@@ -41,7 +41,7 @@ class Cell(NamedTuple):
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker(_FAMILY) is not None and isinstance(item, pytest.Function):
-        of = item.callspec.params
+        of: dict[str, Any] = item.callspec.params
         item.user_properties.append((_FAMILY, [of["family"].name, of["hardware"]]))
 
 
@@ -54,12 +54,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def cells_of(stats: Mapping[str, Sequence[object]]) -> list[Cell]:
     """The cells of the tests that a run had, by their reports."""
-    return [
-        Cell(*properties[_FAMILY], text=_text(report, outcome, properties.get(_CELL)))
-        for outcome in ("passed", "skipped", "failed", "error")  # a failure is the last word
-        for report in stats.get(outcome, [])
-        if isinstance(report, pytest.TestReport) and _FAMILY in (properties := dict(report.user_properties))
-    ]
+    found = []
+    for outcome in ("passed", "skipped", "failed", "error"):  # a failure is the last word
+        for report in stats.get(outcome, []):
+            if isinstance(report, pytest.TestReport):
+                properties: dict[str, Any] = dict(report.user_properties)
+                if _FAMILY in properties:
+                    family, hardware = properties[_FAMILY]
+                    found.append(Cell(family, hardware, _text(report, outcome, properties.get(_CELL))))
+    return found
 
 
 def _text(report: pytest.TestReport, outcome: str, cell: object) -> str:

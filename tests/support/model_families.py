@@ -199,11 +199,22 @@ def _static(folder: Path) -> Path:
     return folder
 
 
-def _bag_of_words(folder: Path) -> Path:
-    inside = folder / "0_BoW"
-    write_json(inside / "config.json", {"vocab": ["the", "text"], "word_weights": {}, "unknown_word_weight": 1})
-    save_file({"none": torch.zeros(1)}, str(inside / "model.safetensors"))
-    write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": inside.name, "type": f"{_MODULES}.BoW"}])
+def _words(folder: Path) -> Path:
+    """As the models of averaged word vectors, which have words for tokens."""
+    inside = folder / "0_WordEmbeddings"
+    tokenizer = f"{_MODULES}.tokenizer.WhitespaceTokenizer"
+    config = {"tokenizer_class": tokenizer, "update_embeddings": False, "max_seq_length": 100}
+    write_json(inside / "wordembedding_config.json", config)
+    known = {"vocab": ["PADDING_TOKEN", "the", "text"], "stop_words": [], "do_lower_case": False}
+    write_json(inside / "whitespacetokenizer_config.json", known)
+    save_file({"emb_layer.weight": torch.ones(3, 16)}, str(inside / "model.safetensors"))
+    write_json(inside.parent / "1_Pooling" / "config.json", pooling("mean", size=16)[1])
+    kinds = [(inside.name, "WordEmbeddings"), ("1_Pooling", "Pooling")]
+    modules = [
+        {"idx": at, "name": str(at), "path": path, "type": f"{_MODULES}.{kind}"}
+        for at, (path, kind) in enumerate(kinds)
+    ]
+    write_json(folder / "modules.json", modules)
     return folder
 
 
@@ -236,5 +247,5 @@ FAMILIES = [
         refused=_CODE,
     ),
     ModelFamily("StaticEmbedding", "potion-…, static-retrieval-mrl-en-v1", _static, refused="StaticEmbedding"),
-    ModelFamily("bags of words", "", _bag_of_words, refused="BoW"),
+    ModelFamily("WordEmbeddings", "average_word_embeddings_…", _words, refused="WordEmbeddings"),
 ]

@@ -177,7 +177,8 @@ def _config(tiny: Tiny, words: Words) -> Any:
                 n_positions=tiny.positions,
             )
         case "t5":
-            return transformers.T5Config(
+            form = transformers.T5Config
+            return form(
                 **common,
                 d_model=tiny.hidden,
                 d_kv=tiny.hidden // tiny.heads,

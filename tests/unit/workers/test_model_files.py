@@ -209,7 +209,8 @@ def test_a_model_that_is_computed_by_its_author_s_code_is_refused(model: Path) -
         write(model / "config.json", json.dumps({"model_type": "bert", "auto_map": {"AutoModel": code}}))
         with pytest.raises(ModelError, match=f"config.json names '{code}', its author's own code.*{sibling}"):
             fingerprint_of(model)
-    for harmless in ({"AutoModelForMaskedLM": "modeling.Other"}, None, [], "text"):
+    others: tuple[object, ...] = ({"AutoModelForMaskedLM": "modeling.Other"}, None, [], "text")
+    for harmless in others:
         write(model / "config.json", json.dumps({"model_type": "bert", "auto_map": harmless}))
         assert fingerprint_of(model)
     native = {
