@@ -32,7 +32,7 @@ from tests.support.model_families import (  # noqa: E402  (it needs torch)
     write_modules,
 )
 from tests.support.texts import TEXTS, text_of  # noqa: E402
-from tests.support.tiny_models import Family, Tiny, make_model  # noqa: E402
+from tests.support.tiny_models import Family, Tiny, make_model, write_json  # noqa: E402
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -199,6 +199,26 @@ def test_a_model_s_own_number_of_dimensions_is_kept(engine: str, folder: Path, l
     np.testing.assert_allclose(encode(backend, TEXTS, dimensions=5).vectors, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_graph_keeps_a_model_s_own_number_of_dimensions(folder: Path, host: Host) -> None:
+    from tests.support import onnx_models
+
+    pytest.importorskip("onnxruntime")
+    edit(folder, "config_sentence_transformers.json", truncate_dim=8)
+    with pytest.MonkeyPatch.context() as patch:
+        onnx_models.build_here(patch)
+        backend = load_backend("onnx", "tiny", entry=ModelEntry(source=str(folder)), host=host, options={})
+    assert_same(backend, vectors_of(folder))
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_prompt_that_leaves_no_room_for_the_text(mode: str, family: Family, tmp_path: Path, load: Load) -> None:
+    tiny = Tiny(family, pooling=mode, prompt="word " * 60, include_prompt=False)
+    folder = make_model(tmp_path / "model", tiny)
+    assert_same(load(folder), vectors_of(folder))
+
+
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 
 
@@ -272,3 +292,10 @@ def test_a_text_that_looks_like_a_picture_s_address_is_a_text(tmp_path: Path, lo
     with torch.inference_mode():
         expected = model({**ids, "modality": "text"})["sentence_embedding"]
     np.testing.assert_allclose(found[:1], expected.numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_tokenizer_without_a_fast_version_is_refused(tmp_path: Path, load: Load) -> None:
+    folder = make_model(tmp_path / "model", Tiny("t5"))
+    (folder / "tokenizer.json").unlink()
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "ByT5Tokenizer"})
+    refused(folder, load, "a fast tokenizer .tokenizer.json., not ByT5Tokenizer")

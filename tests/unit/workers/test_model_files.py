@@ -219,3 +219,12 @@ def test_a_model_that_is_computed_by_its_author_s_code_is_refused(model: Path) -
     }
     write(model / "config.json", json.dumps(native))
     assert fingerprint_of(model)
+
+
+@pytest.mark.parametrize("place", ["", "0_Transformer/"])
+def test_an_adapter_is_not_a_model(model: Path, place: str) -> None:
+    write(model / f"{place}adapter_config.json", '{"base_model_name_or_path": "a/model"}')
+    if place:
+        write(model / "modules.json", json.dumps([{**MODULES[0], "path": "0_Transformer"}]))
+    with pytest.raises(ModelError, match=f"{place}adapter_config.json makes the model an adapter.*merge"):
+        fingerprint_of(model)

@@ -26,6 +26,7 @@ _KINDS = "sentence_transformers."
 _NAMING = {"router_config.json": "", "config.json": "", "wordembedding_config.json": "tokenizer_class"}
 #: Architectures whose models still name their author's code, and that transformers itself computes from the same files.
 _NATIVE = {"nomic_bert"}
+_ADAPTER = "adapter_config.json"
 #: A part of the name of an author's code → a model that needs none.
 _SIBLINGS = {
     "new-impl": "alibaba-nlp-community/gte-multilingual-base or Alibaba-NLP/gte-modernbert-base",
@@ -86,7 +87,8 @@ def fingerprint_of(folder: Path) -> str:
 
     Raises:
         ModelError: the folder holds no sentence-transformers model with weights; or it names files outside itself,
-            modules that are not part of sentence-transformers, or its author's own code; or a file can't be read.
+            modules that are not part of sentence-transformers, its author's own code, or another model that it is an
+            adapter of; or a file can't be read.
     """
     whole = hashlib.sha256()
     for path in deciding_files(folder):
@@ -108,6 +110,12 @@ def deciding_files(folder: Path) -> list[Path]:
     for path in files:
         if path.name in _NAMING:
             _check_named(path)
+    adapters = [path for path in (folder / _ADAPTER, *files) if path.name == _ADAPTER and path.is_file()]
+    if adapters:
+        raise ModelError(
+            f"{adapters[0]} makes the model an adapter of another one (PEFT): merge the two (`merge_and_unload()` of "
+            "peft) and save the whole model"
+        )
     if not any(path.suffix in (".safetensors", ".bin") for path in files):
         raise ModelError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
     return sorted(files)

@@ -128,7 +128,9 @@ def main() -> None:
         trust_remote_code=False,
         model_kwargs={"dtype": torch.float32},
     ).eval()
-    model.max_seq_length = longest_text(model)
+    longest = longest_text(model)
+    if longest < (model.max_seq_length or longest):
+        model.max_seq_length = longest  # it states more than it has positions for, and would fail with the longest text
 
     def encode(prompt: str | None) -> Vectors:
         # One text at a time: nothing is padded, so a reference depends on no other text.
