@@ -230,7 +230,7 @@ FAMILIES = [
     ),
     ModelFamily("MPNet", "all-mpnet-base-v2", tiny(family="mpnet", normalize=True)),
     ModelFamily("ModernBERT", "gte-modernbert-base, modernbert-embed-base", tiny(family="modernbert", pooling="cls")),
-    ModelFamily("NomicBERT", "nomic-embed-text-v1, -v1.5", tiny(family="nomic-bert", normalize=True)),
+    ModelFamily("NomicBERT", "nomic-embed-text-v1.5", tiny(family="nomic-bert", normalize=True)),
     ModelFamily("GTE (`gte`)", "gte-multilingual-base of alibaba-nlp-community", tiny(family="gte", pooling="cls")),
     ModelFamily("Qwen2", "jina-code-embeddings-…", tiny(family="qwen2", pooling="lasttoken", normalize=True)),
     ModelFamily("Qwen3", "Qwen3-Embedding-…", tiny(family="qwen3", pooling="lasttoken", normalize=True)),

@@ -213,12 +213,27 @@ def test_a_model_that_is_computed_by_its_author_s_code_is_refused(model: Path) -
     for harmless in others:
         write(model / "config.json", json.dumps({"model_type": "bert", "auto_map": harmless}))
         assert fingerprint_of(model)
-    native = {
-        "model_type": "nomic_bert",
-        "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--NomicBertModel"},
-    }
-    write(model / "config.json", json.dumps(native))
-    assert fingerprint_of(model)
+
+
+NOMIC = {
+    "model_type": "nomic_bert",
+    "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"},
+    "n_embd": 768,
+    "n_layer": 12,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_scaling_factor": None,
+}
+
+
+def test_nomic_s_files_are_computed_by_transformers_where_it_reads_all_that_they_state(model: Path) -> None:
+    for good in (NOMIC, {**NOMIC, "n_layer": 2, "num_hidden_layers": 2}):
+        write(model / "config.json", json.dumps(good))
+        assert fingerprint_of(model)
+    for field, value in (("n_layer", 2), ("rotary_emb_base", 10_000), ("rotary_scaling_factor", 2)):
+        write(model / "config.json", json.dumps({**NOMIC, field: value}))
+        with pytest.raises(ModelError, match=f"config.json states {field} {value}, which only its author's own code"):
+            fingerprint_of(model)
 
 
 @pytest.mark.parametrize("place", ["", "0_Transformer/"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -13,6 +13,7 @@ from embedctl_config.errors import ModelError, ModelNotFound
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.model_names import did_you_mean, hub_id, near_names, short_name
 from embedctl_config.settings import expanded
+from embedctl_workers.models.authors_code import refuse_authors_code
 
 #: Models that come as Python packages: name → (module, folder within it, the `pip install` that brings it).
 MODEL_PACKAGES = {
@@ -24,15 +25,8 @@ MODEL_PACKAGES = {
 _KINDS = "sentence_transformers."
 #: Files in which a module names others → the key of a single one; a router names several in `types`.
 _NAMING = {"router_config.json": "", "config.json": "", "wordembedding_config.json": "tokenizer_class"}
-#: Architectures whose models still name their author's code, and that transformers itself computes from the same files.
-_NATIVE = {"nomic_bert"}
+#: A model with this file is a change to another one.
 _ADAPTER = "adapter_config.json"
-#: A part of the name of an author's code → a model that needs none.
-_SIBLINGS = {
-    "new-impl": "alibaba-nlp-community/gte-multilingual-base or Alibaba-NLP/gte-modernbert-base",
-    "qwen": "Qwen/Qwen3-Embedding-0.6B",
-    "": "Alibaba-NLP/gte-modernbert-base",
-}
 #: Files in a model's top folder that decide its vectors. READMEs, exports to other runtimes and training notes don't.
 _DECIDING = (
     "modules.json",
@@ -144,32 +138,12 @@ def _check_named(file: Path) -> None:
     if not isinstance(config, dict):
         return
     if file.name == "config.json":
-        _check_code(file, config)
+        refuse_authors_code(file, config)
     kinds = config.get("types")
     single = _NAMING[file.name]
     _check_kinds(
         file, [*(kinds.values() if isinstance(kinds, dict) else ()), *([config[single]] if single in config else ())]
     )
-
-
-def _check_code(file: Path, config: Mapping[str, object]) -> None:
-    """Refuse a model that is computed by its author's code: without it, transformers may compute something else.
-
-    Raises:
-        ModelError: it is such a model.
-    """
-    named = config.get("auto_map")
-    code = (
-        next((str(named[name]) for name in ("AutoModel", "AutoConfig") if name in named), "")
-        if isinstance(named, dict)
-        else ""
-    )
-    if code and config.get("model_type") not in _NATIVE:
-        sibling = next(sibling for part, sibling in _SIBLINGS.items() if part in code.lower())
-        raise ModelError(
-            f"{file} names {code!r}, its author's own code, which embedctl does not run: choose a model that "
-            f"transformers computes by itself, such as {sibling}, or a copy that was converted for it"
-        )
 
 
 def _check_kinds(file: Path, kinds: Sequence[object]) -> None:
