@@ -114,6 +114,10 @@ clients-table: $(VENV)/.dev ## try the gateway's clients, and write the table of
 	@tests/support/get-clients.sh || echo "not every client could be installed: the others are tried"
 	$(PY) -m pytest -q -m client tests/e2e --clients-table docs/gateway.md $(ARGS)
 
+.PHONY: families-table
+families-table: $(VENV)/.dev ## encode a small model of each family, and write the tables of docs/models.md
+	$(PY) -m pytest -q -m family tests/contract/backends/test_families.py --families-table docs/models.md $(ARGS)
+
 .PHONY: fuzz
 fuzz: $(VENV)/.dev schemathesis ## 10,000 generated requests to the gateway
 	$(PY) -m pytest -q -s --fuzz-cases 10000 tests/e2e/test_fuzzed_gateway.py $(ARGS)

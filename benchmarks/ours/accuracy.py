@@ -32,7 +32,8 @@ from embedctl_workers.accuracy.gate import measure_backend
 from embedctl_workers.arrays.distance import Measured, measure
 from embedctl_workers.arrays.halves import rounded
 from embedctl_workers.arrays.tokens import Rows, Vectors
-from embedctl_workers.backends.torch.backend import TorchBackend, load_sentence_transformer
+from embedctl_workers.backends.torch.backend import TorchBackend
+from embedctl_workers.backends.torch.loading import load_sentence_transformer
 from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
 from embedctl_workers.backends.torch.packed.kernels import Kernels
 from embedctl_workers.backends.torch.packed.tiles import AVX512, TileLayers, Tiles

@@ -18,7 +18,7 @@ from embedctl_bench.measuring.shapes import source_of
 from embedctl_config.cpu import cpu_flags
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
-from embedctl_workers.backends.torch.backend import load_sentence_transformer
+from embedctl_workers.backends.torch.loading import load_sentence_transformer
 from embedctl_workers.backends.torch.packed.inputs import packable
 from embedctl_workers.backends.torch.packed.int8 import Int8Layers, Int8Library
 from embedctl_workers.backends.torch.packed.kernels import load_kernels

@@ -193,7 +193,7 @@ class SentenceTransformersRunner:
     def __init__(self, files: ModelFiles, host: Host) -> None:
         import torch
 
-        from embedctl_workers.backends.torch.backend import load_sentence_transformer
+        from embedctl_workers.backends.torch.loading import load_sentence_transformer
 
         torch.set_num_threads(host.threads)
         self._model = load_sentence_transformer(files)

@@ -198,3 +198,48 @@ def test_a_job_without_later_options_keeps_the_fingerprint_that_it_always_had() 
     options = {"prompt": None, "truncation": "truncate", "normalize": True}
     for without in (options, {**options, "dimensions": None}):
         assert job_fingerprint("ab" * 32, without) == "27771745537e0ee62381469e5c9cd1a7d19897c16cae372b9d66f02fc2cada32"
+
+
+def test_a_model_that_is_computed_by_its_author_s_code_is_refused(model: Path) -> None:
+    for code, sibling in (
+        ("Alibaba-NLP/new-impl--modeling.NewModel", "gte-multilingual-base"),
+        ("modeling_qwen.Qwen2Model", "Qwen3-Embedding-0.6B"),
+        ("jinaai/jina-bert-implementation--modeling_bert.JinaBertModel", "gte-modernbert-base"),
+    ):
+        write(model / "config.json", json.dumps({"model_type": "bert", "auto_map": {"AutoModel": code}}))
+        with pytest.raises(ModelError, match=f"config.json names '{code}', its author's own code.*{sibling}"):
+            fingerprint_of(model)
+    others: tuple[object, ...] = ({"AutoModelForMaskedLM": "modeling.Other"}, None, [], "text")
+    for harmless in others:
+        write(model / "config.json", json.dumps({"model_type": "bert", "auto_map": harmless}))
+        assert fingerprint_of(model)
+
+
+NOMIC = {
+    "model_type": "nomic_bert",
+    "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"},
+    "n_embd": 768,
+    "n_layer": 12,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_scaling_factor": None,
+}
+
+
+def test_nomic_s_files_are_computed_by_transformers_where_it_reads_all_that_they_state(model: Path) -> None:
+    for good in (NOMIC, {**NOMIC, "n_layer": 2, "num_hidden_layers": 2}):
+        write(model / "config.json", json.dumps(good))
+        assert fingerprint_of(model)
+    for field, value in (("n_layer", 2), ("rotary_emb_base", 10_000), ("rotary_scaling_factor", 2)):
+        write(model / "config.json", json.dumps({**NOMIC, field: value}))
+        with pytest.raises(ModelError, match=f"config.json states {field} {value}, which only its author's own code"):
+            fingerprint_of(model)
+
+
+@pytest.mark.parametrize("place", ["", "0_Transformer/"])
+def test_an_adapter_is_not_a_model(model: Path, place: str) -> None:
+    write(model / f"{place}adapter_config.json", '{"base_model_name_or_path": "a/model"}')
+    if place:
+        write(model / "modules.json", json.dumps([{**MODULES[0], "path": "0_Transformer"}]))
+    with pytest.raises(ModelError, match=f"{place}adapter_config.json makes the model an adapter.*merge"):
+        fingerprint_of(model)

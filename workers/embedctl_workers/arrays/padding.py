@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Padding:
-    """Pads the inputs of some of the texts as a model's tokenizer does, and makes their attention mask.
+    """Pads the inputs of some of the texts, and makes their attention mask.
+
+    Padding is at the end, whatever the tokenizer's side, so that a token keeps its position in the text alone.
 
     Args:
         fillers: the value that pads each input.
-        left: whether padding comes before the text.
     """
 
-    def __init__(self, fillers: Mapping[str, int], *, left: bool) -> None:
+    def __init__(self, fillers: Mapping[str, int]) -> None:
         self._fillers = fillers
-        self._left = left
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast) -> Self:
@@ -32,7 +32,7 @@ class Padding:
             "token_type_ids": tokenizer.pad_token_type_id,
             "attention_mask": 0,
         }
-        return cls(fillers, left=tokenizer.padding_side == "left")
+        return cls(fillers)
 
     def __call__(self, tokens: Tokens, rows: Rows, width: int) -> dict[str, np.ndarray[Any, Any]]:
         """The inputs by name, int64, rows × width.
@@ -41,7 +41,7 @@ class Padding:
             width: at least that of the longest row.
         """
         places, lengths = np.arange(width), tokens.lengths[rows, np.newaxis]
-        used = places >= width - lengths if self._left else places < lengths
+        used = places < lengths
         inputs = {"attention_mask": used.astype(np.int64)}
         for name, column in tokens.columns.items():
             inputs[name] = np.full(used.shape, self._fillers[name], np.int64)

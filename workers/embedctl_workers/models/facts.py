@@ -11,8 +11,10 @@ from embedctl_config.errors import ModelError
 from embedctl_workers.models.files import deciding_files
 
 #: Names of the hidden size and of the most positions in `config.json`, by architecture.
-_WIDTHS = ("hidden_size", "d_model", "dim", "n_embd")
+_WIDTHS = ("hidden_size", "d_model", "dim", "n_embd", "projection_dim")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_trained_positions")
+#: Architectures whose texts begin at the position after that of the padding token.
+_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl", "xmod"}
 #: Tokenizers without a limit state this or more (tokens).
 _NO_LIMIT = 10**9
 
@@ -51,7 +53,7 @@ def facts_of(folder: Path) -> ModelFacts:
         transformer = folders[0] if folders else folder
         config = _json(transformer / "config.json", {})
         return ModelFacts(
-            dimensions=_dimensions(kinds, folders, config),
+            dimensions=_cut(_dimensions(kinds, folders, config), folder),
             longest_text=_longest_text(transformer, config),
             size=size,
             architecture=config.get("model_type"),
@@ -69,20 +71,35 @@ def _dimensions(kinds: list[str], folders: list[Path], config: dict[str, Any]) -
         if kind == "Dense":
             found = own.get("out_features", found)
         elif kind == "Pooling":
-            # Several ways of pooling are joined end to end.
-            ways = sum(value is True for name, value in own.items() if name.startswith("pooling_mode_"))
             width = own.get("word_embedding_dimension", own.get("embedding_dimension", found))
-            found = width * max(1, ways) if width else found
+            found = width * _ways(own) if width else found
     return found
+
+
+def _cut(dimensions: int | None, folder: Path) -> int | None:
+    """The dimensions that are left of a vector."""
+    kept = _json(folder / "config_sentence_transformers.json", {}).get("truncate_dim")
+    return min((int(each) for each in (dimensions, kept) if each), default=None)
+
+
+def _ways(pooling: dict[str, Any]) -> int:
+    """How many ways of pooling are joined end to end."""
+    modes = pooling.get("pooling_mode")
+    if modes is not None:
+        return 1 if isinstance(modes, str) else max(1, len(modes))
+    return max(1, sum(value is True for name, value in pooling.items() if name.startswith("pooling_mode_")))
 
 
 def _longest_text(transformer: Path, config: dict[str, Any]) -> int | None:
     """The limit that the model states, else the smaller one of its positions and its tokenizer."""
+    positions = next((config[name] for name in _POSITIONS if name in config), None)
+    limits = [positions, _json(transformer / "tokenizer_config.json", {}).get("model_max_length")]
     for path in sorted(transformer.glob("sentence_*_config.json")):
         if stated := _json(path, {}).get("max_seq_length"):
-            return int(stated)
-    limits = [next((config[name] for name in _POSITIONS if name in config), None)]
-    limits.append(_json(transformer / "tokenizer_config.json", {}).get("model_max_length"))
+            limits = [stated]
+            break
+    if positions and config.get("model_type") in _AFTER_PADDING:
+        limits.append(positions - config.get("pad_token_id", 1) - 1)
     return min((int(limit) for limit in limits if limit and limit < _NO_LIMIT), default=None)
 
 

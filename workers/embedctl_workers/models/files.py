@@ -13,6 +13,7 @@ from embedctl_config.errors import ModelError, ModelNotFound
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.model_names import did_you_mean, hub_id, near_names, short_name
 from embedctl_config.settings import expanded
+from embedctl_workers.models.authors_code import refuse_authors_code
 
 #: Models that come as Python packages: name → (module, folder within it, the `pip install` that brings it).
 MODEL_PACKAGES = {
@@ -24,6 +25,8 @@ MODEL_PACKAGES = {
 _KINDS = "sentence_transformers."
 #: Files in which a module names others → the key of a single one; a router names several in `types`.
 _NAMING = {"router_config.json": "", "config.json": "", "wordembedding_config.json": "tokenizer_class"}
+#: A model with this file is a change to another one.
+_ADAPTER = "adapter_config.json"
 #: Files in a model's top folder that decide its vectors. READMEs, exports to other runtimes and training notes don't.
 _DECIDING = (
     "modules.json",
@@ -77,8 +80,9 @@ def fingerprint_of(folder: Path) -> str:
     """sha256 over the names and contents of the files that decide a model's vectors.
 
     Raises:
-        ModelError: the folder holds no sentence-transformers model with weights; or it names files outside itself, or
-            modules that are not part of sentence-transformers; or a file can't be read.
+        ModelError: the folder holds no sentence-transformers model with weights; or it names files outside itself,
+            modules that are not part of sentence-transformers, its author's own code, or another model that it is an
+            adapter of; or a file can't be read.
     """
     whole = hashlib.sha256()
     for path in deciding_files(folder):
@@ -100,6 +104,12 @@ def deciding_files(folder: Path) -> list[Path]:
     for path in files:
         if path.name in _NAMING:
             _check_named(path)
+    adapters = [path for path in (folder / _ADAPTER, *files) if path.name == _ADAPTER and path.is_file()]
+    if adapters:
+        raise ModelError(
+            f"{adapters[0]} makes the model an adapter of another one (PEFT): merge the two (`merge_and_unload()` of "
+            "peft) and save the whole model"
+        )
     if not any(path.suffix in (".safetensors", ".bin") for path in files):
         raise ModelError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin)")
     return sorted(files)
@@ -127,6 +137,8 @@ def _check_named(file: Path) -> None:
         raise ModelError(f"{file} can't be read: {error!r}") from error
     if not isinstance(config, dict):
         return
+    if file.name == "config.json":
+        refuse_authors_code(file, config)
     kinds = config.get("types")
     single = _NAMING[file.name]
     _check_kinds(

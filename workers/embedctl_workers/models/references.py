@@ -26,6 +26,7 @@ from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import distrusted, keep, locked, private_folder
 from embedctl_workers.models.files import ModelFiles
 from embedctl_workers.models.gate_texts import PROMPT, TEXTS
+from embedctl_workers.models.longest import longest_text
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,9 @@ def main() -> None:
         trust_remote_code=False,
         model_kwargs={"dtype": torch.float32},
     ).eval()
+    longest = longest_text(model)
+    if longest < (model.max_seq_length or longest):
+        model.max_seq_length = longest  # it states more than it has positions for, and would fail with the longest text
 
     def encode(prompt: str | None) -> Vectors:
         # One text at a time: nothing is padded, so a reference depends on no other text.

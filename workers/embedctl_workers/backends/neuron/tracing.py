@@ -17,7 +17,7 @@ from embedctl_workers.backends.neuron.runtime import RUNTIME, version_of
 from embedctl_workers.backends.neuron.traces import Traces, trace_file
 from embedctl_workers.backends.onnx.export import WholeModel, pooling_excludes_prompt, write_facts
 from embedctl_workers.backends.onnx.inputs import POOLING_MASK, ModelFacts
-from embedctl_workers.backends.torch.backend import fast_tokenizer, load_sentence_transformer
+from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
 from embedctl_workers.models.files import ModelFiles
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AttentionMaskInterface, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from embedctl_config.errors import ModelError
 from embedctl_workers.backends.onnx.inputs import GRAPH, MODEL, OUTPUT, POOLING_MASK, TOKENIZER, ModelFacts
-from embedctl_workers.backends.torch.backend import fast_tokenizer, load_sentence_transformer
+from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
 from embedctl_workers.models.files import ModelFiles
+from embedctl_workers.models.longest import longest_text
 
 #: From opset 17 on, LayerNormalization is a single operator.
 _OPSET = 17
@@ -49,7 +52,7 @@ def export_own(files: ModelFiles, folder: Path) -> Exported:
     if excludes_prompt:
         names.append(POOLING_MASK)
     axes: dict[str, dict[int, str]] = {name: {0: "texts", 1: "tokens"} for name in names}
-    with torch.inference_mode():
+    with torch.inference_mode(), _traceable_masks():
         torch.onnx.export(
             WholeModel(model, names),
             tuple(_example(name, tokenizer) for name in names),
@@ -109,6 +112,20 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
+@contextmanager
+def _traceable_masks() -> Iterator[None]:
+    """A context in which transformers makes every attention mask by broadcasting.
+
+    It makes those that are joined of several by vmap, which can't be traced. Gemma's attention to both sides has such.
+    """
+    before = ALL_MASK_ATTENTION_FUNCTIONS["eager"]
+    AttentionMaskInterface.register("eager", lambda *args, **facts: before(*args, **{**facts, "use_vmap": False}))
+    try:
+        yield
+    finally:
+        AttentionMaskInterface.register("eager", before)
+
+
 class WholeModel(torch.nn.Module):
     """All modules of a model as one, with tensors as arguments, as tracing requires."""
 
@@ -166,7 +183,7 @@ def write_facts(
     default = model.default_prompt_name
     facts = ModelFacts(
         dim=int(model.encode(["a"], show_progress_bar=False).shape[1]),
-        max_tokens=int(model.max_seq_length or tokenizer.model_max_length),
+        max_tokens=longest_text(model),
         keep="left" if tokenizer.truncation_side == "right" else "right",
         fillers={"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id},
         prompt=(model.prompts.get(default) or "") if default is not None else "",

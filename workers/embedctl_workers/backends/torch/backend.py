@@ -9,8 +9,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import PreTrainedTokenizerFast
-from transformers.utils.logging import disable_progress_bar
 
 from embedctl_config.cpu import no_bf16
 from embedctl_config.errors import ModelError, SettingsError
@@ -19,10 +17,12 @@ from embedctl_workers.arrays.padding import Padding
 from embedctl_workers.arrays.tokenizing import TextTokenizer
 from embedctl_workers.arrays.tokens import Rows, Tokens, Vectors, padded
 from embedctl_workers.backends.base import Reference, run_warm_up_batches
+from embedctl_workers.backends.torch.loading import fast_tokenizer, load_sentence_transformer
 from embedctl_workers.backends.torch.packed.choosing import bf16_layers, fp32_layers
 from embedctl_workers.backends.torch.packed.engine import PackedEngine, packed_engine
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.files import ModelFiles, resolve_model
+from embedctl_workers.models.longest import longest_text
 from embedctl_workers.models.tuning import DEFAULT_TOKEN_BUDGET, PADDED_BATCH_COST
 from embedctl_workers.models.wordpiece.load import fast_tokenizer_for
 
@@ -51,7 +51,7 @@ class SentenceModel:
         if dim is None:
             raise ModelError(f"model {files.name!r} does not state the dimension of its vectors")
         self.dim = dim
-        self.max_tokens = int(self._model.max_seq_length or tokenizer.model_max_length)
+        self.max_tokens = longest_text(self._model)
         self._tokenize = TextTokenizer(
             tokenizer.backend_tokenizer,
             max_tokens=self.max_tokens,
@@ -190,38 +190,3 @@ class _Padded:
             features["prompt_length"] = tokens.prompt_tokens
         output: torch.Tensor = self._model(features)["sentence_embedding"]
         return output
-
-
-def load_sentence_transformer(files: ModelFiles) -> SentenceTransformer:
-    """Load a model in fp32 on the CPU, from its files alone and without running any code in them.
-
-    Raises:
-        ModelError: the model can't be loaded.
-    """
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped; progress bars would fill the log
-    try:
-        model = SentenceTransformer(
-            str(files.folder),
-            device="cpu",
-            local_files_only=True,
-            trust_remote_code=False,
-            model_kwargs={"dtype": torch.float32},
-        )
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise ModelError(f"model {files.name!r} in {files.folder} can't be loaded: {error}") from error
-    return model.eval()
-
-
-def fast_tokenizer(model: SentenceTransformer, files: ModelFiles) -> PreTrainedTokenizerFast:
-    """The model's fast tokenizer.
-
-    Raises:
-        ModelError: it has none, or is not a text model.
-    """
-    tokenizer = getattr(model, "tokenizer", None)
-    if not isinstance(tokenizer, PreTrainedTokenizerFast) or not model.supports("text"):
-        raise ModelError(
-            f"model {files.name!r}: this backend needs a text model with a fast tokenizer (tokenizer.json), not "
-            f"{type(tokenizer).__name__}"
-        )
-    return tokenizer

@@ -11,7 +11,11 @@ from sentence_transformers.base.modules.transformer import Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
 from embedctl_workers.arrays.tokens import Rows, Tokens
+from embedctl_workers.backends.torch.loading import FirstDimensions
 from embedctl_workers.backends.torch.packed.weights import Weights, weights_of
+
+#: The modules that can follow packed tokens.
+_PACKED = (Pooling, Normalize, Dense, FirstDimensions)
 
 
 def packable(model: SentenceTransformer) -> tuple[Weights, list[torch.nn.Module]] | None:
@@ -20,7 +24,7 @@ def packable(model: SentenceTransformer) -> tuple[Weights, list[torch.nn.Module]
     None for any other model. The modules are the model's own. They recognise packed tokens by `cu_seq_lens_q`.
     """
     transformer, *rest = model
-    if type(transformer) is not Transformer or not all(type(each) in (Pooling, Normalize, Dense) for each in rest):
+    if type(transformer) is not Transformer or not all(type(each) in _PACKED for each in rest):
         return None
     if transformer.query_expansion is not None or not hasattr(Pooling, "_forward_flattened"):
         return None

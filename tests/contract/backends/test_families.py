@@ -1,0 +1,185 @@
+"""The families of models that the field uses, on the CPU classes, against `SentenceTransformer`.
+
+`make families-table` writes the results into docs/models.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.cpu import cpu_flags, no_bf16
+from embedctl_config.errors import ModelError
+from embedctl_config.hardware import ModelEntry
+from embedctl_config.settings import Settings
+from embedctl_workers.accuracy.gate import run_gate
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.encoding.encoder import ChunkEncoder
+from embedctl_workers.encoding.loading import load_encoder
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models import references
+from tests.support.families_table import CLASSES, FAILS, cells_in
+
+pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+#: Tracing a graph warns of each test in a model's Python; whether the graph is right is what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+
+from tests.support.chunks import BUDGET, chunk_of  # noqa: E402
+from tests.support.model_families import FAMILIES, ModelFamily  # noqa: E402  (it needs torch)
+from tests.support.references_here import compute_here  # noqa: E402
+from tests.support.texts import TEXTS, text_of  # noqa: E402
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+#: Beside the usual texts: one token, white space of several kinds, a character that many tokenizers drop.
+ODD = ["x", "\u00a0", "\u200b", "\u3000a", "e\u0301té", "👩🏽\u200d🚀", "<s> </s> [SEP]", "日本語" * 9]
+#: Least cosine that a class must keep here. Random weights are harder than a trained model's.
+LEAST = {"cpu": 1 - 1e-9, "cpu-bf16": 0.999, "cpu-int8": 0.95}
+PACKED = {"BERT", "DistilBERT", "RoBERTa", "XLM-RoBERTa"}
+
+Made = Callable[[ModelFamily], Path]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Makes a family's small model, once."""
+    return functools.cache(lambda family: family.make(tmp_path_factory.mktemp("family")))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """With one cache for all tests; graphs and references are made in this process, which has torch."""
+    from tests.support import onnx_models
+
+    with pytest.MonkeyPatch.context() as patch:
+        onnx_models.build_here(patch)
+        patch.setattr(references, "_compute", compute_here)
+        yield Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
+
+
+@functools.cache
+def reference_model(folder: Path) -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(
+        str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}
+    ).eval()
+
+
+def texts_for(family: ModelFamily, folder: Path) -> list[str]:
+    """Texts of every kind, among them one of the longest length, one that is shorter by a token and one longer."""
+    tokenizer = reference_model(folder).tokenizer
+    longest = family.longest or 40
+    return [*(text_of(longest + more, tokenizer) for more in (-1, 0, 1)), *ODD, *TEXTS]
+
+
+def load(folder: Path, hardware: str, host: Host) -> ChunkEncoder:
+    """As a worker loads it."""
+    settings = Settings(models={"tiny": ModelEntry(source=str(folder))})
+    return load_encoder(settings, settings.hardware_class(hardware), "tiny", host)
+
+
+def unit(vectors: Vectors) -> Any:
+    return vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+
+
+def skip_where_it_can_not_run(hardware: str) -> None:
+    if hardware == "cpu-bf16" and (why := no_bf16()):
+        pytest.skip(why)
+    if hardware == "cpu-int8":
+        pytest.importorskip("onnxruntime")
+        if not {"avx512_vnni", "avx_vnni"} & cpu_flags():
+            pytest.skip("this CPU has no VNNI")
+
+
+def of_each_class() -> pytest.MarkDecorator:
+    cases = [
+        pytest.param(
+            family,
+            hardware,
+            id=f"{family}: {hardware}",
+            marks=[pytest.mark.slow] if hardware != "cpu" and family.name != "BERT" and not family.refused else [],
+        )
+        for family in FAMILIES
+        for hardware in CLASSES
+    ]
+    return pytest.mark.parametrize(("family", "hardware"), cases)
+
+
+@pytest.mark.family
+@of_each_class()
+def test_a_family_is_encoded_as_sentence_transformers_does_or_refused_in_one_line(
+    family: ModelFamily,
+    hardware: str,
+    made: Made,
+    host: Host,
+    record_property: Callable[[str, object], None],
+) -> None:
+    skip_where_it_can_not_run(hardware)
+    folder = made(family)
+    if family.refused:
+        with pytest.raises(ModelError, match=family.refused) as refusal:
+            load(folder, hardware, host)
+        record_property("cell", as_cell(refusal.value, folder))
+        return
+    encoder = load(folder, hardware, host)
+    try:
+        texts = texts_for(family, folder)
+        expected = unit(reference_model(folder).encode(texts, batch_size=8))
+        mixed = ChunkEncoder(encoder.backend, BUDGET).encode(encoder.prepare(chunk_of(*texts), {}))
+        assert mixed.errors == []
+        cosines = (unit(mixed.vectors) * expected).sum(axis=1)
+        engine, of_what = (word.strip() for word in encoder.backend.engine.split(",", 1))
+        if family.longest:
+            assert encoder.backend.max_tokens == family.longest
+            cut = [(each.row, each.used, each.lost) for each in mixed.truncations]
+            assert cut[:1] == [(2, family.longest, 1)]
+            assert not {0, 1} & {row for row, _, _ in cut}
+        assert (engine == "packed") == (family.name in PACKED), of_what
+        error = float(np.abs(mixed.vectors - expected).max())
+        record_property("cell", f"{engine.split()[0]}, {in_figures(hardware, error, float(cosines.min()))}")
+        assert cosines.min() >= LEAST[hardware]
+        if hardware == "cpu":
+            np.testing.assert_allclose(mixed.vectors, expected, rtol=0, atol=1e-5)
+            together = encoder.encode(encoder.prepare(chunk_of(*texts), {"prompt": "query: ", "normalize": False}))
+            plain = reference_model(folder).encode(texts, batch_size=len(texts), prompt="query: ")
+            np.testing.assert_allclose(together.vectors, plain, rtol=0, atol=1e-5)
+            settings = Settings()
+            run_gate(encoder, settings.hardware_class(hardware), host)
+    finally:
+        encoder.backend.close()
+
+
+def in_figures(hardware: str, error: float, cosine: float) -> str:
+    """A cell's figure, rounded to the worse."""
+    if hardware != "cpu":
+        return f"{math.floor(cosine * 1e4) / 1e4:.4f}"
+    exponent = math.floor(math.log10(error))
+    return f"{math.ceil(error / 10**exponent)}e{exponent}"
+
+
+def as_cell(refusal: ModelError, folder: Path) -> str:
+    sentence = str(refusal)
+    assert "\n" not in sentence
+    return sentence.replace(f" in {folder}", "").replace(f"{folder}/", "").replace("model 'tiny'", "the model")
+
+
+def test_the_tables_hold_every_family_and_none_failed() -> None:
+    cells = cells_in(PAGE)
+    assert [cell[:2] for cell in cells] == sorted(
+        ((family.name, hardware) for family in FAMILIES for hardware in CLASSES),
+        key=lambda cell: [bool(family.refused) for family in FAMILIES if family.name == cell[0]],
+    ), "run `make families-table`"
+    assert [cell for cell in cells if cell.text == FAILS or "|" in cell.text] == []
+    assert all("|" not in family.name + family.models for family in FAMILIES)
+    assert json.dumps(cells)

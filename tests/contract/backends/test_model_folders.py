@@ -1,0 +1,301 @@
+"""What the files of a model may state beside its architecture: modules, types, limits, options; followed or refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from embedctl_config.errors import ModelError
+from embedctl_config.hardware import ModelEntry
+from embedctl_workers.arrays.tokens import Vectors
+from embedctl_workers.backends import load_backend
+from embedctl_workers.backends.base import Backend
+from embedctl_workers.machine.host import Host
+from embedctl_workers.models.facts import facts_of
+from embedctl_workers.models.longest import UNLIMITED
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+
+from tests.support.chunks import encode  # noqa: E402
+from tests.support.model_families import (  # noqa: E402  (it needs torch)
+    NORMALIZE,
+    dense,
+    edit,
+    edit_weights,
+    pooling,
+    write_modules,
+)
+from tests.support.texts import TEXTS, text_of  # noqa: E402
+from tests.support.tiny_models import Family, Tiny, make_model, write_json  # noqa: E402
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+Modules = Sequence[tuple[str, Mapping[str, Any]]]
+MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(threads=1, cache=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small BERT that a test may change."""
+    return make_model(tmp_path / "model", Tiny())
+
+
+@pytest.fixture
+def load(host: Host) -> Callable[[Path], Backend]:
+    return lambda folder: load_backend("torch", "tiny", entry=ModelEntry(source=str(folder)), host=host, options={})
+
+
+Load = Callable[[Path], Backend]
+
+
+def reference(folder: Path) -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(
+        str(folder), device="cpu", local_files_only=True, model_kwargs={"dtype": torch.float32}
+    ).eval()
+
+
+def vectors_of(folder: Path, texts: Sequence[str] = TEXTS, batch_size: int = 8) -> Vectors:
+    found: Vectors = reference(folder).encode(list(texts), batch_size=batch_size)
+    return found
+
+
+def assert_same(backend: Backend, expected: Vectors, texts: Sequence[str] = TEXTS) -> None:
+    assert backend.dim == expected.shape[1]
+    np.testing.assert_allclose(encode(backend, texts, normalize=False).vectors, expected, rtol=0, atol=1e-5)
+
+
+CHAINS: dict[str, Modules] = {
+    **{mode: [pooling(mode)] for mode in MODES},
+    "several modes": [pooling("cls", "max", "mean")],
+    "all modes": [pooling(*MODES)],
+    "Dense with Tanh": [pooling("mean"), dense(32, 12, "Tanh", bias=True)],
+    "Dense with GELU": [pooling("mean"), dense(32, 40, "GELU", bias=True)],
+    "Dense with ReLU": [pooling("cls"), dense(32, 12, "ReLU")],
+    "Dense with Sigmoid": [pooling("cls"), dense(32, 12, "Sigmoid")],
+    "Dense with SiLU": [pooling("lasttoken"), dense(32, 12, "SiLU", bias=True)],
+    "two Dense, and Normalize twice": [pooling("mean"), NORMALIZE, dense(32, 48), dense(48, 12, "Tanh"), NORMALIZE],
+    "LayerNorm": [pooling("mean"), ("LayerNorm", {"dimension": 32}), NORMALIZE],
+    "Dropout": [pooling("mean"), ("Dropout", {"dropout": 0.5})],
+    "Dense of each token": [
+        ("Dense", {**dense(32, 16)[1], "module_input_name": "token_embeddings"}),
+        pooling("mean", size=16),
+    ],
+}
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+@pytest.mark.parametrize("modules", CHAINS.values(), ids=CHAINS)
+def test_modules_after_the_transformer_do_what_they_do_in_sentence_transformers(
+    family: Family, modules: Modules, tmp_path: Path, load: Load
+) -> None:
+    folder = make_model(tmp_path / "model", Tiny(family))
+    write_modules(folder, modules)
+    backend = load(folder)
+    assert_same(backend, vectors_of(folder))
+    assert facts_of(folder).dimensions == backend.dim
+
+
+def test_layers_that_are_weighted_and_summed(folder: Path, load: Load) -> None:
+    edit(folder, output_hidden_states=True)
+    layers = {"word_embedding_dimension": 32, "layer_start": 1, "num_hidden_layers": 2}
+    write_modules(folder, [("WeightedLayerPooling", layers), pooling("mean")])
+    assert_same(load(folder), vectors_of(folder))
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["bert", "gemma"])
+def test_weights_that_are_stored_in_16_bits_are_computed_with_in_32(
+    stored: str, family: Family, tmp_path: Path, load: Load
+) -> None:
+    folder = make_model(tmp_path / "model", Tiny(family, dense=12))
+    edit(folder, dtype=stored)
+    edit_weights(folder, lambda weights: {name: each.to(getattr(torch, stored)) for name, each in weights.items()})
+    expected = vectors_of(folder)
+    assert_same(load(folder), expected)
+
+
+def test_a_type_that_a_module_s_file_states_does_not_narrow_the_weights(folder: Path, load: Load) -> None:
+    expected = vectors_of(folder)
+    edit(folder, "sentence_bert_config.json", model_args={"torch_dtype": "bfloat16"})
+    assert_same(load(folder), expected)
+
+
+def test_weights_in_several_files(folder: Path, tmp_path: Path, load: Load) -> None:
+    expected = vectors_of(folder)
+    apart = tmp_path / "apart"
+    shutil.copytree(folder, apart)
+    (apart / "model.safetensors").unlink()
+    transformer: Any = reference(folder)[0]
+    transformer.auto_model.save_pretrained(apart, max_shard_size="20KB")
+    assert len(list(apart.glob("model-*.safetensors"))) > 1
+    assert_same(load(apart), expected)
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "mpnet"])
+@pytest.mark.parametrize("states", ["as many tokens as it has positions", "nothing"])
+def test_a_model_takes_no_more_tokens_than_it_has_positions_for_texts(
+    family: Family, states: str, tmp_path: Path, load: Load
+) -> None:
+    folder = make_model(tmp_path / "model", Tiny(family, positions=32, max_seq_length=None))
+    edit(folder, "tokenizer_config.json", model_max_length=None)
+    if states != "nothing":
+        edit(folder, "sentence_bert_config.json", max_seq_length=34)
+    backend, model = load(folder), reference(folder)
+    assert backend.max_tokens == facts_of(folder).longest_text == 32
+    assert model.max_seq_length == 34  # where it fails with a text of 33
+    texts = [text_of(32 + more, model.tokenizer) for more in (-1, 0, 1, 9)]
+    with pytest.raises((IndexError, RuntimeError), match="index"):
+        model.encode(texts)
+    model.max_seq_length = 32
+    assert_same(backend, model.encode([*texts, *TEXTS], batch_size=8), [*texts, *TEXTS])
+    assert [(cut.row, cut.used, cut.lost) for cut in encode(backend, texts).truncations] == [(2, 32, 1), (3, 32, 9)]
+
+
+def test_a_model_without_a_limit_takes_texts_of_any_length(tmp_path: Path, load: Load) -> None:
+    folder = make_model(tmp_path / "model", Tiny("t5", max_seq_length=None))
+    backend, model = load(folder), reference(folder)
+    assert backend.max_tokens == UNLIMITED
+    assert facts_of(folder).longest_text is None
+    texts = ["a", *(text_of(count, model.tokenizer) for count in (511, 512, 513, 700))]
+    encoded = encode(backend, texts, budget=2048, normalize=False)
+    np.testing.assert_allclose(encoded.vectors, model.encode(texts), rtol=0, atol=1e-5)
+    assert encoded.truncations == []
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3", "roberta"])
+def test_the_side_that_a_tokenizer_pads_does_not_matter(family: Family, tmp_path: Path, load: Load) -> None:
+    """Nor do a text's neighbours, as they do in sentence-transformers where positions count the padding."""
+    expected = None
+    for side in ("left", "right"):
+        folder = make_model(tmp_path / side, Tiny(family, pooling="lasttoken+mean", padding=side))
+        expected = vectors_of(folder, batch_size=1) if expected is None else expected
+        assert_same(load(folder), expected)
+
+
+@pytest.mark.parametrize("engine", ["packed", "padded"])
+def test_a_model_s_own_number_of_dimensions_is_kept(engine: str, folder: Path, load: Load) -> None:
+    if engine == "padded":
+        write_modules(folder, [pooling("mean"), ("LayerNorm", {"dimension": 32}), NORMALIZE])
+    edit(folder, "config_sentence_transformers.json", truncate_dim=8)
+    backend = load(folder)
+    assert backend.engine.startswith(engine)
+    assert backend.dim == facts_of(folder).dimensions == 8
+    assert_same(backend, vectors_of(folder))
+    expected = reference(folder).encode(TEXTS, normalize_embeddings=True, truncate_dim=5)
+    np.testing.assert_allclose(encode(backend, TEXTS, dimensions=5).vectors, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_graph_keeps_a_model_s_own_number_of_dimensions(folder: Path, host: Host) -> None:
+    from tests.support import onnx_models
+
+    pytest.importorskip("onnxruntime")
+    edit(folder, "config_sentence_transformers.json", truncate_dim=8)
+    with pytest.MonkeyPatch.context() as patch:
+        onnx_models.build_here(patch)
+        backend = load_backend("onnx", "tiny", entry=ModelEntry(source=str(folder)), host=host, options={})
+    assert_same(backend, vectors_of(folder))
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_prompt_that_leaves_no_room_for_the_text(mode: str, family: Family, tmp_path: Path, load: Load) -> None:
+    tiny = Tiny(family, pooling=mode, prompt="word " * 60, include_prompt=False)
+    folder = make_model(tmp_path / "model", tiny)
+    assert_same(load(folder), vectors_of(folder))
+
+
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+
+
+def test_a_chat_template_counts_only_where_sentence_transformers_applies_it(tmp_path: Path, load: Load) -> None:
+    folder = make_model(tmp_path / "model", Tiny("qwen3", pooling="lasttoken"))
+    edit(folder, "tokenizer_config.json", chat_template=TEMPLATE)
+    assert_same(load(folder), vectors_of(folder))
+    (folder / "modules.json").unlink()
+    refused(folder, load, "its tokenizer's chat template")
+
+
+def test_a_folder_with_a_transformer_alone_is_pooled_by_the_mean(folder: Path, load: Load) -> None:
+    for file in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
+        (folder / file).unlink()
+    assert_same(load(folder), vectors_of(folder))
+
+
+def refused(folder: Path, load: Load, words: str) -> str:
+    with pytest.raises(ModelError, match=words) as refusal:
+        load(folder)
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+def test_options_that_change_what_a_text_becomes_are_refused(folder: Path, load: Load) -> None:
+    edit(folder, "sentence_bert_config.json", processing_kwargs={"text": {"add_special_tokens": False}})
+    refused(folder, load, "sets text.add_special_tokens in its processing_kwargs")
+
+
+def test_inputs_that_are_not_made_of_a_text_are_refused(folder: Path, load: Load) -> None:
+    edit(folder, "tokenizer_config.json", model_input_names=["input_ids", "bbox", "attention_mask"])
+    refused(folder, load, "takes bbox beside the tokens")
+
+
+def test_missing_weights_are_refused(folder: Path, load: Load) -> None:
+    """transformers would fill in random numbers."""
+    gone = "encoder.layer.1.output.dense.weight"
+    edit_weights(folder, lambda weights: {name: each for name, each in weights.items() if name != gone})
+    refused(folder, load, f"lacks 1 weights of BertModel, such as {gone}: its files are incomplete")
+
+
+def test_a_pooler_that_is_not_used_may_be_missing(folder: Path, load: Load) -> None:
+    expected = vectors_of(folder)
+    edit_weights(folder, lambda weights: {name: each for name, each in weights.items() if "pooler" not in name})
+    assert_same(load(folder), expected)
+
+
+def test_weights_of_another_shape_are_refused(folder: Path, load: Load) -> None:
+    edit(folder, intermediate_size=80)
+    refused(folder, load, "can't be loaded: its weights have other shapes than config.json states")
+
+
+def test_a_file_that_was_not_downloaded_to_its_end_is_refused(folder: Path, load: Load) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    refused(folder, load, "can't be loaded: ")
+
+
+def test_an_architecture_that_transformers_does_not_know_is_refused(folder: Path, load: Load) -> None:
+    edit(folder, model_type="new")
+    assert "model type `new`" in refused(folder, load, "can't be loaded: ")
+
+
+def test_a_text_that_looks_like_a_picture_s_address_is_a_text(tmp_path: Path, load: Load) -> None:
+    from tests.support.model_families import FAMILIES
+
+    folder = next(family for family in FAMILIES if family.models.startswith("clip")).make(tmp_path)
+    address = "https://example.org/cat.png"
+    model, found = reference(folder), encode(load(folder), [address, "a cat"], normalize=False).vectors
+    ids = model.tokenizer([address], return_tensors="pt")
+    with torch.inference_mode():
+        expected = model({**ids, "modality": "text"})["sentence_embedding"]
+    np.testing.assert_allclose(found[:1], expected.numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_tokenizer_without_a_fast_version_is_refused(tmp_path: Path, load: Load) -> None:
+    folder = make_model(tmp_path / "model", Tiny("t5"))
+    (folder / "tokenizer.json").unlink()
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "ByT5Tokenizer"})
+    refused(folder, load, "a fast tokenizer .tokenizer.json., not ByT5Tokenizer")
