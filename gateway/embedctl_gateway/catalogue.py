@@ -31,7 +31,7 @@ class Served:
     Attributes:
         precision: the most accurate one of those in which they do.
         dim: the dimensions of its vectors.
-        max_tokens: longer texts are truncated; 0 if no worker says so.
+        max_tokens: longer texts are truncated; 0 if the model has no limit, or no worker says so.
         spelling_of: the model's name, if this one is another spelling of it; else empty.
     """
 

@@ -34,6 +34,7 @@ from embedctl_workers.encoding.loading import load_encoder
 from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder, locked, private_folder
+from embedctl_workers.models.longest import UNLIMITED
 from embedctl_workers.models.names import names_of
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.health import Health
@@ -178,7 +179,7 @@ class _Served:
             accuracy=self.accuracy,
             spelling_of=spelling_of,
             sustained_tokens_per_s=round(speed.sustained_tokens_per_s, 1),
-            max_tokens=backend.max_tokens,
+            max_tokens=0 if backend.max_tokens == UNLIMITED else backend.max_tokens,
         )
 
 
