@@ -1,0 +1,165 @@
+"""An earlier output in parquet files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedctl.changes.earlier import Earlier, EarlierRows, Rows, check_numbers, no_digests
+from embedctl.changes.spool import Cut, Spool
+from embedctl.digests import NO_DIGEST, as_rows
+from embedctl.kept import TEXT_SHA256
+from embedctl.output.about import ABOUT, About
+from embedctl.output.numbers import FLOAT32, Numbers
+from embedctl.results import Vectors
+from embedctl_config.errors import MissingExtra, OutputError
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from embedctl.output.row_groups import FACTS
+except ImportError as error:
+    raise MissingExtra("parquet", "parquet") from error
+
+#: Rows whose digests are read together.
+_ROWS = 8192
+#: Row groups whose vectors are held: one is some 64 MB.
+_HELD = 2
+#: If the rows are wanted in an order that jumps between row groups more often than this for each group, they are first
+#: brought into a file where each is found at once.
+_JUMPS = 4
+_VECTORS = ("embedding", "tokens_used", "tokens_lost")
+
+
+class ParquetEarlier(Earlier):
+    """Parquet files that :mod:`embedctl.output` or a drain wrote, one after the other.
+
+    Args:
+        files: the name of each, and what opens its source for pyarrow.
+    """
+
+    def __init__(self, name: str, files: Sequence[tuple[str, Callable[[], Any]]], numbers: Numbers | None) -> None:
+        self.name = name
+        self._files = files
+        # The only file stays open, because its name may be that of the new output.
+        self._only = _opened(*files[0]) if len(files) == 1 else None
+        self._current: tuple[int, Any] = (-1, None)
+        self._groups: list[tuple[int, int]] = []  # file and row group
+        sizes = [0]
+        found: About | None = None
+        for at, (file_name, _) in enumerate(files):
+            file = self._file(at)
+            entries = file.metadata.metadata or {}
+            column = file.schema_arrow.field(TEXT_SHA256) if TEXT_SHA256 in file.schema_arrow.names else None
+            if ABOUT.encode() not in entries or column is None or column.type != pa.binary(32):
+                raise no_digests(file_name)
+            about = About.parse(entries[ABOUT.encode()], file_name)
+            if found is not None and about.fingerprint != found.fingerprint:
+                raise OutputError(f"{name} mixes parts of jobs with other models or options: give --force")
+            found = about
+            facts = entries.get(FACTS.encode())
+            self._numbers = Numbers.of_facts(json.loads(facts)) if facts else FLOAT32
+            check_numbers(file_name, self._numbers, numbers)
+            self.dim = file.schema_arrow.field("embedding").type.list_size
+            for group in range(file.num_row_groups):
+                self._groups.append((at, group))
+                sizes.append(file.metadata.row_group(group).num_rows)
+        assert found is not None
+        self.about = found
+        self._starts = np.cumsum(sizes)
+        self.rows = int(self._starts[-1])
+        self._held: dict[int, tuple[Vectors, list[Cut]]] = {}
+        self._spool: Spool | None = None
+
+    def read(self) -> Iterator[EarlierRows]:
+        for at, (name, _) in enumerate(self._files):
+            columns = ["id", "error_code", TEXT_SHA256]
+            try:
+                for batch in self._file(at).iter_batches(_ROWS, columns=columns):
+                    digests = batch.column(TEXT_SHA256)
+                    each = b"".join(digest or NO_DIGEST for digest in digests.to_pylist())
+                    usable = batch.column("error_code").is_null().to_numpy(zero_copy_only=False)
+                    known = digests.is_valid().to_numpy(zero_copy_only=False)
+                    yield EarlierRows(as_rows(each), batch.column("id").to_pylist(), usable & known)
+            except (pa.ArrowException, OSError) as error:
+                raise _damaged(name, error) from error
+
+    def take(self, rows: Rows) -> tuple[Vectors, list[Cut]]:
+        if self._spool is not None:
+            return self._spool.take(rows)
+        vectors = np.empty((len(rows), self.dim), np.float32)
+        cuts: list[Cut] = [(0, 0)] * len(rows)
+        groups = self._group_of(rows)
+        for group in dict.fromkeys(groups.tolist()):
+            found, cut = self._group(group)
+            chosen = np.flatnonzero(groups == group)
+            at = rows[chosen] - self._starts[group]
+            vectors[chosen] = found[at]
+            for where, row in zip(chosen.tolist(), at.tolist(), strict=True):
+                cuts[where] = cut[row]
+        return vectors, cuts
+
+    def prepare(self, rows: Rows, scratch: Path) -> None:
+        groups = self._group_of(rows)
+        if np.count_nonzero(np.diff(groups)) <= _JUMPS * max(1, len(self._groups)):
+            return
+        spool = Spool(self.dim, scratch)
+        for group in np.unique(groups).tolist():
+            spool.write(int(self._starts[group]), *self._group(group))
+        self._spool = spool
+        self._held = {}
+
+    def _group_of(self, rows: Rows) -> Rows:
+        return np.searchsorted(self._starts, rows, side="right").astype(np.int64) - 1
+
+    def _group(self, number: int) -> tuple[Vectors, list[Cut]]:
+        """The vectors of a row group, and how much of each text was cut."""
+        if number not in self._held:
+            while len(self._held) >= _HELD:
+                del self._held[next(iter(self._held))]
+            at, group = self._groups[number]
+            try:
+                table = self._file(at).read_row_group(group, columns=list(_VECTORS))
+            except (pa.ArrowException, OSError) as error:
+                raise _damaged(self._files[at][0], error) from error
+            self._held[number] = self._vectors(table), _cuts(table)
+        found = self._held.pop(number)  # the one that was used last is the last one
+        self._held[number] = found
+        return found
+
+    def _vectors(self, table: Any) -> Vectors:
+        embedding = table.column("embedding").combine_chunks()
+        vectors = np.full((len(table), self.dim), np.nan, np.float32)
+        valid = embedding.is_valid().to_numpy(zero_copy_only=False)
+        stored = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dim)
+        vectors[valid] = self._numbers.restored(stored, self.dim)
+        return vectors
+
+    def _file(self, at: int) -> Any:
+        if self._only is not None:
+            return self._only
+        if self._current[0] != at:
+            self._current = at, _opened(*self._files[at])
+        return self._current[1]
+
+
+def _opened(name: str, open_source: Callable[[], Any]) -> Any:
+    try:
+        source = open_source()
+        return pq.ParquetFile(pa.OSFile(str(source)) if isinstance(source, Path) else source)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(name, error) from error
+
+
+def _damaged(name: str, error: Exception) -> OutputError:
+    return OutputError(f"{name} can't be read: {error}. Restore it, or give --force to encode everything")
+
+
+def _cuts(table: Any) -> list[Cut]:
+    used, lost = (table.column(name).to_pylist() for name in _VECTORS[1:])
+    return [(0, 0) if each is None else (each, other) for each, other in zip(used, lost, strict=True)]

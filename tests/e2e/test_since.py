@@ -1,0 +1,321 @@
+"""`--since` encodes what is new or changed and copies the rest: the output is that of a full run, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from embedctl.broker import Broker
+from tests.support.jobs import reference
+from tests.support.processes import RunEmbedctl
+from tests.support.workers import CONFIG, StartWorker
+
+Documents = dict[str, Any]
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(short_folder: Path) -> Write:
+    """Writes a corpus of ids and texts; returns its name."""
+
+    def write(documents: Documents, name: str = "corpus.jsonl", **fields: Any) -> str:
+        lines = ({"id": label, "text": text, **fields} for label, text in documents.items())
+        (short_folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return name
+
+    return write
+
+
+def many(count: int = 3000) -> Documents:
+    return {f"id-{at}": f"text {at}" for at in range(count)}
+
+
+def changed(documents: Documents) -> Documents:
+    """One percent is changed, one record is gone, one is new, and the order is another one."""
+    after = {
+        label: f"{text} changed" if at % 100 == 5 else text
+        for at, (label, text) in enumerate(documents.items())
+        if label != "id-7"
+    }
+    return {"new": "a new text", **dict(reversed(after.items()))}
+
+
+def vectors_of(path: Path) -> dict[str, Any]:
+    table = pq.read_table(path)
+    return dict(zip(table["id"].to_pylist(), table["embedding"].to_pylist(), strict=True))
+
+
+def assert_holds(path: Path, documents: Documents) -> None:
+    """A file has exactly the vectors and digests of these documents, in their order."""
+    table = pq.read_table(path)
+    assert table["id"].to_pylist() == list(documents)
+    assert table["position"].to_pylist() == list(range(len(documents)))
+    digests = [hashlib.sha256(text.encode()).digest() for text in documents.values()]
+    assert table["text_sha256"].to_pylist() == digests
+    np.testing.assert_array_equal(np.stack(table["embedding"].to_numpy()), reference(list(documents.values())))
+
+
+class Told(dict[str, Any]):
+    """What a command says with --json."""
+
+
+def told(done: Any) -> Told:
+    assert done.returncode == 0, done.stderr
+    return Told(json.loads(done.stdout))
+
+
+def counts(facts: Told) -> tuple[int, int, int, int]:
+    return facts["unchanged"], facts["cached"], facts["encoded"], facts["gone"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npy"])
+def test_an_unchanged_corpus_makes_no_job_and_the_same_bytes(
+    suffix: str, write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    corpus = write(many())
+    assert counts(told(embedctl("submit", corpus, "--digests", "-o", f"old.{suffix}", "--json"))) == (0, 0, 3000, 0)
+    facts = told(embedctl("submit", corpus, "--since", f"old.{suffix}", "-o", f"new.{suffix}", "--json"))
+    assert counts(facts) == (3000, 0, 0, 0)
+    assert facts["id"] is None
+    assert not list(broker.jobs.newest())
+    for old in short_folder.glob("old.*"):
+        new = short_folder / old.name.replace("old", "new")
+        if old.suffix != ".json":
+            assert new.read_bytes() == old.read_bytes(), old.name
+    assert not (short_folder / "new.deleted.jsonl").exists()
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npy", "jsonl"])
+def test_what_changed_is_encoded_and_the_output_is_that_of_a_full_run(
+    suffix: str, write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    old = "old.npy" if suffix == "npy" else "old.parquet"
+    before = many()
+    told(embedctl("submit", write(before), "--digests", "-o", old, "--json"))
+    after = changed(before)
+    corpus = write(after)
+    facts = told(embedctl("submit", corpus, "--since", old, "-o", f"new.{suffix}", "--json"))
+    assert counts(facts) == (2969, 0, 31, 1)
+    told(embedctl("submit", corpus, "--since", old, "--force", "-o", f"full.{suffix}", "--json"))
+    assert (short_folder / f"new.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()
+    gone = [json.loads(line) for line in (short_folder / "new.deleted.jsonl").read_text().splitlines()]
+    assert gone == [{"id": "id-7", "text_sha256": hashlib.sha256(b"text 7").hexdigest()}]
+    if suffix == "parquet":
+        assert_holds(short_folder / "new.parquet", after)
+    if suffix == "npy":
+        np.testing.assert_array_equal(np.load(short_folder / "new.npy"), reference(list(after.values())))
+    assert not list(broker.jobs.newest())
+
+
+def test_every_night_the_same_command(
+    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    """The earlier output is the one to write: the first night there is none yet."""
+    start_worker()
+    documents = many(30)
+
+    def night() -> Told:
+        command = ("submit", write(documents), "--since", "vectors.parquet", "-o", "vectors.parquet", "--json")
+        done = embedctl(*command)
+        assert_holds(short_folder / "vectors.parquet", documents)
+        return told(done)
+
+    assert counts(night()) == (0, 0, 30, 0)
+    assert counts(night()) == (30, 0, 0, 0)
+    del documents["id-3"]
+    documents |= {"id-4": "another text", "id-30": "new"}
+    assert counts(night()) == (28, 0, 2, 1)
+    listed = short_folder / "vectors.deleted.jsonl"
+    assert [json.loads(line)["id"] for line in listed.read_text().splitlines()] == ["id-3"]
+
+    # The list stays until it is removed: a run that was killed in the end must not lose it.
+    assert counts(night())[3] == 1
+    del documents["id-9"]
+    assert counts(night()) == (29, 0, 0, 2)
+    assert [json.loads(line)["id"] for line in listed.read_text().splitlines()] == ["id-9", "id-3"]
+    documents["id-3"] = "it is back"
+    assert counts(night()) == (29, 0, 1, 1)
+    listed.unlink()
+    assert counts(night()) == (30, 0, 0, 0)
+    assert not listed.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--prompt", "query: "), "another prompt"),
+        (("--no-normalize",), "another normalize"),
+        (("--truncation", "mean"), "another truncation"),
+        (("--dimensions", "8"), "another dimensions"),
+        (("--class", "half"), "fp32, not fp16"),
+        (("--class", "reseeded"), "other weights"),
+    ],
+)
+def test_other_vectors_are_not_copied(
+    options: tuple[str, ...],
+    why: str,
+    write: Write,
+    embedctl: RunEmbedctl,
+    short_folder: Path,
+    start_worker: StartWorker,
+) -> None:
+    with (short_folder / "embedctl.toml").open("a") as config:
+        config.write('\n[classes.reseeded]\nbackend = "dummy"\noptions = {dim = 16, seed = 1}\n')
+    start_worker()
+    for name in set(options) & {"half", "reseeded"}:
+        start_worker(name)
+    corpus = write(many(20))
+    told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
+    done = embedctl("submit", corpus, "--since", "old.parquet", "-o", "new.parquet", "--json", *options)
+    assert counts(told(done)) == (0, 0, 20, 0)
+    assert why in done.stderr
+    told(embedctl("submit", corpus, "--digests", "-o", "full.parquet", "--json", *options))
+    assert (short_folder / "new.parquet").read_bytes() == (short_folder / "full.parquet").read_bytes()
+
+
+def test_a_worker_with_other_weights_that_comes_later_makes_everything_be_encoded(
+    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker, environment: dict[str, str]
+) -> None:
+    """Nothing tells the model's files before the job is claimed."""
+    first = start_worker()
+    documents = many(20)
+    told(embedctl("submit", write(documents), "--digests", "-o", "old.parquet", "--json"))
+    first.stop()
+    (short_folder / "embedctl.toml").write_text(
+        CONFIG.replace("options = {dim = 16}", "options = {dim = 16, seed = 1}", 1)
+    )
+    documents["id-5"] = "changed"
+
+    late = threading.Timer(2.0, start_worker, kwargs={"wait": False})
+    late.start()
+    done = embedctl("submit", write(documents), "--since", "old.parquet", "-o", "new.parquet", "--json")
+    late.join()
+    assert counts(told(done)) == (0, 0, 20, 0)
+    assert "other model files" in done.stderr
+    found = np.stack(pq.read_table(short_folder / "new.parquet")["embedding"].to_numpy())
+    np.testing.assert_array_equal(found, reference(list(documents.values()), seed=1))
+
+
+def test_without_a_worker_an_unchanged_corpus_is_copied_on_trust(
+    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker()
+    corpus = write(many(20))
+    told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
+    worker.stop()
+    done = embedctl("submit", corpus, "--since", "old.parquet", "-o", "new.parquet", "--json")
+    assert counts(told(done)) == (20, 0, 0, 0)
+    assert "on trust" in done.stderr
+    assert (short_folder / "new.parquet").read_bytes() == (short_folder / "old.parquet").read_bytes()
+
+
+def test_a_failed_text_is_encoded_again_and_other_fields_are_new(
+    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker("small")
+    documents = {"a": "one", "b": "word " * 200, "c": "one", "d": ""}
+    options = ("--class", "small", "--keep", "title", "--json")
+    first = embedctl("submit", write(documents, title="old"), "--digests", "-o", "old.parquet", *options)
+    assert first.returncode == 3, first.stderr
+    again = embedctl("submit", write(documents, title="new"), "--since", "old.parquet", "-o", "new.parquet", *options)
+    assert again.returncode == 3
+    assert counts(Told(json.loads(again.stdout))) == (2, 0, 2, 0)
+    table = pq.read_table(short_folder / "new.parquet")
+    assert table["title"].to_pylist() == ["new"] * 4
+    before = pq.read_table(short_folder / "old.parquet")
+    assert table.drop_columns(["title"]) == before.drop_columns(["title"])
+
+
+def test_records_without_ids_and_equal_ids_are_compared_by_their_texts(
+    embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    (short_folder / "c.jsonl").write_text("".join(f'{{"text": "text {at % 3}", "id": "same"}}\n' for at in range(6)))
+    (short_folder / "c.txt").write_text("text 0\ntext 1\ntext 2\ntext 0\n")
+    for corpus, texts in (("c.jsonl", 6), ("c.txt", 4)):
+        told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
+        facts = told(embedctl("submit", corpus, "--since", "old.parquet", "-o", "new.parquet", "--json"))
+        assert counts(facts) == (texts, 0, 0, 0)
+        assert (short_folder / "new.parquet").read_bytes() == (short_folder / "old.parquet").read_bytes()
+    (short_folder / "c.txt").write_text("text 0\ntext 5\n")
+    facts = told(embedctl("submit", "c.txt", "--since", "old.parquet", "-o", "new.parquet", "--json"))
+    assert counts(facts) == (1, 0, 1, 2)
+
+
+def test_parts_are_an_earlier_output_too(
+    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    before = many(300)
+    done = embedctl(
+        "submit", write(before), "--chunk-size", "50", "--digests", "-o", "parts/", EMBEDCTL_PART_RECORDS="100"
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((short_folder / "parts").glob("*.parquet"))) > 1
+    after = changed(before)
+    facts = told(embedctl("submit", write(after), "--since", "parts", "-o", "new.parquet", "--json"))
+    assert counts(facts) == (296, 0, 4, 1)
+    assert_holds(short_folder / "new.parquet", after)
+    (short_folder / "parts" / "manifest.json").unlink()
+    refused = embedctl("submit", "corpus.jsonl", "--since", "parts/", "-o", "new.parquet")
+    assert refused.returncode == 1
+    assert "manifest.json" in refused.stderr
+
+
+def test_what_can_not_be_done_is_refused_before_anything_is_queued(
+    write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    corpus = write(many(5))
+    told(embedctl("submit", corpus, "--digests", "-o", "old.npy", "--json"))
+    assert embedctl("submit", corpus, "-o", "plain.parquet").returncode == 0
+    before = len(list(broker.jobs.newest()))
+
+    def refused(*arguments: str, stdin: str | None = None) -> str:
+        done = embedctl("submit", *arguments, stdin=stdin)
+        assert done.returncode in (1, 2), done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    assert "--digests" in refused(corpus, "--since", "plain.parquet", "-o", "new.parquet")
+    assert "not there" in refused(corpus, "--since", "nowhere.parquet", "-o", "new.parquet")
+    assert "can't be replaced at once" in refused(corpus, "--since", "old.npy", "-o", "old.npy")
+    assert "name it with -o" in refused(corpus, "--since", "old.npy")
+    assert "name it with -o" in refused(corpus, "--since", "old.npy", "-o", "parts/")
+    assert "--output-type" not in refused(corpus, "--since", "corpus.jsonl", "-o", "new.parquet")
+    assert "save it to a file" in refused("-", "--since", "old.npy", "-o", "new.parquet", stdin='{"text": "a"}\n')
+    assert "--limit" in refused(corpus, "--since", "old.npy", "--limit", "2", "-o", "new.parquet")
+    assert "no room for digests" in refused(corpus, "--digests", "-o", "new.jsonl")
+    assert "--cache-precision" in refused(corpus, "--cache-precision", "at-least", "-o", "new.parquet")
+    stored = refused(corpus, "--since", "old.npy", "--output-type", "float16", "-o", "new.npy")
+    assert "stores float32" in stored
+    (short_folder / "old.digests.bin").write_bytes(bytes(5 * 32))
+    assert "not the file that was written" in refused(corpus, "--since", "old.npy", "-o", "new.npy")
+    assert len(list(broker.jobs.newest())) == before
+
+
+def test_a_job_with_digests_is_fetched_with_them(
+    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    documents = many(20)
+    done = embedctl("submit", write(documents), "--digests", "--wait", "--json")
+    job = told(done)["id"]
+    for name in ("a.parquet", "a.npy", "a.jsonl"):
+        assert embedctl("fetch", job, "-o", name).returncode == 0
+    assert_holds(short_folder / "a.parquet", documents)
+    digests = b"".join(hashlib.sha256(text.encode()).digest() for text in documents.values())
+    assert (short_folder / "a.digests.bin").read_bytes() == digests
+    assert set(json.loads((short_folder / "a.jsonl").read_text().splitlines()[0])) == {"position", "id", "embedding"}
+    facts = told(embedctl("submit", "corpus.jsonl", "--since", "a.npy", "-o", "new.parquet", "--json"))
+    assert counts(facts) == (20, 0, 0, 0)
