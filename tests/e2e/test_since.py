@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,66 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedctl.broker import Broker
+from tests.support.changes import Write, assert_holds, changed, counts, many, told, writer
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.workers import CONFIG, StartWorker
 
-Documents = dict[str, Any]
-Write = Callable[..., str]
-
 
 @pytest.fixture
 def write(short_folder: Path) -> Write:
-    """Writes a corpus of ids and texts; returns its name."""
-
-    def write(documents: Documents, name: str = "corpus.jsonl", **fields: Any) -> str:
-        lines = ({"id": label, "text": text, **fields} for label, text in documents.items())
-        (short_folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return name
-
-    return write
-
-
-def many(count: int = 3000) -> Documents:
-    return {f"id-{at}": f"text {at}" for at in range(count)}
-
-
-def changed(documents: Documents) -> Documents:
-    """One percent is changed, one record is gone, one is new, and the order is another one."""
-    after = {
-        label: f"{text} changed" if at % 100 == 5 else text
-        for at, (label, text) in enumerate(documents.items())
-        if label != "id-7"
-    }
-    return {"new": "a new text", **dict(reversed(after.items()))}
-
-
-def vectors_of(path: Path) -> dict[str, Any]:
-    table = pq.read_table(path)
-    return dict(zip(table["id"].to_pylist(), table["embedding"].to_pylist(), strict=True))
-
-
-def assert_holds(path: Path, documents: Documents) -> None:
-    """A file has exactly the vectors and digests of these documents, in their order."""
-    table = pq.read_table(path)
-    assert table["id"].to_pylist() == list(documents)
-    assert table["position"].to_pylist() == list(range(len(documents)))
-    digests = [hashlib.sha256(text.encode()).digest() for text in documents.values()]
-    assert table["text_sha256"].to_pylist() == digests
-    np.testing.assert_array_equal(np.stack(table["embedding"].to_numpy()), reference(list(documents.values())))
-
-
-class Told(dict[str, Any]):
-    """What a command says with --json."""
-
-
-def told(done: Any) -> Told:
-    assert done.returncode == 0, done.stderr
-    return Told(json.loads(done.stdout))
-
-
-def counts(facts: Told) -> tuple[int, int, int, int]:
-    return facts["unchanged"], facts["cached"], facts["encoded"], facts["gone"]
+    return writer(short_folder)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "npy"])
@@ -124,7 +72,7 @@ def test_every_night_the_same_command(
     start_worker()
     documents = many(30)
 
-    def night() -> Told:
+    def night() -> dict[str, Any]:
         command = ("submit", write(documents), "--since", "vectors.parquet", "-o", "vectors.parquet", "--json")
         done = embedctl(*command)
         assert_holds(short_folder / "vectors.parquet", documents)
@@ -202,8 +150,7 @@ def test_a_worker_with_other_weights_that_comes_later_makes_everything_be_encode
     late.join()
     assert counts(told(done)) == (0, 0, 20, 0)
     assert "other model files" in done.stderr
-    found = np.stack(pq.read_table(short_folder / "new.parquet")["embedding"].to_numpy())
-    np.testing.assert_array_equal(found, reference(list(documents.values()), seed=1))
+    assert_holds(short_folder / "new.parquet", documents, seed=1)
 
 
 def test_without_a_worker_an_unchanged_corpus_is_copied_on_trust(
@@ -229,7 +176,7 @@ def test_a_failed_text_is_encoded_again_and_other_fields_are_new(
     assert first.returncode == 3, first.stderr
     again = embedctl("submit", write(documents, title="new"), "--since", "old.parquet", "-o", "new.parquet", *options)
     assert again.returncode == 3
-    assert counts(Told(json.loads(again.stdout))) == (2, 0, 2, 0)
+    assert counts(json.loads(again.stdout)) == (2, 0, 2, 0)
     table = pq.read_table(short_folder / "new.parquet")
     assert table["title"].to_pylist() == ["new"] * 4
     before = pq.read_table(short_folder / "old.parquet")
@@ -319,3 +266,21 @@ def test_a_job_with_digests_is_fetched_with_them(
     assert set(json.loads((short_folder / "a.jsonl").read_text().splitlines()[0])) == {"position", "id", "embedding"}
     facts = told(embedctl("submit", "corpus.jsonl", "--since", "a.npy", "-o", "new.parquet", "--json"))
     assert counts(facts) == (20, 0, 0, 0)
+
+
+def test_a_damaged_vector_is_not_copied(
+    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    corpus = write(many(50))
+    told(embedctl("submit", corpus, "--digests", "-o", "old.parquet", "--json"))
+    file = short_folder / "old.parquet"
+    column = pq.read_metadata(file).row_group(0).column(2)
+    assert column.path_in_schema == "embedding.list.element"
+    data = bytearray(file.read_bytes())
+    data[column.data_page_offset + column.total_compressed_size - 10] ^= 1
+    file.write_bytes(data)
+    done = embedctl("submit", corpus, "--since", "old.parquet", "-o", "new.parquet")
+    assert done.returncode == 1
+    assert "can't be read" in done.stderr
+    assert not (short_folder / "new.parquet").exists()

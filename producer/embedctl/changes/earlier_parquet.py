@@ -108,9 +108,15 @@ class ParquetEarlier(Earlier):
         groups = self._group_of(rows)
         if np.count_nonzero(np.diff(groups)) <= _JUMPS * max(1, len(self._groups)):
             return
-        spool = Spool(self.dim, scratch)
-        for group in np.unique(groups).tolist():
-            spool.write(int(self._starts[group]), *self._group(group))
+        try:
+            spool = Spool(self.dim, scratch)
+            for group in np.unique(groups).tolist():
+                spool.write(int(self._starts[group]), *self._group(group))
+        except OSError as error:
+            raise OutputError(
+                f"{scratch} has no room for the vectors of {self.name}, whose order is another one: "
+                f"{error.strerror or error}. Make room there, or choose another folder for the output"
+            ) from error
         self._spool = spool
         self._held = {}
 
@@ -151,7 +157,8 @@ class ParquetEarlier(Earlier):
 def _opened(name: str, open_source: Callable[[], Any]) -> Any:
     try:
         source = open_source()
-        return pq.ParquetFile(pa.OSFile(str(source)) if isinstance(source, Path) else source)
+        opened = pa.OSFile(str(source)) if isinstance(source, Path) else source
+        return pq.ParquetFile(opened, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise _damaged(name, error) from error
 

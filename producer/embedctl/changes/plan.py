@@ -161,12 +161,13 @@ def compare(
         InputError: a record can't be read, or there is no room for temporary files.
         OutputError: the earlier output is damaged.
     """
+    finds = copies or find is not None
     with Spilled(ENTRY) as old, Spilled(NAME) as old_names, Spilled(ENTRY) as new, Spilled(NAME) as new_names:
         if earlier is not None:
             _take_in(earlier, old, old_names, copies=copies)
             gone_digests = as_rows(b"".join(bytes.fromhex(each.text_sha256) for each in gone_before))
             old_names.add(names(gone_digests, [each.id for each in gone_before], earlier.rows))
-        marks, count = _read(records, new, new_names)
+        marks, count = _read(records, new if finds else None, new_names if earlier is not None else None)
         sources = np.full(count, ENCODE, np.int64)
         for there, wanted in parts_of(old, new):
             places = places_in(there, wanted)
@@ -188,16 +189,20 @@ def _take_in(earlier: Earlier, old: Spilled, old_names: Spilled, *, copies: bool
         first += len(rows.ids)
 
 
-def _read(records: Iterable[Record], new: Spilled, new_names: Spilled) -> tuple[IO[bytes], int]:
+def _read(records: Iterable[Record], new: Spilled | None, new_names: Spilled | None) -> tuple[IO[bytes], int]:
     """Read the corpus; returns the marks of its records, and how many they are."""
-    marks = tempfile.TemporaryFile()  # noqa: SIM115  (the plan keeps it)
+    with explained():
+        marks = tempfile.TemporaryFile()  # noqa: SIM115  (the plan keeps it)
     source = iter(records)
     count = 0
     while held := list(islice(source, _SLICE)):
-        digests = as_rows(b"".join(map(digest_of, held)))
-        ids = [record.id for record in held]
-        new.add(entries(digests, ids, count))
-        new_names.add(names(digests, ids, count))
+        if new is not None or new_names is not None:
+            digests = as_rows(b"".join(map(digest_of, held)))
+            ids = [record.id for record in held]
+            if new is not None:
+                new.add(entries(digests, ids, count))
+            if new_names is not None:
+                new_names.add(names(digests, ids, count))
         with explained():
             marks.write(b"".join(map(mark_of, held)))
         count += len(held)

@@ -203,7 +203,7 @@ class Update:
     def _is_in_place(self) -> bool:
         """Whether the earlier output is the one to write."""
         since = self._sources.since
-        return since is not None and "://" not in since and Path(since).absolute() == self._output.absolute()
+        return since is not None and "://" not in since and Path(since).resolve() == self._output.resolve()
 
     def _compare(self, known: _Known) -> Plan:
         hits = Hits()

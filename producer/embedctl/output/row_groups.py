@@ -99,6 +99,7 @@ class Layout:
             use_dictionary=repeated if split else [*repeated, _NUMBERS],
             column_encoding={_NUMBERS: "BYTE_STREAM_SPLIT"} if split else None,
             write_page_index=True,
+            write_page_checksum=self._digests,  # its vectors will be copied
         )
 
     def table(self, chunk: ChunkVectors) -> Any:
