@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import numpy as np
 from embedctl import enqueue
 from embedctl.broker import Broker
 from embedctl.changes.cache import Cache, Cached, Finder, Hits, answering, key_of
-from embedctl.changes.earlier import Earlier, open_earlier
+from embedctl.changes.earlier import Earlier
 from embedctl.changes.expected import Expected, expected, has_same_name
 from embedctl.changes.gone import Gone, gone_of, read_gone, write_gone
 from embedctl.changes.merged import Merged, OtherVectors
+from embedctl.changes.opening import open_earlier
 from embedctl.changes.plan import Plan, compare
 from embedctl.changes.sources import Sources
 from embedctl.job import Job
@@ -116,19 +118,25 @@ class Update:
             InputError: the corpus can't be read, or changes meanwhile.
             EmbedctlError: what `submit` and `write` raise.
         """
-        cache = None if self._sources.cache is None else Cache(self._sources.cache, self._max_bytes())
-        known = self._known(cache)
-        try:
-            return self._run(known, submit, write)
-        except OtherVectors as error:
-            self._say(f"{error}: nothing is copied, and all records are encoded")
-            return self._run(dataclasses.replace(known, copies=False, reads_cache=False, about=None), submit, write)
-        finally:
-            if cache is not None:
-                cache.close()
+        with ExitStack() as stack:
+            known = self._known(self._cache(stack))
+            try:
+                return self._run(known, submit, write)
+            except OtherVectors as error:
+                self._say(f"{error}: nothing is copied, and all records are encoded")
+                alone = dataclasses.replace(known, copies=False, reads_cache=False, about=None)
+                return self._run(alone, submit, write)
 
-    def _max_bytes(self) -> int:
-        return self._broker.settings.cache_max_bytes
+    def plan(self) -> Plan:
+        """Only compare. Raises as :meth:`run`, as far as that compares."""
+        with ExitStack() as stack:
+            return self._compare(self._known(self._cache(stack)))
+
+    def _cache(self, stack: ExitStack) -> Cache | None:
+        """The cache, which the stack closes."""
+        if self._sources.cache is None:
+            return None
+        return stack.enter_context(Cache(self._sources.cache, self._broker.settings.cache_max_bytes))
 
     def _run(
         self,
@@ -241,6 +249,17 @@ class Update:
             cache.put(_vectors(job, fingerprint))
         except OutputError as error:
             self._say(f"The vectors are written, but not all of them are in the cache: {error}")
+
+
+def texts_alone(
+    records: Callable[[], Iterator[Record]], sources: Sources, numbers: Numbers | None, output: Path
+) -> Plan:
+    """Compare a corpus with an earlier output where nothing tells what a job would compute. Raises as
+    :meth:`Update.run`."""
+    since = None if sources.force else sources.since
+    in_place = since is not None and Path(since).resolve() == output.resolve() and not output.exists()
+    earlier = None if since is None or in_place else open_earlier(since, numbers)
+    return compare(records(), earlier, [], None, Hits(), copies=earlier is not None)
 
 
 def _about(spec: JobSpec, known: Expected) -> About | None:

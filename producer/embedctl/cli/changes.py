@@ -27,6 +27,7 @@ from embedctl.records import Record
 from embedctl.store import JobState
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import ExitStatus, InputError, JobError, JobNotFound, JobStalled, SettingsError
+from embedctl_config.printable import printable
 
 if TYPE_CHECKING:
     from embedctl.changes.merged import Merged
@@ -170,6 +171,30 @@ def update(
     for job in jobs[-1:]:
         job.discard()  # its vectors are in the file, and the next command has another difference
     return outcome
+
+
+def to_encode(
+    choice: CorpusChoice, asked: Asked, path: Path | Place | None, numbers: output.Numbers | None, broker: Broker | None
+) -> Iterator[Record]:
+    """Of a corpus, the records that a command would encode. Says on stderr how many these are, if it may copy some.
+
+    Args:
+        broker: None if there is no Redis; then only texts are compared, with the earlier output.
+    """
+    if not asked.copies or not isinstance(path, Path):
+        return choice.records()
+    from embedctl.changes.update import Update, texts_alone  # here, because most commands compare nothing
+
+    def say(line: str) -> None:
+        click.echo(printable(line), err=True)
+
+    if broker is None:
+        plan = texts_alone(choice.records, asked.sources, numbers, path)
+        say("Nothing tells which files the model has: only texts are compared, and not with a cache")
+    else:
+        plan = Update(broker, choice.options, choice.records, path, asked.sources, numbers, say).plan()
+    say(f"{plan.unchanged:,} records are unchanged, {plan.cached:,} are in the cache, {plan.to_encode:,} are to encode")
+    return plan.difference(_again(choice))
 
 
 def report_update(outcome: Outcome, path: Path, progress: JobProgress, *, as_json: bool) -> ExitStatus:

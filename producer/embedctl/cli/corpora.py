@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from embedctl import enqueue, unique
 from embedctl.broker import Broker
 from embedctl.cli.addresses import refuse_addresses
-from embedctl.cli.changes import Asked, report_update, update
+from embedctl.cli.changes import Asked, report_update, to_encode, update
 from embedctl.cli.completion import complete_class, complete_job
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import (
@@ -268,7 +268,8 @@ def submit(
     choice = choice.checked(as_json=as_json)
     broker = Broker.shared(settings)
     if dry_run:
-        estimated = estimate(broker, choice.records(), choice.options, at_hand=choice.corpus.rereadable)
+        records = to_encode(choice, asked, output, numbers, broker)
+        estimated = estimate(broker, records, choice.options, at_hand=choice.corpus.rereadable)
         print_estimate(estimated, as_json=as_json)
         return
     if isinstance(output, Path) and asked.applies(choice, output):

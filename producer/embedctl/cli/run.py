@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from embedctl.broker import Broker
-from embedctl.cli.changes import Asked, report_update, update
+from embedctl.cli.changes import Asked, report_update, to_encode, update
 from embedctl.cli.completion import complete_class
 from embedctl.cli.corpora import CorpusChoice, print_estimate, submit_choice
 from embedctl.cli.json_forms import result_json
@@ -96,7 +96,9 @@ def run(
     choice = CorpusChoice.of(settings, output=output, **options)
     if dry_run:
         choice = choice.checked(as_json=as_json)
-        print_estimate(local_estimate(settings, choice.records(), choice.options), as_json=as_json)
+        asked.check(choice, output)
+        records = to_encode(choice, asked, output, numbers, None)
+        print_estimate(local_estimate(settings, records, choice.options), as_json=as_json)
         return
     if output is None:
         raise click.UsageError("Missing option '--output' / '-o'.")
