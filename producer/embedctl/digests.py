@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from embedctl.kept import DIGEST_FIELD
 from embedctl.records import Record
+from embedctl_config.errors import WireForeign
 from embedctl_config.wire import RecordKind
 
 #: uint8, records × 32. The digest of a record without a text is all zeros.
@@ -36,11 +37,25 @@ def with_digests(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def taken_out(kept: Sequence[dict[str, Any]]) -> Digests | None:
-    """Remove the digests from the kept fields of records; returns them, or None if there are none."""
+    """Remove the digests from the kept fields of records; returns them, or None if there are none.
+
+    Raises:
+        WireForeign: one is no digest.
+    """
     found = [fields.pop(DIGEST_FIELD, None) for fields in kept]
     if all(digest is None for digest in found):
         return None
-    return as_rows(b"".join(NO_DIGEST if digest is None else bytes.fromhex(digest) for digest in found))
+    return as_rows(b"".join(NO_DIGEST if digest is None else _parsed(digest) for digest in found))
+
+
+def _parsed(digest: object) -> bytes:
+    try:
+        data = bytes.fromhex(str(digest))
+    except ValueError:
+        data = b""
+    if len(data) != DIGEST_BYTES:
+        raise WireForeign("a result holds a digest of a text that is none: another program has written it")
+    return data
 
 
 def as_rows(digests: bytes) -> Digests:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from embedctl.broker import Broker
 from tests.support.changes import Write, assert_holds, changed, counts, many, told, writer
@@ -303,3 +305,70 @@ def test_a_dry_run_counts_what_is_to_be_encoded(
     facts = embedctl("submit", *since, "--prompt", "query: ")
     assert told(facts)["records"] == 300
     assert not list(broker.jobs.newest())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hundred_thousand_records_are_encoded_once(
+    write: Write,
+    embedctl: RunEmbedctl,
+    broker: Broker,
+    short_folder: Path,
+    environment: dict[str, str],
+    free_port: int,
+    start_worker: StartWorker,
+) -> None:
+    """Counted by the worker itself."""
+    environment["EMBEDCTL_METRICS_PORT"] = str(free_port)
+    start_worker(forked=False)
+
+    def encoded() -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=10) as page:
+            families = text_string_to_metric_families(page.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+        return int(sum(sample.value for sample in samples if sample.name == "embedctl_records_total"))
+
+    documents = many(100_000)
+    told(embedctl("submit", write(documents), "--digests", "-o", "old.parquet", "--json"))
+    assert encoded() == 100_000
+    facts = told(embedctl("submit", "corpus.jsonl", "--since", "old.parquet", "-o", "new.parquet", "--json"))
+    assert counts(facts) == (100_000, 0, 0, 0)
+    assert encoded() == 100_000
+    assert not list(broker.jobs.newest())
+    assert (short_folder / "old.parquet").read_bytes() == (short_folder / "new.parquet").read_bytes()
+
+    after = {label: text if at % 100 else f"{text} changed" for at, (label, text) in enumerate(documents.items())}
+    told(embedctl("submit", write(after), "--since", "old.parquet", "-o", "new.parquet", "--json"))
+    assert encoded() == 101_000
+    told(embedctl("submit", "corpus.jsonl", "--digests", "-o", "full.parquet", "--json"))
+    assert encoded() == 201_000
+    assert (short_folder / "full.parquet").read_bytes() == (short_folder / "new.parquet").read_bytes()
+    assert_holds(short_folder / "new.parquet", after)
+
+
+def test_run_copies_too(write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker) -> None:
+    start_worker()
+    documents = many(30)
+    command = ("run", write(documents), "--since", "v.parquet", "-o", "v.parquet", "--json")
+    assert counts(told(embedctl(*command))) == (0, 0, 30, 0)
+    documents["id-3"] = "changed"
+    write(documents)
+    assert counts(told(embedctl(*command))) == (29, 0, 1, 0)
+    assert counts(told(embedctl(*command))) == (30, 0, 0, 0)
+    assert_holds(short_folder / "v.parquet", documents)
+
+
+@pytest.mark.slow
+def test_run_alone_copies_too(write: Write, embedctl: RunEmbedctl, short_folder: Path) -> None:
+    """With a private Redis and a worker of its own, which tells the model's fingerprint."""
+    documents = many(30)
+    command = ("run", write(documents), "--since", "v.parquet", "-o", "v.parquet", "--cache", "c.db", "--json")
+    assert counts(told(embedctl(*command, EMBEDCTL_REDIS_URL=""))) == (0, 0, 30, 0)
+    documents["id-3"] = "changed"
+    write(documents)
+    again = embedctl(*command, EMBEDCTL_REDIS_URL="")
+    assert counts(told(again)) == (29, 0, 1, 0)
+    assert "trust" not in again.stderr
+    assert_holds(short_folder / "v.parquet", documents)
+    state = [file for file in (short_folder / "state").rglob("*") if file.is_file()]
+    assert not state, "nothing is left of the private Redis"

@@ -33,6 +33,7 @@ _HELD = 2
 #: If the rows are wanted in an order that jumps between row groups more often than this for each group, they are first
 #: brought into a file where each is found at once.
 _JUMPS = 4
+_DIGESTS = ["id", "error_code", TEXT_SHA256]
 _VECTORS = ("embedding", "tokens_used", "tokens_lost")
 
 
@@ -77,17 +78,17 @@ class ParquetEarlier(Earlier):
         self._spool: Spool | None = None
 
     def read(self) -> Iterator[EarlierRows]:
-        for at, (name, _) in enumerate(self._files):
-            columns = ["id", "error_code", TEXT_SHA256]
+        for at, group in self._groups:
             try:
-                for batch in self._file(at).iter_batches(_ROWS, columns=columns):
-                    digests = batch.column(TEXT_SHA256)
-                    each = b"".join(digest or NO_DIGEST for digest in digests.to_pylist())
-                    usable = batch.column("error_code").is_null().to_numpy(zero_copy_only=False)
-                    known = digests.is_valid().to_numpy(zero_copy_only=False)
-                    yield EarlierRows(as_rows(each), batch.column("id").to_pylist(), usable & known)
+                # One row group at a time: a reader of all of them keeps what it has read.
+                for batch in self._file(at).iter_batches(_ROWS, [group], columns=_DIGESTS, use_threads=False):
+                    # As lists: what computes with columns is imported with 50 MB of memory.
+                    ids, codes, digests = (batch.column(name).to_pylist() for name in _DIGESTS)
+                    usable = [code is None and digest is not None for code, digest in zip(codes, digests, strict=True)]
+                    each = b"".join(digest or NO_DIGEST for digest in digests)
+                    yield EarlierRows(as_rows(each), ids, np.array(usable, bool))
             except (pa.ArrowException, OSError) as error:
-                raise _damaged(name, error) from error
+                raise _damaged(self._files[at][0], error) from error
 
     def take(self, rows: Rows) -> tuple[Vectors, list[Cut]]:
         if self._spool is not None:
