@@ -70,6 +70,7 @@ class Earlier(ABC):
         """Get ready to take many rows in this order.
 
         Args:
+            rows: those below 0 are passed over.
             scratch: a folder with room for the vectors.
         """
 

@@ -28,6 +28,8 @@ except ImportError as error:
 
 #: Rows whose digests are read together.
 _ROWS = 8192
+#: Rows whose row groups are looked at together.
+_SLICE = 1_000_000
 #: Row groups whose vectors are held: one is some 64 MB.
 _HELD = 2
 #: If the rows are wanted in an order that jumps between row groups more often than this for each group, they are first
@@ -106,12 +108,17 @@ class ParquetEarlier(Earlier):
         return vectors, cuts
 
     def prepare(self, rows: Rows, scratch: Path) -> None:
-        groups = self._group_of(rows)
-        if np.count_nonzero(np.diff(groups)) <= _JUMPS * max(1, len(self._groups)):
+        jumps, wanted = 0, np.zeros(len(self._groups), bool)
+        for first in range(0, len(rows), _SLICE):
+            some = rows[first : first + _SLICE]
+            groups = self._group_of(some[some >= 0])
+            jumps += int(np.count_nonzero(np.diff(groups)))
+            wanted[groups] = True
+        if jumps <= _JUMPS * len(self._groups):
             return
         try:
             spool = Spool(self.dim, scratch)
-            for group in np.unique(groups).tolist():
+            for group in np.flatnonzero(wanted).tolist():
                 spool.write(int(self._starts[group]), *self._group(group))
         except OSError as error:
             raise OutputError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embedctl.changes.earlier import Earlier, Rows
+from embedctl.digests import DIGEST_BYTES
 from embedctl.durable import remove_durably
 from embedctl.output.parts import json_line, part_of, publish
 from embedctl_config.errors import OutputError
@@ -21,26 +22,30 @@ class Gone(NamedTuple):
     text_sha256: str
 
 
-def read_gone(path: Path) -> list[Gone]:
+def read_gone(path: Path) -> Iterator[Gone]:
     """What an earlier run found gone; nothing if there is no such file.
 
     Raises:
         OutputError: it is another kind of file.
     """
     if not path.exists():
-        return []
-    try:
-        lines = path.read_bytes().splitlines()
-        found = [Gone(line["id"], line["text_sha256"]) for line in map(json.loads, lines)]
-        good = all(len(bytes.fromhex(each.text_sha256)) == 32 and isinstance(each.id, str | None) for each in found)
-    except (ValueError, TypeError, LookupError):
-        good = False
-    if not good:
-        raise OutputError(f"{path} is no list of deleted records: remove it, or name another output")
-    return found
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                fields = json.loads(line)
+                found = Gone(fields["id"], fields["text_sha256"])
+                good = len(bytes.fromhex(found.text_sha256)) == DIGEST_BYTES and isinstance(found.id, str | None)
+            except (ValueError, TypeError, LookupError):
+                good = False
+            if not good:
+                raise OutputError(
+                    f"{path}, line {number}: this is no list of deleted records: remove it, or name another output"
+                )
+            yield found
 
 
-def gone_of(earlier: Earlier, rows_gone: Rows, before: list[Gone]) -> Iterator[Gone]:
+def gone_of(earlier: Earlier, rows_gone: Rows, before: Iterable[Gone]) -> Iterator[Gone]:
     """The records that are gone.
 
     Args:
@@ -56,9 +61,10 @@ def gone_of(earlier: Earlier, rows_gone: Rows, before: list[Gone]) -> Iterator[G
         first += len(rows.ids)
         if row is None:
             return
-    while row is not None:
-        yield before[row - first]
-        row = next(wanted, None)
+    for place, each in enumerate(before, first):
+        if place == row:
+            yield each
+            row = next(wanted, None)
 
 
 def write_gone(path: Path, gone: Iterable[Gone]) -> bool:

@@ -27,7 +27,10 @@ def open_earlier(path: str, numbers: Numbers | None) -> Earlier:
         from embedctl.changes.earlier_parquet import ParquetEarlier
 
         place = place_of(path)
-        names = place.names()
+        try:
+            names = place.names()
+        except OSError as error:
+            raise OutputError(f"{path} can't be read: {error.strerror or error}") from error
         parts = [name for name in names if name != MANIFEST]
         if MANIFEST not in names or not parts:
             raise OutputError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO
@@ -143,7 +143,7 @@ def changed(position: int) -> InputError:
 def compare(
     records: Iterable[Record],
     earlier: Earlier | None,
-    gone_before: Sequence[Gone],
+    gone_before: Iterable[Gone],
     find: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.int64]] | None,
     hits: Hits,
     *,
@@ -165,8 +165,7 @@ def compare(
     with Spilled(ENTRY) as old, Spilled(NAME) as old_names, Spilled(ENTRY) as new, Spilled(NAME) as new_names:
         if earlier is not None:
             _take_in(earlier, old, old_names, copies=copies)
-            gone_digests = as_rows(b"".join(bytes.fromhex(each.text_sha256) for each in gone_before))
-            old_names.add(names(gone_digests, [each.id for each in gone_before], earlier.rows))
+            _take_in_gone(gone_before, old_names, earlier.rows)
         marks, count = _read(records, new if finds else None, new_names if earlier is not None else None)
         sources = np.full(count, ENCODE, np.int64)
         for there, wanted in parts_of(old, new):
@@ -187,6 +186,14 @@ def _take_in(earlier: Earlier, old: Spilled, old_names: Spilled, *, copies: bool
             old.add(entries(rows.digests, rows.ids, first)[rows.usable])
         old_names.add(names(rows.digests, rows.ids, first))
         first += len(rows.ids)
+
+
+def _take_in_gone(gone: Iterable[Gone], old_names: Spilled, first: int) -> None:
+    source = iter(gone)
+    while held := list(islice(source, _SLICE)):
+        digests = as_rows(b"".join(bytes.fromhex(each.text_sha256) for each in held))
+        old_names.add(names(digests, [each.id for each in held], first))
+        first += len(held)
 
 
 def _read(records: Iterable[Record], new: Spilled | None, new_names: Spilled | None) -> tuple[IO[bytes], int]:

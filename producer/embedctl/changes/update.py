@@ -60,14 +60,12 @@ class _Known:
     Attributes:
         earlier: an earlier output to compare with.
         copies: whether its vectors may be copied.
-        gone: what was gone before.
         cache: open for writing.
         about: what the copied vectors are; None if nothing tells.
     """
 
     earlier: Earlier | None
     copies: bool
-    gone: list[Gone]
     cache: Cache | None
     reads_cache: bool
     about: About | None
@@ -147,9 +145,9 @@ class Update:
         plan = self._compare(known)
         if not is_stdout(self._output) and known.earlier is not None:
             # Before the output: its name may be that of the earlier one, and then nothing else tells what is gone.
-            write_gone(deleted_beside(self._output), gone_of(known.earlier, plan.gone, known.gone))
+            write_gone(deleted_beside(self._output), gone_of(known.earlier, plan.gone, self._gone_before()))
         if plan.earlier is not None:
-            plan.earlier.prepare(plan.sources[plan.sources >= 0], self._output.absolute().parent)
+            plan.earlier.prepare(plan.sources, self._output.absolute().parent)
         job = None
         if plan.to_encode:
             job = submit(plan.difference(self._records()), self._keyed(plan))
@@ -190,8 +188,7 @@ class Update:
         if reads_cache and about is None:
             self._say(f"The cache is not read, because no live worker tells which files model {self._spec.model} has")
             reads_cache = False
-        gone = read_gone(deleted_beside(self._output)) if earlier is not None and self._is_in_place() else []
-        return _Known(earlier, earlier is not None and not why_not, gone, cache, reads_cache, about)
+        return _Known(earlier, earlier is not None and not why_not, cache, reads_cache, about)
 
     def _opened(self) -> Earlier | None:
         since = self._sources.since
@@ -213,6 +210,10 @@ class Update:
         since = self._sources.since
         return since is not None and "://" not in since and Path(since).resolve() == self._output.resolve()
 
+    def _gone_before(self) -> Iterator[Gone]:
+        """What is gone since before the earlier output: what the list beside it says."""
+        return read_gone(deleted_beside(self._output)) if self._is_in_place() else iter(())
+
     def _compare(self, known: _Known) -> Plan:
         hits = Hits()
         find = None
@@ -221,7 +222,7 @@ class Update:
             assert known.about is not None
             precisions = answering(self._spec.precision, at_least=self._sources.at_least)
             find = Finder(known.cache, known.about.fingerprint, precisions, hits)
-        return compare(self._records(), known.earlier, known.gone, find, hits, copies=known.copies)
+        return compare(self._records(), known.earlier, self._gone_before(), find, hits, copies=known.copies)
 
     def _keyed(self, plan: Plan) -> enqueue.JobOptions:
         """The options with a key of the difference, so that the same command continues its job after a crash."""

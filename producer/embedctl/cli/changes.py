@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from embedctl import output
 from embedctl.broker import Broker
@@ -56,9 +57,10 @@ class Asked:
             click.UsageError: one of them makes no sense without another.
         """
         since, cache, precision, digests, force = (options.pop(name) for name in _NAMES)
-        if since is None and cache is None and (force or precision != "exact"):
-            raise click.UsageError("--force and --cache-precision go with --since or --cache")
-        if cache is None and precision != "exact":
+        # A variable may be meant for other commands.
+        if force and since is None and cache is None and _is_typed("force"):
+            raise click.UsageError("--force goes with --since or --cache")
+        if cache is None and _is_typed("cache_precision"):
             raise click.UsageError("--cache-precision goes with --cache")
         asked = cls(Sources(since, cache, precision == "at-least", force), digests or bool(since or cache))
         if asked.digests:
@@ -157,6 +159,9 @@ def update(
         return found
 
     try:
+        if asked.copies and not asked.sources.force:
+            names = [name for name in (asked.sources.since, asked.sources.cache) if name is not None]
+            progress.say(f"Comparing the corpus with {' and '.join(names)}")
         work = Update(broker, choice.options, records, path, asked.sources, numbers, progress.say)
         outcome = work.run(submitted, write)
     except KeyboardInterrupt:
@@ -235,6 +240,11 @@ def _form(outcome: Outcome) -> dict[str, Any]:
         "gone": outcome.gone,
         "files": [str(file) for file in outcome.written],
     }
+
+
+def _is_typed(name: str) -> bool:
+    """Whether an option stands on the command line, rather than in a variable."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _again(choice: CorpusChoice) -> Iterator[Record]:
