@@ -372,3 +372,40 @@ def test_run_alone_copies_too(write: Write, embedctl: RunEmbedctl, short_folder:
     assert_holds(short_folder / "v.parquet", documents)
     state = [file for file in (short_folder / "state").rglob("*") if file.is_file()]
     assert not state, "nothing is left of the private Redis"
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npy"])
+def test_of_a_job_that_its_error_budget_ends_what_is_done_is_written_beside_all_copies(
+    suffix: str, write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker("poison")
+    documents = many(40)
+    options = ("--class", "poison", "--chunk-size", "2", "--json")
+    told(embedctl("submit", write(documents), "--digests", "-o", f"old.{suffix}", *options))
+    changes = {f"id-{at}": f"changed {at}" for at in range(10, 30)} | {"id-10": "fail-encoder", "id-11": "fail-encoder"}
+    after = documents | changes
+    since = ("--since", f"old.{suffix}", "-o", f"new.{suffix}", "--max-errors", "1")
+    failed = embedctl("submit", write(after), *since, *options)
+    assert failed.returncode == 1
+    assert "error budget" in failed.stderr
+    assert not list(broker.jobs.newest())
+    copied = [label for label in documents if label not in changes]
+    if suffix == "parquet":
+        rows = pq.read_table(short_folder / "new.parquet").to_pylist()
+        found = {row["id"]: row["embedding"] for row in rows}
+        assert [row["position"] for row in rows] == [list(after).index(row["id"]) for row in rows]
+    else:
+        array = np.load(short_folder / "new.npy")
+        found = {label: array[at] for at, label in enumerate(after) if not np.isnan(array[at]).any()}
+    assert set(copied) <= found.keys()
+    expected = reference([after[label] for label in copied])
+    np.testing.assert_array_equal([found[label] for label in copied], expected)
+
+    # What is missing counts as new the next time.
+    documents = {label: text for label, text in after.items() if text != "fail-encoder"}
+    last = ("--since", f"new.{suffix}", "-o", f"last.{suffix}")
+    facts = told(embedctl("submit", write(documents), *last, *options))
+    assert facts["unchanged"] + facts["encoded"] == len(documents)
+    assert facts["unchanged"] >= len(copied)
+    told(embedctl("submit", "corpus.jsonl", "--digests", "-o", f"full.{suffix}", *options))
+    assert (short_folder / f"last.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()

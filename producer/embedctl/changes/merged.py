@@ -217,7 +217,8 @@ class _Block:
         for row, cut in zip(rows.tolist(), cuts, strict=True):
             record = records[row]
             self._ids[row] = record.id
-            self._kept[row] = json.loads(record.kept or b"{}")
+            if record.kept is not None:
+                self._kept[row] = json.loads(record.kept)
             if cut != (0, 0):
                 self._cuts[row] = cut
 

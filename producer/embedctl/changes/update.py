@@ -222,6 +222,10 @@ class Update:
             assert known.about is not None
             precisions = answering(self._spec.precision, at_least=self._sources.at_least)
             find = Finder(known.cache, known.about.fingerprint, precisions, hits)
+        names = [known.earlier.name] if known.earlier is not None else []
+        names += [str(known.cache.path)] if known.reads_cache and known.cache is not None else []
+        if names:
+            self._say(f"Comparing the corpus with {' and '.join(names)}")
         return compare(self._records(), known.earlier, self._gone_before(), find, hits, copies=known.copies)
 
     def _keyed(self, plan: Plan) -> enqueue.JobOptions:

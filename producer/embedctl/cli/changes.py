@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from embedctl.drain.places import Place
 from embedctl.enqueue import JobOptions
 from embedctl.job import Job
 from embedctl.records import Record
+from embedctl.results import ChunkVectors
 from embedctl.store import JobState
 from embedctl.terminal.progress import JobProgress
 from embedctl_config.errors import ExitStatus, InputError, JobError, JobNotFound, JobStalled, SettingsError
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from embedctl.changes.update import Outcome
     from embedctl.cli.corpora import CorpusChoice
 
+#: How often a line tells how much is written (seconds).
+_LINE_EVERY_S = 10.0
 _NAMES = ("since", "cache", "cache_precision", "digests", "force")
 
 
@@ -153,15 +157,13 @@ def update(
     def write(results: Merged) -> list[Path]:
         if not jobs:
             progress.say("No text is new or changed: nothing is encoded")
-        found = output.fetch(results, path, progress=progress.running, clobber=clobber, numbers=numbers)
+        tells = _Tells(progress.say, results.status().records)
+        found = output.fetch(results, path, progress=progress.running, written=tells, clobber=clobber, numbers=numbers)
         for job in jobs[-1:]:
             job.wait(progress=progress.running)
         return found
 
     try:
-        if asked.copies and not asked.sources.force:
-            names = [name for name in (asked.sources.since, asked.sources.cache) if name is not None]
-            progress.say(f"Comparing the corpus with {' and '.join(names)}")
         work = Update(broker, choice.options, records, path, asked.sources, numbers, progress.say)
         outcome = work.run(submitted, write)
     except KeyboardInterrupt:
@@ -176,6 +178,19 @@ def update(
     for job in jobs[-1:]:
         job.discard()  # its vectors are in the file, and the next command has another difference
     return outcome
+
+
+class _Tells:
+    """Says now and then how much is written: what is copied shows no other progress."""
+
+    def __init__(self, say: Callable[[str], None], records: int) -> None:
+        self._say, self._records = say, records
+        self._next = time.monotonic() + _LINE_EVERY_S
+
+    def __call__(self, chunk: ChunkVectors) -> None:
+        if time.monotonic() >= self._next and len(chunk.positions):
+            self._next = time.monotonic() + _LINE_EVERY_S
+            self._say(f"{int(chunk.positions[-1]) + 1:,} of {self._records:,} records written")
 
 
 def to_encode(
@@ -219,8 +234,13 @@ def _sentence(outcome: Outcome, path: Path) -> str:
         line += f" of {status.dim} dimensions"
     line += f": {outcome.unchanged:,} unchanged, {outcome.cached:,} from the cache, {outcome.encoded:,} texts encoded"
     line += f", of which {status.failed:,} failed" if status.failed else ""
-    if status.state is not JobState.COMPLETED and status.stopped_by is not None:
-        line += f"; {status.records - status.done - status.failed:,} were not encoded, because the job was stopped"
+    if status.stopped_by is not None:
+        why = (
+            "the job was stopped"
+            if status.state is JobState.STOPPED
+            else "the error budget (--max-errors) ended the job"
+        )
+        line += f"; {status.records - status.done - status.failed:,} were not encoded, because {why}"
     if outcome.gone:
         where = "" if output.is_stdout(path) else f" ({output.deleted_beside(path)})"
         line += f"; {outcome.gone:,} gone{where}"
