@@ -170,3 +170,21 @@ def test_a_cache_that_can_not_be_used_is_refused_before_anything_is_queued(
         assert why in done.stderr
         assert "secret" not in done.stderr
     assert not list(broker.jobs.newest())
+
+
+def test_a_cache_that_takes_nothing_costs_no_vector(
+    write: Write, embedctl: RunEmbedctl, broker: Broker, short_folder: Path, start_worker: StartWorker
+) -> None:
+    """As on a full disk: the output is complete, and the command says what is missing."""
+    start_worker()
+    documents = many(20)
+    cache = ("--cache", "c.db", "--json")
+    told(embedctl("submit", write({"a": "first"}), "-o", "a.parquet", *cache))
+    with sqlite3.connect(short_folder / "c.db") as database:
+        database.execute("CREATE TRIGGER full BEFORE INSERT ON vectors BEGIN SELECT RAISE(ABORT, 'no room'); END")
+    database.close()
+    done = embedctl("submit", write(documents), "-o", "b.parquet", *cache)
+    assert counts(told(done)) == (0, 0, 20, 0)
+    assert "not all of them are in the cache" in done.stderr
+    assert_holds(short_folder / "b.parquet", documents)
+    assert not list(broker.jobs.newest())

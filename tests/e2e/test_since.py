@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 import urllib.request
 from pathlib import Path
@@ -14,11 +15,21 @@ import pyarrow.parquet as pq
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from embedctl import OutputError
 from embedctl.broker import Broker
+from embedctl.changes.cache import Hits
+from embedctl.changes.merged import Merged
+from embedctl.changes.opening import open_earlier
+from embedctl.changes.plan import compare
+from embedctl.records import make_record
+from embedctl.store import JobSpec
 from tests.support.changes import Write, assert_holds, changed, counts, many, told, writer
 from tests.support.jobs import reference
 from tests.support.processes import RunEmbedctl
 from tests.support.workers import CONFIG, StartWorker
+
+#: Several parts of a small job.
+SMALL_PARTS = {"EMBEDCTL_PART_RECORDS": "20"}
 
 
 @pytest.fixture
@@ -409,3 +420,23 @@ def test_of_a_job_that_its_error_budget_ends_what_is_done_is_written_beside_all_
     assert facts["unchanged"] >= len(copied)
     told(embedctl("submit", "corpus.jsonl", "--digests", "-o", f"full.{suffix}", *options))
     assert (short_folder / f"last.{suffix}").read_bytes() == (short_folder / f"full.{suffix}").read_bytes()
+
+
+def test_parts_that_change_while_they_are_copied_are_noticed(
+    write: Write, embedctl: RunEmbedctl, short_folder: Path, start_worker: StartWorker
+) -> None:
+    """Only a single file is held open. So each vector's digest is read with it once more."""
+    start_worker()
+    for corpus, place in ((many(60), "one/"), ({f"id-{at}": f"other {at}" for at in range(60)}, "two/")):
+        done = embedctl("submit", write(corpus), "--chunk-size", "10", "--digests", "-o", place, **SMALL_PARTS)
+        assert done.returncode == 0, done.stderr
+    earlier = open_earlier(str(short_folder / "one"), None)
+    records = [make_record(f"text {at}", f"id-{at}", 100) for at in range(60)]
+    plan = compare(records, earlier, [], None, Hits(), copies=True)
+    assert plan.unchanged == 60
+    shutil.rmtree(short_folder / "one")
+    (short_folder / "two").rename(short_folder / "one")
+    spec = JobSpec("dummy", "dummy", "fp32", {**earlier.about.options, "digests": True}, 3600.0)
+    merged = Merged(plan, lambda: iter(records), spec, None, earlier.about)
+    with pytest.raises(OutputError, match="changed meanwhile"):
+        list(merged.iter_results())

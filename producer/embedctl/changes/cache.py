@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.changes.join import explained
-from embedctl.changes.spool import Cut, Spool
-from embedctl.digests import NO_DIGEST, Digests
-from embedctl.results import Vectors
+from embedctl.changes.spool import Copied, Cut, Spool
+from embedctl.digests import NO_DIGEST, Digests, as_rows
 from embedctl_config.errors import OutputError, SettingsError
 from embedctl_config.hardware import PRECISIONS
 
@@ -183,19 +182,19 @@ class Hits:
         """Dimensions of a vector; None if there is none."""
         return None if self._spool is None else self._spool.dim
 
-    def add(self, cached: Cached) -> int | None:
-        """Keep a vector; returns its number, or None if it has other dimensions than those before."""
+    def add(self, cached: Cached, digest: bytes) -> int | None:
+        """Keep the vector of a text; returns its number, or None if it has other dimensions than those before."""
         cut, vector = cached
         with explained():
             if self._spool is None:
                 self._spool = Spool(len(vector))
             if len(vector) != self._spool.dim:
                 return None
-            self._spool.write(self.count, vector[np.newaxis], [cut])
+            self._spool.write(self.count, Copied(vector[np.newaxis], [cut], as_rows(digest)))
         self.count += 1
         return self.count - 1
 
-    def take(self, numbers: npt.NDArray[np.int64]) -> tuple[Vectors, list[Cut]]:
+    def take(self, numbers: npt.NDArray[np.int64]) -> Copied:
         """The vectors of these numbers, of which there is at least one."""
         assert self._spool is not None
         return self._spool.take(numbers)
@@ -224,7 +223,7 @@ class Finder:
             for at, digest in wanted.items():
                 by_key.setdefault(key_of(self._fingerprint, precision, digest), []).append(at)
             for key, cached in self._cache.find(by_key):
-                number = self._hits.add(cached)
+                number = self._hits.add(cached, digests[by_key[key][0]].tobytes())
                 if number is not None:
                     numbers[by_key[key]] = number
             wanted = {at: digest for at, digest in wanted.items() if numbers[at] < 0}

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from embedctl.changes.spool import Cut
+from embedctl.changes.spool import Copied
 from embedctl.digests import Digests
 from embedctl.output.about import About
 from embedctl.output.numbers import Numbers
-from embedctl.results import Vectors
 from embedctl_config.errors import OutputError, SettingsError
 
 #: Rows of an earlier output.
@@ -59,8 +58,8 @@ class Earlier(ABC):
         """
 
     @abstractmethod
-    def take(self, rows: Rows) -> tuple[Vectors, list[Cut]]:
-        """The vectors of these rows, float32, rows × dimensions; and how much of their texts was cut.
+    def take(self, rows: Rows) -> Copied:
+        """The vectors of these rows, with the digests that are stored beside them.
 
         Raises:
             OutputError: the file is damaged.

@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.changes.earlier import Earlier, EarlierRows, Rows, check_numbers, no_digests
-from embedctl.changes.spool import Cut
+from embedctl.changes.spool import Copied
 from embedctl.digests import DIGEST_BYTES, Digests
 from embedctl.output.about import ABOUT, About
 from embedctl.output.digest_rows import FILES, sha256_of
 from embedctl.output.npy import about_beside, beside, digests_beside
 from embedctl.output.numbers import Numbers, OutputType
-from embedctl.results import Vectors
 from embedctl_config.errors import OutputError
 
 _ROWS = 8192
@@ -70,9 +69,10 @@ class NpyEarlier(Earlier):
             usable = [first + at not in self._failed for at in range(len(digests))]
             yield EarlierRows(digests, labels, digests.any(axis=1) & np.array(usable, bool))
 
-    def take(self, rows: Rows) -> tuple[Vectors, list[Cut]]:
+    def take(self, rows: Rows) -> Copied:
         vectors = self._array[rows].astype(np.float32, copy=False)
-        return vectors, [self._cuts.get(row, (0, 0)) for row in rows.tolist()]
+        cuts = [self._cuts.get(row, (0, 0)) for row in rows.tolist()]
+        return Copied(vectors, cuts, np.array(self._digests[rows]))
 
     def _check(self, told: Path) -> None:
         facts = json.loads(told.read_text(encoding="utf-8"))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from embedctl.changes.earlier import Earlier, EarlierRows, Rows, check_numbers, no_digests
-from embedctl.changes.spool import Cut, Spool
-from embedctl.digests import NO_DIGEST, as_rows
+from embedctl.changes.spool import Copied, Cut, Spool
+from embedctl.digests import DIGEST_BYTES, NO_DIGEST, as_rows
 from embedctl.kept import TEXT_SHA256
 from embedctl.output.about import ABOUT, About
 from embedctl.output.numbers import FLOAT32, Numbers
@@ -36,7 +36,7 @@ _HELD = 2
 #: brought into a file where each is found at once.
 _JUMPS = 4
 _DIGESTS = ["id", "error_code", TEXT_SHA256]
-_VECTORS = ("embedding", "tokens_used", "tokens_lost")
+_VECTORS = ("embedding", "tokens_used", "tokens_lost", TEXT_SHA256)
 
 
 class ParquetEarlier(Earlier):
@@ -76,7 +76,7 @@ class ParquetEarlier(Earlier):
         self.about = found
         self._starts = np.cumsum(sizes)
         self.rows = int(self._starts[-1])
-        self._held: dict[int, tuple[Vectors, list[Cut]]] = {}
+        self._held: dict[int, Copied] = {}
         self._spool: Spool | None = None
 
     def read(self) -> Iterator[EarlierRows]:
@@ -92,20 +92,21 @@ class ParquetEarlier(Earlier):
             except (pa.ArrowException, OSError) as error:
                 raise _damaged(self._files[at][0], error) from error
 
-    def take(self, rows: Rows) -> tuple[Vectors, list[Cut]]:
+    def take(self, rows: Rows) -> Copied:
         if self._spool is not None:
             return self._spool.take(rows)
         vectors = np.empty((len(rows), self.dim), np.float32)
         cuts: list[Cut] = [(0, 0)] * len(rows)
+        digests = np.zeros((len(rows), DIGEST_BYTES), np.uint8)
         groups = self._group_of(rows)
         for group in dict.fromkeys(groups.tolist()):
-            found, cut = self._group(group)
+            found = self._group(group)
             chosen = np.flatnonzero(groups == group)
             at = rows[chosen] - self._starts[group]
-            vectors[chosen] = found[at]
+            vectors[chosen], digests[chosen] = found.vectors[at], found.digests[at]
             for where, row in zip(chosen.tolist(), at.tolist(), strict=True):
-                cuts[where] = cut[row]
-        return vectors, cuts
+                cuts[where] = found.cuts[row]
+        return Copied(vectors, cuts, digests)
 
     def prepare(self, rows: Rows, scratch: Path) -> None:
         jumps, wanted = 0, np.zeros(len(self._groups), bool)
@@ -119,7 +120,7 @@ class ParquetEarlier(Earlier):
         try:
             spool = Spool(self.dim, scratch)
             for group in np.flatnonzero(wanted).tolist():
-                spool.write(int(self._starts[group]), *self._group(group))
+                spool.write(int(self._starts[group]), self._group(group))
         except OSError as error:
             raise OutputError(
                 f"{scratch} has no room for the vectors of {self.name}, whose order is another one: "
@@ -131,8 +132,8 @@ class ParquetEarlier(Earlier):
     def _group_of(self, rows: Rows) -> Rows:
         return np.searchsorted(self._starts, rows, side="right").astype(np.int64) - 1
 
-    def _group(self, number: int) -> tuple[Vectors, list[Cut]]:
-        """The vectors of a row group, and how much of each text was cut."""
+    def _group(self, number: int) -> Copied:
+        """The vectors of a row group."""
         if number not in self._held:
             while len(self._held) >= _HELD:
                 del self._held[next(iter(self._held))]
@@ -141,7 +142,8 @@ class ParquetEarlier(Earlier):
                 table = self._file(at).read_row_group(group, columns=list(_VECTORS))
             except (pa.ArrowException, OSError) as error:
                 raise _damaged(self._files[at][0], error) from error
-            self._held[number] = self._vectors(table), _cuts(table)
+            each = b"".join(digest or NO_DIGEST for digest in table.column(TEXT_SHA256).to_pylist())
+            self._held[number] = Copied(self._vectors(table), _cuts(table), as_rows(each))
         found = self._held.pop(number)  # the one that was used last is the last one
         self._held[number] = found
         return found
@@ -176,5 +178,5 @@ def _damaged(name: str, error: Exception) -> OutputError:
 
 
 def _cuts(table: Any) -> list[Cut]:
-    used, lost = (table.column(name).to_pylist() for name in _VECTORS[1:])
+    used, lost = (table.column(name).to_pylist() for name in _VECTORS[1:3])
     return [(0, 0) if each is None else (each, other) for each, other in zip(used, lost, strict=True)]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedctl.changes.plan import ENCODE, FIRST_HIT, Plan, changed, mark_of
-from embedctl.changes.spool import Cut
+from embedctl.changes.spool import Copied, Cut
 from embedctl.digests import DIGEST_BYTES, as_rows, digest_of
 from embedctl.job import Job
 from embedctl.output.about import About
@@ -165,12 +165,9 @@ class Merged:
         copied, hit = np.flatnonzero(sources >= 0), np.flatnonzero(sources <= FIRST_HIT)
         if len(copied):
             assert self._plan.earlier is not None
-            vectors, cuts = self._plan.earlier.take(sources[copied])
-            if not np.isfinite(vectors).all():
-                raise OutputError(f"{self._plan.earlier.name} is damaged: a vector that is to be copied is not finite")
-            block.copy(copied, vectors, cuts, records)
+            block.copy(copied, self._plan.earlier.take(sources[copied]), records, self._plan.earlier.name)
         if len(hit):
-            block.copy(hit, *self._plan.hits.take(FIRST_HIT - sources[hit]), records)
+            block.copy(hit, self._plan.hits.take(FIRST_HIT - sources[hit]), records, "the cache")
 
     def _dim(self) -> int | None:
         if self._plan.earlier is not None and self._plan.unchanged:
@@ -207,14 +204,19 @@ class _Block:
         self._errors: list[tuple[int, FailedRecord]] = []
         self._cuts: dict[int, Cut] = {}
 
-    def copy(
-        self, rows: npt.NDArray[np.int64], vectors: Vectors, cuts: Sequence[Cut], records: Sequence[Record]
-    ) -> None:
-        """Take vectors that were there already; the records tell all else."""
+    def copy(self, rows: npt.NDArray[np.int64], copied: Copied, records: Sequence[Record], where: str) -> None:
+        """Take vectors that were there already; the records tell all else.
+
+        Raises:
+            OutputError: they are not of these records' texts, or not finite. What they are copied from was changed.
+        """
+        digests = as_rows(b"".join(digest_of(records[row]) for row in rows.tolist()))
+        if not np.array_equal(digests, copied.digests) or not np.isfinite(copied.vectors).all():
+            raise OutputError(f"{where} is damaged, or was changed meanwhile: start again, or give --force")
         self._there[rows] = True
-        self._vectors[rows] = vectors
-        self._digests[rows] = as_rows(b"".join(digest_of(records[row]) for row in rows.tolist()))
-        for row, cut in zip(rows.tolist(), cuts, strict=True):
+        self._vectors[rows] = copied.vectors
+        self._digests[rows] = digests
+        for row, cut in zip(rows.tolist(), copied.cuts, strict=True):
             record = records[row]
             self._ids[row] = record.id
             if record.kept is not None:

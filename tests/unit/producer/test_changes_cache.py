@@ -129,7 +129,8 @@ def test_a_finder_keeps_what_it_finds(tmp_path: Path) -> None:
         numbers = Finder(cache, FINGERPRINT, ["fp16", "fp32"], hits)(digests)
     assert numbers[2] == -1, "a record without a text has no vector"
     assert numbers[4] == -1, "the vector has other dimensions than the others"
-    vectors, cuts = hits.take(numbers[[0, 1, 3]])
+    vectors, cuts, found = hits.take(numbers[[0, 1, 3]])
+    assert [row.tobytes() for row in found] == [digest("a"), digest("b"), digest("a")]
     assert vectors[:, 0].tolist() == [1.0, 2.0, 1.0]
     assert cuts == [(0, 0), (3, 4), (0, 0)]
 

@@ -89,14 +89,16 @@ def test_vectors_come_in_the_order_that_is_wanted(
     if order == "mixed":
         rows = np.random.default_rng(3).permutation(rows)
     monkeypatch.setattr(earlier_parquet, "_SLICE", 16)
-    earlier = opened(path)
+    earlier, every = opened(path), chunk(0, RECORDS).digests
+    assert every is not None
     if prepared:
         earlier.prepare(np.insert(rows, 5, -1), tmp_path)
         assert (getattr(earlier, "_spool", None) is not None) is (order == "mixed" and path.suffix == ".parquet")
     for first in range(0, len(rows), 7):
         some = rows[first : first + 7]
-        vectors, cuts = earlier.take(some)
+        vectors, cuts, digests = earlier.take(some)
         np.testing.assert_array_equal(vectors, VECTORS[some])
+        np.testing.assert_array_equal(digests, every[some])
         assert cuts == [(510, 9) if row == CUT else (0, 0) for row in some.tolist()]
 
 
@@ -105,7 +107,7 @@ def test_a_file_that_is_replaced_is_still_the_one_that_was_opened(path: Path) ->
     other = path.with_name("other")
     other.write_bytes(b"something else")
     other.replace(path)
-    vectors, _ = earlier.take(np.array([5, 95]))
+    vectors = earlier.take(np.array([5, 95])).vectors
     np.testing.assert_array_equal(vectors, VECTORS[[5, 95]])
 
 
@@ -116,7 +118,7 @@ def test_vectors_are_copied_only_as_they_are_stored(kind: OutputType, path: Path
     written(path, numbers)
     for wanted in (None, Numbers(OutputType.FLOAT16)):
         if kind.value == ("float32" if wanted is None else "float16"):
-            vectors, _ = open_earlier(str(path), wanted).take(np.array([5, 6]))
+            vectors = open_earlier(str(path), wanted).take(np.array([5, 6])).vectors
             np.testing.assert_array_equal(vectors, VECTORS[[5, 6]])
         else:
             with pytest.raises(SettingsError, match=f"stores {kind.value}"):
