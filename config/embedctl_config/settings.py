@@ -37,9 +37,10 @@ CONFIG_VARIABLE = "EMBEDCTL_CONFIG"
 #: Flags of the command line that are not settings but have a variable. A test compares them with the commands.
 FLAGS = frozenset(
     """
-    cpus dimensions drain dry_run exporter force format fresh gateway gpu gpu_workers http id_field idempotency_key
+    cache cache_precision cpus digests dimensions drain dry_run exporter force format fresh gateway gpu gpu_workers
+    http id_field idempotency_key
     json keep lane limit log_level max_errors neuron_core no_build no_clobber normalize one_file output output_type
-    passwords peers precision price prompt quick quiet ranges ready redis_7 report resume skip_bad_lines target
+    passwords peers precision price prompt quick quiet ranges ready redis_7 report resume since skip_bad_lines target
     text_field threads timeout truncation unique_ids wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )
@@ -146,6 +147,12 @@ class Settings:
     )
     part_records: int = _setting(
         100_000, "about how many records a part of a drained job holds", unit="records", minimum=1
+    )
+    cache_max_bytes: int = _setting(
+        16 * 1024**3,
+        "the largest size of the file of `--cache`; the oldest vectors make room for new ones",
+        unit="bytes",
+        minimum=1024 * 1024,
     )
     data_url: str = _setting(
         "",

@@ -107,7 +107,7 @@ def version_for(options: Mapping[str, Any], precision: str) -> int:
         return 5
     if precision == "fp16" or options.get("count_tokens") or options.get("drain"):
         return 4
-    if options.get("keep"):
+    if options.get("keep") or options.get("digests"):  # a digest travels as a kept field
         return 3
     return 2 if options.get("dimensions") is not None or options.get("truncation") == "mean" else 1
 

@@ -64,6 +64,7 @@ async def aenqueue_embeddings(
     unique_ids: bool = False,
     tenant: str | None = None,
     lane: str = tenants.NORMAL,
+    digests: bool = False,
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -95,6 +96,7 @@ async def aenqueue_embeddings(
         count_tokens=count_tokens,
         tenant=tenant,
         lane=lane,
+        digests=digests,
     )
     feed = _Feed(texts) if isinstance(texts, AsyncIterable) else None
     cancelled = threading.Event()

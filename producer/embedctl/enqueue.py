@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeVar, get_args
 from embedctl.broker import Broker
 from embedctl.chunking import chunks_of
 from embedctl.cut import ReadAhead
+from embedctl.digests import with_digests
 from embedctl.job import Job
-from embedctl.kept import TOKENS, check_keep
+from embedctl.kept import TEXT_SHA256, TOKENS, check_keep
 from embedctl.notices import Reminder
 from embedctl.patience import came_of_an_absence, check_timeout, patiently
 from embedctl.records import Record, RecordLike, kind_of, records_of
@@ -63,7 +64,8 @@ class JobOptions:
     `resume` is the id of a job whose producer did not finish. The submission goes on with the same records, and any
     other option given here must be the same as when the job was begun. `keep` names the fields that the records hold as
     kept fields, and so must always be the same. `batch_file` marks a job made of an OpenAI batch file. `drain` asks for
-    a job that pauses while Redis holds too many of its results; somebody must drain it.
+    a job that pauses while Redis holds too many of its results; somebody must drain it. `digests` has each record carry
+    the SHA-256 of its text.
     """
 
     model: str | None = None
@@ -85,10 +87,11 @@ class JobOptions:
     drain: bool = False
     tenant: str | None = None
     lane: str | None = None
+    digests: bool = False
 
 
 #: The options that only newer jobs hold, and those only if they are set: other jobs look as they always did.
-_LATER_OPTIONS = ("keep", "count_tokens", "batch_file")
+_LATER_OPTIONS = ("keep", "count_tokens", "batch_file", "digests")
 
 
 def enqueue_embeddings(
@@ -113,6 +116,7 @@ def enqueue_embeddings(
     unique_ids: bool = False,
     tenant: str | None = None,
     lane: str = tenants.NORMAL,
+    digests: bool = False,
     timeout: float | None = None,
     progress: SubmitProgress | None = None,
     settings: Settings | None = None,
@@ -158,6 +162,8 @@ def enqueue_embeddings(
             to newer ones.
         lane: "interactive" if somebody waits for the vectors, "background" if the job has time: it is done while
             nothing else waits. Workers of older versions leave jobs of these two lanes to newer ones.
+        digests: give the SHA-256 of each text with its vector (:attr:`ChunkVectors.digests`), and write it into .npy
+            and .parquet files, so that `--since` can tell what has changed. Workers of older versions take part.
         timeout: most seconds that this call may take; None for no limit. The call checks it between chunks and while it
             waits, but not while `texts` is slow to give its next item. If Redis hangs without an answer, the call ends
             at most one socket timeout (10 s) later.
@@ -199,6 +205,7 @@ def enqueue_embeddings(
         count_tokens=count_tokens,
         tenant=tenant,
         lane=lane,
+        digests=digests,
     )
     broker = Broker.shared(settings)
     records = records_of(
@@ -246,7 +253,7 @@ def submit(
     check_timeout(timeout)
     began = time.monotonic()
     broker.connection.check_server()
-    ahead = ReadAhead(records, at_hand=at_hand)
+    ahead = ReadAhead(with_digests(records) if options.digests else records, at_hand=at_hand)
     when_there_is_room = partial(
         _when_there_is_room, progress=progress, deadline=None if timeout is None else began + timeout
     )
@@ -414,6 +421,11 @@ def job_spec(broker: Broker, options: JobOptions) -> JobSpec:
     if options.count_tokens and TOKENS in options.keep:
         raise SettingsError(
             f"keep: {TOKENS!r} is what output files call the number of tokens (count_tokens): rename the field, or "
+            "leave one of them out"
+        )
+    if options.digests and TEXT_SHA256 in options.keep:
+        raise SettingsError(
+            f"keep: {TEXT_SHA256!r} is what output files call the digest of a text (digests): rename the field, or "
             "leave one of them out"
         )
     _check_length("prompt", options.prompt, MAX_PROMPT_BYTES)

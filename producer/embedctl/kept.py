@@ -27,6 +27,10 @@ OWN_NAMES = frozenset(
 
 #: What they say of a record too, if the job counts tokens.
 TOKENS = "tokens"
+#: The column with the SHA-256 of each record's text, if the job has digests.
+TEXT_SHA256 = "text_sha256"
+#: The kept field in which a record's digest travels, in hexadecimal. Users can't keep a field of that name.
+DIGEST_FIELD = "embedctl:text_sha256"
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 #: Types of pandas that stand for a missing value, and that JSON has no other form for.
@@ -73,6 +77,8 @@ def _check_name(name: object) -> None:
             f"keep: {name!r} is a name that output files use themselves ({', '.join(sorted(OWN_NAMES))}): rename the "
             "field in the corpus, or leave it out"
         )
+    if name == DIGEST_FIELD:
+        raise SettingsError(f"keep: {name!r} is embedctl's own name: rename the field in the corpus")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

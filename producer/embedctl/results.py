@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.digests import Digests, taken_out
 from embedctl_config.wire import ChunkResult, ErrorCode
 
 #: float32, records × dimensions.
@@ -49,6 +50,8 @@ class ChunkVectors:
         kept: each record's kept fields, by name; None if the job keeps none.
         tokens: int64, how many tokens of each record were encoded, special ones included; 0 for a failed record. None
             if the job does not count them.
+        digests: uint8, records × 32, the SHA-256 of each text in UTF-8; zeros for a record without a text. None if the
+            job has no digests.
         stored_as: how a part of a drained job stores the vectors, such as `int8`. They are restored from that, and so
             only near those that were computed. Empty if they are those.
     """
@@ -63,6 +66,7 @@ class ChunkVectors:
     kept: list[Mapping[str, Any]] | None = None
     tokens: npt.NDArray[np.int64] | None = None
     stored_as: str = ""
+    digests: Digests | None = None
 
 
 def overlaid(chunk: ChunkVectors, later: ChunkVectors) -> ChunkVectors:
@@ -99,6 +103,7 @@ def chunk_vectors(result: ChunkResult) -> ChunkVectors:
         else np.asarray(result.positions, np.int64)
     )
     ids: list[str | None] = [None] * result.rows if result.ids is None else list(result.ids)
+    kept = None if result.kept is None else [json.loads(cell) for cell in result.kept]
     vectors = np.frombuffer(result.vectors, result.dtype).reshape(result.rows, result.dim).astype("<f4", copy=False)
     return ChunkVectors(
         positions=positions,
@@ -113,6 +118,7 @@ def chunk_vectors(result: ChunkResult) -> ChunkVectors:
         ],
         precision=result.precision,
         bounds=result.bounds,
-        kept=None if result.kept is None else [json.loads(cell) for cell in result.kept],
+        kept=kept,
         tokens=None if result.tokens is None else np.asarray(result.tokens, np.int64),
+        digests=None if kept is None else taken_out(kept),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from moto.server import ThreadedMotoServer
 
 from embedctl import ChunkVectors, Job, JobDrained, OutputError, enqueue_embeddings
 from embedctl.broker import Broker
+from embedctl.changes.opening import open_earlier
 from embedctl.drain.bucket import PartsBucket
 from embedctl.store import Drains
 from embedctl_config import keys
@@ -66,8 +68,8 @@ def settings(settings: Settings) -> Settings:
 def encode(worker_broker: Broker, settings: Settings) -> Callable[..., Job]:
     """Makes an ended job of 13 chunks."""
 
-    def make(texts: Sequence[Any] = TEXTS) -> Job:
-        job = enqueue_embeddings(texts, settings=settings, chunk_size=8)
+    def make(texts: Sequence[Any] = TEXTS, **options: Any) -> Job:
+        job = enqueue_embeddings(texts, settings=settings, chunk_size=8, **options)
         rig = Rig(worker_broker, settings, DummyBackend(dim=16))
         for chunk in range(job.status().chunks):
             rig.run(job, chunk)
@@ -101,6 +103,17 @@ def test_results_go_to_a_bucket_and_are_read_from_there(
     np.testing.assert_array_equal(np.delete(job.vectors(), 7, 0), np.delete(reference(TEXTS), 7, 0))
     assert [each.position for each in job.errors()] == [7]
     assert job.drain(PLACE) == names
+
+
+def test_parts_in_a_bucket_are_an_earlier_output(encode: Callable[..., Job], bucket: Any) -> None:
+    with pytest.raises(OutputError, match=r"manifest\.json"):
+        open_earlier(PLACE, None)
+    encode(digests=True).drain(PLACE)
+    earlier = open_earlier(PLACE, None)
+    digests = np.concatenate([rows.digests for rows in earlier.read()])
+    assert [row.tobytes() for row in digests] == [hashlib.sha256(text.encode()).digest() for text in TEXTS]
+    rows = np.array([99, 0, 50])
+    np.testing.assert_array_equal(earlier.take(rows).vectors, reference([TEXTS[row] for row in rows]))
 
 
 def test_parts_in_a_bucket_keep_the_type_of_the_first_one(encode: Callable[..., Job], bucket: Any) -> None:

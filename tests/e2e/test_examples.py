@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,18 +11,14 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import redis as redis_py
 
-from embedctl import Job, JobNotFound
 from embedctl.broker import Broker
-from embedctl_config.settings import load_settings
-from tests.support.jobs import active_job_id, job_reads, reference
-from tests.support.waiting import eventually
+from tests.support.jobs import job_reads, reference
 from tests.support.workers import StartWorker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -46,15 +41,6 @@ QUESTIONS = {
 }
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def load_example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -188,87 +174,6 @@ def test_the_web_application_answers_at_once_and_streams_vectors(
     assert job in json.loads(gone)["error"]
     assert app.ask("GET", "/jobs/../../etc/passwd")[0] == 404
     assert "Traceback" not in app.log_file.read_text()
-
-
-def write_corpus(corpus: Path, documents: dict[str, str]) -> None:
-    corpus.write_text("".join(json.dumps({"id": name, "text": text}) + "\n" for name, text in documents.items()))
-
-
-def assert_holds(store: Path, documents: dict[str, str]) -> None:
-    """The store's newest vectors are those of exactly these documents."""
-    newest = load_example("nightly").newest(store)
-    assert set(newest) == set(documents)
-    expected = reference(list(documents.values()))
-    np.testing.assert_array_equal([newest[name] for name in documents], expected)
-
-
-@pytest.mark.slow
-def test_a_night_embeds_what_is_new_or_changed_and_nothing_else(
-    run: Run, short_folder: Path, broker: Broker, start_worker: StartWorker
-) -> None:
-    start_worker()
-    corpus, store = short_folder / "corpus.jsonl", short_folder / "store"
-    documents = {f"id-{at}": f"text {at}" for at in range(30)}
-
-    def night() -> str:
-        write_corpus(corpus, documents)
-        done = run("nightly", str(corpus), str(store))
-        assert done.returncode == 0, done.stderr
-        assert list(broker.jobs.newest()) == []
-        return done.stdout.strip()
-
-    assert night() == "part 000001: 30 documents embedded, of which 0 failed; 0 gone"
-    assert_holds(store, documents)
-    assert night() == "nothing has changed"
-
-    documents |= {"id-3": "another text", "id-30": "a new one", "id-31": ""}
-    del documents["id-7"]
-    assert night() == "part 000002: 3 documents embedded, of which 1 failed; 1 gone"
-    good = {name: text for name, text in documents.items() if text}
-    assert_holds(store, good)
-    assert night() == "nothing has changed"
-
-    del documents["id-3"], good["id-3"]
-    assert night() == "part 000003: 0 documents embedded, of which 0 failed; 1 gone"
-    assert_holds(store, good)
-
-    (store / "model").write_text("another model's fingerprint")
-    documents["id-0"] = "changed again"
-    write_corpus(corpus, documents)
-    refused = run("nightly", str(corpus), str(store))
-    assert refused.returncode == 1
-    assert "vectors of another model" in refused.stderr
-    assert_holds(store, good)
-
-
-@pytest.mark.slow
-def test_a_night_that_was_killed_is_taken_up_by_the_next(
-    run: Run, short_folder: Path, broker: Broker, environment: dict[str, str], start_worker: StartWorker
-) -> None:
-    environment |= {"EMBEDCTL_HARDWARE": "slow", "EMBEDCTL_CHUNK_SIZE": "5"}
-    start_worker("slow")
-    corpus, store = short_folder / "corpus.jsonl", short_folder / "store"
-    documents = {f"id-{at}": f"text {at} " + "word " * 60 for at in range(30)}
-    write_corpus(corpus, documents)
-    command = [sys.executable, str(EXAMPLES / "nightly.py"), str(corpus), str(store)]
-    with subprocess.Popen(command, env=environment) as killed:
-        eventually(lambda: list(broker.jobs.newest()))
-        job = Job(active_job_id(broker), Broker.connect(load_settings(environment)))
-        eventually(lambda: job.status().done >= 5)
-        running = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert (running.returncode, running.stdout) == (1, "")
-        assert "another run is writing" in running.stderr
-        killed.kill()
-    assert not list(store.glob("0*"))
-    assert not job.status().state.ended
-
-    done = run("nightly", str(corpus), str(store))
-    assert done.returncode == 0, done.stderr
-    assert "30 documents embedded, of which 0 failed" in done.stdout
-    assert_holds(store, documents)
-    with pytest.raises(JobNotFound):
-        job.status()  # it was this job that was taken up and then freed: no other is left either
-    assert list(broker.jobs.newest()) == []
 
 
 def test_every_example_says_how_it_is_run_and_is_named_in_the_pages() -> None:

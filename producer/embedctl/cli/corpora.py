@@ -14,9 +14,11 @@ from click.core import ParameterSource
 from embedctl import enqueue, unique
 from embedctl.broker import Broker
 from embedctl.cli.addresses import refuse_addresses
+from embedctl.cli.changes import Asked, report_update, to_encode, update
 from embedctl.cli.completion import complete_class, complete_job
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import (
+    changes_options,
     chosen_numbers,
     corpus_options,
     json_option,
@@ -193,6 +195,7 @@ class CorpusChoice:
 
 @click.command()
 @corpus_options
+@changes_options
 @option(
     "--class",
     "hardware",
@@ -249,8 +252,10 @@ def submit(
     """
     settings = load_settings()
     numbers = chosen_numbers(output_type, ranges)
+    asked = Asked.taken_from(options)
     choice = CorpusChoice.of(settings, ttl=ttl_s, output=output, **options)
     choice.check_one_file(one_file, output)
+    asked.check(choice, output)
     if output is not None:
         check_destination(
             output,
@@ -263,9 +268,24 @@ def submit(
     choice = choice.checked(as_json=as_json)
     broker = Broker.shared(settings)
     if dry_run:
-        estimated = estimate(broker, choice.records(), choice.options, at_hand=choice.corpus.rereadable)
+        records = to_encode(choice, asked, output, numbers, broker)
+        estimated = estimate(broker, records, choice.options, at_hand=choice.corpus.rereadable)
         print_estimate(estimated, as_json=as_json)
         return
+    if isinstance(output, Path) and asked.applies(choice, output):
+        with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
+            outcome = update(
+                broker,
+                choice,
+                asked,
+                output,
+                progress,
+                submit_choice,
+                numbers=numbers,
+                clobber=not no_clobber,
+                made=lambda job: progress.say(f"job {job.id}"),
+            )
+        ctx.exit(report_update(outcome, output, progress, as_json=as_json))
     written: Sequence[Path | str] = []
     with JobProgress(quiet=quiet, moving=may_move(output)) as progress:
         job = submit_choice(broker, choice, progress, output, numbers)
@@ -304,8 +324,13 @@ def submit_choice(
     progress: JobProgress,
     output: Path | Place | None = None,
     numbers: Numbers | None = None,
+    *,
+    records: Iterator[Record] | None = None,
 ) -> Job:
     """Queue a corpus. If the output is a folder for parts, the job is drained meanwhile, with these numbers.
+
+    Args:
+        records: those to queue; all of the corpus if None.
 
     A job that is ended meanwhile is returned if there is an output: what is done is to be written there.
 
@@ -329,7 +354,7 @@ def submit_choice(
             try:
                 job = enqueue.submit(
                     broker,
-                    choice.records(),
+                    choice.records() if records is None else records,
                     choice.options,
                     submitting,
                     taking_up=taking_up,

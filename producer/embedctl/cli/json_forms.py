@@ -40,7 +40,7 @@ def overview_json(overview: Overview) -> str:
             for pace in (*overview.active, *overview.ended)
         ],
     }
-    return json.dumps(facts, default=_value)
+    return json.dumps(facts, default=plain)
 
 
 def view_json(view: JobView) -> str:
@@ -51,7 +51,7 @@ def view_json(view: JobView) -> str:
         "gone": view.gone,
         "suspects": view.suspects,
     }
-    return json.dumps(facts, default=_value)
+    return json.dumps(facts, default=plain)
 
 
 def job_form(job: JobStatus) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def job_form(job: JobStatus) -> dict[str, Any]:
 def result_json(job: JobStatus, summed_up: Summary, files: Sequence[Path | str] = ()) -> str:
     """What a command made of a job: its facts, their summary, and the files written."""
     facts = {**job_form(job), **asdict(summed_up), "files": [str(file) for file in files]}
-    return json.dumps(facts, default=_value)
+    return json.dumps(facts, default=plain)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def printed_array() -> Iterator[Callable[[object], None]]:
 
     def add(item: object) -> None:
         nonlocal before
-        click.echo(before + json.dumps(item, default=_value), nl=False)
+        click.echo(before + json.dumps(item, default=plain), nl=False)
         before = ",\n "
 
     yield add
@@ -91,7 +91,8 @@ def _facts(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-def _value(value: object) -> object:
+def plain(value: object) -> object:
+    """What a value that JSON has no form for is written as."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):

@@ -125,6 +125,35 @@ def chosen_numbers(output_type: str | None, ranges: Path | None) -> output.Numbe
     return output.Numbers(output.OutputType(output_type), None if ranges is None else output.load_ranges(ranges))
 
 
+#: Of `run` and `submit`: vectors that need not be encoded.
+changes_options = together(
+    option(
+        "--since",
+        metavar="FILE|DIR",
+        help="An earlier output (.parquet, .npy or a folder of parts). Vectors of its texts are copied; only new "
+        "and changed texts are encoded. It may be the .parquet of --output.",
+    ),
+    option(
+        "--cache",
+        metavar="FILE",
+        help="A file, or sqlite:///FILE, of vectors by text: what it has is not encoded, and what is encoded is added.",
+    ),
+    option(
+        "--cache-precision",
+        type=click.Choice(["exact", "at-least"]),
+        default="exact",
+        show_default=True,
+        help="at-least: the cache may also answer with vectors of a better precision, such as fp32 for fp16.",
+    ),
+    option(
+        "--digests",
+        is_flag=True,
+        help="Write the SHA-256 of each text beside its vector, which --since needs next time. Implied by --since and "
+        "--cache.",
+    ),
+    option("--force", is_flag=True, help="Encode everything, whatever --since and --cache have."),
+)
+
 corpus_options = together(
     click.argument("corpus_paths", metavar="CORPUS...", type=click.Path(allow_dash=True), nargs=-1),
     # Without a variable, like the argument.

@@ -14,10 +14,12 @@ from typing import Any
 import click
 
 from embedctl.broker import Broker
+from embedctl.cli.changes import Asked, report_update, to_encode, update
 from embedctl.cli.completion import complete_class
 from embedctl.cli.corpora import CorpusChoice, print_estimate, submit_choice
 from embedctl.cli.json_forms import result_json
 from embedctl.cli.options import (
+    changes_options,
     chosen_numbers,
     corpus_options,
     cpus_option,
@@ -47,6 +49,7 @@ _NEWER = ("input_files", "unique_ids", "tenant", "lane")
 
 @click.command()
 @corpus_options
+@changes_options
 @option(
     "--class",
     "hardware",
@@ -87,16 +90,20 @@ def run(
     own if there are none, or if --cpus is given. After a crash, the same command continues where it stopped.
     """
     settings = load_settings()
+    asked = Asked.taken_from(options)
     numbers = chosen_numbers(output_type, ranges)
     options["hardware"] = local_class(settings, options["hardware"])
     choice = CorpusChoice.of(settings, output=output, **options)
     if dry_run:
         choice = choice.checked(as_json=as_json)
-        print_estimate(local_estimate(settings, choice.records(), choice.options), as_json=as_json)
+        asked.check(choice, output)
+        records = to_encode(choice, asked, output, numbers, None)
+        print_estimate(local_estimate(settings, records, choice.options), as_json=as_json)
         return
     if output is None:
         raise click.UsageError("Missing option '--output' / '-o'.")
     choice.check_one_file(one_file, output)
+    asked.check(choice, output)
     check_destination(
         output,
         choice.keep,
@@ -105,7 +112,7 @@ def run(
         numbers=numbers,
         batch=choice.is_batch and not one_file,
     )
-    command = _command(settings, output, cpus=cpus, **options)
+    command = _command(settings, output, cpus=cpus, **options, **asked.named())
     key = _run_key(choice.corpus, command)
     choice = choice.checked(as_json=as_json)
     name = key or secrets.token_hex(8)
@@ -116,6 +123,16 @@ def run(
     version = wire.version_for({**asdict(choice.options), "tenant": tenant}, precision)
     progress = JobProgress(quiet=quiet, moving=may_move(output))
     stack = _stack(settings, name, kind, options["hardware"], model, version, cpus, progress.loading)
+    if isinstance(output, Path) and asked.applies(choice, output):
+        with progress, stack as (ours, progress.watch, token):
+            broker = Broker.connect(ours)
+            choice = choice.keyed(key and key + token)
+            outcome = update(
+                broker, choice, asked, output, progress, submit_choice, numbers=numbers, clobber=not no_clobber
+            )
+            broker.close()
+            progress.stopping()
+        ctx.exit(report_update(outcome, output, progress, as_json=as_json))
     with progress, stack as (ours, progress.watch, token):
         broker = Broker.connect(ours)
         job = submit_choice(broker, choice.keyed(key and key + token), progress, output, numbers)

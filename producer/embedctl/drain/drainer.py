@@ -20,6 +20,7 @@ from embedctl.drain.part import OpenPart, Taken, footer_of
 from embedctl.drain.places import MANIFEST, Place
 from embedctl.kept import tells_tokens
 from embedctl.machine import machine_id, process_id, runs
+from embedctl.output.about import About
 from embedctl.output.columns import KeptColumns
 from embedctl.output.numbers import CALIBRATED_ON, FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain
@@ -39,7 +40,6 @@ from embedctl_config.errors import (
     JobHeld,
     OutputError,
 )
-from embedctl_config.fingerprint import job_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +127,7 @@ class _Drainer:
             status = self._look()  # with the version that the job has now
             self._free_leftovers(status)
             self._tokens = tells_tokens(status.options)
+            self._digests = bool(status.options.get("digests"))
             self._numbers = self._agreed_numbers(status)
             try:
                 self._drain_corpus(status)
@@ -442,7 +443,7 @@ class _Drainer:
 
     def _begin_part(self, *, corpus: bool) -> OpenPart:
         scratch = self._place.scratch(self._next_name(corpus=corpus))
-        return OpenPart(scratch, self._kept, self._numbers, tokens=self._tokens)
+        return OpenPart(scratch, self._kept, self._numbers, tokens=self._tokens, digests=self._digests)
 
     def _next_name(self, *, corpus: bool) -> str:
         return part_name(self._state.parts) if corpus else retry_part_name(self._state.retry_parts + 1)
@@ -466,7 +467,7 @@ class _Drainer:
             return
         name = self._next_name(corpus=corpus)
         try:
-            part.finish(self._job_id, self._fingerprint(status))
+            part.finish(self._job_id, self._about(status))
             sha256, size = digest_of(part.path)
             self._publish(name, corpus=corpus)
         except FileNotFoundError:  # another drainer has started the part again
@@ -524,9 +525,8 @@ class _Drainer:
             "from there"
         )
 
-    def _fingerprint(self, status: JobStatus) -> str:
-        model = status.model_fingerprint or self._broker.jobs.status(self._job_id).model_fingerprint or ""
-        return job_fingerprint(model, status.options)
+    def _about(self, status: JobStatus) -> About:
+        return About.of(status, status.model_fingerprint or self._broker.jobs.status(self._job_id).model_fingerprint)
 
     def _abandon(self) -> None:
         if self._part is not None:
@@ -567,7 +567,7 @@ class _Drainer:
         manifest = {
             "job": self._job_id,
             "model": status.model,
-            "fingerprint": self._fingerprint(status),
+            "fingerprint": self._about(status).fingerprint,
             "precision": status.precision,
             "dim": status.dim,
             "output_type": self._numbers.kind.value,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embedctl.output.about import ABOUT, About
 from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import BeginAgain
 from embedctl.results import ChunkVectors
@@ -63,13 +64,23 @@ class OpenPart:
         kept: the columns of the kept fields, of all parts of this drain: types only become wider.
         numbers: how vectors are stored.
         tokens: whether the job counts the tokens of each record.
+        digests: whether it has digests.
     """
 
-    def __init__(self, path: Path, kept: KeptColumns, numbers: Numbers = FLOAT32, *, tokens: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kept: KeptColumns,
+        numbers: Numbers = FLOAT32,
+        *,
+        tokens: bool = False,
+        digests: bool = False,
+    ) -> None:
         self.path = path
         self._kept = kept
         self._numbers = numbers
         self._tokens = tokens
+        self._digested = digests
         self._file: WholeFile | None = None
         self.chunks: list[int] = []
         self._rows: list[tuple[int, int]] = []
@@ -105,7 +116,9 @@ class OpenPart:
             raise BeginAgain
         if self._file is None:
             self.path.unlink(missing_ok=True)  # it might be a link to another file
-            layout = Layout(chunk.vectors.shape[1], self._kept, self._numbers, tokens=self._tokens)
+            layout = Layout(
+                chunk.vectors.shape[1], self._kept, self._numbers, tokens=self._tokens, digests=self._digested
+            )
             self._file = WholeFile(self.path, layout)
         self._file.add(chunk)
         self._rows.append((taken.chunk, rows))
@@ -118,19 +131,20 @@ class OpenPart:
         self._weight += taken.weight
         self._digests.append(taken.digest)
 
-    def finish(self, job_id: str, fingerprint: str) -> None:
+    def finish(self, job_id: str, about: About) -> None:
         """Write the footer; the file is not synced. The part must hold a chunk."""
         assert self._file is not None
         footer = {
             "job": job_id,
-            "fingerprint": fingerprint,
+            "fingerprint": about.fingerprint,
             **self._made,
             "first": min(self._ends),
             "last": max(self._ends),
             "records": self.records,
             "chunks": self._rows,
         }
-        self._file.close({FOOTER: json.dumps(footer)})
+        told = {ABOUT: about.text} if self._digested else {}
+        self._file.close({FOOTER: json.dumps(footer), **told})
 
     def abandon(self) -> None:
         """Close and remove the file. What it held is still in Redis."""

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.digests import NO_DIGEST, Digests, as_rows
 from embedctl.drain.places import place_of
-from embedctl.kept import TOKENS
+from embedctl.kept import TEXT_SHA256, TOKENS
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType
 from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord
 from embedctl.store import Drains, DrainState
@@ -142,6 +143,9 @@ def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> Chun
     tokens = _tokens(table)
     if tokens is not None:
         table = table.drop_columns([TOKENS])
+    digests = _digests(table)
+    if digests is not None:
+        table = table.drop_columns([TEXT_SHA256])
     columns = {name: table.column(name).to_pylist() for name in table.column_names if name != "embedding"}
     embedding = table.column("embedding").combine_chunks()
     dim = footer["vectors"].get("dimensions", embedding.type.list_size)
@@ -170,6 +174,7 @@ def _vectors_of(table: Any, footer: Mapping[str, Any], numbers: Numbers) -> Chun
         bounds=str(footer.get("bounds", "")),
         kept=list(_records(kept_names, columns)) if kept_names else None,
         tokens=tokens,
+        digests=digests,
         stored_as="" if numbers.kind is OutputType.FLOAT32 else numbers.kind.value,
     )
 
@@ -181,6 +186,14 @@ def _tokens(table: Any) -> npt.NDArray[np.int64] | None:
         return None
     counts: npt.NDArray[np.int64] = table.column(TOKENS).fill_null(0).to_numpy().astype(np.int64)
     return counts
+
+
+def _digests(table: Any) -> Digests | None:
+    """The digest of each record; None if the part does not tell them."""
+    # No kept field has a column of this type.
+    if TEXT_SHA256 not in table.column_names or str(table.schema.field(TEXT_SHA256).type) != "fixed_size_binary[32]":
+        return None
+    return as_rows(b"".join(each or NO_DIGEST for each in table.column(TEXT_SHA256).to_pylist()))
 
 
 def _records(names: list[str], columns: Mapping[str, list[Any]]) -> Iterator[Mapping[str, Any]]:

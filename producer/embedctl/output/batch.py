@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from embedctl.output.about import About
 from embedctl.output.not_run import ReadRequests, Reason, Requests, reason_of, reason_of_error
 from embedctl.output.npy import beside
 from embedctl.output.numbers import FLOAT32, Numbers
@@ -329,6 +330,7 @@ class BatchFormat:
         numbers: Numbers = FLOAT32,
         *,
         tokens: bool = False,
+        about: Callable[[], About] | None = None,
     ) -> BatchWriter:
         return BatchWriter(path, self.answers, noted, one_file=self._one_file)
 

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Protocol
 
 from embedctl.corpus.batch import BATCH_FORMAT
-from embedctl.job import Job
 from embedctl.kept import tells_tokens
+from embedctl.output.about import About
 from embedctl.output.batch import Answers, BatchFormat, BatchWriter, errors_beside, is_of_batch
 from embedctl.output.jsonl import lines_of
 from embedctl.output.not_run import ReadRequests
-from embedctl.output.npy import all_beside
+from embedctl.output.npy import all_beside, deleted_beside
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, ranges_of
 from embedctl.output.parts import BeginAgain, Progress, locked, part_of
+from embedctl.output.readable import Readable
 from embedctl.output.standard import check_stdout, is_stdout, print_lines, print_results
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
@@ -52,7 +53,8 @@ class Format(Protocol):
     """Makes a writer.
 
     Its arguments are the final path, the number of the job's records, the last checkpoint, or None, the names of the
-    job's kept fields, how vectors are stored, and whether columns tell the tokens of each record.
+    job's kept fields, how vectors are stored, and whether columns tell the tokens of each record. If the job has
+    digests, the last one tells at the end what the vectors are.
     """
 
     #: Whether the number of records must be known before the first chunk is written.
@@ -67,6 +69,7 @@ class Format(Protocol):
         numbers: Numbers = FLOAT32,
         *,
         tokens: bool = False,
+        about: Callable[[], About] | None = None,
     ) -> Writer: ...
 
 
@@ -98,7 +101,7 @@ class Writer(Protocol):
 
 
 def fetch(
-    job: Job,
+    job: Readable,
     path: Path,
     *,
     file_format: str | None = None,
@@ -221,7 +224,7 @@ def files_of(path: Path) -> list[Path]:
     """The files that :func:`fetch` may write for a path, `path` first; none for standard output."""
     if is_stdout(path):
         return []
-    return [path, *(all_beside(path) if path.suffix == ".npy" else ())]
+    return [path, deleted_beside(path), *(all_beside(path) if path.suffix == ".npy" else ())]
 
 
 def guess_format(path: Path) -> str:
@@ -239,7 +242,7 @@ def guess_format(path: Path) -> str:
 
 
 def _batch(
-    job: Job, chosen: str, *, guessed: bool, one_file: bool, requests: ReadRequests | None
+    job: Readable, chosen: str, *, guessed: bool, one_file: bool, requests: ReadRequests | None
 ) -> BatchFormat | None:
     """The format of a batch file's answers, if they are asked for; they are where jsonl is only guessed.
 
@@ -268,7 +271,7 @@ def _writer(file_format: str) -> Format:
     return writer
 
 
-def _agreed(job: Job, numbers: Numbers | None, stored: Numbers) -> Numbers:
+def _agreed(job: Readable, numbers: Numbers | None, stored: Numbers) -> Numbers:
     """How vectors are written of which some are in parts.
 
     Raises:
@@ -297,7 +300,7 @@ def _taken_from_parts(numbers: Numbers | None, stored: Numbers) -> Collection[st
     return () if stored.kind is OutputType.FLOAT32 else (stored.kind,)
 
 
-def _checked(job: Job, chunk: ChunkVectors, from_parts: Collection[str]) -> ChunkVectors:
+def _checked(job: Readable, chunk: ChunkVectors, from_parts: Collection[str]) -> ChunkVectors:
     """A chunk, if its vectors are what the file is to hold.
 
     Raises:
@@ -330,7 +333,7 @@ def _refuse_to_clobber(path: Path, file_format: str) -> None:
             raise OutputError(f"{file} exists: remove it, choose another file, or omit --no-clobber to replace it")
 
 
-def _refuse_part_of_another(path: Path, job: Job) -> None:
+def _refuse_part_of_another(path: Path, job: Readable) -> None:
     """Refuse to begin again over what an earlier fetch of another job has written."""
     if other := Progress(path, {"job": job.id}).other("job"):
         raise OutputError(
@@ -340,7 +343,7 @@ def _refuse_part_of_another(path: Path, job: Job) -> None:
 
 
 def _fetch(
-    job: Job,
+    job: Readable,
     path: Path,
     file_format: str,
     make_writer: Format,
@@ -355,7 +358,8 @@ def _fetch(
     # A retry of failed records may change rows that an earlier fetch has written.
     retried = status.chunks - (status.original_chunks or status.chunks)
     note = Progress(path, {"job": job.id, "format": file_format, "retried": retried, **numbers.mark()})
-    writer, taken_up_at = _taken_up(make_writer, path, status, note, numbers)
+    about = (lambda: About.of(job.status())) if status.options.get("digests") else None
+    writer, taken_up_at = _taken_up(make_writer, path, status, note, numbers, about)
     chunks, stopped = taken_up_at, _stop_noted(note)
     failed: JobError | None = None
     next_note = time.monotonic() + _NOTE_EVERY_S
@@ -411,7 +415,7 @@ def _fetch(
 
 
 def _print_answers(
-    job: Job,
+    job: Readable,
     answers: Answers,
     progress: Callable[[JobStatus], None] | None,
     written: Callable[[ChunkVectors], None] | None,
@@ -441,14 +445,14 @@ def _stop_of(status: JobStatus) -> int:
     return round(status.ended_at.timestamp() * 1000)
 
 
-def _up_to_its_end(job: Job, progress: Callable[[JobStatus], None] | None) -> Iterator[ChunkVectors]:
+def _up_to_its_end(job: Readable, progress: Callable[[JobStatus], None] | None) -> Iterator[ChunkVectors]:
     """A job's results, also if its error budget ends it."""
     with suppress(JobFailed):
         yield from job.iter_results(progress=progress)
 
 
 def _written(
-    job: Job,
+    job: Readable,
     writer: Writer,
     chunks: int,
     note: Progress,
@@ -473,7 +477,12 @@ def _written(
 
 
 def _taken_up(
-    make_writer: Format, path: Path, status: JobStatus, note: Progress, numbers: Numbers
+    make_writer: Format,
+    path: Path,
+    status: JobStatus,
+    note: Progress,
+    numbers: Numbers,
+    about: Callable[[], About] | None,
 ) -> tuple[Writer, int]:
     """A writer, and the number of chunks that it holds already; 0 if the files do not match their progress note."""
     records, keep, tokens = status.records, status.options.get("keep", ()), tells_tokens(status.options)
@@ -482,11 +491,11 @@ def _taken_up(
         log.warning("%s: the job went on since an earlier fetch left out what was missing; beginning again", path)
     elif noted is not None:
         try:
-            return make_writer(path, records, noted, keep, numbers, tokens=tokens), noted["chunks"]
+            return make_writer(path, records, noted, keep, numbers, tokens=tokens, about=about), noted["chunks"]
         except (OSError, ValueError):
             log.warning("%s: can't continue an earlier fetch; beginning again", path)
     elif note.is_of_other_numbers():
         log.warning("%s was begun with another --output-type or other ranges; beginning again", path)
     # From here on, the part files belong to this fetch, so no later fetch may trust an older progress note.
     note.clear()
-    return make_writer(path, records, None, keep, numbers, tokens=tokens), 0
+    return make_writer(path, records, None, keep, numbers, tokens=tokens, about=about), 0

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -45,6 +45,7 @@ class GrowingFile(RowGroups):
         self._path = path
         self._ends = list(ends or ())
         self._closed = False
+        self._more: dict[str, str] = {}
 
     @property
     def size(self) -> int:
@@ -60,12 +61,16 @@ class GrowingFile(RowGroups):
         with self._path.open("rb") as stream:
             os.fsync(stream.fileno())
 
+    def describe(self, name: str, text: str) -> None:
+        """Add an entry to the footer of the whole file."""
+        self._more[name] = text
+
     def close(self) -> None:
         """Write what is left, and the footer of the whole file; it is not synced. A second call does nothing."""
         if self._closed:
             return
         self.flush()
-        joined = _without_rows(self._layout)
+        joined = _without_rows(self._layout, self._more)
         if self._ends:
             with self._path.open("rb") as stream:
                 for end in self._ends:
@@ -136,11 +141,11 @@ def _footer(stream: IO[bytes], end: int) -> Any:
     return pq.read_metadata(pa.BufferReader(stream.read(size)))
 
 
-def _without_rows(layout: Layout) -> Any:
-    """The footer of a file without rows."""
+def _without_rows(layout: Layout, more: Mapping[str, str]) -> Any:
+    """The footer of a file without rows, with these entries too."""
     sink = pa.BufferOutputStream()
     with layout.writer(sink) as writer:
-        writer.add_key_value_metadata(layout.metadata)
+        writer.add_key_value_metadata({**layout.metadata, **more})
     return pq.read_metadata(pa.BufferReader(sink.getvalue()))
 
 

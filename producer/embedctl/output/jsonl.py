@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from embedctl.kept import TOKENS
+from embedctl.output.about import About
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType
 from embedctl.output.parts import LineFile, json_line, part_of, publish
 from embedctl.results import ChunkVectors
@@ -44,7 +45,7 @@ def lines_of(chunk: ChunkVectors) -> Iterator[bytes]:
 
 
 class JsonlWriter:
-    """Writes the lines of :func:`lines_of`."""
+    """Writes the lines of :func:`lines_of`. It has no room for digests."""
 
     needs_total = False
 
@@ -57,6 +58,7 @@ class JsonlWriter:
         numbers: Numbers = FLOAT32,
         *,
         tokens: bool = False,
+        about: Callable[[], About] | None = None,
     ) -> None:
         assert numbers.kind is OutputType.FLOAT32
         self._file = LineFile(path, (noted or {}).get("size", 0))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from embedctl.output.about import About
+from embedctl.output.digest_rows import DigestRows, no_longer, vouch
 from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import LineFile, json_line, part_of, publish
 from embedctl.results import ChunkVectors
@@ -29,9 +31,24 @@ def ranges_beside(path: Path) -> Path:
     return _stem(path).with_name(f"{_stem(path).name}.ranges.npy")
 
 
+def digests_beside(path: Path) -> Path:
+    """The file next to an array with the SHA-256 of each record's text: 32 bytes a row."""
+    return _stem(path).with_name(f"{_stem(path).name}.digests.bin")
+
+
+def about_beside(path: Path) -> Path:
+    """The file next to an array with digests that says what the array holds."""
+    return _stem(path).with_name(f"{_stem(path).name}.about.json")
+
+
+def deleted_beside(path: Path) -> Path:
+    """The file next to an output of any format that lists which records of an earlier output are gone."""
+    return path.with_name(f"{path.stem}.deleted.jsonl")
+
+
 def all_beside(path: Path) -> list[Path]:
     """The files that may be written next to an array."""
-    return [*beside(path).values(), ranges_beside(path)]
+    return [*beside(path).values(), ranges_beside(path), digests_beside(path), about_beside(path)]
 
 
 def _stem(path: Path) -> Path:
@@ -43,7 +60,8 @@ class NpyWriter:
     int8 and ubinary it is 0, and `errors` names both.
 
     The files next to it have a JSON string or null per record (`ids`), an object per failed record (`errors`) and an
-    object per truncated record (`truncated`). Each file exists only if it has content.
+    object per truncated record (`truncated`). Each file exists only if it has content. If the job has digests,
+    there are two files more.
     """
 
     needs_total = True
@@ -57,6 +75,7 @@ class NpyWriter:
         numbers: Numbers = FLOAT32,
         *,
         tokens: bool = False,
+        about: Callable[[], About] | None = None,
     ) -> None:
         self._path = path
         self._numbers = numbers
@@ -72,6 +91,8 @@ class NpyWriter:
             if part_of(path).is_symlink():
                 raise ValueError(f"{part_of(path)} is a link")
             self._array = np.lib.format.open_memmap(part_of(path), mode="r+")
+        self._about = about
+        self._digests = None if about is None else DigestRows(digests_beside(path), records, fresh=not noted)
 
     def write(self, chunk: ChunkVectors) -> None:
         if self._array is None:
@@ -80,6 +101,8 @@ class NpyWriter:
             self._skip_to(int(chunk.positions[0]))
             self._rows = int(chunk.positions[-1]) + 1
         self._array[chunk.positions] = self._numbers.of(chunk.vectors)
+        if self._digests is not None:
+            self._digests.write(chunk.positions, chunk.digests)
         self._said["ids"] += sum(label is not None for label in chunk.ids)
         for label in chunk.ids:
             self._files["ids"].write(json_line(label))
@@ -91,6 +114,8 @@ class NpyWriter:
     def checkpoint(self) -> Mapping[str, int]:
         if isinstance(self._array, np.memmap):
             self._array.flush()
+        if self._digests is not None:
+            self._digests.flush()
         sizes = {kind: file.flush() for kind, file in self._files.items()}
         return {"rows": self._rows, **sizes, **{f"said_{kind}": count for kind, count in self._said.items()}}
 
@@ -100,6 +125,8 @@ class NpyWriter:
         self._skip_to(self._records)
         self.checkpoint()
         self.close()
+        about = None if self._about is None else self._about()
+        no_longer(about_beside(self._path))
         written = [self._path]
         for kind, file in self._files.items():
             if self._said[kind]:
@@ -110,7 +137,15 @@ class NpyWriter:
                 file.path.unlink(missing_ok=True)
         if self._publish_ranges():
             written.append(ranges_beside(self._path))
+        if self._digests is None:
+            digests_beside(self._path).unlink(missing_ok=True)
+        else:
+            publish(self._digests.path)
+            written.append(self._digests.path)
         publish(self._path)
+        if about is not None:
+            vouch(about_beside(self._path), about, written)
+            written.append(about_beside(self._path))
         return written
 
     def close(self) -> None:

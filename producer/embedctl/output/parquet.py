@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from embedctl.output.about import ABOUT, About
 from embedctl.output.numbers import FLOAT32, Numbers
 from embedctl.output.parts import BeginAgain, part_of, publish
 from embedctl.results import ChunkVectors
@@ -32,10 +33,12 @@ class ParquetWriter:
         numbers: Numbers = FLOAT32,
         *,
         tokens: bool = False,
+        about: Callable[[], About] | None = None,
     ) -> None:
         self._path = path
         self._numbers = numbers
         self._tokens = tokens
+        self._about = about
         self._file: GrowingFile | None = None
         self._kept = KeptColumns(keep)
         #: Chunks given, and those of them that are in whole row groups.
@@ -64,7 +67,10 @@ class ParquetWriter:
         return {"size": self._file.size, "chunks": self._whole}
 
     def finish(self) -> list[Path]:
-        (self._file or self._begun(0)).close()
+        file = self._file or self._begun(0)
+        if self._about is not None:
+            file.describe(ABOUT, self._about().text)
+        file.close()
         publish(self._path)
         return [self._path]
 
@@ -90,4 +96,4 @@ class ParquetWriter:
         return GrowingFile(part_of(self._path), self._layout(dim))
 
     def _layout(self, dim: int) -> Layout:
-        return Layout(dim, self._kept, self._numbers, tokens=self._tokens)
+        return Layout(dim, self._kept, self._numbers, tokens=self._tokens, digests=self._about is not None)

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedctl.kept import TOKENS
+from embedctl.digests import NO_DIGEST
+from embedctl.kept import TEXT_SHA256, TOKENS
 from embedctl.output.columns import KeptColumns
 from embedctl.output.numbers import FLOAT32, Numbers, OutputType, as_text
 from embedctl.results import ChunkVectors
@@ -32,7 +33,8 @@ class Layout:
 
     The columns are `position`, `id`, `embedding` (a fixed-size list of numbers; null if the record failed),
     `error_code`, `error_message`, `tokens_used` and `tokens_lost` (of truncated records), `tokens` (if the job counts
-    them; null if the record failed), and one for each kept field.
+    them; null if the record failed), `text_sha256` (32 bytes, if it has digests; null for a record without a text), and
+    one for each kept field.
 
     Attributes:
         schema: of pyarrow.
@@ -44,13 +46,23 @@ class Layout:
         kept: the columns of the kept fields. Their types must hold the values of every chunk that is added.
         numbers: how vectors are stored.
         tokens: whether there is a column of tokens.
+        digests: whether there is a column of digests.
     """
 
-    def __init__(self, dim: int, kept: KeptColumns, numbers: Numbers = FLOAT32, *, tokens: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        kept: KeptColumns,
+        numbers: Numbers = FLOAT32,
+        *,
+        tokens: bool = False,
+        digests: bool = False,
+    ) -> None:
         self._dim = dim
         self._kept = kept
         self._numbers = numbers
         self._tokens = tokens
+        self._digests = digests
         self._fields = kept.fields()
         facts = numbers.facts(dim)
         self.metadata = {FACTS: as_text(facts)} if facts else {}
@@ -64,6 +76,7 @@ class Layout:
                 ("tokens_used", pa.int32()),
                 ("tokens_lost", pa.int32()),
                 *([(TOKENS, pa.uint32())] if tokens else []),
+                *([(TEXT_SHA256, pa.binary(32))] if digests else []),
                 *self._fields,
             ]
         )
@@ -86,6 +99,7 @@ class Layout:
             use_dictionary=repeated if split else [*repeated, _NUMBERS],
             column_encoding={_NUMBERS: "BYTE_STREAM_SPLIT"} if split else None,
             write_page_index=True,
+            write_page_checksum=self._digests,  # its vectors will be copied
         )
 
     def table(self, chunk: ChunkVectors) -> Any:
@@ -106,6 +120,7 @@ class Layout:
             pa.array([cuts[p].used if p in cuts else None for p in at], pa.int32()),
             pa.array([cuts[p].lost if p in cuts else None for p in at], pa.int32()),
             *([_tokens(chunk, failed)] if self._tokens else []),
+            *([_digests(chunk)] if self._digests else []),
             *self._kept.arrays(chunk.kept or [{}] * len(at)),
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)
@@ -165,3 +180,10 @@ def _tokens(chunk: ChunkVectors, failed: Any) -> Any:
     if chunk.tokens is None:
         return pa.nulls(len(failed), pa.uint32())
     return pa.array(chunk.tokens.astype(np.uint32), mask=failed)
+
+
+def _digests(chunk: ChunkVectors) -> Any:
+    if chunk.digests is None:
+        return pa.nulls(len(chunk.positions), pa.binary(32))
+    each = (row.tobytes() for row in chunk.digests)
+    return pa.array([None if digest == NO_DIGEST else digest for digest in each], pa.binary(32))

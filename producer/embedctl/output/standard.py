@@ -7,8 +7,8 @@ import select
 import sys
 from collections.abc import Callable, Iterable
 
-from embedctl.job import Job
 from embedctl.output.jsonl import lines_of
+from embedctl.output.readable import Readable
 from embedctl.results import ChunkVectors
 from embedctl.store import JobStatus
 from embedctl_config.errors import OutputError
@@ -30,7 +30,7 @@ def check_stdout() -> None:
 
 
 def print_results(
-    job: Job,
+    job: Readable,
     progress: Callable[[JobStatus], None] | None = None,
     written: Callable[[ChunkVectors], None] | None = None,
     lines: Callable[[ChunkVectors], Iterable[bytes]] = lines_of,

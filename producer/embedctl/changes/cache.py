@@ -1,0 +1,262 @@
+"""A cache of vectors in a file of SQLite, for any number of processes of one machine."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from embedctl.changes.join import explained
+from embedctl.changes.spool import Copied, Cut, Spool
+from embedctl.digests import NO_DIGEST, Digests, as_rows
+from embedctl_config.errors import OutputError, SettingsError
+from embedctl_config.hardware import PRECISIONS
+
+#: What SQLite notes of the file's program ("EMBC") and of its format.
+_APPLICATION, _FORMAT = 0x454D4243, 1
+#: Before the vector: crc32 of the key and of all that follows, and the numbers of tokens used and lost.
+_HEAD = struct.Struct("<III")
+#: Keys that are asked for together, and vectors that are written together.
+_ASKED, _WRITTEN = 500, 1000
+#: How long a process waits for another one that writes (seconds).
+_PATIENCE_S = 60.0
+_SCHEME = "sqlite"
+
+#: A vector of the cache: what was cut of the text, and float32.
+Cached = tuple[Cut, npt.NDArray[np.float32]]
+
+
+def key_of(fingerprint: str, precision: str, digest: bytes) -> bytes:
+    """The whole key of a vector: 32 bytes.
+
+    Args:
+        fingerprint: of the job, in hexadecimal.
+        digest: the SHA-256 of the text.
+    """
+    return hashlib.sha256(bytes.fromhex(fingerprint) + precision.encode() + digest).digest()
+
+
+def answering(precision: str, *, at_least: bool) -> list[str]:
+    """The precisions whose vectors may answer a job of this one, the best match first."""
+    from_here = list(PRECISIONS[: PRECISIONS.index(precision) + 1])[::-1]
+    return from_here if at_least else [precision]
+
+
+class Cache:
+    """Vectors by key. The oldest ones make room for new ones. A context manager.
+
+    Args:
+        where: a path, or `sqlite:///PATH`; a fourth slash makes the path absolute, as in SQLAlchemy.
+        max_bytes: the largest size of the file.
+
+    Raises:
+        SettingsError: it is another kind of URL.
+        OutputError: the file can't be opened, or is none of a cache.
+    """
+
+    def __init__(self, where: str, max_bytes: int) -> None:
+        self.path = path_of(where)
+        self._max = max_bytes
+        with self._explained():
+            self._database = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self._database.close()
+                raise
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def find(self, keys: Iterable[bytes]) -> Iterator[tuple[bytes, Cached]]:
+        """Those keys that have a vector, in any order. A value that fails its checksum counts as absent.
+
+        Raises:
+            OutputError: the file can't be read.
+        """
+        source = iter(keys)
+        while asked := list(islice(source, _ASKED)):
+            marks = ",".join("?" * len(asked))
+            with self._explained():
+                found = self._database.execute(
+                    f"SELECT key, value FROM vectors WHERE key IN ({marks})",  # noqa: S608  (only question marks)
+                    asked,
+                ).fetchall()
+            for key, value in found:
+                if (cached := _parsed(key, value)) is not None:
+                    yield key, cached
+
+    def put(self, vectors: Iterable[tuple[bytes, Cached]]) -> None:
+        """Add vectors, each under its key. Call it when the vectors are durable elsewhere.
+
+        Raises:
+            OutputError: the file can't be written.
+        """
+        source = iter(vectors)
+        while some := list(islice(source, _WRITTEN)):
+            rows = [(key, _written(key, *cached)) for key, cached in some]
+            with self._explained(), self._transaction():
+                self._database.executemany("INSERT OR REPLACE INTO vectors (key, value) VALUES (?, ?)", rows)
+                self._make_room()
+
+    def size(self) -> int:
+        """The bytes that are in use."""
+        pages, free, size = (
+            int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size
+
+    def _make_room(self) -> None:
+        while (excess := self.size() - self._max) > 0:
+            row = self._database.execute("SELECT max(at) - min(at) + 1, min(at) FROM vectors").fetchone()
+            if row[0] is None:
+                return
+            span, first = row
+            # The oldest have the lowest numbers. A gap between numbers only makes this take another turn.
+            least = first + max(1, span * excess // max(1, self.size())) - 1
+            self._database.execute("DELETE FROM vectors WHERE at <= ?", (least,))
+
+    def _prepare(self) -> None:
+        (application,) = self._database.execute("PRAGMA application_id").fetchone()
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if (application, version) == (_APPLICATION, _FORMAT) and tables:
+            return
+        if tables or application not in (0, _APPLICATION):
+            raise OutputError(f"{self.path} is no cache that this version of embedctl knows: name another file")
+        self._database.execute("PRAGMA journal_mode = WAL")
+        with self._transaction():
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS vectors (at INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, value BLOB NOT "
+                "NULL)"
+            )
+            self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
+            self._database.execute(f"PRAGMA user_version = {_FORMAT}")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise OutputError(
+                f"the cache {self.path} can't be used: {error}. Make room there, or choose or remove the file"
+            ) from error
+
+
+class Hits:
+    """What a cache had for the records of a corpus, copied, because another process may make room meanwhile."""
+
+    def __init__(self) -> None:
+        self._spool: Spool | None = None
+        self.count = 0
+
+    @property
+    def dim(self) -> int | None:
+        """Dimensions of a vector; None if there is none."""
+        return None if self._spool is None else self._spool.dim
+
+    def add(self, cached: Cached, digest: bytes) -> int | None:
+        """Keep the vector of a text; returns its number, or None if it has other dimensions than those before."""
+        cut, vector = cached
+        with explained():
+            if self._spool is None:
+                self._spool = Spool(len(vector))
+            if len(vector) != self._spool.dim:
+                return None
+            self._spool.write(self.count, Copied(vector[np.newaxis], [cut], as_rows(digest)))
+        self.count += 1
+        return self.count - 1
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> Copied:
+        """The vectors of these numbers, of which there is at least one."""
+        assert self._spool is not None
+        return self._spool.take(numbers)
+
+
+class Finder:
+    """Looks up digests in a cache, and keeps what it finds.
+
+    Args:
+        fingerprint: of the job, in hexadecimal.
+        precisions: those that may answer it, the best match first.
+    """
+
+    def __init__(self, cache: Cache, fingerprint: str, precisions: Sequence[str], hits: Hits) -> None:
+        self._cache = cache
+        self._fingerprint = fingerprint
+        self._precisions = precisions
+        self._hits = hits
+
+    def __call__(self, digests: Digests) -> npt.NDArray[np.int64]:
+        """For each digest, the number of its hit; -1 where there is none."""
+        numbers = np.full(len(digests), -1, np.int64)
+        wanted = {at: digest for at, row in enumerate(digests) if (digest := row.tobytes()) != NO_DIGEST}
+        for precision in self._precisions:
+            by_key: dict[bytes, list[int]] = {}
+            for at, digest in wanted.items():
+                by_key.setdefault(key_of(self._fingerprint, precision, digest), []).append(at)
+            for key, cached in self._cache.find(by_key):
+                number = self._hits.add(cached, digests[by_key[key][0]].tobytes())
+                if number is not None:
+                    numbers[by_key[key]] = number
+            wanted = {at: digest for at, digest in wanted.items() if numbers[at] < 0}
+        return numbers
+
+
+def path_of(where: str) -> Path:
+    """The file of a cache.
+
+    Raises:
+        SettingsError: it is another kind of URL, which may hold a password and so is not quoted.
+    """
+    if "://" not in where and not where.startswith(f"{_SCHEME}:"):
+        return Path(where)
+    parts = urlsplit(where)
+    if parts.scheme != _SCHEME or parts.netloc or parts.query or parts.fragment or len(parts.path) < 2:
+        raise SettingsError(
+            f"--cache takes a path or sqlite:///PATH, and no {parts.scheme or 'such'} URL with a host, a user or "
+            "parameters"
+        )
+    return Path(parts.path[1:])
+
+
+def _written(key: bytes, cut: Cut, vector: npt.NDArray[np.float32]) -> bytes:
+    rest = struct.pack("<II", *cut) + np.ascontiguousarray(vector, "<f4").tobytes()
+    return struct.pack("<I", zlib.crc32(rest, zlib.crc32(key))) + rest
+
+
+def _parsed(key: bytes, value: object) -> Cached | None:
+    if not isinstance(value, bytes) or len(value) <= _HEAD.size or len(value) % 4:
+        return None
+    crc, used, lost = _HEAD.unpack_from(value)
+    if crc != zlib.crc32(memoryview(value)[4:], zlib.crc32(key)):
+        return None
+    vector = np.frombuffer(value, "<f4", offset=_HEAD.size)
+    return ((used, lost), vector) if np.isfinite(vector).all() else None

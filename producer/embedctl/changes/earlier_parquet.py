@@ -1,0 +1,182 @@
+"""An earlier output in parquet files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedctl.changes.earlier import Earlier, EarlierRows, Rows, check_numbers, no_digests
+from embedctl.changes.spool import Copied, Cut, Spool
+from embedctl.digests import DIGEST_BYTES, NO_DIGEST, as_rows
+from embedctl.kept import TEXT_SHA256
+from embedctl.output.about import ABOUT, About
+from embedctl.output.numbers import FLOAT32, Numbers
+from embedctl.results import Vectors
+from embedctl_config.errors import MissingExtra, OutputError
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from embedctl.output.row_groups import FACTS
+except ImportError as error:
+    raise MissingExtra("parquet", "parquet") from error
+
+#: Rows whose digests are read together.
+_ROWS = 8192
+#: Rows whose row groups are looked at together.
+_SLICE = 1_000_000
+#: Row groups whose vectors are held: one is some 64 MB.
+_HELD = 2
+#: If the rows are wanted in an order that jumps between row groups more often than this for each group, they are first
+#: brought into a file where each is found at once.
+_JUMPS = 4
+_DIGESTS = ["id", "error_code", TEXT_SHA256]
+_VECTORS = ("embedding", "tokens_used", "tokens_lost", TEXT_SHA256)
+
+
+class ParquetEarlier(Earlier):
+    """Parquet files that :mod:`embedctl.output` or a drain wrote, one after the other.
+
+    Args:
+        files: the name of each, and what opens its source for pyarrow.
+    """
+
+    def __init__(self, name: str, files: Sequence[tuple[str, Callable[[], Any]]], numbers: Numbers | None) -> None:
+        self.name = name
+        self._files = files
+        # The only file stays open, because its name may be that of the new output.
+        self._only = _opened(*files[0]) if len(files) == 1 else None
+        self._current: tuple[int, Any] = (-1, None)
+        self._groups: list[tuple[int, int]] = []  # file and row group
+        sizes = [0]
+        found: About | None = None
+        for at, (file_name, _) in enumerate(files):
+            file = self._file(at)
+            entries = file.metadata.metadata or {}
+            column = file.schema_arrow.field(TEXT_SHA256) if TEXT_SHA256 in file.schema_arrow.names else None
+            if ABOUT.encode() not in entries or column is None or column.type != pa.binary(32):
+                raise no_digests(file_name)
+            about = About.parse(entries[ABOUT.encode()], file_name)
+            if found is not None and about.fingerprint != found.fingerprint:
+                raise OutputError(f"{name} mixes parts of jobs with other models or options: give --force")
+            found = about
+            facts = entries.get(FACTS.encode())
+            self._numbers = Numbers.of_facts(json.loads(facts)) if facts else FLOAT32
+            check_numbers(file_name, self._numbers, numbers)
+            self.dim = file.schema_arrow.field("embedding").type.list_size
+            for group in range(file.num_row_groups):
+                self._groups.append((at, group))
+                sizes.append(file.metadata.row_group(group).num_rows)
+        assert found is not None
+        self.about = found
+        self._starts = np.cumsum(sizes)
+        self.rows = int(self._starts[-1])
+        self._held: dict[int, Copied] = {}
+        self._spool: Spool | None = None
+
+    def read(self) -> Iterator[EarlierRows]:
+        for at, group in self._groups:
+            try:
+                # One row group at a time: a reader of all of them keeps what it has read.
+                for batch in self._file(at).iter_batches(_ROWS, [group], columns=_DIGESTS, use_threads=False):
+                    # As lists: what computes with columns is imported with 50 MB of memory.
+                    ids, codes, digests = (batch.column(name).to_pylist() for name in _DIGESTS)
+                    usable = [code is None and digest is not None for code, digest in zip(codes, digests, strict=True)]
+                    each = b"".join(digest or NO_DIGEST for digest in digests)
+                    yield EarlierRows(as_rows(each), ids, np.array(usable, bool))
+            except (pa.ArrowException, OSError) as error:
+                raise _damaged(self._files[at][0], error) from error
+
+    def take(self, rows: Rows) -> Copied:
+        if self._spool is not None:
+            return self._spool.take(rows)
+        vectors = np.empty((len(rows), self.dim), np.float32)
+        cuts: list[Cut] = [(0, 0)] * len(rows)
+        digests = np.zeros((len(rows), DIGEST_BYTES), np.uint8)
+        groups = self._group_of(rows)
+        for group in dict.fromkeys(groups.tolist()):
+            found = self._group(group)
+            chosen = np.flatnonzero(groups == group)
+            at = rows[chosen] - self._starts[group]
+            vectors[chosen], digests[chosen] = found.vectors[at], found.digests[at]
+            for where, row in zip(chosen.tolist(), at.tolist(), strict=True):
+                cuts[where] = found.cuts[row]
+        return Copied(vectors, cuts, digests)
+
+    def prepare(self, rows: Rows, scratch: Path) -> None:
+        jumps, wanted = 0, np.zeros(len(self._groups), bool)
+        for first in range(0, len(rows), _SLICE):
+            some = rows[first : first + _SLICE]
+            groups = self._group_of(some[some >= 0])
+            jumps += int(np.count_nonzero(np.diff(groups)))
+            wanted[groups] = True
+        if jumps <= _JUMPS * len(self._groups):
+            return
+        try:
+            spool = Spool(self.dim, scratch)
+            for group in np.flatnonzero(wanted).tolist():
+                spool.write(int(self._starts[group]), self._group(group))
+        except OSError as error:
+            raise OutputError(
+                f"{scratch} has no room for the vectors of {self.name}, whose order is another one: "
+                f"{error.strerror or error}. Make room there, or choose another folder for the output"
+            ) from error
+        self._spool = spool
+        self._held = {}
+
+    def _group_of(self, rows: Rows) -> Rows:
+        return np.searchsorted(self._starts, rows, side="right").astype(np.int64) - 1
+
+    def _group(self, number: int) -> Copied:
+        """The vectors of a row group."""
+        if number not in self._held:
+            while len(self._held) >= _HELD:
+                del self._held[next(iter(self._held))]
+            at, group = self._groups[number]
+            try:
+                table = self._file(at).read_row_group(group, columns=list(_VECTORS))
+            except (pa.ArrowException, OSError) as error:
+                raise _damaged(self._files[at][0], error) from error
+            each = b"".join(digest or NO_DIGEST for digest in table.column(TEXT_SHA256).to_pylist())
+            self._held[number] = Copied(self._vectors(table), _cuts(table), as_rows(each))
+        found = self._held.pop(number)  # the one that was used last is the last one
+        self._held[number] = found
+        return found
+
+    def _vectors(self, table: Any) -> Vectors:
+        embedding = table.column("embedding").combine_chunks()
+        vectors = np.full((len(table), self.dim), np.nan, np.float32)
+        valid = embedding.is_valid().to_numpy(zero_copy_only=False)
+        stored = embedding.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dim)
+        vectors[valid] = self._numbers.restored(stored, self.dim)
+        return vectors
+
+    def _file(self, at: int) -> Any:
+        if self._only is not None:
+            return self._only
+        if self._current[0] != at:
+            self._current = at, _opened(*self._files[at])
+        return self._current[1]
+
+
+def _opened(name: str, open_source: Callable[[], Any]) -> Any:
+    try:
+        source = open_source()
+        opened = pa.OSFile(str(source)) if isinstance(source, Path) else source
+        return pq.ParquetFile(opened, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(name, error) from error
+
+
+def _damaged(name: str, error: Exception) -> OutputError:
+    return OutputError(f"{name} can't be read: {error}. Restore it, or give --force to encode everything")
+
+
+def _cuts(table: Any) -> list[Cut]:
+    used, lost = (table.column(name).to_pylist() for name in _VECTORS[1:3])
+    return [(0, 0) if each is None else (each, other) for each, other in zip(used, lost, strict=True)]

@@ -1,0 +1,387 @@
+"""The vectors of a whole corpus: those of a job for its difference, laid between those that are copied."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedctl.changes.plan import ENCODE, FIRST_HIT, Plan, changed, mark_of
+from embedctl.changes.spool import Copied, Cut
+from embedctl.digests import DIGEST_BYTES, as_rows, digest_of
+from embedctl.job import Job
+from embedctl.output.about import About
+from embedctl.output.numbers import FLOAT32, Numbers
+from embedctl.records import Record
+from embedctl.results import ChunkVectors, FailedRecord, TruncatedRecord, Vectors
+from embedctl.store import JobSpec, JobState, JobStatus
+from embedctl.store.status import COUNTS
+from embedctl_config.errors import EmbedctlError, JobFailed, OutputError
+
+#: Records that are written together. It never changes, because what a parquet file's row groups hold follows from it.
+BLOCK = 1000
+
+
+class OtherVectors(EmbedctlError):
+    """Raised when a job's vectors are of other model files than those that were to be copied.
+
+    Args:
+        model_fingerprint: of the job.
+    """
+
+    def __init__(self, model_fingerprint: str) -> None:
+        super().__init__(f"the job was encoded with other model files ({model_fingerprint[:12]})")
+
+
+class Merged:
+    """The results of a corpus in the form of a job's, for :func:`embedctl.output.fetch`: in blocks of equal size.
+
+    Args:
+        plan: where each vector comes from.
+        records: reads the corpus once more.
+        spec: of the job, whether it was made or not.
+        job: of the difference; None if there is none.
+        about: what the copied vectors are; None if none is copied.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        records: Callable[[], Iterator[Record]],
+        spec: JobSpec,
+        job: Job | None,
+        about: About | None,
+    ) -> None:
+        self._plan, self._records, self._spec, self._job, self._about = plan, records, spec, job, about
+        self._copies = bool(plan.unchanged or plan.cached)
+        origin = None if about is None else about.text
+        self.id = plan.whole_key(origin, None if job is None else job.id)[:32]
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return -(-len(self._plan.sources) // BLOCK)
+
+    def status(self) -> JobStatus:
+        """The job's status, but with all records, and with blocks in place of chunks."""
+        status = _done(self._spec) if self._job is None else self._job.status()
+        copied = len(self._plan.sources) - self._plan.to_encode
+        model = status.model_fingerprint or (None if self._about is None else self._about.model_fingerprint)
+        state = status.state
+        if state is JobState.FAILED and status.stopped_by is None and copied:  # all of the difference failed
+            state = JobState.COMPLETED_WITH_ERRORS
+        return dataclasses.replace(
+            status,
+            state=state,
+            records=len(self._plan.sources),
+            done=status.done + copied,
+            chunks=self.blocks,
+            chunks_done=self.blocks,
+            original_chunks=self.blocks,
+            model_fingerprint=model,
+            dim=status.dim or self._dim(),
+        )
+
+    def wait_until_sealed(self, progress: Callable[[JobStatus], None] | None = None) -> JobStatus:
+        """Wait until the job has all its records, as :meth:`Job.wait_until_sealed`; returns :meth:`status`."""
+        if self._job is not None:
+            self._job.wait_until_sealed(progress)
+        return self.status()
+
+    def stored_numbers(self) -> Numbers:
+        """Nothing of it is in parts."""
+        return FLOAT32
+
+    def iter_results(
+        self, *, start: int = 0, progress: Callable[[JobStatus], None] | None = None
+    ) -> Iterator[ChunkVectors]:
+        """The blocks in order, as :meth:`Job.iter_results` gives chunks.
+
+        Raises:
+            InputError: the corpus has changed since it was compared.
+            OtherVectors: the job's vectors must not stand beside those that are copied.
+            OutputError: what is to be copied is damaged.
+        """
+        sources = self._plan.sources
+        encoded = None if self._job is None else _Encoded(self._job.iter_results(progress=progress))
+        first = start * BLOCK
+        taken = int(np.count_nonzero(sources[:first] == ENCODE))
+        if encoded is not None:
+            encoded.up_to(taken)  # what an earlier fetch has written
+        records = islice(self._records(), first, None) if self._copies else None
+        marks = self._plan.marks_from(first)
+        checked = False
+        while first < len(sources):
+            block = sources[first : first + BLOCK]
+            held = None if records is None else list(islice(records, len(block)))
+            if held is not None:
+                _check(held, [mark for _, mark in zip(block, marks, strict=False)], first)
+            wanted = np.flatnonzero(block == ENCODE)
+            parts = [] if encoded is None else encoded.up_to(taken + len(wanted))
+            if parts and not checked:
+                self._check_model()
+                checked = True
+            yield self._block(first, block, held, wanted, parts, taken)
+            taken += len(wanted)
+            first += len(block)
+        if records is not None and next(records, None) is not None:
+            raise changed(first)
+        if encoded is not None:
+            encoded.finish()
+            self._check_model()
+
+    def _check_model(self) -> None:
+        """See that the job's model is that of the copied vectors."""
+        if self._job is None or self._about is None or not self._copies:
+            return
+        model = self._job.status().model_fingerprint
+        if model is not None and model != self._about.model_fingerprint:
+            raise OtherVectors(model)
+
+    def _block(
+        self,
+        first: int,
+        sources: npt.NDArray[np.int64],
+        records: list[Record] | None,
+        wanted: npt.NDArray[np.int64],
+        parts: list[ChunkVectors],
+        taken: int,
+    ) -> ChunkVectors:
+        """One block: the copied rows, and those of the job that are there."""
+        block = _Block(len(sources), self._dim_of(parts))
+        if records is not None:
+            self._copy(block, sources, records)
+        for part in parts:
+            block.lay_in(wanted[part.positions - taken], part, records)
+        return block.as_chunk(first, self._spec.precision, keeps=bool(self._spec.options.get("keep")))
+
+    def _copy(self, block: _Block, sources: npt.NDArray[np.int64], records: list[Record]) -> None:
+        copied, hit = np.flatnonzero(sources >= 0), np.flatnonzero(sources <= FIRST_HIT)
+        if len(copied):
+            assert self._plan.earlier is not None
+            block.copy(copied, self._plan.earlier.take(sources[copied]), records, self._plan.earlier.name)
+        if len(hit):
+            block.copy(hit, self._plan.hits.take(FIRST_HIT - sources[hit]), records, "the cache")
+
+    def _dim(self) -> int | None:
+        if self._plan.earlier is not None and self._plan.unchanged:
+            return self._plan.earlier.dim
+        return self._plan.hits.dim
+
+    def _dim_of(self, parts: list[ChunkVectors]) -> int:
+        """The dimensions of the vectors of a block.
+
+        Raises:
+            OutputError: they differ.
+        """
+        dims = {part.vectors.shape[1] for part in parts} | {self._dim() or 0}
+        dims -= {0}
+        if len(dims) > 1:
+            raise OutputError(f"vectors of {' and '.join(map(str, sorted(dims)))} dimensions can't stand in one output")
+        return dims.pop() if dims else self.status().dim or 0
+
+
+class _Block:
+    """Consecutive records, of which some may be missing.
+
+    Args:
+        size: how many records.
+        dim: dimensions of a vector.
+    """
+
+    def __init__(self, size: int, dim: int) -> None:
+        self._there = np.zeros(size, bool)
+        self._vectors: Vectors = np.full((size, dim), np.nan, np.float32)
+        self._digests = np.zeros((size, DIGEST_BYTES), np.uint8)
+        self._ids: list[str | None] = [None] * size
+        self._kept: list[Mapping[str, Any]] = [{}] * size
+        self._errors: list[tuple[int, FailedRecord]] = []
+        self._cuts: dict[int, Cut] = {}
+
+    def copy(self, rows: npt.NDArray[np.int64], copied: Copied, records: Sequence[Record], where: str) -> None:
+        """Take vectors that were there already; the records tell all else.
+
+        Raises:
+            OutputError: they are not of these records' texts, or not finite. What they are copied from was changed.
+        """
+        digests = as_rows(b"".join(digest_of(records[row]) for row in rows.tolist()))
+        if not np.array_equal(digests, copied.digests) or not np.isfinite(copied.vectors).all():
+            raise OutputError(f"{where} is damaged, or was changed meanwhile: start again, or give --force")
+        self._there[rows] = True
+        self._vectors[rows] = copied.vectors
+        self._digests[rows] = digests
+        for row, cut in zip(rows.tolist(), copied.cuts, strict=True):
+            record = records[row]
+            self._ids[row] = record.id
+            if record.kept is not None:
+                self._kept[row] = json.loads(record.kept)
+            if cut != (0, 0):
+                self._cuts[row] = cut
+
+    def lay_in(self, rows: npt.NDArray[np.int64], part: ChunkVectors, records: Sequence[Record] | None) -> None:
+        """Take results of the job.
+
+        Args:
+            records: of the block, to see that the results are theirs.
+        """
+        if part.digests is None:
+            raise OutputError("the job's results have no digests: another version of embedctl made the job")
+        if records is not None:
+            mine = as_rows(b"".join(digest_of(records[row]) for row in rows.tolist()))
+            if not np.array_equal(mine, part.digests):
+                raise OutputError("the job's results are not those of the corpus: submit it again with --force")
+        self._there[rows] = True
+        self._vectors[rows] = part.vectors
+        self._digests[rows] = part.digests
+        row_of = dict(zip(part.positions.tolist(), rows.tolist(), strict=True))
+        for at, row in enumerate(rows.tolist()):
+            self._ids[row] = part.ids[at]
+            if part.kept is not None:
+                self._kept[row] = part.kept[at]
+        self._errors += ((row_of[error.position], error) for error in part.errors)
+        self._cuts |= {row_of[cut.position]: (cut.used, cut.lost) for cut in part.truncations}
+
+    def as_chunk(self, first: int, precision: str, *, keeps: bool) -> ChunkVectors:
+        """The records that are there.
+
+        Args:
+            first: position of the block's first record.
+            keeps: whether the job keeps fields.
+        """
+        rows = np.flatnonzero(self._there)
+        each = rows.tolist()
+        return ChunkVectors(
+            positions=(rows + first).astype(np.int64),
+            ids=[self._ids[row] for row in each],
+            vectors=self._vectors[rows],
+            errors=[
+                dataclasses.replace(error, position=first + row)
+                for row, error in sorted(self._errors, key=lambda each: each[0])
+            ],
+            truncations=[
+                TruncatedRecord(first + row, self._ids[row], used, lost)
+                for row, (used, lost) in sorted(self._cuts.items())
+            ],
+            precision=precision,
+            kept=[self._kept[row] for row in each] if keeps else None,
+            digests=self._digests[rows],
+        )
+
+
+class _Encoded:
+    """The results of a job, taken up to one position after the other."""
+
+    def __init__(self, chunks: Iterator[ChunkVectors]) -> None:
+        self._chunks = chunks
+        self._held: ChunkVectors | None = None
+        self._next = 0
+        self._failed: JobFailed | None = None
+
+    def up_to(self, end: int) -> list[ChunkVectors]:
+        """The results before a position that were not taken yet. Those of records that were not encoded are missing."""
+        parts = []
+        while self._next < end:
+            if self._held is None:
+                self._held = self._more()
+            if self._held is None:
+                break
+            cut = int(np.searchsorted(self._held.positions, end))
+            if cut:
+                parts.append(_slice(self._held, 0, cut))
+                self._next = int(self._held.positions[cut - 1]) + 1
+            rest = len(self._held.positions) - cut
+            self._held = _slice(self._held, cut, cut + rest) if rest else None
+            if rest:
+                self._next = end
+        return parts
+
+    def finish(self) -> None:
+        """See the job's end.
+
+        Raises:
+            JobFailed: its error budget ended it.
+        """
+        while self._more() is not None:
+            pass
+        if self._failed is not None:
+            raise self._failed
+
+    def _more(self) -> ChunkVectors | None:
+        """The next chunk with records; None at the end."""
+        try:
+            return next((chunk for chunk in self._chunks if len(chunk.positions)), None)
+        except JobFailed as error:  # what is to be copied is copied first
+            self._failed = error
+            return None
+
+
+def _slice(chunk: ChunkVectors, begin: int, end: int) -> ChunkVectors:
+    """Some consecutive records of a chunk."""
+    positions = chunk.positions[begin:end]
+    there = set(positions.tolist())
+    return dataclasses.replace(
+        chunk,
+        positions=positions,
+        ids=chunk.ids[begin:end],
+        vectors=chunk.vectors[begin:end],
+        errors=[error for error in chunk.errors if error.position in there],
+        truncations=[cut for cut in chunk.truncations if cut.position in there],
+        kept=None if chunk.kept is None else chunk.kept[begin:end],
+        tokens=None,
+        digests=None if chunk.digests is None else chunk.digests[begin:end],
+    )
+
+
+def _check(records: Sequence[Record], marks: Sequence[bytes], first: int) -> None:
+    """See that these records are those that were compared.
+
+    Raises:
+        InputError: they are not.
+    """
+    for at, (record, mark) in enumerate(zip(records, marks, strict=False)):
+        if mark_of(record) != mark:
+            raise changed(first + at)
+    if len(records) != len(marks):
+        raise changed(first + len(records))
+
+
+def _done(spec: JobSpec) -> JobStatus:
+    """The status of a job that need not be made."""
+    now = datetime.now(UTC)
+    return JobStatus(
+        id="",
+        version=spec.version,
+        state=JobState.COMPLETED,
+        model=spec.model,
+        hardware=spec.hardware,
+        precision=spec.precision,
+        options=spec.options,
+        created_at=now,
+        progressed_at=now,
+        started_at=None,
+        ended_at=None,
+        expires_in=timedelta(0),
+        ttl_s=spec.ttl_s,
+        max_errors=spec.max_errors,
+        max_errors_share=spec.max_errors_share,
+        producer_alive=False,
+        sealed=True,
+        chunks=0,
+        original_chunks=0,
+        stopped_by=None,
+        dim=None,
+        model_fingerprint=None,
+        pinned_by=None,
+        mismatch=None,
+        lost_chunks=None,
+        trouble=None,
+        tenant=spec.tenant,
+        lane=spec.lane,
+        **{name: 0 for name in COUNTS if name != "added"},  # type: ignore[arg-type]  # mypy does not know the names
+    )

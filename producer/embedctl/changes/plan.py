@@ -1,0 +1,218 @@
+"""Which record's vector comes from where."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from embedctl.changes.cache import Hits
+from embedctl.changes.earlier import Earlier
+from embedctl.changes.gone import Gone
+from embedctl.changes.join import (
+    ENTRY,
+    NAME,
+    Spilled,
+    digests_of,
+    entries,
+    explained,
+    missing_in,
+    names,
+    parts_of,
+    places_in,
+)
+from embedctl.digests import DIGEST_BYTES, as_rows, digest_of
+from embedctl.records import Record
+from embedctl_config.errors import InputError
+
+#: In a plan, a record that is to be encoded. A number from 0 on is a row of the earlier output, and from FIRST_HIT down
+#: a hit of the cache.
+ENCODE, FIRST_HIT = -1, -2
+_SLICE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the vector of each record of a corpus comes from.
+
+    Attributes:
+        sources: int64, one for each record: ENCODE, a row of the earlier output, or FIRST_HIT minus a hit's number.
+        marks: a file with 32 bytes for each record, which identify its text, its id and its kept fields.
+        compared: the earlier output, if there is one.
+        hits: what the cache had.
+        gone: rows of the earlier output whose records are not in the corpus, ascending; of records with equal ids, the
+            first row. A number beyond the last row is a place in what was gone before.
+    """
+
+    sources: npt.NDArray[np.int64]
+    marks: IO[bytes]
+    compared: Earlier | None
+    hits: Hits
+    gone: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @property
+    def earlier(self) -> Earlier | None:
+        """The earlier output, if vectors of it are copied."""
+        return self.compared if self.unchanged else None
+
+    @property
+    def unchanged(self) -> int:
+        """Records that are copied from the earlier output."""
+        return int(np.count_nonzero(self.sources >= 0))
+
+    @property
+    def cached(self) -> int:
+        """Records that are taken from the cache."""
+        return int(np.count_nonzero(self.sources <= FIRST_HIT))
+
+    @property
+    def to_encode(self) -> int:
+        """Records that a job is to encode."""
+        return int(np.count_nonzero(self.sources == ENCODE))
+
+    def difference(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Of the corpus, the records to encode.
+
+        Raises:
+            InputError: it is not the same corpus any more.
+        """
+        marks = self.marks_from(0)
+        for position, record in enumerate(records):
+            if position >= len(self.sources):
+                raise changed(position)
+            mark = next(marks)
+            if self.sources[position] == ENCODE:
+                if mark_of(record) != mark:
+                    raise changed(position)
+                yield record
+        if next(marks, None) is not None:
+            raise changed(len(self.sources))
+
+    def marks_from(self, position: int) -> Iterator[bytes]:
+        """The marks of the records from a position on."""
+        while position < len(self.sources):
+            self.marks.seek(position * DIGEST_BYTES)
+            held = self.marks.read(_SLICE * DIGEST_BYTES)
+            for at in range(0, len(held), DIGEST_BYTES):
+                yield held[at : at + DIGEST_BYTES]
+            position += len(held) // DIGEST_BYTES
+
+    def key(self, *deciding: object) -> str:
+        """A name for the records to encode and for what decides about their vectors, in hexadecimal."""
+        found = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode())
+        for first in range(0, len(self.sources), _SLICE):
+            self.marks.seek(first * DIGEST_BYTES)
+            marks = as_rows(self.marks.read(_SLICE * DIGEST_BYTES))
+            found.update(marks[self.sources[first : first + _SLICE] == ENCODE].tobytes())
+        return found.hexdigest()
+
+    def whole_key(self, *deciding: object) -> str:
+        """A name for all records, and for where each vector comes from."""
+        found = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode())
+        self.marks.seek(0)
+        while held := self.marks.read(_SLICE * DIGEST_BYTES):
+            found.update(held)
+        for first in range(0, len(self.sources), _SLICE):
+            found.update(self.sources[first : first + _SLICE].tobytes())
+        return found.hexdigest()
+
+
+def mark_of(record: Record) -> bytes:
+    """What tells whether a record is still the same: a digest of all that it holds."""
+    found = hashlib.sha256()
+    for part in (bytes([record.kind]), record.text, None if record.id is None else record.id.encode(), record.kept):
+        found.update(b"\0" if part is None else b"\1" + len(part).to_bytes(8, "little") + part)
+    return found.digest()
+
+
+def changed(position: int) -> InputError:
+    """The error for a corpus that changed between two readings."""
+    return InputError(
+        f"the corpus changed while it was read, at record {position}: leave it alone until the command ends, and start "
+        "the command again"
+    )
+
+
+def compare(
+    records: Iterable[Record],
+    earlier: Earlier | None,
+    gone_before: Iterable[Gone],
+    find: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.int64]] | None,
+    hits: Hits,
+    *,
+    copies: bool,
+) -> Plan:
+    """Compare a corpus with an earlier output and with a cache. What is many is on the disk meanwhile.
+
+    Args:
+        earlier: None if there is none.
+        gone_before: what was gone before the earlier output, and is gone still unless the corpus has it again.
+        find: the number of the cache's hit for each digest, -1 where there is none, which `hits` then holds.
+        copies: whether the vectors of the earlier output may be copied.
+
+    Raises:
+        InputError: a record can't be read, or there is no room for temporary files.
+        OutputError: the earlier output is damaged.
+    """
+    finds = copies or find is not None
+    with Spilled(ENTRY) as old, Spilled(NAME) as old_names, Spilled(ENTRY) as new, Spilled(NAME) as new_names:
+        if earlier is not None:
+            _take_in(earlier, old, old_names, copies=copies)
+            _take_in_gone(gone_before, old_names, earlier.rows)
+        marks, count = _read(records, new if finds else None, new_names if earlier is not None else None)
+        sources = np.full(count, ENCODE, np.int64)
+        for there, wanted in parts_of(old, new):
+            places = places_in(there, wanted)
+            if find is not None:
+                missed = np.flatnonzero(places < 0)
+                found = find(digests_of(wanted[missed]))
+                places[missed] = np.where(found < 0, ENCODE, FIRST_HIT - found)
+            sources[wanted["at"].astype(np.int64)] = places
+        gone = [missing_in(there, kept) for there, kept in parts_of(old_names, new_names)]
+    return Plan(sources, marks, earlier, hits, np.sort(np.concatenate(gone)))
+
+
+def _take_in(earlier: Earlier, old: Spilled, old_names: Spilled, *, copies: bool) -> None:
+    first = 0
+    for rows in earlier.read():
+        if copies:
+            old.add(entries(rows.digests, rows.ids, first)[rows.usable])
+        old_names.add(names(rows.digests, rows.ids, first))
+        first += len(rows.ids)
+
+
+def _take_in_gone(gone: Iterable[Gone], old_names: Spilled, first: int) -> None:
+    source = iter(gone)
+    while held := list(islice(source, _SLICE)):
+        digests = as_rows(b"".join(bytes.fromhex(each.text_sha256) for each in held))
+        old_names.add(names(digests, [each.id for each in held], first))
+        first += len(held)
+
+
+def _read(records: Iterable[Record], new: Spilled | None, new_names: Spilled | None) -> tuple[IO[bytes], int]:
+    """Read the corpus; returns the marks of its records, and how many they are."""
+    with explained():
+        marks = tempfile.TemporaryFile()  # noqa: SIM115  (the plan keeps it)
+    source = iter(records)
+    count = 0
+    while held := list(islice(source, _SLICE)):
+        if new is not None or new_names is not None:
+            digests = as_rows(b"".join(map(digest_of, held)))
+            ids = [record.id for record in held]
+            if new is not None:
+                new.add(entries(digests, ids, count))
+            if new_names is not None:
+                new_names.add(names(digests, ids, count))
+        with explained():
+            marks.write(b"".join(map(mark_of, held)))
+        count += len(held)
+    with explained():
+        marks.flush()
+    return marks, count

@@ -1,0 +1,253 @@
+"""A command with `--since` and `--cache` is killed between any two of its steps, and the next one ends as if it had not
+been."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from embedctl.broker import Broker
+from tests.support.changes import Write, assert_holds, counts, many, told, writer
+from tests.support.processes import RunEmbedctl
+from tests.support.workers import StartWorker
+
+#: Runs the command line, and kills it before or after the call of a function with this number.
+DRIVER = """
+import importlib, os, signal, sys
+where, name, count, when, *arguments = sys.argv[1:]
+module, _, of = where.partition(":")
+owner = importlib.import_module(module)
+for part in filter(None, of.split(".")):
+    owner = getattr(owner, part)
+real, calls = getattr(owner, name), 0
+def dies(*given, **named):
+    global calls
+    calls += 1
+    if calls == int(count) and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    answer = real(*given, **named)
+    if calls == int(count):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+setattr(owner, name, dies)
+sys.argv = ["embedctl", *arguments]
+from embedctl.cli import main
+import embedctl.output.fetch
+sys.modules["embedctl.output.fetch"]._NOTE_EVERY_S = 0.0
+main()
+"""
+
+#: Steps: a module and a class, a function, and which of its calls.
+STEPS = [
+    ("embedctl.changes.plan", "compare", 1),
+    ("embedctl.changes.gone", "publish", 1),
+    ("embedctl.changes.update", "write_gone", 1),
+    ("embedctl.submission:Submission", "add", 2),
+    ("embedctl.submission:Submission", "seal", 1),
+    ("embedctl.output.parquet:ParquetWriter", "write", 3),
+    ("embedctl.output.parquet", "publish", 1),
+    ("embedctl.output.parts:Progress", "clear", 2),
+    ("embedctl.changes.cache:Cache", "put", 1),
+    ("embedctl.changes.cache:Cache", "_make_room", 1),
+    ("embedctl.job:Job", "discard", 1),
+]
+#: Of an array: the files are published one after the other.
+STEPS_OF_ARRAYS = [
+    ("embedctl.output.npy:NpyWriter", "checkpoint", 1),
+    ("embedctl.output.parts:Progress", "save", 2),
+    ("embedctl.output.npy:NpyWriter", "write", 3),
+    ("embedctl.output.npy", "no_longer", 1),
+    *(("embedctl.output.npy", "publish", count) for count in (1, 2, 3)),
+    ("embedctl.output.npy", "vouch", 1),
+    ("embedctl.output.digest_rows", "publish", 1),
+]
+#: Of lines: an interrupted file goes on after its last note.
+STEPS_OF_LINES = [
+    ("embedctl.output.jsonl:JsonlWriter", "write", 2),
+    ("embedctl.output.jsonl:JsonlWriter", "checkpoint", 2),
+    ("embedctl.output.parts:Progress", "save", 1),
+    ("embedctl.output.parts:Progress", "save", 2),
+    ("embedctl.output.jsonl", "publish", 1),
+]
+#: After these, the output is complete, and nothing leads to the job any more.
+LEAVE_A_JOB = ("publish", "clear", "put", "_make_room", "vouch", "discard")
+OPTIONS = ("--chunk-size", "4", "--cache", "c.db", "--json")
+
+
+@pytest.fixture
+def write(short_folder: Path) -> Write:
+    return writer(short_folder)
+
+
+@pytest.fixture
+def kill(environment: dict[str, str], short_folder: Path) -> Callable[..., None]:
+    """Runs a command until it is killed."""
+
+    def kill(step: tuple[str, str, int], when: str, *arguments: str) -> None:
+        command = [sys.executable, "-c", DRIVER, *map(str, step), when, *arguments]
+        done = subprocess.run(
+            command, env=environment, cwd=short_folder, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == -signal.SIGKILL, f"it did not come to {step}: {done.stdout}{done.stderr}"
+
+    return kill
+
+
+class Nights:
+    """The first night's output, and what the second one must make of it."""
+
+    def __init__(self, folder: Path, write: Write, embedctl: RunEmbedctl, output: str) -> None:
+        self.folder, self.output, self._embedctl = folder, output, embedctl
+        #: Larger than a block, so that an interrupted file has something to go on with.
+        self.documents = many(2500)
+        self.old = "old.npy" if output.endswith(".npy") else "v.parquet" if output == "v.parquet" else "old.parquet"
+        told(embedctl("submit", write(self.documents), "--since", output, "-o", output, "--json")) if (
+            self.old == output
+        ) else told(embedctl("submit", write(self.documents), "--digests", "-o", self.old, "--json"))
+        del self.documents["id-1"], self.documents["id-2000"]
+        self.documents |= {f"id-{at}": f"changed {at}" for at in range(100, 2400, 200)}
+        write(self.documents)
+        self._first = folder / "first"
+        self._first.mkdir()
+        for file in folder.glob(f"{Path(self.old).stem}.*"):
+            shutil.copy(file, self._first)
+        told(self.again())
+        self._expected = self._files()
+        assert {Path(self.output).name, f"{Path(self.output).stem}.deleted.jsonl"} <= self._expected.keys()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return "submit", "corpus.jsonl", "--since", self.old, "-o", self.output, *OPTIONS
+
+    def again(self) -> subprocess.CompletedProcess[str]:
+        return self._embedctl(*self.command)
+
+    def begin(self) -> None:
+        """As after the first night."""
+        for pattern in (f"{Path(self.output).stem}.*", f".{Path(self.output).stem}*", "c.db*"):
+            for file in self.folder.glob(pattern):
+                file.unlink()
+        for file in self._first.iterdir():
+            shutil.copy(file, self.folder)
+
+    def assert_done(self) -> None:
+        assert self._files() == self._expected
+        assert not list(self.folder.glob(f".{Path(self.output).stem}*")), "nothing unfinished is left"
+
+    def _files(self) -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in self.folder.glob(f"{Path(self.output).stem}.*")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_output_that_replaces_itself_survives_a_kill_at_any_step(
+    write: Write,
+    embedctl: RunEmbedctl,
+    kill: Callable[..., None],
+    broker: Broker,
+    short_folder: Path,
+    start_worker: StartWorker,
+) -> None:
+    start_worker()
+    nights = Nights(short_folder, write, embedctl, "v.parquet")
+    assert_holds(short_folder / "v.parquet", nights.documents)
+    for step in STEPS:
+        for when in ("before", "after"):
+            nights.begin()
+            kill(step, when, *nights.command)
+            done = nights.again()
+            assert done.returncode == 0, (step, when, done.stderr)
+            nights.assert_done()
+            left = list(broker.jobs.newest())
+            assert not left or step[1] in LEAVE_A_JOB, (step, when)
+            for job in left:
+                embedctl("discard", job.id)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_array_survives_a_kill_between_its_files(
+    write: Write, embedctl: RunEmbedctl, kill: Callable[..., None], short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    nights = Nights(short_folder, write, embedctl, "v.npy")
+    for step in STEPS_OF_ARRAYS:
+        for when in ("before", "after"):
+            nights.begin()
+            kill(step, when, *nights.command)
+            if (short_folder / "v.npy").exists():
+                # The next night takes it only if it is whole.
+                onward = embedctl("submit", "corpus.jsonl", "--since", "v.npy", "-o", "x.npy", "--json")
+                whole = (short_folder / "v.about.json").exists()
+                assert (onward.returncode == 0) is whole, onward.stderr
+            done = nights.again()
+            assert done.returncode == 0, (step, when, done.stderr)
+            nights.assert_done()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_lines_that_were_interrupted_go_on(
+    write: Write, embedctl: RunEmbedctl, kill: Callable[..., None], short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    nights = Nights(short_folder, write, embedctl, "v.jsonl")
+    for step in STEPS_OF_LINES:
+        for when in ("before", "after"):
+            nights.begin()
+            kill(step, when, *nights.command)
+            done = nights.again()
+            assert done.returncode == 0, (step, when, done.stderr)
+            nights.assert_done()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kills_at_random_moments(
+    write: Write, embedctl: RunEmbedctl, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    nights = Nights(short_folder, write, embedctl, "v.parquet")
+    moments = random.Random(7)
+    killed = 0
+    for _ in range(5):
+        nights.begin()
+        for _ in range(3):
+            command = [sys.executable, "-m", "embedctl", *nights.command]
+            with subprocess.Popen(command, env=environment, cwd=short_folder, stdout=-1, stderr=-1) as process:
+                time.sleep(moments.uniform(0.2, 1.2))
+                process.kill()
+            killed += process.returncode == -signal.SIGKILL
+        assert nights.again().returncode == 0
+        nights.assert_done()
+    assert killed > 5
+
+
+@pytest.mark.slow
+def test_two_at_once_make_one_output(
+    write: Write, embedctl: RunEmbedctl, environment: dict[str, str], short_folder: Path, start_worker: StartWorker
+) -> None:
+    start_worker()
+    nights = Nights(short_folder, write, embedctl, "v.parquet")
+    for _ in range(3):
+        nights.begin()
+        command = [sys.executable, "-m", "embedctl", *nights.command]
+        both = [
+            subprocess.Popen(command, env=environment, cwd=short_folder, stdout=-1, stderr=-1, text=True)
+            for _ in range(2)
+        ]
+        said = [process.communicate(timeout=60)[1] for process in both]
+        assert 0 in [process.returncode for process in both], said
+        assert "Traceback" not in "".join(said), said
+        nights.assert_done()
+        assert counts(json.loads(nights.again().stdout))[2] == 0
+        nights.assert_done()

@@ -1,0 +1,66 @@
+"""Corpora that change, and what commands with `--since` and `--cache` make of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from tests.support.jobs import reference
+
+#: Texts by id.
+Documents = dict[str, Any]
+Write = Callable[..., str]
+
+
+def writer(folder: Path) -> Write:
+    """What writes a corpus of ids and texts, each with the same other fields, and returns its name."""
+
+    def write(documents: Documents, name: str = "corpus.jsonl", **fields: Any) -> str:
+        lines = ({"id": label, "text": text, **fields} for label, text in documents.items())
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return name
+
+    return write
+
+
+def many(count: int = 3000) -> Documents:
+    return {f"id-{at}": f"text {at}" for at in range(count)}
+
+
+def changed(documents: Documents) -> Documents:
+    """One percent is changed, one record is gone, one is new, and the order is another one."""
+    after = {
+        label: f"{text} changed" if at % 100 == 5 else text
+        for at, (label, text) in enumerate(documents.items())
+        if label != "id-7"
+    }
+    return {"new": "a new text", **dict(reversed(after.items()))}
+
+
+def assert_holds(path: Path, documents: Documents, seed: int = 0) -> None:
+    """A file has exactly the vectors and digests of these documents, in their order."""
+    table = pq.read_table(path)
+    assert table["id"].to_pylist() == list(documents)
+    assert table["position"].to_pylist() == list(range(len(documents)))
+    digests = [hashlib.sha256(text.encode()).digest() for text in documents.values()]
+    assert table["text_sha256"].to_pylist() == digests
+    expected = reference(list(documents.values()), seed=seed)
+    np.testing.assert_array_equal(np.stack(table["embedding"].to_numpy()), expected)
+
+
+def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What a command that succeeded says with --json."""
+    assert done.returncode == 0, done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def counts(facts: dict[str, Any]) -> tuple[int, int, int, int]:
+    return facts["unchanged"], facts["cached"], facts["encoded"], facts["gone"]

@@ -1,0 +1,191 @@
+"""The cache of vectors: whole keys, checksums, a bound, and two processes at once."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedctl.changes.cache import Cache, Cached, Finder, Hits, answering, key_of, path_of
+from embedctl.digests import NO_DIGEST, as_rows
+from embedctl_config.errors import OutputError, SettingsError
+
+LARGE = 1 << 40
+FINGERPRINT = "ab" * 32
+
+
+def cached(value: float, dim: int = 4, cut: tuple[int, int] = (0, 0)) -> Cached:
+    return cut, np.full(dim, value, np.float32)
+
+
+def digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def found_in(cache: Cache, *keys: bytes) -> dict[bytes, tuple[tuple[int, int], list[float]]]:
+    return {key: (cut, vector.tolist()) for key, (cut, vector) in cache.find(keys)}
+
+
+def test_a_vector_comes_back_as_it_was(tmp_path: Path) -> None:
+    one, other = bytes(32), b"\1" * 32
+    with Cache(str(tmp_path / "c.db"), LARGE) as cache:
+        cache.put([(one, cached(0.1, cut=(510, 7)))])
+    with Cache(f"sqlite:///{tmp_path}/c.db".replace("///", "////").replace("/////", "////"), LARGE) as cache:
+        found = found_in(cache, one, other)
+    assert found == {one: ((510, 7), [float(np.float32(0.1))] * 4)}
+
+
+def test_more_keys_than_sqlite_takes_at_once(tmp_path: Path) -> None:
+    keys = [hashlib.sha256(bytes([at % 256, at // 256])).digest() for at in range(3000)]
+    with Cache(str(tmp_path / "c.db"), LARGE) as cache:
+        cache.put((key, cached(at)) for at, key in enumerate(keys))
+        assert {key: vector[0] for key, (_, vector) in found_in(cache, *keys).items()} == {
+            key: float(at) for at, key in enumerate(keys)
+        }
+
+
+def test_a_key_is_never_shortened() -> None:
+    keys = {
+        key_of(fingerprint, precision, digest(text))
+        for fingerprint in (FINGERPRINT, "cd" * 32)
+        for precision in ("fp32", "fp16", "int8")
+        for text in ("a", "b", "")
+    }
+    assert len(keys) == 18
+    assert {len(key) for key in keys} == {32}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda value: value[:-4] + b"\0\0\0\1",
+        lambda value: value[:4] + b"\1" + value[5:],
+        lambda value: value[:-4],
+        lambda value: b"",
+        lambda value: "text",
+    ],
+)
+def test_a_damaged_value_counts_as_absent_and_is_replaced(damage: object, tmp_path: Path) -> None:
+    key = digest("key")
+    with Cache(str(tmp_path / "c.db"), LARGE) as cache:
+        cache.put([(key, cached(1.0))])
+        database = sqlite3.connect(tmp_path / "c.db")
+        (value,) = database.execute("SELECT value FROM vectors").fetchone()
+        assert callable(damage)
+        database.execute("UPDATE vectors SET value = ?", (damage(value),))
+        database.commit()
+        database.close()
+        assert found_in(cache, key) == {}
+        cache.put([(key, cached(2.0))])
+        assert found_in(cache, key) == {key: ((0, 0), [2.0] * 4)}
+
+
+def test_a_value_under_another_key_counts_as_absent(tmp_path: Path) -> None:
+    with Cache(str(tmp_path / "c.db"), LARGE) as cache:
+        cache.put([(digest("a"), cached(1.0)), (digest("b"), cached(2.0))])
+        database = sqlite3.connect(tmp_path / "c.db")
+        (value,) = database.execute("SELECT value FROM vectors WHERE key = ?", (digest("a"),)).fetchone()
+        database.execute("UPDATE vectors SET value = ? WHERE key = ?", (value, digest("b")))
+        database.commit()
+        database.close()
+        assert list(found_in(cache, digest("a"), digest("b"))) == [digest("a")]
+
+
+def test_the_oldest_make_room(tmp_path: Path) -> None:
+    keys = [digest(str(at)) for at in range(3000)]
+    with Cache(str(tmp_path / "c.db"), 1_000_000) as cache:
+        for first in range(0, len(keys), 100):
+            cache.put((key, cached(at, dim=128)) for at, key in enumerate(keys[first : first + 100], first))
+            assert cache.size() <= 1_000_000
+        left = [at for at, key in enumerate(keys) if key in found_in(cache, key)]
+    assert left == list(range(left[0], 3000))
+    assert len(left) > 1000
+    assert (tmp_path / "c.db").stat().st_size < 1_500_000
+
+
+def test_a_cache_smaller_than_one_vector_stays_usable(tmp_path: Path) -> None:
+    with Cache(str(tmp_path / "c.db"), 1) as cache:
+        cache.put([(digest("a"), cached(1.0))])
+        assert found_in(cache, digest("a")) == {}
+
+
+def test_a_finder_keeps_what_it_finds(tmp_path: Path) -> None:
+    digests = as_rows(digest("a") + digest("b") + NO_DIGEST + digest("a") + digest("c"))
+    hits = Hits()
+    with Cache(str(tmp_path / "c.db"), LARGE) as cache:
+        cache.put(
+            [
+                (key_of(FINGERPRINT, "fp32", digest("a")), cached(1.0)),
+                (key_of(FINGERPRINT, "fp16", digest("b")), cached(2.0, cut=(3, 4))),
+                (key_of(FINGERPRINT, "fp32", digest("b")), cached(3.0)),
+                (key_of(FINGERPRINT, "fp32", digest("c")), cached(4.0, dim=5)),
+                (key_of(FINGERPRINT, "fp32", NO_DIGEST), cached(5.0)),
+            ]
+        )
+        numbers = Finder(cache, FINGERPRINT, ["fp16", "fp32"], hits)(digests)
+    assert numbers[2] == -1, "a record without a text has no vector"
+    assert numbers[4] == -1, "the vector has other dimensions than the others"
+    vectors, cuts, found = hits.take(numbers[[0, 1, 3]])
+    assert [row.tobytes() for row in found] == [digest("a"), digest("b"), digest("a")]
+    assert vectors[:, 0].tolist() == [1.0, 2.0, 1.0]
+    assert cuts == [(0, 0), (3, 4), (0, 0)]
+
+
+def test_a_better_precision_answers_only_if_it_may() -> None:
+    assert answering("fp16", at_least=False) == ["fp16"]
+    assert answering("fp16", at_least=True) == ["fp16", "fp32"]
+    assert answering("int8", at_least=True) == ["int8", "fp16", "fp32"]
+    assert answering("fp32", at_least=True) == ["fp32"]
+
+
+@pytest.mark.parametrize(
+    "where", ["redis://:secret@host/0", "sqlite://host/x", "sqlite://", "sqlite:///", "sqlite:///x?key=secret"]
+)
+def test_another_url_is_refused_and_not_quoted(where: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        path_of(where)
+    assert "secret" not in str(refused.value)
+
+
+def test_paths() -> None:
+    assert path_of("c.db") == Path("c.db")
+    assert path_of("sqlite:///c.db") == Path("c.db")
+    assert path_of("sqlite:////var/c.db") == Path("/var/c.db")
+
+
+def test_another_file_is_left_alone(tmp_path: Path) -> None:
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"something else " * 500)
+    with pytest.raises(OutputError, match="not a database"):
+        Cache(str(junk), LARGE)
+    assert junk.read_bytes() == b"something else " * 500
+    database = sqlite3.connect(tmp_path / "other.db")
+    database.execute("CREATE TABLE other (a)")
+    database.close()
+    with pytest.raises(OutputError, match="is no cache"):
+        Cache(str(tmp_path / "other.db"), LARGE)
+    with pytest.raises(OutputError, match="can't be used"):
+        Cache(str(tmp_path / "no folder" / "c.db"), LARGE)
+
+
+def _fill(path: str, number: int) -> None:
+    for first in range(0, 1000, 50):
+        with Cache(path, LARGE) as cache:
+            cache.put((digest(f"{number} {at}"), cached(at)) for at in range(first, first + 50))
+
+
+def test_processes_share_a_cache(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_fill, args=(str(tmp_path / "c.db"), number)) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    with Cache(str(tmp_path / "c.db"), LARGE) as cache:
+        keys = [digest(f"{number} {at}") for number in range(3) for at in range(1000)]
+        assert len(found_in(cache, *keys)) == 3000
