@@ -39,8 +39,8 @@ FLAGS = frozenset(
     """
     allow_pickle cpus dimensions drain dry_run exporter force format fresh gateway gpu gpu_workers http id_field
     idempotency_key if_missing json keep lane limit log_level max_errors neuron_core no_build no_clobber normalize
-    one_file output output_type passwords peers precision price prompt pull quick quiet ranges ready redis_7 report
-    resume skip_bad_lines target text_field threads timeout truncation unique_ids wait watch
+    one_file output output_type passwords peers precision price prompt prompt_name pull quick quiet ranges ready redis_7
+    report resume skip_bad_lines target text_field threads timeout truncation truncation_side unique_ids wait watch
     """.split()  # noqa: SIM905  (a list would fill a screen)
 )
 #: The longest time that a job may be kept (seconds): ten years. None of our clocks and counters overflows by then.

@@ -42,7 +42,7 @@ from embedctl_config.errors import JobError, JobLost, JobNotFound, JobStalled
 from embedctl_config.settings import Settings, load_settings
 
 #: Options that came later, and name a command only if they are given.
-_NEWER = ("input_files", "unique_ids", "tenant", "lane")
+_NEWER = ("input_files", "unique_ids", "tenant", "lane", "prompt_name", "truncation_side")
 
 
 @click.command()

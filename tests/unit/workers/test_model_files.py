@@ -198,3 +198,9 @@ def test_a_job_without_later_options_keeps_the_fingerprint_that_it_always_had() 
     options = {"prompt": None, "truncation": "truncate", "normalize": True}
     for without in (options, {**options, "dimensions": None}):
         assert job_fingerprint("ab" * 32, without) == "27771745537e0ee62381469e5c9cd1a7d19897c16cae372b9d66f02fc2cada32"
+
+
+def test_a_named_prompt_and_a_truncation_side_are_in_the_fingerprint() -> None:
+    options = {"prompt": None, "truncation": "truncate", "normalize": True}
+    more = ({}, {"prompt_name": "query"}, {"prompt_name": "document"}, {"truncation_side": "left"})
+    assert len({job_fingerprint("ab" * 32, {**options, **each}) for each in more}) == 4

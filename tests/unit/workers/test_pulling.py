@@ -22,7 +22,6 @@ from embedctl_config.errors import HubUnavailable, ModelError, ModelNotFound, Se
 from embedctl_config.hardware import ModelEntry
 from embedctl_config.settings import Settings
 from embedctl_workers.models.files import fingerprint_of, resolve_model
-from embedctl_workers.models.pulling import pull as pulling
 from embedctl_workers.models.pulling.progress import Progress
 from embedctl_workers.models.pulling.pull import Pulled, pull
 from tests.support.hub import TOKEN, StandInHub, stand_in_hub
@@ -309,20 +308,14 @@ def test_weights_in_parts_come_with_their_index(hub: StandInHub) -> None:
     assert files_in(found.folder).keys() - {"model.fp16.safetensors"} == {*needed, *parts, *index}
 
 
-def test_a_model_of_routes_comes_with_the_modules_of_each(hub: StandInHub) -> None:
-    kind = "sentence_transformers.models.Transformer"
-    routes = {"types": {"query_0_Transformer": kind, "document_0_Transformer": kind}, "structure": {}, "parameters": {}}
-    files = {
-        "modules.json": json.dumps([module("Router", "")]).encode(),
-        "router_config.json": json.dumps(routes).encode(),
-        **{f"{route}_0_Transformer/config.json": b"{}" for route in ("query", "document")},
-        **{f"{route}_0_Transformer/model.safetensors": route.encode() for route in ("query", "document")},
-    }
-    hub.put(NAME, {**files, "other/config.json": b"{}"})
-    found, _ = pulled()
-    assert files_in(found.folder) == files
-    hub.put(NAME, {**files, "query_0_Transformer/model.safetensors": b"others"})
-    assert pulled()[0].fingerprint != found.fingerprint
+@pytest.mark.parametrize("kind", ["sentence_transformers.models.Asym", "sentence_transformers.base.modules.Router"])
+def test_an_asymmetric_model_is_refused_before_its_weights_come(hub: StandInHub, kind: str) -> None:
+    modules = json.dumps([{"name": "0", "path": "", "type": kind}, module("Normalize", "1_Normalize")]).encode()
+    hub.put(NAME, {**FILES, "modules.json": modules})
+    with pytest.raises(ModelError, match=f"is asymmetric: its module {kind} runs other modules for queries") as raised:
+        pulled()
+    assert "\n" not in str(raised.value)
+    assert hub.downloads() == ["modules.json"]
 
 
 def test_a_model_that_brings_code_is_refused_before_its_weights_come(hub: StandInHub) -> None:
@@ -376,7 +369,7 @@ def test_a_revision_is_no_path(hub: StandInHub, revision: str) -> None:
 def test_a_disk_without_room_is_said_before_anything_large_comes(
     hub: StandInHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulling.shutil, "disk_usage", lambda _: SimpleNamespace(free=300_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=300_000))
     with pytest.raises(ModelError, match=r"needs 0\.4 MB more in .*, and 0\.3 MB are free: .*HF_HUB_CACHE"):
         pulled()
     assert "model.safetensors" not in hub.downloads()

@@ -66,7 +66,7 @@ def show(model: str, *, as_json: bool) -> None:
     found, fingerprint, built = _find(model, settings)
     tuned = findings(settings, fingerprint) if found else []
     if as_json:
-        facts = {**_model_facts(found), "fingerprint": fingerprint} if found else None
+        facts = {**_model_facts(found), "fingerprint": fingerprint, "prompts": found.prompts} if found else None
         of_built = [artifact_facts(each) for each in built]
         click.echo(json.dumps({"model": facts, "built": of_built, "tuned": [each.as_json() for each in tuned]}))
         return
@@ -154,6 +154,8 @@ def _shown(model: FoundModel, fingerprint: str, tuned: Sequence[Finding], *, bui
         facts.append(("architecture", model.facts.architecture))
     if model.facts and model.facts.modules:
         facts.append(("modules", ", ".join(model.facts.modules)))
+    if model.prompts:
+        facts.append(("prompts", ", ".join(model.prompts)))
     if not built:
         build = f"embedctl model build {shlex.quote(model.name)}"
         said = "nothing. The classes cpu, cpu-bf16 and gpu need nothing built; for cpu-int8 on a CPU without VNNI"

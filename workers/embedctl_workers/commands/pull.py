@@ -59,6 +59,8 @@ def pull(model: str, *, allow_pickle: bool, if_missing: bool, as_json: bool) -> 
             pulled = download(
                 name, settings, progress, revision=revision, allow_pickle=allow_pickle, if_missing=if_missing
             )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the same command continues where it stopped") from None
         except ModuleNotFoundError as error:
             if error.name != "huggingface_hub":
                 raise

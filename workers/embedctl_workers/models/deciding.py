@@ -12,13 +12,17 @@ from embedctl_config.errors import ModelError
 #: The modules of a model must have names that begin so.
 _KINDS = "sentence_transformers."
 MODULES = "modules.json"
-ROUTES = "router_config.json"
+#: Modules that choose other modules for each text; the second one is the first one's older name.
+_ROUTERS = ("Router", "Asym")
 #: Files in which a module names others → the key of a single one; a router names several in `types`.
-NAMING: Mapping[str, str] = {ROUTES: "", "config.json": "", "wordembedding_config.json": "tokenizer_class"}
+NAMING: Mapping[str, str] = {
+    "router_config.json": "",
+    "config.json": "",
+    "wordembedding_config.json": "tokenizer_class",
+}
 #: Files in a model's top folder that decide its vectors. READMEs, exports to other runtimes and training notes don't.
 DECIDING = (
     MODULES,
-    ROUTES,
     "config.json",
     "config_sentence_transformers.json",
     "sentence_*_config.json",
@@ -47,19 +51,24 @@ def module_folders(read: Callable[[str], Any], place: str) -> list[str]:
 
     Raises:
         ModelError: a file can't be read, names a folder outside of the model's own, or a module that is not part of
-            sentence-transformers.
+            sentence-transformers or chooses between others.
     """
     try:
         modules = read(MODULES)
         if modules is None:
             return []
-        inside = [module["path"] for module in modules]
-        check_kinds(f"{place}/{MODULES}", [module["type"] for module in modules])
-        routes = (read(ROUTES) or {}) if "" in inside else {}
-        inside += routes.get("types", {})
+        inside = [module["path"] for module in modules if module["path"]]
+        kinds = [module["type"] for module in modules]
+        check_kinds(f"{place}/{MODULES}", kinds)
         paths = [path for path in map(PurePosixPath, inside) if path.parts]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{place}/{MODULES} can't be read: {error!r}") from error
+    if routers := [kind for kind in kinds if kind.rpartition(".")[2] in _ROUTERS]:
+        raise ModelError(
+            f"{place} is asymmetric: its module {routers[0]} runs other modules for queries than for documents, and "
+            "embedctl does not choose between them. With sentence-transformers, save the modules of one route as a "
+            "model of its own, and name its folder"
+        )
     if outside := [path for path in paths if path.is_absolute() or ".." in path.parts]:
         raise ModelError(f"{place}/{MODULES} names a folder outside of the model's own: {outside[0]}")
     return [str(path) for path in paths]

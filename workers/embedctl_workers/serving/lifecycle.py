@@ -35,6 +35,7 @@ from embedctl_workers.machine.devices import Pinned
 from embedctl_workers.machine.host import Host
 from embedctl_workers.models.cache import cache_folder, locked, private_folder
 from embedctl_workers.models.names import names_of
+from embedctl_workers.models.prompts import told
 from embedctl_workers.serving import logs
 from embedctl_workers.serving.health import Health
 from embedctl_workers.serving.heartbeat import Heartbeat
@@ -189,6 +190,7 @@ class _Served:
             spelling_of=spelling_of,
             sustained_tokens_per_s=round(speed.sustained_tokens_per_s, 1),
             max_tokens=backend.max_tokens,
+            prompts=told(self.encoder.prompts) if backend.reference else None,
         )
 
 
