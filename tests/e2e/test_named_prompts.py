@@ -91,13 +91,12 @@ def test_what_the_options_mean_is_checked_before_anything_is_queued(settings: Se
         ({"truncation_side": "up"}, "truncation_side 'up' is neither left nor right"),
     ):
         with pytest.raises(SettingsError) as raised:
-            enqueue_embeddings(["a"], settings=settings, **options)  # type: ignore[arg-type]  # that is the point
+            enqueue_embeddings(["a"], settings=settings, **options)
         assert said in str(raised.value)
 
 
 def test_the_same_key_with_another_prompt_is_another_corpus(settings: Settings) -> None:
-    common = {"idempotency_key": "one", "settings": settings}
-    enqueue_embeddings(["a"], prompt_name="query", **common)  # type: ignore[arg-type]  # mypy can't follow a mapping
-    for other in ({"prompt_name": "document"}, {}):
+    enqueue_embeddings(["a"], prompt_name="query", idempotency_key="one", settings=settings)
+    for other in ("document", None):
         with pytest.raises(CorpusChanged, match="prompt_name was 'query'"):
-            enqueue_embeddings(["a"], **common, **other)  # type: ignore[arg-type]
+            enqueue_embeddings(["a"], prompt_name=other, idempotency_key="one", settings=settings)

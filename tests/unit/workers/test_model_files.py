@@ -202,5 +202,10 @@ def test_a_job_without_later_options_keeps_the_fingerprint_that_it_always_had() 
 
 def test_a_named_prompt_and_a_truncation_side_are_in_the_fingerprint() -> None:
     options = {"prompt": None, "truncation": "truncate", "normalize": True}
-    more = ({}, {"prompt_name": "query"}, {"prompt_name": "document"}, {"truncation_side": "left"})
+    more: tuple[dict[str, str], ...] = (
+        {},
+        {"prompt_name": "query"},
+        {"prompt_name": "document"},
+        {"truncation_side": "left"},
+    )
     assert len({job_fingerprint("ab" * 32, {**options, **each}) for each in more}) == 4

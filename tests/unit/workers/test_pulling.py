@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from embedctl_config.settings import Settings
 from embedctl_workers.models.files import fingerprint_of, resolve_model
 from embedctl_workers.models.pulling.progress import Progress
 from embedctl_workers.models.pulling.pull import Pulled, pull
+from embedctl_workers.models.pulling.snapshot import Snapshots
 from tests.support.hub import TOKEN, StandInHub, stand_in_hub
 
 NAME = "someone/a-model"
@@ -214,6 +216,44 @@ def test_a_wrong_hash_is_refused_and_nothing_of_it_kept(hub: StandInHub) -> None
         shutil.rmtree(constants.HF_HUB_CACHE)
     hub.wrong.clear()
     assert files_in(pulled()[0].folder) == NEEDED
+
+
+def test_what_is_there_stays_in_use_until_all_of_the_new_one_is(hub: StandInHub) -> None:
+    first, _ = pulled()
+    hub.put(NAME, {**FILES, "model.safetensors": WEIGHTS[::-1]})
+    hub.wrong = {"model.safetensors"}
+    with pytest.raises(ModelError):
+        pulled()
+    assert resolve_model(NAME).fingerprint == first.fingerprint
+
+
+@pytest.mark.parametrize("step", ["accept", "_link", "link", "note"])
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_pull_that_dies_between_two_steps_leaves_nothing_that_looks_like_the_model(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch, step: str, after: int
+) -> None:
+    plain, calls = getattr(Snapshots, step), []
+
+    def dying(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        return plain(*arguments)
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Snapshots, step, dying)
+        pulled()
+        assert len(calls) <= after, "it did not die"
+        return
+    with pytest.raises(ModelNotFound):
+        resolve_model(NAME)
+    # Nor does a commit whose files are not all there.
+    snapshots = Path(constants.HF_HUB_CACHE, "models--someone--a-model", "snapshots")
+    assert [files_in(each) for each in snapshots.glob("*")] in ([], [NEEDED])
+    asked = len(hub.downloads())
+    found, _ = pulled()
+    assert files_in(found.folder) == NEEDED
+    assert len(hub.downloads()) - asked <= (len(NEEDED) if step == "accept" else 0)
 
 
 def test_a_part_of_something_else_is_not_taken_up(hub: StandInHub, pauses: list[float]) -> None:

@@ -144,7 +144,7 @@ def _described(name: str, found_in: str, entry: ModelEntry) -> FoundModel:
         model.folder = resolve_model(name, entry).folder if entry.fingerprint else find_folder(name, entry)
         model.facts = facts_of(model.folder)
     except ModelNotFound as error:
-        of_cache = f"its download is not whole: embedctl model pull {hub_id(name)}"
+        of_cache = f"the commit that main was is not there, or not whole: embedctl model pull {hub_id(name)}"
         model.problem = of_cache if found_in == "hub cache" else str(error)
     except (EmbedctlError, OSError, ImportError) as error:
         model.problem = str(error)
